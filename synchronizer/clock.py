@@ -1,0 +1,88 @@
+"""Where time comes from. Nothing outside this module asks the operating system for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Protocol
+
+__all__ = ["Clock", "Deadline", "ManualClock", "SystemClock"]
+
+
+class Clock(Protocol):
+    """The two times a process can ask for, in seconds, and a way to wait that follows them."""
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed point. Never goes back, and runs while the machine is suspended."""
+        ...
+
+    def time(self) -> float:
+        """Seconds since 1970 UTC, for people to read. Never compared between processes."""
+        ...
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        """Return whether ``event`` was set within ``timeout`` seconds of this clock."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    # A lease must look old after a laptop was suspended; CLOCK_MONOTONIC stands still meanwhile.
+    _clock_id = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+    def monotonic(self) -> float:
+        return time.clock_gettime(self._clock_id)
+
+    def time(self) -> float:
+        return time.time()
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        return event.wait(max(0.0, timeout))
+
+
+class ManualClock:
+    """A clock that moves only when ``advance`` is called. For tests; threads may share it."""
+
+    def __init__(self, start: float = 1000.0) -> None:
+        self._now = start
+        self._moved = threading.Condition()
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def time(self) -> float:
+        return 1_600_000_000.0 + self._now
+
+    def advance(self, seconds: float) -> None:
+        if seconds < 0:
+            raise ValueError(f"a clock does not go back: seconds={seconds}")
+        with self._moved:
+            self._now += seconds
+            self._moved.notify_all()
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        deadline = self._now + timeout
+        with self._moved:
+            # The event is set without notifying this condition, so it is looked at again every few milliseconds.
+            while not event.is_set() and self._now < deadline:
+                self._moved.wait(0.002)
+        return event.is_set()
+
+
+class Deadline:
+    """A point in time after which a call gives up. ``Deadline(clock, None)`` never comes."""
+
+    def __init__(self, clock: Clock, timeout: float | None) -> None:
+        self._clock = clock
+        self._at = None if timeout is None else clock.monotonic() + timeout
+
+    def remaining(self, at_most: float) -> float:
+        """Seconds left, at least 0 and at most ``at_most``."""
+        if self._at is None:
+            return at_most
+        return min(at_most, max(0.0, self._at - self._clock.monotonic()))
+
+    @property
+    def passed(self) -> bool:
+        return self._at is not None and self._clock.monotonic() >= self._at

@@ -1,0 +1,190 @@
+"""The segment store: the small interface that every backend implements and everything else is written on.
+
+A segment is a named, append-only sequence of bytes with small named values (attributes) beside it. Offsets are
+absolute byte offsets and never reused: truncation moves the start, not the offsets. Each verb is one atomic step.
+A name that was deleted is never used again, so a name always means the same segment.
+
+Losing a race is an answer (`Conflict`), a missing segment is an exception (`NotFoundError`). A backend has no retry,
+no cache and no timeout policy of its own beyond what its verbs say.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from .errors import InvalidArgumentError
+
+MAX_NAME_LENGTH: Final = 1024
+#: How many of the bytes that the loser of an append has not seen come with the answer.
+MAX_DELTA_BYTES: Final = 64 * 1024
+#: The largest `data` of one append that every backend must take.
+MAX_APPEND_BYTES: Final = 16 * 1024 * 1024
+
+
+class Any_(enum.Enum):
+    """The type of `ANY`."""
+
+    ANY = "any"
+
+
+#: As `AttributeChange.expected`: whatever the attribute is now.
+ANY: Final = Any_.ANY
+
+
+@dataclass(frozen=True, slots=True)
+class AttributeChange:
+    """Set an attribute to ``new`` (None removes it) if it is ``expected`` now (None: it does not exist)."""
+
+    expected: bytes | None | Literal[Any_.ANY]
+    new: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """What a store knows of a segment. Its bytes are those from ``start_offset`` up to ``length``."""
+
+    name: str
+    start_offset: int
+    length: int
+    sealed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The bytes are at ``offset`` and the attributes are changed, durably as far as the store's guarantees say."""
+
+    offset: int
+    length: int  # of the segment, after the append
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Nothing was written: the segment's length or an attribute was not what was expected.
+
+    ``length`` is the current length. ``delta`` holds the bytes from the expected offset on, up to `MAX_DELTA_BYTES`;
+    it is empty where no offset was expected or where these bytes are truncated. ``attributes`` holds the current
+    values (None: absent) of all attributes named in the append.
+    """
+
+    length: int
+    delta: bytes = b""
+    attributes: Mapping[str, bytes | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownOutcome:
+    """The append was sent and its answer lost: it was stored, or was not, or still may be.
+
+    Only a further append with the same ``expected_offset`` (or the same attribute comparison) settles it.
+    """
+
+    cause: BaseException
+
+
+AppendResult = Appended | Conflict | UnknownOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantees:
+    """What a backend promises. Opening something on a store that lacks what it needs is an error at opening."""
+
+    durable: bool  # an acknowledged append survives the loss of power
+    linearizable: bool  # append, and read after append, in every process
+    push: bool  # `wait` is woken by appends of other processes, without polling
+    many_processes: bool
+    many_hosts: bool
+    atomic_multi_append: bool = False
+    server_side_copy: bool = False
+    fair_lock: bool = False
+
+
+class SegmentStore(ABC):
+    """Segments by name. Threads may share a store; a forked child may not (`ClosedError`).
+
+    Every verb raises `NotFoundError` for a segment that does not exist (or was deleted), `ClosedError` after
+    ``close``, and `StoreUnavailableError` when the store cannot be reached: then the call had no effect.
+    """
+
+    #: The address this store was opened with, without a password.
+    url: str
+    guarantees: Guarantees
+
+    @abstractmethod
+    def create(self, segment: str) -> bool:
+        """Create an empty segment and return True; False if it exists. A deleted name raises `AlreadyExistsError`."""
+
+    @abstractmethod
+    def delete(self, segment: str) -> None:
+        """Delete the segment's bytes and attributes. Its name is not used again. Deleting twice is no error."""
+
+    @abstractmethod
+    def info(self, segment: str) -> SegmentInfo: ...
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """The names of existing segments that start with ``prefix``, in order of their code points."""
+
+    @abstractmethod
+    def append(
+        self,
+        segment: str,
+        data: bytes,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        """Append ``data`` and change ``attributes`` in one step, if every expectation holds; else nothing.
+
+        ``data`` may be empty, to change attributes only. A sealed segment raises `SealedError`, with or without
+        data. ``data`` over `MAX_APPEND_BYTES` raises `InvalidArgumentError`.
+        """
+
+    @abstractmethod
+    def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
+        """At most ``max_bytes`` bytes from ``offset`` on, as many as are there; empty exactly at the end.
+
+        An offset before the start raises `TruncatedError`, one beyond the length `InvalidArgumentError`.
+        """
+
+    @abstractmethod
+    def attributes(self, segment: str, prefix: str = "") -> Mapping[str, bytes]:
+        """The attributes whose names start with ``prefix``, all of one moment."""
+
+    @abstractmethod
+    def truncate(self, segment: str, offset: int) -> None:
+        """Give up the bytes before ``offset``. One before the start changes nothing; one beyond the length raises."""
+
+    @abstractmethod
+    def seal(self, segment: str) -> SegmentInfo:
+        """Refuse every later append and return the final info. Sealing twice is no error."""
+
+    @abstractmethod
+    def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
+        """Those segments of ``known`` that changed; waits for one up to ``timeout`` seconds, then returns none.
+
+        ``known`` maps each name to the length the caller has seen. A segment has changed if its length is another,
+        or if it is sealed or deleted. Attribute changes alone wake nobody. A call cannot miss an append made between
+        the caller's last read and this call.
+        """
+
+    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
+        """Hold a lock on the segment's name, first come first served; False if ``timeout`` seconds did not suffice.
+
+        Politeness between contenders, never safety. Only where ``guarantees.fair_lock``.
+        """
+        raise InvalidArgumentError("this store has no fair lock; see store.guarantees", url=self.url)
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release what the store holds and wake its waiters, who raise `ClosedError`. Closing twice is no error."""
+
+    def __enter__(self) -> SegmentStore:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
