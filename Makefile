@@ -8,7 +8,7 @@ INPUT ?=
 TESTS ?= tests
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 WHEEL := build/wheel
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bench wheel-test clean
@@ -56,9 +56,9 @@ wheel-test:
 	rm -rf $(WHEEL)
 	mkdir -p $(WHEEL)/tree
 	@$(PYTHON) -m venv $(WHEEL)/venv
-	@$(WHEEL)/venv/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(WHEEL)/dist .
+	@$(WHEEL)/venv/bin/python -m pip wheel -qq --disable-pip-version-check --no-deps --wheel-dir $(WHEEL)/dist .
 	@wheel=$$(echo $(WHEEL)/dist/*.whl) && \
-	    $(WHEEL)/venv/bin/python -m pip install --quiet --disable-pip-version-check "$$wheel[dev]"
+	    $(WHEEL)/venv/bin/python -m pip install -qq --disable-pip-version-check "$$wheel[dev]"
 	cp -R $(filter-out synchronizer notifications readergroup build dist demo-output,$(wildcard *)) $(WHEEL)/tree
 	cd $(WHEEL)/tree && ../venv/bin/pytest $(TESTS) --quiet
 
