@@ -1,0 +1,174 @@
+"""What names a stream and a segment, what a stream is configured with, and a place in it across all its segments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Final, Literal, NewType, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, field_validator, model_validator
+
+from synchronizer.map import Map
+from synchronizer.errors import InvalidArgumentError
+
+#: ``scope/stream/number``, for example ``shop/orders/0``.
+SegmentId = NewType("SegmentId", str)
+
+MAX_NAME_LENGTH: Final = 250
+MAX_SEGMENTS: Final = 10_000
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def check_name(name: str, what: str) -> str:
+    """Return ``name`` if it may name a ``what``; else raise `InvalidArgumentError`."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
+        raise InvalidArgumentError(
+            f"a {what} has a name of at most {MAX_NAME_LENGTH} letters, digits, '.', '-' and '_'", name=name
+        )
+    return name
+
+
+def check_stream_name(stream: str) -> str:
+    """Return ``stream`` if it reads ``scope/name``; else raise `InvalidArgumentError`."""
+    parts = stream.split("/") if isinstance(stream, str) else []
+    if len(parts) != 2:
+        raise InvalidArgumentError("a stream is named 'scope/name', for example 'shop/orders'", stream=stream)
+    check_name(parts[0], "scope")
+    check_name(parts[1], "stream")
+    return stream
+
+
+def segment_id(stream: str, number: int) -> SegmentId:
+    return SegmentId(f"{stream}/{number}")
+
+
+def stream_of(segment: SegmentId) -> str:
+    """The stream ``scope/name`` that the segment belongs to."""
+    return _parse(segment)[0]
+
+
+def number_of(segment: SegmentId) -> int:
+    """The segment's number in its stream."""
+    return _parse(segment)[1]
+
+
+def _parse(segment: SegmentId) -> tuple[str, int]:
+    stream, _, number = str(segment).rpartition("/")
+    if not (number.isascii() and number.isdigit()) or str(int(number)) != number:
+        raise InvalidArgumentError("a segment is named 'scope/name/number'", segment=segment)
+    return check_stream_name(stream), int(number)
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ScalingPolicy(_Frozen):
+    """How many segments a stream has. ``ScalingPolicy.fixed(4)``: four, until somebody scales it by hand."""
+
+    kind: Literal["fixed"] = "fixed"
+    segments: int = Field(ge=1, le=MAX_SEGMENTS)
+
+    @classmethod
+    def fixed(cls, segments: int) -> Self:
+        if not 1 <= segments <= MAX_SEGMENTS:
+            raise InvalidArgumentError(f"a stream has 1 to {MAX_SEGMENTS} segments", segments=segments)
+        return cls(segments=segments)
+
+
+class StreamConfig(_Frozen):
+    """What a stream was created, or last configured, with."""
+
+    scaling: ScalingPolicy = ScalingPolicy(segments=1)
+
+
+class KeyRange(_Frozen):
+    """The part of the key range [0, 1) from ``low`` up to but without ``high``."""
+
+    low: float
+    high: float
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if not 0.0 <= self.low < self.high <= 1.0:
+            raise ValueError(f"a key range goes upward within 0 and 1: low={self.low} high={self.high}")
+        return self
+
+    def split(self) -> tuple[KeyRange, KeyRange]:
+        """Its two halves. `InvalidArgumentError` when it is too narrow to be halved."""
+        middle = (self.low + self.high) / 2
+        if not self.low < middle < self.high:
+            raise InvalidArgumentError("this key range is too narrow to be split", low=self.low, high=self.high)
+        return KeyRange(low=self.low, high=middle), KeyRange(low=middle, high=self.high)
+
+    def overlaps(self, other: KeyRange) -> bool:
+        return self.low < other.high and other.low < self.high
+
+    def __str__(self) -> str:
+        return f"[{self.low:g}, {self.high:g})"
+
+
+def even_ranges(count: int) -> tuple[KeyRange, ...]:
+    """The key range cut into ``count`` parts of equal size."""
+    bounds = [index / count for index in range(count)] + [1.0]
+    return tuple(KeyRange(low=low, high=high) for low, high in pairwise(bounds))
+
+
+def _by_number(offsets: Mapping[SegmentId, int]) -> list[tuple[SegmentId, int]]:
+    return sorted(offsets.items(), key=lambda item: number_of(item[0]))
+
+
+class StreamCut(_Frozen):
+    """A place in a stream: for each part of its key range one segment, and the offset of the next event there.
+
+    A segment that is read to its end stands in a cut at its length. Text form: ``model_dump_json()``. Which of two
+    cuts is earlier is a question to the stream (`StreamState.precedes`), because only that knows who succeeds whom.
+    """
+
+    stream: str
+    offsets: Annotated[
+        Mapping[SegmentId, Annotated[int, Field(ge=0)]],
+        AfterValidator(Map),
+        PlainSerializer(lambda offsets: dict(_by_number(offsets))),
+    ]
+    #: Names this life of the stream; another stream of the same name, created after a deletion, has another.
+    incarnation: str | None = None
+
+    @field_validator("stream")
+    @classmethod
+    def _check_stream(cls, stream: str) -> str:
+        return check_stream_name(stream)
+
+    @model_validator(mode="after")
+    def _check_segments(self) -> Self:
+        if not self.offsets:
+            raise ValueError("a stream cut covers the whole key range, so it names at least one segment")
+        for segment in self.offsets:
+            if stream_of(segment) != self.stream:
+                raise ValueError(f"a cut of {self.stream} cannot hold a segment of another stream: {segment}")
+        return self
+
+    def __hash__(self) -> int:
+        return hash((self.stream, self.incarnation, frozenset(self.offsets.items())))
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{number_of(segment)}:{offset}" for segment, offset in _by_number(self.offsets))
+        return f"{self.stream}[{inside}]"
+
+
+class StreamInfo(_Frozen):
+    """What a stream looks like at one moment."""
+
+    name: str
+    incarnation: str
+    config: StreamConfig
+    #: Counts the scalings since the stream was created.
+    epoch: int
+    #: The segments that are written to now (of a sealed stream: the last ones), in order of their key ranges.
+    segments: Mapping[SegmentId, KeyRange]
+    #: Where the data that is left starts, and where it ends.
+    head: StreamCut
+    tail: StreamCut
+    sealed: bool

@@ -1,0 +1,44 @@
+"""Which segment a routing key belongs to: Pravega's hash, so that both place a key at the same point of the key range.
+
+The key range is [0, 1). A key's place in it is the top 52 bits of the first half of murmur3-128 over the key in
+UTF-16LE, seed 1741865571 (Pravega: ``HashHelper.hashToRange``), as a fraction of 1.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+import mmh3
+
+_SEED: Final = 1741865571
+_UNIT: Final = 2.0**-52
+
+
+def key_hash(routing_key: str) -> int:
+    """The key's 64-bit hash."""
+    # "surrogatepass": a str may hold lone surrogates (a file name that is no UTF-8), and hashing one must not fail.
+    return mmh3.hash64(routing_key.encode("utf-16-le", "surrogatepass"), _SEED, signed=False)[0]
+
+
+def key_position(routing_key: str) -> float:
+    """The key's place in the key range, at least 0 and below 1."""
+    return (key_hash(routing_key) >> 12) * _UNIT
+
+
+class Routes:
+    """The segments of one epoch, found by position. Ranges must follow one another from 0 to 1."""
+
+    def __init__(self, segments: Sequence[int], lows: Sequence[float]) -> None:
+        if not segments or len(segments) != len(lows) or lows[0] != 0.0:
+            raise ValueError(f"these ranges do not start at 0 or do not match the segments: {segments} {lows}")
+        self.segments = tuple(segments)
+        self._lows = tuple(lows)
+
+    def segment_of(self, routing_key: str) -> int:
+        """The number of the segment that the key's events are written to."""
+        return self.segment_at(key_position(routing_key))
+
+    def segment_at(self, position: float) -> int:
+        return self.segments[bisect_right(self._lows, position) - 1]
