@@ -1,0 +1,102 @@
+"""The state as far as one process has applied the log: values and pure steps."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic
+
+from .errors import CorruptStateError, ReaderGroupError
+from .revisioned import Entry, Mark, Revision
+from .state import S, StateCodec, Update
+
+#: Transitions that a feed keeps for a subscriber who does not drain it, before it forgets them all but for the gap.
+MAX_TRANSITIONS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Replica(Generic[S]):
+    """``state`` after all entries before ``next_offset``; None where none is there or it was deleted."""
+
+    state: S | None = None
+    revision: Revision = Revision(0, 0)
+    next_offset: int = 0
+    checksum: int = 0  # of the last entry: what the next one is to name
+
+    def apply(self, entry: Entry, body: S | None | list[Update[S]]) -> Replica[S]:
+        """The replica after ``entry``, whose decoded body is given. Raises what ``apply_to`` raises."""
+        assert entry.offset == self.next_offset, (entry.offset, self.next_offset)
+        state, index = self.state, 0
+        if isinstance(body, list):
+            if state is None:
+                raise CorruptStateError("updates of a state that does not exist", offset=entry.offset)
+            for index, update in enumerate(body):
+                state = update.apply_to(state, Revision(entry.offset, index))
+        else:
+            state = body
+        return Replica(state, Revision(entry.offset, index), entry.end, entry.checksum)
+
+    def follow(self, entry: Entry, codec: StateCodec[S], segment: str) -> tuple[Replica[S], Transition[S]]:
+        """`apply` for an entry that is in the log already: one that cannot be applied stops the replica."""
+        try:
+            body = codec.decode_body(entry.body)
+            after = self.apply(entry, body)
+        except ReaderGroupError as error:
+            error.facts.setdefault("segment", segment)
+            error.facts.setdefault("revision", str(Revision(entry.offset, 0)))
+            raise
+        except Exception as error:
+            raise CorruptStateError(
+                "an update in the log cannot be applied; did its apply_to change since it was written?",
+                segment=segment,
+                revision=str(Revision(entry.offset, 0)),
+            ) from error
+        updates = tuple(body) if isinstance(body, list) else ()
+        return after, Transition(self.state, after.state, after.revision, updates)
+
+    @classmethod
+    def from_snapshot(cls, mark: Mark, body: bytes, codec: StateCodec[S]) -> Replica[S]:
+        state, checksum = codec.decode_snapshot(body)
+        return cls(state, mark.revision, mark.next_offset, checksum)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition(Generic[S]):
+    """One entry of the log as it was applied, or, with ``gap``, several that this process never saw one by one."""
+
+    before: S | None
+    after: S | None  # None: the state was deleted
+    revision: Revision
+    updates: tuple[Update[S], ...] = ()
+    gap: bool = False
+
+
+class TransitionFeed(Generic[S]):
+    """Every transition of a synchronizer since the feed was opened, in order. The first is from None to the present."""
+
+    def __init__(self, present: Replica[S], close: Callable[[TransitionFeed[S]], None]) -> None:
+        self._close = close
+        self._lock = threading.Lock()
+        self._queue: deque[Transition[S]] = deque()
+        if present.state is not None:
+            self._queue.append(Transition(None, present.state, present.revision))
+
+    def drain(self) -> Sequence[Transition[S]]:
+        """The transitions since the last call."""
+        with self._lock:
+            drained = list(self._queue)
+            self._queue.clear()
+        return drained
+
+    def close(self) -> None:
+        self._close(self)
+
+    def put(self, transition: Transition[S]) -> None:
+        with self._lock:
+            if len(self._queue) >= MAX_TRANSITIONS:
+                first = self._queue[0]
+                self._queue.clear()
+                transition = Transition(first.before, transition.after, transition.revision, gap=True)
+            self._queue.append(transition)

@@ -1,0 +1,234 @@
+"""A log of entries in one segment: framed, checksummed, chained, appended conditionally, with a mark.
+
+An entry on disk is a fixed header and a body. The header holds the body's length, a checksum of all that follows it,
+the format version, the process and call that wrote the entry, and the checksum of the entry before it. The chain makes
+a log that lost acknowledged entries, and went on with others, visible to every process that had read the lost ones.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Self
+
+import msgpack
+
+from .errors import (
+    CorruptStateError,
+    InvalidArgumentError,
+    StoreUnavailableError,
+    UnknownUpdateError,
+)
+from .store import MAX_APPEND_BYTES, Appended, AppendResult, AttributeChange, SegmentStore
+
+FORMAT_VERSION: Final = 1
+MARK: Final = "mark"
+
+#: body length, checksum | format version, process id, call number, checksum of the entry before
+_PREFIX = struct.Struct("<II")
+_HEADER = struct.Struct("<B8sQI")
+_OVERHEAD = _PREFIX.size + _HEADER.size
+
+_READ_BYTES: Final = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Revision:
+    """The version of a state: the place of the update that made it, ordered as the log is.
+
+    ``offset`` is where the update's entry starts in the log, ``index`` the update's number in that entry.
+    """
+
+    offset: int
+    index: int
+
+    @property
+    def token(self) -> int:
+        """A whole number that is unique in its log and grows from update to update, for fencing."""
+        # An entry is longer than it has updates, so the numbers of two entries cannot meet. 0 is left for "none".
+        return self.offset + self.index + 1
+
+    def __str__(self) -> str:
+        return f"{self.offset}:{self.index}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        match = re.fullmatch(r"(\d+):(\d+)", text)
+        if match is None:
+            raise InvalidArgumentError("a revision is written offset:index, as in '120:0'", text=text)
+        return cls(int(match[1]), int(match[2]))
+
+
+class Mark(NamedTuple):
+    """Where a reload may start: the snapshot of one revision, and the offset at which the log goes on after it."""
+
+    revision: Revision
+    next_offset: int
+    snapshot: str  # name of the segment that holds it
+
+    def encode(self) -> bytes:
+        return bytes(msgpack.packb([self.revision.offset, self.revision.index, self.next_offset, self.snapshot]))
+
+    @classmethod
+    def decode(cls, value: bytes) -> Self:
+        offset, index, next_offset, snapshot = msgpack.unpackb(value)
+        return cls(Revision(offset, index), next_offset, snapshot)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the log, as read."""
+
+    offset: int
+    end: int
+    process_id: bytes
+    call: int
+    checksum: int
+    body: bytes
+
+
+def encode_entry(process_id: bytes, call: int, previous: int, body: bytes) -> tuple[bytes, int]:
+    """The entry's bytes and its checksum, which the next entry is to name."""
+    protected = _HEADER.pack(FORMAT_VERSION, process_id, call, previous) + body
+    checksum = zlib.crc32(protected)
+    return _PREFIX.pack(len(body), checksum) + protected, checksum
+
+
+def decode_entries(segment: str, data: bytes, offset: int, previous: int) -> list[Entry]:
+    """The whole entries at the start of ``data``, which was read at ``offset`` after an entry of checksum ``previous``.
+
+    A damaged entry, or one that does not follow its predecessor, raises `CorruptStateError`. An incomplete entry at
+    the end is left out.
+    """
+    entries = []
+    at = 0
+    while at + _OVERHEAD <= len(data):
+        length, checksum = _PREFIX.unpack_from(data, at)
+        end = at + _OVERHEAD + length
+        if length > MAX_APPEND_BYTES:
+            raise _damaged(segment, offset + at)
+        if end > len(data):
+            break
+        if zlib.crc32(memoryview(data)[at + _PREFIX.size : end]) != checksum:
+            raise _damaged(segment, offset + at)
+        version, process_id, call, named = _HEADER.unpack_from(data, at + _PREFIX.size)
+        if version != FORMAT_VERSION:
+            raise UnknownUpdateError(
+                "a newer release wrote this entry; deploy that release here",
+                segment=segment,
+                offset=offset + at,
+                version=version,
+            )
+        if named != previous:
+            raise CorruptStateError(
+                "the store lost acknowledged data: this entry does not follow the one read before it; "
+                "restart the process once the store is whole",
+                segment=segment,
+                offset=offset + at,
+            )
+        body = data[at + _OVERHEAD : end]
+        entries.append(Entry(offset + at, offset + end, process_id, call, checksum, body))
+        previous, at = checksum, end
+    return entries
+
+
+def _damaged(segment: str, offset: int) -> CorruptStateError:
+    return CorruptStateError(
+        "this entry is damaged; restore the store from a backup", segment=segment, offset=offset
+    )
+
+
+class RevisionedStream:
+    """The log of one segment. Holds no position of its own: callers say where they are."""
+
+    def __init__(self, store: SegmentStore, segment: str) -> None:
+        self.store = store
+        self.segment = segment
+
+    def read(self, offset: int, previous: int) -> Sequence[Entry]:
+        """The entries from ``offset`` on, some or all; none at the end.
+
+        Raises `TruncatedError` where they are gone, `CorruptStateError` where they are damaged or the log is shorter
+        than it was.
+        """
+        size = _READ_BYTES
+        while True:
+            try:
+                data = self.store.read(self.segment, offset, size)
+            except InvalidArgumentError as error:
+                raise CorruptStateError(
+                    "the store lost acknowledged data: the log is shorter than it was",
+                    segment=self.segment,
+                    offset=offset,
+                ) from error
+            entries = decode_entries(self.segment, data, offset, previous)
+            if entries or not data:
+                return entries
+            # Not one whole entry: it is longer than what was asked for, or it is cut off at the end of the log.
+            if offset + len(data) >= self.store.info(self.segment).length:
+                raise _damaged(self.segment, offset)
+            size = min(2 * max(size, len(data)), 2 * MAX_APPEND_BYTES)
+
+    def append(self, data: bytes, offset: int, attributes: Mapping[str, AttributeChange]) -> AppendResult:
+        """Append encoded entries if the log ends at ``offset`` and the attributes are as expected."""
+        return self.store.append(self.segment, data, expected_offset=offset, attributes=attributes)
+
+    def truncate(self, offset: int) -> None:
+        self.store.truncate(self.segment, offset)
+
+    # The mark and the snapshots it names. A snapshot has a segment of its own, so that writing it conflicts with no
+    # update, and becomes valid whole, by the mark's compare-and-set.
+
+    def mark(self) -> Mark | None:
+        value = self.store.attributes(self.segment, MARK).get(MARK)
+        return None if value is None else Mark.decode(value)
+
+    def move_mark(self, old: Mark | None, new: Mark) -> bool:
+        """Set the mark if it is still ``old``. It only moves forward."""
+        assert old is None or old.revision < new.revision
+        change = AttributeChange(None if old is None else old.encode(), new.encode())
+        answer = self.store.append(self.segment, b"", attributes={MARK: change})
+        # After a lost answer the mark itself tells.
+        return isinstance(answer, Appended) or self.mark() == new
+
+    def write_snapshot(self, revision: Revision, name: str, body: bytes) -> str:
+        """Store a snapshot and return its segment. It is not valid before the mark names it."""
+        snapshot = f"{self._snapshots}{revision.offset:020d}-{revision.index:06d}-{name}"
+        data, _ = encode_entry(bytes(8), 0, 0, body)
+        self.store.create(snapshot)
+        part = MAX_APPEND_BYTES // 2
+        for start in range(0, len(data), part):
+            answer = self.store.append(snapshot, data[start : start + part], expected_offset=start)
+            if not isinstance(answer, Appended):
+                raise StoreUnavailableError("the snapshot was not written whole; compact again", snapshot=snapshot)
+        return snapshot
+
+    def read_snapshot(self, mark: Mark) -> bytes:
+        """The body of the snapshot. Raises `NotFoundError` where a newer mark has replaced it."""
+        parts = []
+        length = 0
+        while part := self.store.read(mark.snapshot, length, _READ_BYTES):
+            parts.append(part)
+            length += len(part)
+        entries = decode_entries(mark.snapshot, b"".join(parts), 0, 0)
+        if len(entries) != 1 or entries[0].end != length:
+            raise _damaged(mark.snapshot, 0)
+        return entries[0].body
+
+    def delete_snapshots(self, mark: Mark) -> None:
+        """Delete every snapshot that is not newer than ``mark``, but for its own.
+
+        A compaction that is still writing one of them can no longer win: it expects an older mark.
+        """
+        newest, _, _ = mark.snapshot.rpartition("-")
+        for snapshot in list(self.store.list(self._snapshots)):
+            revision, _, _ = snapshot.rpartition("-")
+            if revision <= newest and snapshot != mark.snapshot:
+                self.store.delete(snapshot)
+
+    @property
+    def _snapshots(self) -> str:
+        return f"snapshot/{self.segment}@"
