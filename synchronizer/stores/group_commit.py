@@ -1,0 +1,127 @@
+"""Threads that write at the same moment share one commit."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar, cast
+
+from ..errors import ClosedError, OutcomeUnknownError, ReaderGroupError
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+
+class Step(Generic[C]):
+    """One thread's part of a commit. ``run`` checks before it writes: if it raises, it has written nothing."""
+
+    def __init__(self, run: Callable[[C], object], *, weight: int = 0) -> None:
+        self.weight = weight
+        self.leads = False
+        self.is_settled = False
+        self._run = run
+        self._result: object = None
+        self._error: ReaderGroupError | None = None
+        self._turn = threading.Lock()
+        self._turn.acquire()
+
+    def try_to_run(self, connection: C) -> None:
+        """Run, perhaps not for the first time; what comes of it counts when `settle` is called."""
+        self._result = self._error = None
+        try:
+            self._result = self._run(connection)
+        except ReaderGroupError as error:
+            self._error = error
+
+    def settle(self) -> None:
+        self.is_settled = True
+
+    def fail(self, error: ReaderGroupError) -> None:
+        self._error = error
+        self.is_settled = True
+
+    def outcome(self) -> object:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def await_turn(self) -> None:
+        self._turn.acquire()
+
+    def give_turn(self) -> None:
+        self._turn.release()
+
+
+class GroupCommit(Generic[C]):
+    """Runs steps in batches, each batch in the thread of one of its steps.
+
+    A thread that finds nobody committing does so at once, itself. Those that come meanwhile queue up, and the first of
+    them commits for all that have queued by then. ``execute`` settles every step that it is given.
+    """
+
+    def __init__(self, execute: Callable[[Sequence[Step[C]]], None]) -> None:
+        self._execute = execute
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        self._is_led = False
+        self._is_closed = False
+        self._queue: deque[Step[C]] = deque()
+
+    def run(self, run: Callable[[C], R], *, weight: int = 0) -> R:
+        """What ``run`` returns or raises, when it is committed."""
+        step: Step[C] = Step(run, weight=weight)
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("the store is closed")
+            if self._is_led:
+                self._queue.append(step)
+            else:
+                self._is_led = step.leads = True
+        if not step.leads:
+            self._await_turn(step)
+        if not step.is_settled:
+            self._lead(step)
+        return cast(R, step.outcome())
+
+    def close(self) -> None:
+        """Take no further steps, and return when those that were taken are settled."""
+        with self._idle:
+            self._is_closed = True
+            self._idle.wait_for(lambda: not self._is_led)
+
+    def _await_turn(self, step: Step[C]) -> None:
+        try:
+            step.await_turn()
+        except BaseException:  # KeyboardInterrupt: the place in the queue must not be left behind
+            with self._lock:
+                if step in self._queue:
+                    self._queue.remove(step)
+                must_pass_on = step.leads
+            if must_pass_on:
+                self._pass_on()
+            raise
+
+    def _lead(self, step: Step[C]) -> None:
+        with self._lock:
+            batch = [step, *self._queue]
+            self._queue.clear()
+        try:
+            self._execute(batch)
+        finally:
+            for other in batch:
+                if not other.is_settled:
+                    other.fail(OutcomeUnknownError("the thread that stored this was interrupted; read what is there"))
+            self._pass_on()
+            for other in batch[1:]:
+                other.give_turn()
+
+    def _pass_on(self) -> None:
+        with self._idle:
+            if self._queue:
+                successor = self._queue.popleft()
+                successor.leads = True
+                successor.give_turn()
+            else:
+                self._is_led = False
+                self._idle.notify_all()

@@ -1,0 +1,84 @@
+"""A file that is written after each commit, so that processes that wait for a change can sleep until there is one.
+
+Watching a database's own files does not do: their write events come before the commit can be seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import sys
+from typing import Final, Protocol
+
+_IN_MODIFY: Final = 0x2
+_IN_NONBLOCK: Final = os.O_NONBLOCK
+_IN_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
+
+
+def can_watch() -> bool:
+    """Whether this system tells who waits, without polling, that a file was written."""
+    return sys.platform == "linux"
+
+
+class Watch(Protocol):
+    """Something that a thread can sleep on until there may be a change."""
+
+    def wait(self) -> None:
+        """Return after a change, or after `wake`."""
+        ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NotifyFile:
+    """The file at ``path``; what it holds means nothing, that it is written is the message."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    def announce(self) -> None:
+        # A full disk must not turn a commit into a failure; waiters look again by themselves within a second.
+        with contextlib.suppress(OSError):
+            os.pwrite(self._file, b"\n", 0)
+
+    def watch(self) -> FileWatch:
+        """From now on no announcement is missed, whoever makes it."""
+        return FileWatch(self._path)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class FileWatch:
+    """Waits for writes to one file through inotify. Raises `OSError` where the system has none to give."""
+
+    def __init__(self, path: str) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._inotify = libc.inotify_init1(_IN_NONBLOCK | _IN_CLOEXEC)
+        if self._inotify < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        if libc.inotify_add_watch(self._inotify, os.fsencode(path), _IN_MODIFY) < 0:
+            os.close(self._inotify)
+            raise OSError(ctypes.get_errno(), "inotify_add_watch", path)
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._poll = select.poll()
+        self._poll.register(self._inotify, select.POLLIN)
+        self._poll.register(self._wake_reader, select.POLLIN)
+
+    def wait(self) -> None:
+        self._poll.poll()
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.read(self._inotify, 4096)
+
+    def wake(self) -> None:
+        os.write(self._wake_writer, b"\n")
+
+    def close(self) -> None:
+        for file in (self._inotify, self._wake_reader, self._wake_writer):
+            os.close(file)
