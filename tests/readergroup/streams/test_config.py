@@ -31,7 +31,8 @@ def test_a_stream_is_named_by_scope_and_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["orders", "", "/", "a/", "/b", "a/b/c", "a b/c", "a/ö", "a/b\n", "a/" + "x" * 251, "x" * 251 + "/a", 7, None]
+    "name",
+    ["orders", "", "/", "a/", "/b", "a/b/c", "a b/c", "a/ö", "a/b\n", "a/" + "x" * 251, "x" * 251 + "/a", 7, None],
 )
 def test_other_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidArgumentError):
@@ -94,9 +95,7 @@ def test_the_json_form_of_a_cut_is_readable() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "offsets", [{}, {SegmentId("shop/other/0"): 1}, {S0: -1}, {SegmentId("nonsense"): 0}], ids=str
-)
+@pytest.mark.parametrize("offsets", [{}, {SegmentId("shop/other/0"): 1}, {S0: -1}, {SegmentId("nonsense"): 0}], ids=str)
 def test_a_cut_that_is_none_is_refused(offsets: dict[SegmentId, int]) -> None:
     with pytest.raises(ValidationError):
         StreamCut(stream="shop/orders", offsets=offsets)

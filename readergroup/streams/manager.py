@@ -1,0 +1,423 @@
+"""Managing streams: create, scale, configure, seal, truncate, delete, and look at them.
+
+There is no controller. What a stream is lies in its metadata (`state.py`); this module takes the steps in the store
+that belong to it. Every step can be repeated, so any client completes what another one began (`finish_pending`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from synchronizer.clock import Clock, Deadline, SystemClock
+from synchronizer.errors import (
+    AlreadyExistsError,
+    ClosedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+)
+from synchronizer.map import Map
+from synchronizer.state import Update
+from synchronizer.state_synchronizer import StateSynchronizer
+from synchronizer.store import SegmentInfo, SegmentStore
+
+from ..errors import StreamExistsError
+from .config import ScalingPolicy, SegmentId, StreamConfig, StreamCut, StreamInfo, check_name, check_stream_name
+from .patience import Patience
+from .segment_reader import block_start
+from .state import (
+    STREAM_UPDATES,
+    AnnounceScale,
+    AnnounceSeal,
+    ConfigureStream,
+    CreateStream,
+    DeleteStream,
+    ForgetSegments,
+    PublishScale,
+    Scale,
+    SealStream,
+    StreamState,
+    TruncateStream,
+)
+
+#: How long a truncated segment's length and attributes are kept, for a writer that has yet to learn what it stored.
+WRITER_RETENTION_SECONDS: Final = 24 * 3600.0
+
+_LOG_PREFIX: Final = "stream/"
+
+
+class StreamManager:
+    """The streams of a store. Threads may share it; it borrows the store, and ``close`` leaves that open.
+
+    A stream that does not exist raises `NotFoundError`. ``timeout`` is the default of all calls.
+    """
+
+    def __init__(self, store: SegmentStore, *, clock: Clock | None = None, timeout: float = 30.0) -> None:
+        self.store = store
+        self.clock: Clock = clock or SystemClock()
+        self.timeout = timeout
+        self._synchronizers: dict[str, StateSynchronizer[StreamState]] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+
+    # ------------------------------------------------------------------ one stream
+
+    def create(self, name: str, *, scaling: ScalingPolicy | None = None, timeout: float | None = None) -> StreamInfo:
+        """Create the stream, with one segment if ``scaling`` does not say otherwise. One that exists is returned.
+
+        If that has another config it raises `StreamExistsError`.
+        """
+        deadline = self._deadline(timeout)
+        config = StreamConfig() if scaling is None else StreamConfig(scaling=scaling)
+        synchronizer = self._synchronizer(check_stream_name(name), create=True)
+        before = synchronizer.fetch_updates(timeout=_left(deadline))
+        if not before.exists:
+            self._delete_data(before, deadline)  # what a deletion that was cut off left behind
+
+        def begin(state: StreamState) -> Iterable[Update[StreamState]]:
+            if not state.exists:
+                return [CreateStream(incarnation=secrets.token_hex(8), config=config)]
+            if state.config != config:
+                raise StreamExistsError(
+                    "the stream exists with another config; change that with streams.configure",
+                    stream=name,
+                    config=state.config,
+                    wanted=config,
+                )
+            return []
+
+        synchronizer.update_state(begin, timeout=_left(deadline))
+        return self._info(self.finish_pending(name, timeout=_left(deadline)), deadline)
+
+    def scale(
+        self,
+        name: str,
+        *,
+        split: Sequence[int] | None = None,
+        merge: Sequence[int] | None = None,
+        timeout: float | None = None,
+    ) -> StreamInfo:
+        """Split each of the segments ``split`` in two halves, or make one of the neighbours ``merge``.
+
+        Writers and readers go on meanwhile. Returns when the new segments are in use.
+        """
+        if (split is None) == (merge is None):
+            raise InvalidArgumentError("say either split=[...] or merge=[...]", stream=name)
+
+        def announce(state: StreamState) -> Iterable[Update[StreamState]]:
+            update: AnnounceScale = state.split(split) if split is not None else state.merge(merge or ())
+            return [update]
+
+        return self._announce(name, announce, self._deadline(timeout))
+
+    def seal(self, name: str, *, timeout: float | None = None) -> StreamInfo:
+        """End the stream: it takes no further events, and readers that come to its end are done. Twice is no error."""
+        return self._announce(name, lambda state: [] if state.sealing else [AnnounceSeal()], self._deadline(timeout))
+
+    def configure(self, name: str, *, scaling: ScalingPolicy, timeout: float | None = None) -> StreamInfo:
+        """Change the stream's config. The segments that it has stay as they are: see `scale`."""
+        deadline = self._deadline(timeout)
+        config = StreamConfig(scaling=scaling)
+        state = self._existing(name, deadline).update_state(
+            lambda state: [] if state.exists and state.config == config else [ConfigureStream(config=config)],
+            timeout=_left(deadline),
+        )
+        return self._info(state, deadline)
+
+    def truncate(self, name: str, cut: StreamCut, *, timeout: float | None = None) -> None:
+        """Give up the data before ``cut``. What lies before the present head already changes nothing.
+
+        Data goes in whole blocks, so some events before the cut may stay readable.
+        """
+        deadline = self._deadline(timeout)
+        state = self.fetch_state(name, timeout=_left(deadline))
+        offsets = state.check_cut(cut)
+        for number, offset in offsets.items():
+            self._check_offset(state, number, offset, deadline)
+        at = self.clock.time()
+
+        def move_head(now: StreamState) -> Iterable[Update[StreamState]]:
+            _check_same(now, state)
+            return [] if now.precedes(cut, now.head_cut) else [TruncateStream(head=Map(offsets), at=at)]
+
+        state = self._existing(name, deadline).update_state(move_head, timeout=_left(deadline))
+        self._truncate_data(state, deadline)
+        self._forget_retired(state, deadline)
+
+    def delete(self, name: str, *, timeout: float | None = None) -> None:
+        """Delete the stream and its data. Its writers and readers get `NotFoundError`; the name may be used again."""
+        deadline = self._deadline(timeout)
+
+        def end(state: StreamState) -> tuple[Iterable[Update[StreamState]], StreamState]:
+            return ([DeleteStream()] if state.exists else []), state
+
+        deleted = self._existing(name, deadline).update_state_returning(end, timeout=_left(deadline))
+        self._delete_data(deleted, deadline)
+
+    def info(self, name: str, *, timeout: float | None = None) -> StreamInfo:
+        """What the stream looks like now."""
+        deadline = self._deadline(timeout)
+        return self._info(self.fetch_state(name, timeout=_left(deadline)), deadline)
+
+    def exists(self, name: str, *, timeout: float | None = None) -> bool:
+        try:
+            self._existing(name, self._deadline(timeout))
+        except NotFoundError:
+            return False
+        return True
+
+    def list(self, scope: str | None = None, *, timeout: float | None = None) -> Iterator[str]:
+        """The names of the streams, of all scopes or of one."""
+        prefix = _LOG_PREFIX if scope is None else f"{_LOG_PREFIX}{check_name(scope, 'scope')}/"
+        for log in list(self._patience(self._deadline(timeout)).call(lambda: list(self.store.list(prefix)))):
+            name = log.removeprefix(_LOG_PREFIX)
+            if self.exists(name, timeout=timeout):
+                yield name
+
+    # ------------------------------------------------------------------ for writers and readers
+
+    def synchronizer(self, name: str, *, timeout: float | None = None) -> StateSynchronizer[StreamState]:
+        """The synchronizer of the stream's metadata, shared by all who use this manager. Not to be closed."""
+        return self._existing(name, self._deadline(timeout))
+
+    def fetch_state(self, name: str, *, timeout: float | None = None) -> StreamState:
+        """The stream's metadata, as new as this call, with its first segments created."""
+        deadline = self._deadline(timeout)
+        state = self._existing(name, deadline).state
+        return state if state.current else self.finish_pending(name, timeout=_left(deadline))
+
+    def finish_pending(self, name: str, *, timeout: float | None = None) -> StreamState:
+        """Complete the creation, scale or seal that another client began, if there is one; the state after it."""
+        deadline = self._deadline(timeout)
+        synchronizer = self._existing(name, deadline)
+        state = synchronizer.state
+        if state.scale is not None:
+            state = self._finish_scale(synchronizer, state, state.scale, deadline)
+        if state.sealing and not state.sealed:
+            state = self._finish_seal(synchronizer, state, deadline)
+        if not state.exists:
+            raise _not_found(name)
+        return state
+
+    def segment_lengths(
+        self, state: StreamState, numbers: Iterable[int], *, timeout: float | None = None
+    ) -> Mapping[int, int]:
+        """How long these data segments are now."""
+        patience = self._patience(self._deadline(timeout))
+        return {number: self._segment_info(state.data_segment(number), patience).length for number in numbers}
+
+    def tail_cut(self, state: StreamState, *, timeout: float | None = None) -> StreamCut:
+        """Where the data of the newest epoch in ``state`` ends now."""
+        return state.cut(self.segment_lengths(state, state.current, timeout=timeout))
+
+    def close(self) -> None:
+        """Close the synchronizers of all streams. Twice is no error."""
+        self._closing.set()
+        with self._lock:
+            synchronizers = list(self._synchronizers.values())
+        for synchronizer in synchronizers:
+            synchronizer.close()
+
+    # ------------------------------------------------------------------ completing what was announced
+
+    def _announce(
+        self,
+        name: str,
+        announce: Callable[[StreamState], Iterable[Update[StreamState]]],
+        deadline: Deadline,
+    ) -> StreamInfo:
+        """Announce it when nothing else is, and complete it."""
+
+        def when_nothing_is_pending(state: StreamState) -> tuple[Iterable[Update[StreamState]], bool]:
+            if not state.exists:
+                raise _not_found(name)
+            return ([], False) if state.is_pending else (announce(state), True)
+
+        while True:
+            self.finish_pending(name, timeout=_left(deadline))
+            synchronizer = self._existing(name, deadline)
+            if synchronizer.update_state_returning(when_nothing_is_pending, timeout=_left(deadline)):
+                return self._info(self.finish_pending(name, timeout=_left(deadline)), deadline)
+            if deadline.passed:
+                raise DeadlineExceededError("other clients kept scaling the stream; nothing was done", stream=name)
+
+    def _finish_scale(
+        self, synchronizer: StateSynchronizer[StreamState], state: StreamState, scale: Scale, deadline: Deadline
+    ) -> StreamState:
+        patience = self._patience(deadline)
+        created = [state.data_segment(each.number) for each in scale.successors]
+        try:
+            for segment in created:
+                self._create_segment(segment, patience)
+            for number in scale.predecessors:
+                self._seal_segment(state.data_segment(number), patience)
+        except (AlreadyExistsError, NotFoundError):
+            # A name that was deleted: this scale is long done, or the stream is deleted. Its state tells.
+            now = synchronizer.fetch_updates(timeout=_left(deadline))
+            if now.exists and now.incarnation == state.incarnation and now.scale == scale:
+                raise
+        else:
+            now = synchronizer.update_state(
+                lambda now: [PublishScale(epoch=now.epoch + 1)] if _is_open(now, state, scale) else [],
+                timeout=_left(deadline),
+            )
+        if now.incarnation != state.incarnation or not now.exists:
+            for segment in created:
+                self._delete_segment(segment, patience)
+        return now
+
+    def _finish_seal(
+        self, synchronizer: StateSynchronizer[StreamState], state: StreamState, deadline: Deadline
+    ) -> StreamState:
+        patience = self._patience(deadline)
+        try:
+            for number in state.current:
+                self._seal_segment(state.data_segment(number), patience)
+        except NotFoundError:  # deleted meanwhile
+            return synchronizer.fetch_updates(timeout=_left(deadline))
+        return synchronizer.update_state(
+            lambda now: (
+                [SealStream()] if now.incarnation == state.incarnation and now.sealing and not now.sealed else []
+            ),
+            timeout=_left(deadline),
+        )
+
+    # ------------------------------------------------------------------ data
+
+    def _check_offset(self, state: StreamState, number: int, offset: int, deadline: Deadline) -> None:
+        """Refuse an offset that is beyond the end of the segment, or that is no event's."""
+        segment = state.data_segment(number)
+        patience = self._patience(deadline)
+        info = self._segment_info(segment, patience)
+        if offset > info.length:
+            raise InvalidArgumentError(
+                "the cut lies beyond the end of the segment",
+                segment=state.segment(number),
+                offset=offset,
+                length=info.length,
+            )
+        if offset > info.start_offset:
+            patience.call(lambda: block_start(self.store, segment, offset))
+
+    def _truncate_data(self, state: StreamState, deadline: Deadline) -> None:
+        patience = self._patience(deadline)
+        for number, each in state.segments.items():
+            segment = state.data_segment(number)
+            if each.retired_at is not None:
+                self._truncate_segment(segment, None, patience)
+            elif number in state.head:
+                self._truncate_segment(segment, state.head[number], patience)
+
+    def _truncate_segment(self, segment: str, offset: int | None, patience: Patience) -> None:
+        """Give up the blocks that lie wholly before ``offset``; None: all."""
+        try:
+            info = self._segment_info(segment, patience)
+            to = info.length if offset is None else offset
+            if to > info.start_offset:
+                start = patience.call(lambda: block_start(self.store, segment, to))
+                patience.call(lambda: self.store.truncate(segment, start))
+        except NotFoundError:
+            return  # deleted already
+
+    def _forget_retired(self, state: StreamState, deadline: Deadline) -> None:
+        """Delete what was retired so long ago that no writer asks for it any more."""
+        before = self.clock.time() - WRITER_RETENTION_SECONDS
+        old = [n for n, each in state.segments.items() if each.retired_at is not None and each.retired_at < before]
+        if not old:
+            return
+        patience = self._patience(deadline)
+        for number in old:
+            self._delete_segment(state.data_segment(number), patience)
+
+        def forget(now: StreamState) -> Iterable[Update[StreamState]]:
+            left = tuple(number for number in old if number in now.segments)
+            return [ForgetSegments(numbers=left)] if left and now.incarnation == state.incarnation else []
+
+        self._existing(state.name, deadline).update_state(forget, timeout=_left(deadline))
+
+    def _delete_data(self, state: StreamState, deadline: Deadline) -> None:
+        if state.incarnation:
+            patience = self._patience(deadline)
+            for segment in patience.call(lambda: list(self.store.list(state.data_prefix))):
+                self._delete_segment(segment, patience)
+
+    def _create_segment(self, segment: str, patience: Patience) -> None:
+        patience.call(lambda: self.store.create(segment))
+
+    def _seal_segment(self, segment: str, patience: Patience) -> None:
+        patience.call(lambda: self.store.seal(segment))
+
+    def _segment_info(self, segment: str, patience: Patience) -> SegmentInfo:
+        return patience.call(lambda: self.store.info(segment))
+
+    def _delete_segment(self, segment: str, patience: Patience) -> None:
+        try:
+            patience.call(lambda: self.store.delete(segment))
+        except NotFoundError:
+            return  # it was never created
+
+    # ------------------------------------------------------------------ metadata
+
+    def _info(self, state: StreamState, deadline: Deadline) -> StreamInfo:
+        return StreamInfo(
+            name=state.name,
+            incarnation=state.incarnation,
+            config=state.config,
+            epoch=state.epoch,
+            segments={SegmentId(state.segment(n)): state.segments[n].keys for n in state.current},
+            head=state.head_cut,
+            tail=self.tail_cut(state, timeout=_left(deadline)),
+            sealed=state.sealed,
+        )
+
+    def _existing(self, name: str, deadline: Deadline) -> StateSynchronizer[StreamState]:
+        """The stream's synchronizer, just fetched; `NotFoundError` if there is no such stream."""
+        synchronizer = self._synchronizer(check_stream_name(name), create=False)
+        if not synchronizer.fetch_updates(timeout=_left(deadline)).exists:
+            raise _not_found(name)
+        return synchronizer
+
+    def _synchronizer(self, name: str, *, create: bool) -> StateSynchronizer[StreamState]:
+        with self._lock:
+            if self._closing.is_set():
+                raise ClosedError("the client is closed; open another", stream=name)
+            if name not in self._synchronizers:
+                try:
+                    self._synchronizers[name] = StateSynchronizer(
+                        self.store,
+                        f"{_LOG_PREFIX}{name}",
+                        initial=StreamState(name=name) if create else None,
+                        state_type=StreamState,
+                        updates=STREAM_UPDATES,
+                        clock=self.clock,
+                        timeout=self.timeout,
+                    )
+                except NotFoundError as error:
+                    raise _not_found(name) from error
+            return self._synchronizers[name]
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline(self.clock, self.timeout if timeout is None else timeout)
+
+    def _patience(self, deadline: Deadline) -> Patience:
+        return Patience(self.clock, deadline, self._closing)
+
+
+def _left(deadline: Deadline) -> float:
+    return deadline.remaining(float("inf"))
+
+
+def _is_open(now: StreamState, then: StreamState, scale: Scale) -> bool:
+    return now.exists and now.incarnation == then.incarnation and now.scale == scale
+
+
+def _check_same(now: StreamState, then: StreamState) -> None:
+    if not now.exists or now.incarnation != then.incarnation:
+        raise NotFoundError("the stream was deleted meanwhile", stream=then.name)
+
+
+def _not_found(name: str) -> NotFoundError:
+    return NotFoundError("there is no stream of this name; create it with streams.create", stream=name)

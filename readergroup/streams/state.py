@@ -1,0 +1,425 @@
+"""The metadata of a stream: what it is made of, the questions one asks it, and the updates that change it.
+
+All of it is pure. A stream is created, scaled and sealed in two steps: one update announces what is to be, then the
+store is changed (each step of that may be repeated), and a second update publishes it. Whoever finds something
+announced can complete it, so nobody waits for a process that died in between.
+
+Segments are numbered as they come; a successor has a greater number than its predecessors. The state forgets a
+segment some time after its data was truncated away, so that it does not grow with the age of the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from synchronizer.errors import InvalidArgumentError, NotFoundError, SealedError
+from synchronizer.map import Map
+from synchronizer.revisioned import Revision
+from synchronizer.state import State, Update
+
+from ..errors import StreamExistsError
+from .config import MAX_SEGMENTS, KeyRange, SegmentId, StreamConfig, StreamCut, even_ranges, number_of, segment_id
+from .routing import Routes
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class StreamSegment(_Record):
+    """One segment, from the scale that created it until the state forgets it."""
+
+    number: int
+    keys: KeyRange
+    predecessors: tuple[int, ...] = ()
+    #: Published ones only: empty for a segment of the newest epoch.
+    successors: tuple[int, ...] = ()
+    #: When all of its data was truncated away, in seconds since 1970.
+    retired_at: float | None = None
+
+
+class Scale(_Record):
+    """An announced scale: ``successors`` are to take the place of ``predecessors``."""
+
+    predecessors: tuple[int, ...]
+    successors: tuple[StreamSegment, ...]
+
+
+class StreamState(State):
+    """The metadata of one stream name, through all the streams that bore it one after the other."""
+
+    name: str
+    #: Part of the names of the data segments: another stream of the same name has other ones. Empty before the first.
+    incarnation: str = ""
+    #: Created and not deleted.
+    exists: bool = False
+    config: StreamConfig = StreamConfig()
+    #: Number of scales published, the creation not counted; -1 before that is published.
+    epoch: int = -1
+    segments: Map[int, StreamSegment] = Map()
+    #: The segments of the newest epoch, in order of their key ranges.
+    current: tuple[int, ...] = ()
+    #: Where the data starts: an offset for each part of the key range.
+    head: Map[int, int] = Map()
+    next_number: int = 0
+    scale: Scale | None = None
+    #: To be sealed: it is not scaled any more.
+    sealing: bool = False
+    #: Each segment of the newest epoch is sealed in the store, for good.
+    sealed: bool = False
+
+    # ------------------------------------------------------------------ names
+
+    def segment(self, number: int) -> SegmentId:
+        return segment_id(self.name, number)
+
+    def data_segment(self, number: int) -> str:
+        """The name, in the store, of the segment that holds the events."""
+        return f"{self.data_prefix}{number}"
+
+    @property
+    def data_prefix(self) -> str:
+        """What the names of all data segments of this stream, and of no other, start with."""
+        return f"data/{self.name}/{self.incarnation}/"
+
+    # ------------------------------------------------------------------ questions
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether something was announced that is not published."""
+        return self.scale is not None or (self.sealing and not self.sealed)
+
+    @property
+    def current_segments(self) -> tuple[SegmentId, ...]:
+        """The segments of the newest epoch, in order of their key ranges."""
+        return tuple(map(self.segment, self.current))
+
+    @property
+    def routes(self) -> Routes:
+        return Routes(self.current, [self.segments[number].keys.low for number in self.current])
+
+    def record(self, segment: SegmentId) -> StreamSegment:
+        """What is known of the segment; `NotFoundError` if it is none of this stream, or forgotten."""
+        number = number_of(segment)
+        if segment != self.segment(number):
+            raise NotFoundError("the segment belongs to another stream", segment=segment, stream=self.name)
+        if number not in self.segments:
+            known = "was truncated away long ago" if number < self.next_number else "does not exist"
+            raise NotFoundError(f"the segment {known}", segment=segment)
+        return self.segments[number]
+
+    def key_range(self, segment: SegmentId) -> KeyRange:
+        return self.record(segment).keys
+
+    def successors(self, segment: SegmentId) -> tuple[SegmentId, ...]:
+        """The published segments that took over its keys, in order of their key ranges; none if it is a newest one."""
+        return tuple(map(self.segment, self.record(segment).successors))
+
+    def predecessors(self, segment: SegmentId) -> tuple[SegmentId, ...]:
+        """The segments whose keys it took over, but for those that are forgotten."""
+        return tuple(map(self.segment, self.record(segment).predecessors))
+
+    @property
+    def head_cut(self) -> StreamCut:
+        """Where the data that is left starts."""
+        return self.cut(self.head)
+
+    def cut(self, offsets: Mapping[int, int]) -> StreamCut:
+        """These offsets by number of segment, as a cut of this stream."""
+        return StreamCut(
+            stream=self.name,
+            offsets={self.segment(number): offset for number, offset in offsets.items()},
+            incarnation=self.incarnation,
+        )
+
+    def check_cut(self, cut: StreamCut) -> Mapping[int, int]:
+        """The cut's offsets by number of segment; raises if it is none of this stream or has gaps or overlaps."""
+        if cut.stream != self.name:
+            raise InvalidArgumentError("the cut belongs to another stream", cut=str(cut), stream=self.name)
+        if cut.incarnation not in (None, self.incarnation):
+            raise InvalidArgumentError(
+                "the cut belongs to a stream of this name that was deleted", cut=str(cut), stream=self.name
+            )
+        offsets = {number_of(segment): offset for segment, offset in cut.offsets.items()}
+        for segment in cut.offsets:
+            self.record(segment)
+        at = 0.0
+        for number in sorted(offsets, key=lambda number: self.segments[number].keys.low):
+            keys = self.segments[number].keys
+            if keys.low != at:
+                raise InvalidArgumentError("a cut covers each key exactly once", cut=str(cut), at=min(at, keys.low))
+            at = keys.high
+        if at != 1.0:
+            raise InvalidArgumentError("a cut covers each key exactly once", cut=str(cut), at=at)
+        return offsets
+
+    def precedes(self, earlier: StreamCut, later: StreamCut) -> bool:
+        """Whether ``earlier`` is nowhere behind ``later``. Two cuts may each be behind the other somewhere."""
+        left, right = self.check_cut(earlier), self.check_cut(later)
+        return all((number, left[number]) <= (other, right[other]) for number, other in self._overlapping(left, right))
+
+    def _overlapping(self, left: Iterable[int], right: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """The pairs of segments that share keys, one from either side; each side covers the key range once."""
+        ours, theirs = self._by_keys(left), self._by_keys(right)
+        i = j = 0
+        while i < len(ours) and j < len(theirs):
+            yield ours[i], theirs[j]
+            our_end, their_end = self.segments[ours[i]].keys.high, self.segments[theirs[j]].keys.high
+            i += our_end <= their_end
+            j += their_end <= our_end
+
+    def _by_keys(self, numbers: Iterable[int]) -> list[int]:
+        return sorted(numbers, key=lambda number: self.segments[number].keys.low)
+
+    def segments_from(self, cut: StreamCut) -> Mapping[SegmentId, tuple[SegmentId, ...]]:
+        """Every segment from the cut to the newest epoch, with those of its predecessors that are among them.
+
+        A segment comes after its predecessors.
+        """
+        numbers = self._reachable(self.check_cut(cut))
+        return {
+            self.segment(number): tuple(self.segment(p) for p in self.segments[number].predecessors if p in numbers)
+            for number in sorted(numbers)
+        }
+
+    def _reachable(self, numbers: Iterable[int]) -> set[int]:
+        """These segments and all that came after them."""
+        found: set[int] = set()
+        waiting = list(numbers)
+        while waiting:
+            number = waiting.pop()
+            if number not in found:
+                found.add(number)
+                waiting.extend(self.segments[number].successors)
+        return found
+
+    # ------------------------------------------------------------------ what scaling may do
+
+    def split(self, numbers: Sequence[int]) -> AnnounceScale:
+        """The update that splits each of these segments in two halves."""
+        halves = [
+            half for number in self._by_keys(self._scalable(numbers)) for half in self.segments[number].keys.split()
+        ]
+        return AnnounceScale(predecessors=tuple(numbers), ranges=tuple(halves))
+
+    def merge(self, numbers: Sequence[int]) -> AnnounceScale:
+        """The update that merges these segments, which must be neighbours, into one."""
+        in_order = self._by_keys(self._scalable(numbers))
+        if len(in_order) < 2:
+            raise InvalidArgumentError("a merge takes at least two segments", stream=self.name, merge=list(numbers))
+        ranges = [self.segments[number].keys for number in in_order]
+        if any(left.high != right.low for left, right in zip(ranges, ranges[1:], strict=False)):
+            raise InvalidArgumentError(
+                "only neighbours can be merged: their key ranges must follow one another",
+                stream=self.name,
+                merge=list(numbers),
+                ranges=", ".join(map(str, ranges)),
+            )
+        whole = KeyRange(low=ranges[0].low, high=ranges[-1].high)
+        return AnnounceScale(predecessors=tuple(in_order), ranges=(whole,))
+
+    def _scalable(self, numbers: Sequence[int]) -> Sequence[int]:
+        if self.sealing:
+            raise SealedError("a sealed stream is not scaled", stream=self.name)
+        if not numbers or len(set(numbers)) != len(numbers):
+            raise InvalidArgumentError("name each segment to be scaled once", stream=self.name, segments=list(numbers))
+        for number in numbers:
+            if number not in self.current:
+                raise InvalidArgumentError(
+                    "only a segment of the newest epoch can be scaled",
+                    stream=self.name,
+                    segment=number,
+                    newest=list(self.current),
+                )
+        return numbers
+
+
+# ---------------------------------------------------------------------- updates
+
+
+class CreateStream(Update[StreamState], tag="create-stream"):
+    """Begin a stream: announces its first segments."""
+
+    incarnation: str
+    config: StreamConfig
+
+    def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
+        if state.exists:
+            raise StreamExistsError("the stream exists", stream=state.name, config=state.config)
+        ranges = even_ranges(self.config.scaling.segments)
+        first = tuple(StreamSegment(number=number, keys=keys) for number, keys in enumerate(ranges))
+        return StreamState(
+            name=state.name,
+            incarnation=self.incarnation,
+            exists=True,
+            config=self.config,
+            next_number=len(first),
+            scale=Scale(predecessors=(), successors=first),
+        )
+
+
+class AnnounceScale(Update[StreamState], tag="announce-scale"):
+    """Fix which segments are replaced and the names of their successors, one for each of ``ranges``."""
+
+    predecessors: tuple[int, ...]
+    ranges: tuple[KeyRange, ...]
+
+    def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
+        _check_exists(state)
+        if state.is_pending or state.sealed:
+            raise InvalidArgumentError("one scale is open at a time, and none on a sealed stream", stream=state.name)
+        if not set(self.predecessors) <= set(state.current):
+            raise InvalidArgumentError("only segments of the newest epoch are scaled", stream=state.name)
+        replaced = [state.segments[number] for number in self.predecessors]
+        if _covered(each.keys for each in replaced) != _covered(self.ranges):
+            raise InvalidArgumentError("successors take over exactly the keys of their predecessors", stream=state.name)
+        if len(state.current) - len(replaced) + len(self.ranges) > MAX_SEGMENTS:
+            raise InvalidArgumentError("the stream would have too many segments", stream=state.name, limit=MAX_SEGMENTS)
+        successors = tuple(
+            StreamSegment(
+                number=number,
+                keys=keys,
+                predecessors=tuple(each.number for each in replaced if each.keys.overlaps(keys)),
+            )
+            for number, keys in enumerate(self.ranges, state.next_number)
+        )
+        return state.replace(
+            scale=Scale(predecessors=self.predecessors, successors=successors),
+            next_number=state.next_number + len(successors),
+        )
+
+
+class PublishScale(Update[StreamState], tag="publish-scale"):
+    """The successors exist and the predecessors are sealed: from here on events are routed to the successors."""
+
+    epoch: int
+
+    def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
+        _check_exists(state)
+        scale = state.scale
+        if scale is None or self.epoch != state.epoch + 1:
+            raise InvalidArgumentError("this scale is not open", stream=state.name, epoch=self.epoch)
+        segments = state.segments.update({each.number: each for each in scale.successors})
+        for number in scale.predecessors:
+            successors = tuple(each.number for each in scale.successors if number in each.predecessors)
+            segments = segments.set(number, segments[number].model_copy(update={"successors": successors}))
+        remaining = [number for number in state.current if number not in scale.predecessors]
+        remaining += [each.number for each in scale.successors]
+        created = state.epoch < 0
+        return state.replace(
+            epoch=self.epoch,
+            segments=segments,
+            current=tuple(sorted(remaining, key=lambda number: segments[number].keys.low)),
+            head=Map(dict.fromkeys(remaining, 0)) if created else state.head,
+            scale=None,
+        )
+
+
+class AnnounceSeal(Update[StreamState], tag="announce-seal"):
+    """The stream is to be sealed: no scale begins any more, and its segments are sealed in the store."""
+
+    def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
+        _check_exists(state)
+        if state.scale is not None:
+            raise InvalidArgumentError("a scale is open; finish it before the stream is sealed", stream=state.name)
+        return state.replace(sealing=True)
+
+
+class SealStream(Update[StreamState], tag="seal-stream"):
+    """All segments of the newest epoch are sealed in the store: what they hold is all there will ever be."""
+
+    def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
+        _check_exists(state)
+        if not state.sealing:
+            raise InvalidArgumentError("a seal is announced before it is published", stream=state.name)
+        return state.replace(sealed=True)
+
+
+class ConfigureStream(Update[StreamState], tag="configure-stream"):
+    """Replace the config. The segments that exist stay as they are."""
+
+    config: StreamConfig
+
+    def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
+        _check_exists(state)
+        return state.replace(config=self.config)
+
+
+class TruncateStream(Update[StreamState], tag="truncate-stream"):
+    """Give up the data before ``head``. Segments that lie wholly before it are retired."""
+
+    head: Map[int, int]
+    at: float
+
+    def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
+        _check_exists(state)
+        head = state.cut(self.head)
+        if not state.precedes(state.head_cut, head):
+            raise InvalidArgumentError("a truncation does not go back", head=str(state.head_cut), to=str(head))
+        left = state._reachable(self.head)
+        segments = state.segments
+        for number, each in state.segments.items():
+            if number not in left and each.retired_at is None:
+                segments = segments.set(number, each.model_copy(update={"retired_at": self.at}))
+        return state.replace(head=self.head, segments=segments)
+
+
+class ForgetSegments(Update[StreamState], tag="forget-segments"):
+    """Drop retired segments, whose names in the store are deleted, from the state."""
+
+    numbers: tuple[int, ...]
+
+    def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
+        segments = state.segments
+        for number in self.numbers:
+            each = segments[number]
+            if each.retired_at is None:
+                raise InvalidArgumentError("only a retired segment is forgotten", stream=state.name, segment=number)
+            segments = segments.delete(number)
+            for successor in each.successors:
+                if successor in segments:
+                    segments = segments.set(successor, _without_predecessor(segments[successor], number))
+        return state.replace(segments=segments)
+
+
+class DeleteStream(Update[StreamState], tag="delete-stream"):
+    """End this stream. The log stays, and may go on with a new stream of the name and another incarnation."""
+
+    def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
+        return StreamState(name=state.name, incarnation=state.incarnation)
+
+
+#: All updates of a stream's metadata, for opening its synchronizer.
+STREAM_UPDATES: tuple[type[Update[StreamState]], ...] = (
+    CreateStream,
+    AnnounceScale,
+    PublishScale,
+    AnnounceSeal,
+    SealStream,
+    ConfigureStream,
+    TruncateStream,
+    ForgetSegments,
+    DeleteStream,
+)
+
+
+def _check_exists(state: StreamState) -> None:
+    if not state.exists:
+        raise NotFoundError("the stream does not exist", stream=state.name)
+
+
+def _covered(ranges: Iterable[KeyRange]) -> list[tuple[float, float]]:
+    """The keys that these ranges cover, as ranges with gaps between them; ranges that overlap stay apart."""
+    covered: list[tuple[float, float]] = []
+    for keys in sorted(ranges, key=lambda keys: keys.low):
+        if covered and covered[-1][1] == keys.low:
+            covered[-1] = (covered[-1][0], keys.high)
+        else:
+            covered.append((keys.low, keys.high))
+    return covered
+
+
+def _without_predecessor(segment: StreamSegment, number: int) -> StreamSegment:
+    return segment.model_copy(update={"predecessors": tuple(p for p in segment.predecessors if p != number)})
