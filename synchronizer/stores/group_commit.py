@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar, cast
 
 from ..errors import ClosedError, OutcomeUnknownError, ReaderGroupError
@@ -53,14 +53,30 @@ class Step(Generic[C]):
         self._turn.release()
 
 
+class Batch(Generic[C]):
+    """The steps of one commit. More may be admitted until it is made."""
+
+    def __init__(self, first: Step[C], admit: Callable[[], list[Step[C]]]) -> None:
+        self.steps = [first]
+        self._admit = admit
+
+    def newcomers(self) -> Iterator[Step[C]]:
+        """The steps not yet run: the first one, then those that have come meanwhile, until nobody has."""
+        yield self.steps[0]
+        while admitted := self._admit():
+            self.steps += admitted
+            yield from admitted
+
+
 class GroupCommit(Generic[C]):
     """Runs steps in batches, each batch in the thread of one of its steps.
 
-    A thread that finds nobody committing does so at once, itself. Those that come meanwhile queue up, and the first of
-    them commits for all that have queued by then. ``execute`` settles every step that it is given.
+    A thread that finds nobody committing does so at once, itself. Those that come meanwhile queue up, to be admitted
+    to the batch at hand or to the next, which is then the turn of the first of them. ``execute`` settles every step of
+    its batch.
     """
 
-    def __init__(self, execute: Callable[[Sequence[Step[C]]], None]) -> None:
+    def __init__(self, execute: Callable[[Batch[C]], None]) -> None:
         self._execute = execute
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
@@ -103,18 +119,22 @@ class GroupCommit(Generic[C]):
             raise
 
     def _lead(self, step: Step[C]) -> None:
-        with self._lock:
-            batch = [step, *self._queue]
-            self._queue.clear()
+        batch = Batch(step, self._admit)
         try:
             self._execute(batch)
         finally:
-            for other in batch:
+            for other in batch.steps:
                 if not other.is_settled:
                     other.fail(OutcomeUnknownError("the thread that stored this was interrupted; read what is there"))
-            self._pass_on()
-            for other in batch[1:]:
+            for other in batch.steps[1:]:
                 other.give_turn()
+            self._pass_on()
+
+    def _admit(self) -> list[Step[C]]:
+        with self._lock:
+            admitted = list(self._queue)
+            self._queue.clear()
+        return admitted
 
     def _pass_on(self) -> None:
         with self._idle:

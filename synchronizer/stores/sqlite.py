@@ -3,7 +3,7 @@
 Beside the file ``shop.db`` and SQLite's own ``-wal`` and ``-shm`` lie ``shop.db.lock`` and ``shop.db.lock.next`` (the
 gate that all writers and checkpoints pass, because SQLite's own waiting starves processes, and because SQLite before
 3.51.3 can damage a file when a checkpoint meets a writer), ``shop.db.fair`` (the fair locks) and ``shop.db.notify``
-(written after each commit, to wake who waits). They hold nothing that needs a backup.
+(touched after each commit, to wake who waits). They hold nothing that needs a backup.
 
 Not for network file systems: neither the locks nor the wake-ups work there.
 """
@@ -11,13 +11,14 @@ Not for network file systems: neither the locks nor the wake-ups work there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import sqlite3
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, NamedTuple, NoReturn, TypeVar
 from urllib.parse import quote
@@ -48,7 +49,7 @@ from ..store import (
 )
 from .contract import check_append, check_name, check_read, check_within, name_is_used_up, not_found, sealed
 from .file_lock import FairLock, Gate
-from .group_commit import GroupCommit, Step
+from .group_commit import Batch, GroupCommit, Step
 from .notify import NotifyFile, Watch, can_watch
 from .waiting import Waiters
 
@@ -109,11 +110,15 @@ class SqliteStore(SegmentStore):
         self._process_id = os.getpid()
         self._closed = False
         _check_file(self._path)
-        with _translated_errors(self._path):
+        with contextlib.ExitStack() as opened, _translated_errors(self._path):
             self._gate = Gate(f"{self._path}.lock")
+            opened.callback(self._gate.close)
             self._notify = NotifyFile(f"{self._path}.notify")
+            opened.callback(self._notify.close)
             self._writer = self._connect()
+            opened.callback(self._writer.close)
             self._prepare(self._writer)
+            opened.pop_all()  # nothing failed: all stays open
         self._fair_lock = FairLock(f"{self._path}.fair")
         self._commits: GroupCommit[sqlite3.Connection] = GroupCommit(self._execute)
         self._bytes_since_checkpoint = _size_of(f"{self._path}-wal")
@@ -212,17 +217,25 @@ class SqliteStore(SegmentStore):
         self._check_open()
         return self._commits.run(run, weight=weight)
 
-    def _execute(self, steps: Sequence[Step[sqlite3.Connection]]) -> None:
+    def _execute(self, batch: Batch[sqlite3.Connection]) -> None:
         try:
             with self._gate.held(self._write_timeout):
-                self._commit(steps)
+                self._commit(batch)
                 self._checkpoint_if_due()
         except StoreUnavailableError as error:
-            for step in steps:
+            for step in batch.steps:
                 step.fail(StoreUnavailableError(error.message, **error.facts))
 
-    def _commit(self, steps: Sequence[Step[sqlite3.Connection]]) -> None:
+    def _commit(self, batch: Batch[sqlite3.Connection]) -> None:
         """Run the steps in one transaction; if that cannot be, each in one of its own."""
+        failure = self._try_to_commit(batch.newcomers())
+        if failure and len(batch.steps) > 1 and not failure.may_be_stored:
+            for step in batch.steps:
+                self._settle([step], self._try_to_commit([step]))
+        else:
+            self._settle(batch.steps, failure)
+
+    def _try_to_commit(self, steps: Iterable[Step[sqlite3.Connection]]) -> _Failure | None:
         connection = self._writer
         is_committing = False
         try:
@@ -236,20 +249,18 @@ class SqliteStore(SegmentStore):
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             self._roll_back()
-            if is_committing and not _wrote_nothing(error):
-                for step in steps:
-                    step.fail(_outcome_unknown(error, self._path))
-            elif len(steps) == 1:
-                steps[0].fail(_translate(error, self._path))
-            else:
-                for step in steps:
-                    self._commit([step])
-            return
+            return _Failure(error, may_be_stored=is_committing and not _wrote_nothing(error))
         if connection.total_changes != changes_before:
             self._notify.announce()
-            self._bytes_since_checkpoint += sum(step.weight for step in steps) + _COMMIT_OVERHEAD_BYTES
+        return None
+
+    def _settle(self, steps: Sequence[Step[sqlite3.Connection]], failure: _Failure | None) -> None:
         for step in steps:
-            step.settle()
+            if failure is None:
+                step.settle()
+            else:
+                step.fail(failure.translated(self._path))
+        self._bytes_since_checkpoint += sum(step.weight for step in steps) + _COMMIT_OVERHEAD_BYTES
 
     def _roll_back(self) -> None:
         try:
@@ -659,8 +670,12 @@ def _translated_errors(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         _raise_translated(error, path)
-    except PermissionError as error:
-        raise StoreUnavailableError("the files beside the SQLite file are not writable", path=error.filename) from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFullError("the disk is full; make room and repeat", path=path) from error
+        raise StoreUnavailableError(
+            "the files beside the SQLite file cannot be opened; allow this user to", path=path, error=str(error)
+        ) from error
 
 
 def _raise_translated(error: sqlite3.Error, path: str) -> NoReturn:
@@ -702,14 +717,20 @@ def _wrote_nothing(error: sqlite3.Error) -> bool:
     return code == sqlite3.SQLITE_IOERR_WRITE or _primary_code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
 
 
-def _outcome_unknown(error: sqlite3.Error, path: str) -> OutcomeUnknownError:
-    unknown = OutcomeUnknownError(
-        "the commit failed and may be stored or not; repeat the call to find out",
-        path=path,
-        sqlite=f"{getattr(error, 'sqlite_errorname', type(error).__name__)}: {error}",
-    )
-    unknown.__cause__ = error
-    return unknown
+class _Failure(NamedTuple):
+    """Why a transaction was not committed, or may not have been."""
+
+    error: sqlite3.Error
+    may_be_stored: bool
+
+    def translated(self, path: str) -> ReaderGroupError:
+        if not self.may_be_stored:
+            return _translate(self.error, path)
+        unknown = OutcomeUnknownError(
+            "the commit failed and may be stored or not; repeat the call to find out", path=path, sqlite=str(self.error)
+        )
+        unknown.__cause__ = self.error
+        return unknown
 
 
 # Forking
