@@ -1,0 +1,134 @@
+"""Runs a notifier's polls in the background: at intervals, and as soon as the store tells that something grew."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from apscheduler.schedulers.base import BaseScheduler
+
+from synchronizer import Clock, SegmentStore
+
+from .scheduler import SHARED, add_job
+
+MAX_BACKOFF_SECONDS: Final = 30.0
+#: A wait of the store cannot be called off, so the waker looks this often whether it is to end.
+_WAIT_SECONDS: Final = 0.25
+
+_logger = logging.getLogger(__name__)
+
+
+class BackgroundPolling:
+    """Calls ``poll`` every ``interval_seconds``, and when a segment of ``known()`` has another length than it says.
+
+    One call at a time. A poll that raises is logged and followed by a pause, each twice as long as the one before up to
+    `MAX_BACKOFF_SECONDS`; polling goes on until `stop`, and may start again after it.
+    """
+
+    def __init__(
+        self,
+        poll: Callable[[], None],
+        known: Callable[[], Mapping[str, int]],
+        *,
+        name: str,
+        store: SegmentStore,
+        clock: Clock,
+        interval_seconds: float,
+        scheduler: BaseScheduler | None,
+    ) -> None:
+        self._poll = poll
+        self._known = known
+        self._name = name
+        self._store = store
+        self._clock = clock
+        self._interval_seconds = interval_seconds
+        self._scheduler = scheduler
+        self._polling = threading.Lock()
+        self._failures = 0  # in a row
+        self._not_before = 0.0
+        self._stopping = threading.Event()
+        self._wakers: list[threading.Thread] = []
+        self._remove_job: Callable[[], None] | None = None
+
+    def start(self) -> None:
+        """Begin with a poll now. Not to be called again before `stop`."""
+        self._stopping = threading.Event()
+        self._not_before = 0.0
+        name = f"polls of {self._name}"
+        if self._scheduler is None:
+            self._remove_job = SHARED.add(self._poll_at_interval, interval_seconds=self._interval_seconds, name=name)
+        else:
+            job = add_job(self._scheduler, self._poll_at_interval, interval_seconds=self._interval_seconds, name=name)
+            self._remove_job = job.remove
+        waker = threading.Thread(target=self._wake, args=(self._stopping,), name=f"waker of {self._name}", daemon=True)
+        self._wakers = [w for w in self._wakers if w.is_alive()] + [waker]
+        waker.start()
+
+    def stop(self) -> None:
+        """End soon, without waiting for a poll that runs. Stopping twice is no error."""
+        self._stopping.set()
+        if self._remove_job is not None:
+            self._remove_job()
+            self._remove_job = None
+
+    def join(self, timeout: float) -> None:
+        """After `stop`: wait for the threads, and the polls that they are in."""
+        for waker in self._wakers:
+            if waker is not threading.current_thread():
+                waker.join(timeout)
+
+    def _poll_at_interval(self) -> None:
+        # While a poll runs there is nothing to add to it.
+        if self._polling.acquire(blocking=False):
+            self._poll_locked(self._stopping)
+
+    def _wake(self, stopping: threading.Event) -> None:
+        woken_at: Mapping[str, int] | None = None
+        while not stopping.is_set():
+            self._polling.acquire()
+            self._poll_locked(stopping)
+            try:
+                known = self._known()
+                if known == woken_at:
+                    # The poll did not take up what grew, perhaps because it failed: do not spin.
+                    self._clock.wait(stopping, self._interval_seconds)
+                if self._wait_for_growth(known, stopping):
+                    woken_at = known
+            except Exception as error:
+                self._back_off(error, stopping)
+                self._clock.wait(stopping, self._interval_seconds)
+
+    def _wait_for_growth(self, known: Mapping[str, int], stopping: threading.Event) -> bool:
+        while not stopping.is_set():
+            if self._store.wait(known, _WAIT_SECONDS):
+                return True
+        return False
+
+    def _poll_locked(self, stopping: threading.Event) -> None:
+        """Poll, unless a failure was a short while ago; releases the lock."""
+        try:
+            if not stopping.is_set() and self._clock.monotonic() >= self._not_before:
+                self._poll()
+                if self._failures:
+                    _logger.info("polls of %s succeed again, after %d failures", self._name, self._failures)
+                    self._failures = 0
+        except Exception as error:
+            self._back_off(error, stopping)
+        finally:
+            self._polling.release()
+
+    def _back_off(self, error: Exception, stopping: threading.Event) -> None:
+        if stopping.is_set():
+            return  # what it needs is being closed
+        self._failures += 1
+        pause = min(self._interval_seconds * 2 ** min(self._failures - 1, 20), MAX_BACKOFF_SECONDS)
+        self._not_before = self._clock.monotonic() + pause
+        _logger.warning(
+            "a poll of %s failed, the next one is in %.3g s: %s",
+            self._name,
+            pause,
+            error,
+            exc_info=error if self._failures == 1 else None,
+        )

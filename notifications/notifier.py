@@ -1,0 +1,325 @@
+"""`PollingNotifier`: looks at a state at intervals, or as soon as its log grows, and tells listeners what changed.
+
+It folds the log: ``detect`` sees every transition that the synchronizer applied, one by one and in order, so that a
+split and a merge between two looks are two notifications. What each listener hears, and that it hears it once, is
+decided under one lock, the registration of listeners included. Listeners are called outside of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, Generic, Self, TypeVar
+
+from apscheduler.schedulers.base import BaseScheduler
+
+from synchronizer import (
+    ClosedError,
+    Deadline,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ManualClock,
+    Revision,
+    State,
+    StateSynchronizer,
+    Transition,
+    TransitionFeed,
+)
+
+from .background import BackgroundPolling
+from .mailbox import Mailbox, N
+from .notification import PRESENT_VALUE, SEVERAL_CHANGES, Change
+from .system import CLOSE_TIMEOUT_SECONDS, DEFAULT_QUEUE_SIZE, Listener, NotificationSystem, Subscription
+
+S = TypeVar("S", bound=State)
+R = TypeVar("R")
+
+DEFAULT_INTERVAL_SECONDS: Final = 2.0
+
+
+class PollingNotifier(ABC, Generic[S, N]):
+    """Tells listeners what `detect` finds in each change of a synchronizer's state.
+
+    A new listener hears the present value once, then each change once, in order of revision; one that raises stops
+    neither the others nor the polling. Listeners run in threads of their own, one call of each at a time. The first
+    listener starts the polling, the last one ends it, and it starts again. Polls come every ``interval_seconds``, and
+    as soon as the store tells that the log has grown; a failing one is logged and repeated after a growing pause. The
+    synchronizer is borrowed and never closed.
+
+    ``source`` is what the notifications are about, by default the synchronizer's name. ``queue_size`` is how many of
+    them a slow listener may be behind; the newest then stands for those that it misses, with ``gap=True``.
+    ``scheduler`` takes the place of the one that all notifiers of the process share, and is neither started nor
+    stopped. With a `ManualClock` nothing runs in the background: `poll` does everything in the thread that calls it.
+    """
+
+    def __init__(
+        self,
+        synchronizer: StateSynchronizer[S],
+        *,
+        source: str | None = None,
+        interval_seconds: float = DEFAULT_INTERVAL_SECONDS,
+        queue_size: int = DEFAULT_QUEUE_SIZE,
+        scheduler: BaseScheduler | None = None,
+    ) -> None:
+        if interval_seconds <= 0:
+            raise InvalidArgumentError("the interval between polls is more than 0", interval_seconds=interval_seconds)
+        if queue_size < 1:
+            raise InvalidArgumentError("a listener's queue holds at least one notification", queue_size=queue_size)
+        self.synchronizer = synchronizer
+        self.source = synchronizer.name if source is None else source
+        self._clock = synchronizer.clock
+        self._queue_size = queue_size
+        self._in_background = not isinstance(self._clock, ManualClock)
+        self._system = NotificationSystem(queue_size=queue_size, threads=self._in_background)
+        self._polling = BackgroundPolling(
+            self.poll,
+            self._known,
+            name=self.source,
+            store=synchronizer.store,
+            clock=self._clock,
+            interval_seconds=interval_seconds,
+            scheduler=scheduler,
+        )
+
+        self._order = threading.RLock()  # guards what follows, and with it the order of what is told
+        self._feed: TransitionFeed[S] | None = None  # while there is somebody to tell
+        self._subscriptions: list[Subscription[N]] = []
+        self._waiting: Mailbox[N] | None = None  # what `wait` returns next
+        self._state: S | None = None  # as it was told last
+        self._revision = Revision(0, 0)
+        self._drained = Revision(0, 0)
+        self._failed: Transition[S] | None = None  # newest one that `detect` failed on
+        self._closed = False
+
+    # ------------------------------------------------------------------ what a subclass says
+
+    @abstractmethod
+    def detect(self, before: S | None, after: S, change: Change) -> Iterable[N]:
+        """What there is to tell about the step from ``before`` to ``after``; None as ``before`` is the first look.
+
+        Runs for every change in order of revision, and again with None for each new listener. Quick and pure. If it
+        raises, the step is tried again by the next poll, together with what has come since (then with
+        ``change.gap``).
+        """
+
+    def before_poll(self) -> None:
+        """Work before each poll, such as to record in the state what was seen elsewhere. May use the store.
+
+        An error counts as one of the poll, but keeps nothing from being told that is in the log.
+        """
+
+    def watched(self) -> Mapping[str, int]:
+        """Further segments of the store whose growth asks for a poll at once, with the length that is known of each.
+
+        Asked after each poll, which is to take up what has grown: `before_poll` is the place.
+        """
+        return {}
+
+    # ------------------------------------------------------------------ who listens
+
+    def register_listener(self, listener: Listener[N]) -> Callable[[], None]:
+        """Tell ``listener`` the present value and every change from now on; returns the function that ends it.
+
+        Functions, lambdas, bound methods and ``async def`` are listeners, and are held strongly. An ``async def`` runs
+        on the loop that runs now. Registering one again while it is registered changes nothing.
+        """
+        with self._order, self._following():
+            subscription = self._find(listener)
+            if subscription is None:
+                present = self._present_value()
+                subscription = self._system.register_listener(listener, source=self.source)
+                self._subscriptions.append(subscription)
+                for notification in present:
+                    subscription.put(notification)
+        self._system.deliver()
+        registered = subscription
+        return lambda: self._unregister(registered)
+
+    def listen(self, listener: Callable[[N], R]) -> Callable[[N], R]:
+        """`register_listener` as a decorator."""
+        self.register_listener(listener)
+        return listener
+
+    def unregister_listener(self, listener: Listener[N]) -> None:
+        """Tell ``listener`` nothing more. No error if it is not registered."""
+        with self._order:
+            subscription = self._find(listener)
+            if subscription is not None:
+                self._unregister(subscription)
+
+    def unregister_all_listeners(self) -> None:
+        """Tell nobody anything more; a `wait` in another thread raises `ClosedError`."""
+        with self._order:
+            for subscription in self._subscriptions:
+                self._system.unregister(subscription)
+            self._subscriptions.clear()
+            if self._waiting is not None:
+                self._waiting.close()
+                self._waiting = None
+            self._end_if_unheard()
+
+    @property
+    def listener_failures(self) -> int:
+        """How often listeners raised."""
+        return self._system.failures
+
+    def wait(self, *, timeout: float | None = None) -> N:
+        """The next notification: the present value first, then each change once, whoever of the callers gets it.
+
+        Keeps listening between the calls, until `unregister_all_listeners` or `close`. `DeadlineExceededError`, a
+        `TimeoutError`, if there was nothing within ``timeout`` (by default the synchronizer's).
+        """
+        deadline = Deadline(self._clock, self.synchronizer.timeout if timeout is None else timeout)
+        mailbox = self._listen_by_waiting()
+        while True:
+            if not self._in_background:
+                self.poll()
+            notification = mailbox.take()
+            if notification is not None:
+                return notification
+            if mailbox.closed:
+                raise ClosedError("the listeners were unregistered while waiting", source=self.source)
+            if deadline.passed:
+                raise DeadlineExceededError("there was nothing to tell in time", source=self.source)
+            self._clock.wait(mailbox.filled, deadline.remaining(1.0))
+
+    # ------------------------------------------------------------------ telling
+
+    def poll(self) -> None:
+        """Look for changes now, in this thread, and queue them for the listeners. Raises what went wrong."""
+        self._check_open()
+        try:
+            self.before_poll()
+        finally:
+            self._fetch_and_tell()
+
+    def close(self) -> None:
+        """Unregister all and end the threads, waiting a few seconds at most for what they are in. Twice is no error."""
+        with self._order:
+            self._closed = True
+            self.unregister_all_listeners()
+        self._polling.join(CLOSE_TIMEOUT_SECONDS)
+        self._system.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _fetch_and_tell(self) -> None:
+        self.synchronizer.fetch_updates()
+        with self._order:
+            error = self._tell()
+        self._system.deliver()
+        if error is not None:
+            raise error
+
+    def _tell(self) -> Exception | None:
+        """Tell all that was applied since the last time; the error if `detect` failed. The lock is held."""
+        if self._feed is None:
+            return None
+        error: Exception | None = None
+        drained = list(self._feed.drain())
+        skipped = self._failed is not None and bool(drained)
+        transitions = drained or ([self._failed] if self._failed is not None else [])
+        for transition in transitions:
+            self._drained = transition.revision
+            try:
+                self._tell_transition(transition, gap=transition.gap or skipped)
+                self._failed, skipped = None, False
+            except Exception as raised:
+                error, self._failed, skipped = raised, transition, True
+        return error
+
+    def _tell_transition(self, transition: Transition[S], *, gap: bool) -> None:
+        if transition.after is not None and self._is_heard:
+            change = self._change(transition, gap=gap)
+            # All of them, before the first is told: half of them would be repeated.
+            for notification in list(self.detect(self._state, transition.after, change)):
+                self._system.publish(notification)
+                if self._waiting is not None:
+                    self._waiting.put(notification)
+        self._state, self._revision = transition.after, transition.revision
+
+    def _change(self, transition: Transition[S], *, gap: bool) -> Change:
+        if self._state is None:
+            return self._make_change(transition.revision, PRESENT_VALUE)
+        if gap:
+            return self._make_change(transition.revision, SEVERAL_CHANGES, gap=True)
+        cause = ", ".join(update.tag for update in transition.updates)
+        return self._make_change(transition.revision, cause, updates=transition.updates)
+
+    def _make_change(self, revision: Revision, cause: str, **others: Any) -> Change:
+        seen_at = datetime.fromtimestamp(self._clock.time(), UTC)
+        return Change(source=self.source, revision=revision, cause=cause, seen_at=seen_at, **others)
+
+    # ------------------------------------------------------------------ beginning and ending
+
+    @property
+    def _is_heard(self) -> bool:
+        return bool(self._subscriptions) or self._waiting is not None
+
+    @contextmanager
+    def _following(self) -> Iterator[None]:
+        """Register somebody inside: the state is followed, and told up to what this process has applied."""
+        self._check_open()
+        if self._feed is None:
+            self._begin()
+        # An error comes up again in the next poll, which has somewhere to report it.
+        self._tell()
+        try:
+            yield
+        finally:
+            self._end_if_unheard()
+
+    def _begin(self) -> None:
+        self._state, self._failed = None, None
+        self._drained = self.synchronizer.revision
+        self._feed = self.synchronizer.transitions()
+        if self._in_background:
+            self._polling.start()
+
+    def _end_if_unheard(self) -> None:
+        if self._feed is not None and not self._is_heard:
+            self._feed.close()
+            self._feed = None
+            self._polling.stop()
+
+    def _present_value(self) -> list[N]:
+        if self._state is None:
+            return []
+        return list(self.detect(None, self._state, self._make_change(self._revision, PRESENT_VALUE)))
+
+    def _listen_by_waiting(self) -> Mailbox[N]:
+        with self._order, self._following():
+            if self._waiting is None:
+                present = self._present_value()
+                self._waiting = Mailbox(self._queue_size)
+                for notification in present:
+                    self._waiting.put(notification)
+            return self._waiting
+
+    def _find(self, listener: Listener[N]) -> Subscription[N] | None:
+        return next((s for s in self._subscriptions if s.listener == listener), None)
+
+    def _unregister(self, subscription: Subscription[N]) -> None:
+        with self._order:
+            if subscription in self._subscriptions:
+                self._subscriptions.remove(subscription)
+                self._system.unregister(subscription)
+                self._end_if_unheard()
+
+    def _known(self) -> Mapping[str, int]:
+        """The lengths of the watched segments as far as they were told of."""
+        length = self.synchronizer.applied_length
+        # What this process applied itself may not have been told yet: then no length is the known one.
+        told = self._drained == self.synchronizer.revision
+        return {self.synchronizer.segment: length if told else -1, **self.watched()}
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the notifier is closed", source=self.source)

@@ -1,0 +1,87 @@
+"""The clockwork behind all notifiers of a process: one APScheduler, started by the first and stopped with the last."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from datetime import UTC
+from typing import Any, Final
+
+from apscheduler.executors.base import BaseExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+from apscheduler.schedulers.base import BaseScheduler
+
+#: APScheduler reports every job that is added and every run that comes too early for a slow job; neither is news here.
+_quiet = logging.getLogger(f"{__name__}.apscheduler")
+_quiet.setLevel(logging.ERROR)
+
+
+class _ThreadPerRun(BaseExecutor):  # type: ignore[misc]  # APScheduler 3 has no types
+    """Runs each job in a new daemon thread, so that a store that hangs delays nobody else's jobs and no exit."""
+
+    def _do_submit_job(self, job: Any, run_times: Any) -> None:
+        def run() -> None:
+            try:
+                job.func()
+            finally:
+                self._run_job_success(job.id, [])
+
+        threading.Thread(target=run, name=job.name, daemon=True).start()
+
+
+class SharedScheduler:
+    """Runs functions at intervals. Its threads live from the first `add` to the last ``remove``."""
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._scheduler: BaseScheduler | None = None
+        self._users = 0
+
+    def add(self, run: Callable[[], None], *, interval_seconds: float, name: str) -> Callable[[], None]:
+        """Run ``run`` every ``interval_seconds``, never twice at a time; returns the function that ends it."""
+        with self._lock:
+            scheduler: BaseScheduler = self._scheduler or _started_scheduler()
+            self._scheduler = scheduler
+            self._users += 1
+            job = add_job(scheduler, run, interval_seconds=interval_seconds, name=name)
+
+        def remove() -> None:
+            with self._lock:
+                if self._scheduler is not scheduler:
+                    return  # a forked child: there is nothing to end in it
+                job.remove()
+                self._users -= 1
+                if self._users == 0:
+                    scheduler.shutdown()
+                    self._scheduler = None
+
+        return remove
+
+
+def _started_scheduler() -> BaseScheduler:
+    scheduler = BackgroundScheduler(timezone=UTC, logger=_quiet, executors={"default": _ThreadPerRun()})
+    scheduler.start()
+    return scheduler
+
+
+def add_job(scheduler: BaseScheduler, run: Callable[[], None], *, interval_seconds: float, name: str) -> Any:
+    """The APScheduler job: runs that are late become one, and none is dropped for being late."""
+    return scheduler.add_job(
+        run,
+        "interval",
+        seconds=interval_seconds,
+        name=name,
+        coalesce=True,
+        max_instances=1,
+        misfire_grace_time=None,
+    )
+
+
+SHARED: Final = SharedScheduler()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=SHARED._forget)  # its thread is not in the child
