@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from synchronizer.errors import AlreadyExistsError, InvalidArgumentError, ReaderGroupError
+from synchronizer import AlreadyExistsError, InvalidArgumentError, ReaderGroupError
 
 
 class StreamExistsError(AlreadyExistsError):
@@ -15,3 +15,19 @@ class EventTooLargeError(InvalidArgumentError):
 
 class CorruptDataError(ReaderGroupError):
     """What is at this offset of a segment is no intact block of events, or no event. Nothing is skipped."""
+
+
+class ReaderGroupExistsError(AlreadyExistsError):
+    """A group of this name exists with another config. ``group.configure`` changes the config of a group."""
+
+
+class ReaderNotInGroupError(ReaderGroupError):
+    """The reader is not, or no longer, in the group, or no longer owns the segment. What it did now has no effect."""
+
+
+class EndOfDataError(ReaderGroupError, EOFError):
+    """The whole group has read all of its streams to their end."""
+
+
+class HandlerError(ReaderGroupError):
+    """A handler failed for the last time and there is nowhere to set the event aside. ``__cause__`` is its error."""

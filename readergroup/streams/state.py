@@ -14,10 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from synchronizer.errors import InvalidArgumentError, NotFoundError, SealedError
-from synchronizer.map import Map
-from synchronizer.revisioned import Revision
-from synchronizer.state import State, Update
+from synchronizer import InvalidArgumentError, Map, NotFoundError, Revision, SealedError, State, Update
 
 from ..errors import StreamExistsError
 from .config import MAX_SEGMENTS, KeyRange, SegmentId, StreamConfig, StreamCut, even_ranges, number_of, segment_id
@@ -33,6 +30,8 @@ class StreamSegment(_Record):
 
     number: int
     keys: KeyRange
+    #: The epoch that began with it.
+    epoch: int = 0
     predecessors: tuple[int, ...] = ()
     #: Published ones only: empty for a segment of the newest epoch.
     successors: tuple[int, ...] = ()
@@ -281,6 +280,7 @@ class AnnounceScale(Update[StreamState], tag="announce-scale"):
             StreamSegment(
                 number=number,
                 keys=keys,
+                epoch=state.epoch + 1,
                 predecessors=tuple(each.number for each in replaced if each.keys.overlaps(keys)),
             )
             for number, keys in enumerate(self.ranges, state.next_number)

@@ -1,0 +1,83 @@
+"""What a reader group is configured with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+
+from synchronizer import InvalidArgumentError, Map
+
+from .streams.config import StreamCut, check_stream_name
+
+#: Group and reader names: what Pravega allows, and the underscore.
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,250}")
+
+
+def check_group_name(name: str) -> str:
+    """Return ``name`` if it may name a reader group; else raise `InvalidArgumentError`."""
+    return _check(name, "reader group")
+
+
+def check_reader_id(reader: str) -> str:
+    """Return ``reader`` if it may name a reader; else raise `InvalidArgumentError`."""
+    return _check(reader, "reader")
+
+
+def _check(name: str, what: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidArgumentError(f"a {what} is named by letters, digits, '.', '-' and '_', at most 250", name=name)
+    return name
+
+
+Start = StreamCut | Literal["head", "tail"]
+
+
+class ReaderGroupConfig(BaseModel):
+    """What a reader group reads and how it keeps time. Durations are seconds.
+
+    ``start`` and ``end`` bound single streams; a stream that is not named there is read from its head and without end.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    streams: Annotated[tuple[str, ...], Field(min_length=1)]
+    start: Annotated[Mapping[str, Start], AfterValidator(Map), PlainSerializer(dict)] = Map()
+    end: Annotated[Mapping[str, StreamCut], AfterValidator(Map), PlainSerializer(dict)] = Map()
+    #: A reader whose lease was not renewed for so long is declared dead and its segments are given to others.
+    reader_timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = 10.0
+    #: How stale a reader's view of the group may be on a store without push.
+    refresh_interval_seconds: Annotated[float, Field(gt=0, le=3_600)] = 1.0
+    #: How often positions are committed: what a crash may repeat.
+    position_interval_seconds: Annotated[float, Field(gt=0, le=3_600)] = 1.0
+    #: A reader that has one event or batch in hand for longer stops renewing its lease. None: it may take for ever.
+    max_processing_seconds: Annotated[float, Field(gt=0)] | None = None
+
+    @model_validator(mode="after")
+    def _check_streams(self) -> ReaderGroupConfig:
+        for stream in self.streams:
+            check_stream_name(stream)
+        if len(set(self.streams)) != len(self.streams):
+            raise ValueError(f"a stream is named twice: {', '.join(self.streams)}")
+        for bound in (self.start, self.end):
+            for stream, cut in bound.items():
+                if stream not in self.streams:
+                    raise ValueError(f"a bound is given for {stream}, which is not among the streams")
+                if isinstance(cut, StreamCut) and cut.stream != stream:
+                    raise ValueError(f"the cut given for {stream} is one of {cut.stream}")
+        return self
+
+    @classmethod
+    def of(cls, **fields: object) -> ReaderGroupConfig:
+        """The config with these fields; `InvalidArgumentError` says which of them is wrong and why."""
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise InvalidArgumentError(f"the config of the reader group is wrong: {reasons(error)}") from error
+
+
+def reasons(error: ValidationError) -> str:
+    """What pydantic found wrong, in one line."""
+    return "; ".join(": ".join(filter(None, (".".join(map(str, e["loc"])), str(e["msg"])))) for e in error.errors())

@@ -1,0 +1,166 @@
+"""Leases and positions of readers.
+
+Each reader has one attribute on the segment of the group's log, named by a number of its own that is created with its
+`AddReader` and deleted with its `RemoveReader`, in the same step. It holds a counter and the reader's positions, and
+is changed only by comparing with the value last written: renewing the lease commits the positions, and the other way
+round; and once the reader was removed, neither succeeds any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import msgpack
+
+from synchronizer import Appended, AttributeChange, Clock, SegmentStore, StoreUnavailableError, UnknownOutcome
+
+from .state import ReaderGroupState, ReaderState
+from .streams.config import SegmentId
+
+PREFIX: Final = "lease/"
+#: A reader stops handing out events when this part of the timeout has passed since it sent its last accepted renewal.
+#: The rest is for clocks that run at different speeds.
+STOP_AFTER: Final = 0.8
+#: Renewals per timeout.
+RENEWALS: Final = 3
+
+
+class Held(NamedTuple):
+    """A position of a reader in one segment, and the token of the assignment that it was reached under."""
+
+    token: int
+    offset: int
+
+
+Positions = Mapping[SegmentId, Held]
+
+
+def lease_attribute(lease: str) -> str:
+    return PREFIX + lease
+
+
+def encode_lease(counter: int, positions: Positions) -> bytes:
+    return bytes(msgpack.packb([counter, {segment: list(held) for segment, held in positions.items()}]))
+
+
+def decode_positions(value: bytes) -> Positions:
+    _, positions = msgpack.unpackb(value)
+    return {segment: Held(*held) for segment, held in positions.items()}
+
+
+def current_offsets(state: ReaderGroupState, reader: str, value: bytes | None) -> dict[SegmentId, int]:
+    """Where the reader's segments are to go on, from the value of its lease: only positions of present assignments
+    count, and none goes back behind the place where the assignment began."""
+    if value is None:
+        return {}
+    offsets = {}
+    for segment, (token, offset) in decode_positions(value).items():
+        found = state.segments.get(segment)
+        if found is not None and found.owner == reader and found.token == token and offset > found.offset:
+            offsets[segment] = offset
+    return offsets
+
+
+class Lease:
+    """The holder's side: one reader's lease. Threads may share it."""
+
+    def __init__(self, store: SegmentStore, segment: str, name: str, clock: Clock) -> None:
+        self.name = name
+        self._store = store
+        self._segment = segment
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counter = 0
+        self._value = encode_lease(0, {})  # what the store holds, as far as is known
+        self._tried: set[bytes] = set()  # sent since then, and the answers lost
+        self._sent_at: float | None = None  # of the newest accepted renewal
+        self._lost = False
+
+    @property
+    def attribute(self) -> str:
+        return lease_attribute(self.name)
+
+    @property
+    def first_value(self) -> bytes:
+        """What `AddReader` writes."""
+        return encode_lease(0, {})
+
+    @property
+    def value(self) -> bytes:
+        """What a removal by the reader itself compares with."""
+        return self._value
+
+    def begin(self, sent_at: float) -> None:
+        """The lease was created by an append that was sent at ``sent_at``."""
+        self._sent_at = sent_at
+
+    def lose(self) -> None:
+        """The reader is no longer in the group."""
+        self._lost = True
+
+    def valid_until(self, timeout_seconds: float) -> float:
+        """Until when, on the clock, nobody else can have been given the reader's segments, with a margin."""
+        if self._sent_at is None or self._lost:
+            return float("-inf")
+        return self._sent_at + STOP_AFTER * timeout_seconds
+
+    def renew(self, positions: Positions) -> bool:
+        """Renew the lease and commit ``positions`` in one step. False: the reader was removed, and nothing was written.
+
+        Raises what the store raises; then it is not known whether the renewal went in, and the next call finds out.
+        """
+        with self._lock:
+            while not self._lost:
+                sent_at = self._clock.monotonic()
+                self._counter += 1
+                value = encode_lease(self._counter, positions)
+                change = AttributeChange(self._value, value)
+                answer = self._store.append(self._segment, b"", attributes={self.attribute: change})
+                if isinstance(answer, Appended):
+                    self._value, self._sent_at = value, sent_at
+                    self._tried.clear()
+                    return True
+                if isinstance(answer, UnknownOutcome):
+                    self._tried.add(value)
+                    raise StoreUnavailableError(
+                        "the answer to a renewal was lost; the next one finds out", lease=self.name
+                    ) from answer.cause
+                current = answer.attributes[self.attribute]
+                if current not in self._tried:
+                    self._lost = True
+                else:
+                    self._value = current  # the lost answer was a yes
+                    self._tried.clear()
+            return False
+
+
+class LeaseObserver:
+    """The others' side: which leases have not changed for the timeout, as this process saw it.
+
+    No clock of another process is looked at. A silence counts only while this process itself is in contact with the
+    store: after a gap in its own observations it begins anew, so that a store that was away has evicted nobody.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[bytes | None, float]] = {}  # lease: its value, and since when
+        self._last: float | None = None
+
+    def observe(
+        self, now: float, readers: Mapping[str, ReaderState], values: Mapping[str, bytes], timeout_seconds: float
+    ) -> list[str]:
+        """Take note of the leases as they are now and return the readers that are dead."""
+        if self._last is None or now - self._last > timeout_seconds / RENEWALS:
+            self._seen.clear()
+        self._last = now
+        seen, dead = {}, []
+        for reader, found in readers.items():
+            key = f"{reader}@{found.incarnation}"
+            value = values.get(lease_attribute(found.lease)) if found.lease is not None else None
+            before, since = self._seen.get(key, (value, now))
+            seen[key] = (value, since) if value == before else (value, now)
+            if now - seen[key][1] >= timeout_seconds:
+                dead.append(reader)
+        self._seen = seen
+        return dead

@@ -1,0 +1,178 @@
+"""The state of a reader group: who is in it, which segments it reads, who owns each of them, and from where.
+
+Data and questions only. The transitions are in `updates`, the decision who should own what in `balance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from synchronizer import Map, NotFoundError, State
+
+from .config import ReaderGroupConfig
+from .errors import ReaderNotInGroupError
+from .streams.config import SegmentId, StreamCut, stream_of
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ReaderState(_Value):
+    """A reader that is in the group."""
+
+    #: Names this life of the reader id: the token of its `AddReader`.
+    incarnation: int
+    #: Names the attribute that holds its lease and positions. None: it was added by hand and has none.
+    lease: str | None = None
+
+
+class SegmentState(_Value):
+    """A segment that the group reads, will read, or has read while its successors are not readable yet."""
+
+    low: float
+    high: float
+    #: Where its next owner starts, or its owner started, or where it was completed.
+    offset: int = 0
+    owner: str | None = None
+    #: The fencing token of the present assignment.
+    token: int | None = None
+    #: The reader, and its incarnation, that gets the segment when the owner releases it.
+    target: str | None = None
+    target_incarnation: int | None = None
+    #: How many of its predecessors have to be completed before it may be read; while some have, all of them.
+    waiting_for: int = 0
+    predecessors: tuple[SegmentId, ...] = ()
+    successors: tuple[SegmentId, ...] = ()
+    completed: bool = False
+    #: The group reads it up to here, if the config sets an end cut.
+    end: int | None = None
+    #: How much work the segment is, as a power of two.
+    weight: int = 0
+
+    @property
+    def readable(self) -> bool:
+        """Whether the segment may have an owner now."""
+        return not self.completed and not self.waiting_for
+
+    def changed(self, **changes: object) -> SegmentState:
+        return self.model_copy(update=changes)
+
+
+class StreamState(_Value):
+    """How far the group has followed a stream's scaling."""
+
+    #: Names this life of the stream.
+    incarnation: str
+    #: The newest epoch whose segments are in the group's state.
+    epoch: int
+    #: No further epoch will come: the stream is sealed, or the group reads it up to an end cut.
+    ended: bool = False
+
+
+class ReaderGroupState(State):
+    """Who is in the group, which segments it reads, who owns each of them, and from where."""
+
+    config: ReaderGroupConfig
+    streams: Map[str, StreamState] = Map()
+    readers: Map[str, ReaderState] = Map()
+    segments: Map[SegmentId, SegmentState] = Map()
+
+    #: Derived from ``segments``: what each reader owns, and which segments are marked for hand-over.
+    owned: Annotated[Map[str, Map[SegmentId, None]], Field(exclude=True, repr=False)] = Map()
+    marked: Annotated[Map[SegmentId, None], Field(exclude=True, repr=False)] = Map()
+
+    @model_validator(mode="after")
+    def _derive(self) -> Self:
+        owned: dict[str, dict[SegmentId, None]] = {}
+        for segment, found in self.segments.items():
+            if found.owner is not None:
+                owned.setdefault(found.owner, {})[segment] = None
+        object.__setattr__(self, "owned", Map({reader: Map(held) for reader, held in owned.items()}))
+        marked = {segment: None for segment, found in self.segments.items() if found.target is not None}
+        object.__setattr__(self, "marked", Map(marked))
+        return self
+
+    # ------------------------------------------------------------------ questions
+
+    def segments_of(self, reader: str) -> Mapping[SegmentId, SegmentState]:
+        """What the reader owns now."""
+        return {segment: self.segments[segment] for segment in self.owned.get(reader, ())}
+
+    @property
+    def unassigned(self) -> Iterator[SegmentId]:
+        """The segments that may be read and have no owner."""
+        return (segment for segment, found in self.segments.items() if found.readable and found.owner is None)
+
+    @property
+    def number_of_segments(self) -> int:
+        """The segments of the newest epochs that are not completed: the most readers that could be of use."""
+        return sum(not found.completed and not found.successors for found in self.segments.values())
+
+    @property
+    def number_of_readers(self) -> int:
+        return len(self.readers)
+
+    @property
+    def end_of_data(self) -> bool:
+        """Whether everything that the group is to read is completed, and nothing more can come."""
+        return all(stream.ended for stream in self.streams.values()) and all(
+            found.completed for found in self.segments.values()
+        )
+
+    @property
+    def cuts(self) -> Mapping[str, StreamCut]:
+        """Per stream the places where the present assignments began: the newest that the state itself knows."""
+        offsets: dict[str, dict[SegmentId, int]] = {}
+        for segment, found in self.segments.items():
+            if not found.waiting_for:
+                offsets.setdefault(stream_of(segment), {})[segment] = found.offset
+        return {
+            stream: StreamCut(stream=stream, offsets=held, incarnation=self.streams[stream].incarnation)
+            for stream, held in offsets.items()
+        }
+
+    def reader(self, reader: str) -> ReaderState:
+        """Raises `ReaderNotInGroupError` where no such reader is in the group."""
+        found: ReaderState | None = self.readers.get(reader)
+        if found is None:
+            raise ReaderNotInGroupError("the reader is not in the group", reader=reader)
+        return found
+
+    def segment(self, segment: SegmentId) -> SegmentState:
+        """Raises `NotFoundError` where the group does not read such a segment."""
+        found: SegmentState | None = self.segments.get(segment)
+        if found is None:
+            raise NotFoundError("the group does not read this segment", segment=segment)
+        return found
+
+    def owned_segment(self, reader: str, segment: SegmentId) -> SegmentState:
+        """Raises `ReaderNotInGroupError` where the reader does not own it."""
+        found = self.segment(segment)
+        if found.owner != reader:
+            raise ReaderNotInGroupError(
+                "the reader does not own this segment", reader=reader, segment=segment, owner=found.owner
+            )
+        return found
+
+    # ------------------------------------------------------------------ steps that updates are made of
+
+    def with_segment(self, segment: SegmentId, after: SegmentState | None) -> Self:
+        """The state in which ``segment`` is ``after`` (None: it is gone), with what is derived from it."""
+        before: SegmentState | None = self.segments.get(segment)
+        owner_before = None if before is None else before.owner
+        owner_after = None if after is None else after.owner
+        owned, marked = self.owned, self.marked
+        if owner_before != owner_after:
+            if owner_before is not None:
+                left = owned[owner_before].delete(segment)
+                owned = owned.set(owner_before, left) if left else owned.delete(owner_before)
+            if owner_after is not None:
+                owned = owned.set(owner_after, owned.get(owner_after, Map()).set(segment, None))
+        if (segment in marked) != (after is not None and after.target is not None):
+            marked = marked.delete(segment) if segment in marked else marked.set(segment, None)
+        segments = self.segments.delete(segment) if after is None else self.segments.set(segment, after)
+        return self.replace(segments=segments, owned=owned, marked=marked)

@@ -1,0 +1,256 @@
+"""The transitions of a reader group's state. Each is pure, refuses what cannot be right, and has a stable tag.
+
+A fencing token is the token of the revision at which a segment was given to its owner, so the tokens of a segment only
+grow and never meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from synchronizer import InvalidArgumentError, Revision, Update
+
+from .config import ReaderGroupConfig
+from .state import ReaderGroupState, ReaderState, SegmentState
+from .streams.config import SegmentId, stream_of
+
+Offset = Annotated[int, Field(ge=0)]
+
+#: Why a reader left: it closed; its lease ran out; somebody removed it; its id was taken over by another.
+Cause = Literal["closed", "dead", "removed", "replaced"]
+
+
+class AddReader(Update[ReaderGroupState], tag="add_reader"):
+    """Let a reader into the group. It owns nothing yet."""
+
+    reader: str
+    #: The attribute of its lease, created in the same step.
+    lease: str | None = None
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        if self.reader in state.readers:
+            raise InvalidArgumentError("a reader of this id is in the group", reader=self.reader)
+        joined = ReaderState(incarnation=revision.token, lease=self.lease)
+        return state.replace(readers=state.readers.set(self.reader, joined))
+
+
+class RemoveReader(Update[ReaderGroupState], tag="remove_reader"):
+    """Take a reader out of the group. What it owned goes on at ``position``, or where it began.
+
+    A segment marked for hand-over goes to its target, the others to the unassigned. Marks for the reader are cleared.
+    """
+
+    reader: str
+    position: Mapping[SegmentId, Offset] | None = None
+    cause: Cause | None = None
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        state.reader(self.reader)
+        position = self.position or {}
+        for segment in state.owned.get(self.reader, ()):
+            found = state.segments[segment]
+            state = _hand_over(state, segment, found, position.get(segment, found.offset), revision)
+        for segment in state.marked:
+            found = state.segments[segment]
+            if found.target == self.reader:
+                state = state.with_segment(segment, found.changed(target=None, target_incarnation=None))
+        return state.replace(readers=state.readers.delete(self.reader))
+
+
+class ReassignSegment(Update[ReaderGroupState], tag="reassign"):
+    """Give an unassigned segment to a reader, or mark one that is owned for hand-over to it.
+
+    Reassigning to the present owner clears the mark.
+    """
+
+    segment: SegmentId
+    reader: str
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        found = state.segment(self.segment)
+        target = state.reader(self.reader)
+        if not found.readable:
+            raise InvalidArgumentError(
+                "this segment cannot have an owner now: it is completed, or its predecessors are not",
+                segment=self.segment,
+            )
+        if found.owner is None:
+            after = found.changed(owner=self.reader, token=revision.token)
+        elif found.owner == self.reader:
+            after = found.changed(target=None, target_incarnation=None)
+        else:
+            after = found.changed(target=self.reader, target_incarnation=target.incarnation)
+        return state.with_segment(self.segment, after)
+
+
+class ReleaseSegment(Update[ReaderGroupState], tag="release"):
+    """The owner gives a segment up at ``offset``: to its hand-over target if that is in the group, else to nobody."""
+
+    reader: str
+    segment: SegmentId
+    offset: Offset
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        found = state.owned_segment(self.reader, self.segment)
+        return _hand_over(state, self.segment, found, _forward(found, self.segment, self.offset), revision)
+
+
+class CompleteSegment(Update[ReaderGroupState], tag="complete"):
+    """The last event of a segment counts as processed. Successors become readable after all their predecessors."""
+
+    reader: str
+    segment: SegmentId
+    offset: Offset
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        found = state.owned_segment(self.reader, self.segment)
+        stream = stream_of(self.segment)
+        if not found.successors and not state.streams[stream].ended and found.end is None:
+            raise InvalidArgumentError(
+                "a segment is not completed before its successors are known or its stream has ended",
+                segment=self.segment,
+            )
+        offset = _forward(found, self.segment, self.offset)
+        done = found.changed(
+            offset=offset, completed=True, owner=None, token=None, target=None, target_incarnation=None
+        )
+        state = state.with_segment(self.segment, done)
+        finished = [self.segment]
+        for successor in found.successors:
+            waiting = state.segments[successor]
+            if waiting.waiting_for == 1:
+                finished += waiting.predecessors
+                after = waiting.changed(waiting_for=0, predecessors=())
+            else:
+                after = waiting.changed(waiting_for=waiting.waiting_for - 1)
+            state = state.with_segment(successor, after)
+        return _drop_finished(state, finished)
+
+
+class NewSegment(BaseModel):
+    """A segment of a new epoch, with those of its predecessors that the group still knows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    low: float
+    high: float
+    predecessors: tuple[SegmentId, ...]
+
+
+class AddEpoch(Update[ReaderGroupState], tag="add_epoch"):
+    """A stream was scaled: its new segments wait for their predecessors to be completed."""
+
+    stream: str
+    epoch: int
+    segments: Mapping[SegmentId, NewSegment]
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        known = state.streams[self.stream]
+        if known.ended or self.epoch != known.epoch + 1:
+            raise InvalidArgumentError(
+                "epochs are added one by one", stream=self.stream, epoch=self.epoch, known_epoch=known.epoch
+            )
+        for segment, new in self.segments.items():
+            waiting_for = 0
+            for predecessor in new.predecessors:
+                before = state.segment(predecessor)
+                waiting_for += not before.completed
+                after = before.changed(successors=(*before.successors, segment))
+                state = state.with_segment(predecessor, after)
+            added = SegmentState(
+                low=new.low,
+                high=new.high,
+                predecessors=new.predecessors if waiting_for else (),
+                waiting_for=waiting_for,
+            )
+            state = state.with_segment(segment, added)
+        return state.replace(streams=state.streams.set(self.stream, known.model_copy(update={"epoch": self.epoch})))
+
+
+class EndStream(Update[ReaderGroupState], tag="end_stream"):
+    """A stream was sealed: after the segments of its last epoch nothing more comes."""
+
+    stream: str
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        known = state.streams[self.stream]
+        return state.replace(streams=state.streams.set(self.stream, known.model_copy(update={"ended": True})))
+
+
+class RecordWeights(Update[ReaderGroupState], tag="record_weights"):
+    """How much work segments are, as powers of two. The planner weighs by these alone."""
+
+    weights: Mapping[SegmentId, Annotated[int, Field(ge=0, le=40)]]
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        for segment, weight in self.weights.items():
+            state = state.with_segment(segment, state.segment(segment).changed(weight=weight))
+        return state
+
+
+class ConfigureGroup(Update[ReaderGroupState], tag="configure"):
+    """Change how the group keeps time. What it reads stays."""
+
+    config: ReaderGroupConfig
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        reads = ("streams", "start", "end")
+        if any(getattr(self.config, field) != getattr(state.config, field) for field in reads):
+            raise InvalidArgumentError(
+                "what a group reads is fixed at its creation; create another group for other streams or bounds"
+            )
+        return state.replace(config=self.config)
+
+
+#: Every class of updates that the log of a group may hold.
+UPDATES: Final[tuple[type[Update[Any]], ...]] = (
+    AddReader,
+    RemoveReader,
+    ReassignSegment,
+    ReleaseSegment,
+    CompleteSegment,
+    AddEpoch,
+    EndStream,
+    RecordWeights,
+    ConfigureGroup,
+)
+
+
+def _forward(found: SegmentState, segment: SegmentId, offset: int) -> int:
+    """``offset``, unless it is before the place where the assignment began: positions do not go backwards."""
+    if offset < found.offset:
+        raise InvalidArgumentError(
+            "a position does not go back within an assignment", segment=segment, offset=offset, began_at=found.offset
+        )
+    return offset
+
+
+def _hand_over(
+    state: ReaderGroupState, segment: SegmentId, found: SegmentState, offset: int, revision: Revision
+) -> ReaderGroupState:
+    """The owner leaves the segment at ``offset``."""
+    target = state.readers.get(found.target) if found.target is not None else None
+    # The mark was for one incarnation. A reader of the same id that came later has to be chosen anew.
+    if target is not None and target.incarnation == found.target_incarnation:
+        after = found.changed(
+            offset=offset, owner=found.target, token=revision.token, target=None, target_incarnation=None
+        )
+    else:
+        after = found.changed(offset=offset, owner=None, token=None, target=None, target_incarnation=None)
+    return state.with_segment(segment, after)
+
+
+def _drop_finished(state: ReaderGroupState, completed: Iterable[SegmentId]) -> ReaderGroupState:
+    """Forget completed segments once all their successors are readable: until then they stand in every cut."""
+    for segment in completed:
+        found = state.segments.get(segment)
+        if found is None or not found.successors:
+            continue
+        if not any(
+            state.segments[successor].waiting_for for successor in found.successors if successor in state.segments
+        ):
+            state = state.with_segment(segment, None)
+    return state
