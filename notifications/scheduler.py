@@ -52,12 +52,12 @@ class SharedScheduler:
 
         def remove() -> None:
             with self._lock:
-                if self._scheduler is not scheduler:
+                if self._scheduler is None or self._scheduler is not scheduler:
                     return  # a forked child: there is nothing to end in it
                 job.remove()
                 self._users -= 1
                 if self._users == 0:
-                    scheduler.shutdown()
+                    self._scheduler.shutdown()
                     self._scheduler = None
 
         return remove

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from synchronizer import ManualClock, SegmentStore, StateSynchronizer, open_store
+from tests.notifications.counting import Counter, CountNotifier, counter
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SegmentStore]:
+    with open_store("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/store.db") as store:
+        yield store
+
+
+@pytest.fixture
+def visits(store: SegmentStore) -> Iterator[StateSynchronizer[Counter]]:
+    """The replica that notifiers borrow."""
+    replica = counter(store)
+    yield replica
+    replica.close()
+
+
+@pytest.fixture
+def elsewhere(store: SegmentStore) -> Iterator[StateSynchronizer[Counter]]:
+    """A replica through which the state is changed behind the notifiers' back."""
+    replica = counter(store)
+    yield replica
+    replica.close()
+
+
+@pytest.fixture
+def notifier(visits: StateSynchronizer[Counter]) -> Iterator[CountNotifier]:
+    """One that runs in the background. The interval is so long that only the store can wake it in time."""
+    with CountNotifier(visits, interval_seconds=60) as notifier:
+        yield notifier
+
+
+@pytest.fixture
+def manual_clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def manual(store: SegmentStore, manual_clock: ManualClock) -> Iterator[CountNotifier]:
+    """One that does everything in `poll`."""
+    replica = counter(store, clock=manual_clock)
+    with CountNotifier(replica) as notifier:
+        yield notifier
+    replica.close()
