@@ -9,8 +9,7 @@ from typing import Annotated, Final, Literal, NewType, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, field_validator, model_validator
 
-from synchronizer.errors import InvalidArgumentError
-from synchronizer.map import Map
+from synchronizer import InvalidArgumentError, Map
 
 #: ``scope/stream/number``, for example ``shop/orders/0``.
 SegmentId = NewType("SegmentId", str)

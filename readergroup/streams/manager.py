@@ -11,18 +11,21 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from synchronizer.clock import Clock, Deadline, SystemClock
-from synchronizer.errors import (
+from synchronizer import (
     AlreadyExistsError,
+    Clock,
     ClosedError,
+    Deadline,
     DeadlineExceededError,
     InvalidArgumentError,
+    Map,
     NotFoundError,
+    SegmentInfo,
+    SegmentStore,
+    StateSynchronizer,
+    SystemClock,
+    Update,
 )
-from synchronizer.map import Map
-from synchronizer.state import Update
-from synchronizer.state_synchronizer import StateSynchronizer
-from synchronizer.store import SegmentInfo, SegmentStore
 
 from ..errors import StreamExistsError
 from .config import ScalingPolicy, SegmentId, StreamConfig, StreamCut, StreamInfo, check_name, check_stream_name

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from synchronizer.clock import Clock, Deadline
-from synchronizer.errors import StoreFullError, StoreUnavailableError
+from synchronizer import Clock, Deadline, StoreFullError, StoreUnavailableError
 
 R = TypeVar("R")
 

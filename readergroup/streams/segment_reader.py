@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from synchronizer.errors import TruncatedError
-from synchronizer.store import SegmentStore
+from synchronizer import SegmentStore, TruncatedError
 
 from ..errors import CorruptDataError
 from .block import MAX_BLOCK_BYTES, Block, enclosing_block_start, parse_blocks, starts_block
@@ -42,6 +41,11 @@ class SegmentReader:
     def known_length(self) -> int:
         """How far the segment was read: what ``store.wait`` takes as known when `next_block` has none."""
         return self._read_to
+
+    @property
+    def buffered(self) -> bool:
+        """Whether `next_block` has a block without asking the store."""
+        return bool(self._ahead)
 
     def next_block(self) -> Block | None:
         """The next block, or the rest of the one that the offset is in; None if there is nothing more now.

@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgpack
 from pydantic import BaseModel
 
-from synchronizer.errors import InvalidArgumentError
+from synchronizer import InvalidArgumentError
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
