@@ -1,0 +1,178 @@
+"""A store with the faults that real ones have, at points that a test chooses."""
+
+from __future__ import annotations
+
+import enum
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+from ..errors import StoreUnavailableError
+from ..store import AppendResult, AttributeChange, SegmentInfo, SegmentStore, UnknownOutcome
+
+
+class Operation(NamedTuple):
+    """A call that a `FailingStore` was asked for. ``segment`` is "" where it concerns none or several."""
+
+    verb: str
+    segment: str
+
+
+class _AppendFault(enum.Enum):
+    FAIL = enum.auto()
+    LOSE_REQUEST = enum.auto()
+    LOSE_ANSWER = enum.auto()
+
+
+class FailingStore(SegmentStore):
+    """Passes every call on to ``inner``, except for the faults that were ordered.
+
+    One-shot faults (`fail_appends`, `lose_requests`, `lose_answers`, `cut_reads`, `miss_changes`) hit the next calls
+    in the order they were given, once each. While ``unavailable`` is true, every verb raises `StoreUnavailableError`.
+    With ``rng`` and ``fault_rate``, that share of the calls fails at random: the same seed and the same calls give the
+    same faults.
+
+    ``before`` is called before each operation and may do anything: let another process act at this very point, order
+    a fault for this operation, or raise. ``operations`` holds all that were asked for, in order.
+    """
+
+    def __init__(self, inner: SegmentStore, *, rng: random.Random | None = None, fault_rate: float = 0.0) -> None:
+        self.inner = inner
+        self.url = inner.url
+        self.guarantees = inner.guarantees
+        self.unavailable = False
+        self.before: Callable[[Operation], None] | None = None
+        self.operations: list[Operation] = []
+        self._rng = rng or random.Random(0)
+        self._fault_rate = fault_rate
+        self._lock = threading.Lock()
+        self._append_faults: list[_AppendFault] = []
+        self._reads_to_cut = 0
+        self._waits_to_miss = 0
+
+    def fail_appends(self, count: int = 1) -> None:
+        """The next appends are not stored and raise `StoreUnavailableError`."""
+        self._append_faults += [_AppendFault.FAIL] * count
+
+    def lose_requests(self, count: int = 1) -> None:
+        """The next appends are not stored, and answered with `UnknownOutcome`."""
+        self._append_faults += [_AppendFault.LOSE_REQUEST] * count
+
+    def lose_answers(self, count: int = 1) -> None:
+        """The next appends are carried out, and answered with `UnknownOutcome`."""
+        self._append_faults += [_AppendFault.LOSE_ANSWER] * count
+
+    def cut_reads(self, count: int = 1) -> None:
+        """The next reads return only the first half of what is there, at least a byte."""
+        self._reads_to_cut += count
+
+    def miss_changes(self, count: int = 1) -> None:
+        """The next waits last their whole timeout and report nothing, whatever changed."""
+        self._waits_to_miss += count
+
+    def count(self, verb: str) -> int:
+        """How often ``verb`` was asked for."""
+        return Counter(operation.verb for operation in self.operations)[verb]
+
+    def create(self, segment: str) -> bool:
+        self._begin("create", segment)
+        return self.inner.create(segment)
+
+    def delete(self, segment: str) -> None:
+        self._begin("delete", segment)
+        self.inner.delete(segment)
+
+    def info(self, segment: str) -> SegmentInfo:
+        self._begin("info", segment)
+        return self.inner.info(segment)
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        self._begin("list")
+        return self.inner.list(prefix)
+
+    def append(
+        self,
+        segment: str,
+        data: bytes,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        self._announce("append", segment)
+        fault = self._next_append_fault()
+        if fault is _AppendFault.FAIL:
+            raise _unavailable("append", segment)
+        if fault is _AppendFault.LOSE_REQUEST:
+            return UnknownOutcome(_unavailable("append", segment))
+        result = self.inner.append(segment, data, expected_offset=expected_offset, attributes=attributes)
+        if fault is _AppendFault.LOSE_ANSWER:
+            return UnknownOutcome(_unavailable("append", segment))
+        return result
+
+    def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
+        self._begin("read", segment)
+        data = self.inner.read(segment, offset, max_bytes)
+        with self._lock:
+            is_cut = self._reads_to_cut > 0
+            self._reads_to_cut -= is_cut
+        return data[: max(1, len(data) // 2)] if is_cut else data
+
+    def attributes(self, segment: str, prefix: str = "") -> Mapping[str, bytes]:
+        self._begin("attributes", segment)
+        return self.inner.attributes(segment, prefix)
+
+    def truncate(self, segment: str, offset: int) -> None:
+        self._begin("truncate", segment)
+        self.inner.truncate(segment, offset)
+
+    def seal(self, segment: str) -> SegmentInfo:
+        self._begin("seal", segment)
+        return self.inner.seal(segment)
+
+    def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
+        self._begin("wait")
+        with self._lock:
+            is_missed = self._waits_to_miss > 0
+            self._waits_to_miss -= is_missed
+        return self.inner.wait({} if is_missed else known, timeout)
+
+    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
+        self._begin("fair_lock", segment)
+        return self.inner.fair_lock(segment, timeout)
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def _announce(self, verb: str, segment: str = "") -> None:
+        operation = Operation(verb, segment)
+        with self._lock:
+            self.operations.append(operation)
+        if self.before is not None:
+            self.before(operation)
+        if self.unavailable:
+            raise _unavailable(verb, segment)
+
+    def _begin(self, verb: str, segment: str = "") -> None:
+        self._announce(verb, segment)
+        if self._is_unlucky():
+            raise _unavailable(verb, segment)
+
+    def _next_append_fault(self) -> _AppendFault | None:
+        with self._lock:
+            if self._append_faults:
+                return self._append_faults.pop(0)
+        if self._is_unlucky():
+            with self._lock:
+                return self._rng.choice(list(_AppendFault))
+        return None
+
+    def _is_unlucky(self) -> bool:
+        with self._lock:
+            return self._fault_rate > 0 and self._rng.random() < self._fault_rate
+
+
+def _unavailable(verb: str, segment: str) -> StoreUnavailableError:
+    return StoreUnavailableError("a fault that the test ordered", verb=verb, segment=segment)

@@ -1,0 +1,669 @@
+"""The contract of `SegmentStore`, sentence by sentence, as a suite that every backend runs."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+import pytest
+
+from ..clock import SystemClock
+from ..errors import (
+    AlreadyExistsError,
+    ClosedError,
+    InvalidArgumentError,
+    NotFoundError,
+    SealedError,
+    TruncatedError,
+)
+from ..store import (
+    ANY,
+    MAX_APPEND_BYTES,
+    MAX_DELTA_BYTES,
+    MAX_NAME_LENGTH,
+    Appended,
+    AttributeChange,
+    Conflict,
+    SegmentInfo,
+    SegmentStore,
+)
+
+T = TypeVar("T")
+_LONG = 30.0  # for waits that should end at once; a slow machine must not fail them
+
+
+class SegmentStoreConformance:
+    """Subclass this as ``class TestMyStore(SegmentStoreConformance)`` with one pytest fixture, ``store``.
+
+    The fixture gives each test an empty store of its own and closes it afterwards (again, where the test did).
+    """
+
+    @pytest.fixture
+    def store(self) -> Iterator[SegmentStore]:
+        raise NotImplementedError("give the class a fixture named 'store'")
+
+    # create, delete, info, list
+
+    def test_a_new_segment_is_empty(self, store: SegmentStore) -> None:
+        assert store.create("s") is True
+        assert store.info("s") == SegmentInfo("s", start_offset=0, length=0, sealed=False)
+        assert store.read("s", 0, 10) == b""
+        assert store.attributes("s") == {}
+
+    def test_creating_what_exists_changes_nothing(self, store: SegmentStore) -> None:
+        _segment(store, b"kept")
+        assert store.create("s") is False
+        assert store.read("s", 0, 10) == b"kept"
+
+    def test_a_segment_that_was_never_created_is_not_found(self, store: SegmentStore) -> None:
+        for call in _calls_on(store, "unknown"):
+            with pytest.raises(NotFoundError, match="unknown"):
+                call()
+        with pytest.raises(NotFoundError):
+            store.delete("unknown")
+        with pytest.raises(NotFoundError):
+            store.wait({"unknown": 0}, 0)
+
+    def test_a_deleted_segment_is_not_found(self, store: SegmentStore) -> None:
+        _segment(store, b"data", a=b"1")
+        store.delete("s")
+        for call in _calls_on(store, "s"):
+            with pytest.raises(NotFoundError):
+                call()
+        assert list(store.list()) == []
+
+    def test_deleting_twice_is_no_error(self, store: SegmentStore) -> None:
+        _segment(store, b"data")
+        store.delete("s")
+        store.delete("s")
+
+    def test_a_sealed_segment_can_be_deleted(self, store: SegmentStore) -> None:
+        _segment(store, b"data")
+        store.seal("s")
+        store.delete("s")
+        assert list(store.list()) == []
+
+    def test_a_deleted_name_is_never_used_again(self, store: SegmentStore) -> None:
+        _segment(store, b"data")
+        store.delete("s")
+        with pytest.raises(AlreadyExistsError):
+            store.create("s")
+        assert list(store.list()) == []
+
+    def test_deleting_one_segment_leaves_the_others(self, store: SegmentStore) -> None:
+        for name in "abc":
+            _segment(store, name.encode() * 10, name=name, tag=name.encode())
+        store.delete("b")
+        assert [store.read(name, 0, 20) for name in "ac"] == [b"a" * 10, b"c" * 10]
+        assert [store.attributes(name) for name in "ac"] == [{"tag": b"a"}, {"tag": b"c"}]
+
+    @pytest.mark.parametrize("name", ["", "x" * (MAX_NAME_LENGTH + 1), "nul\0", "half \ud83d"])
+    def test_a_name_that_cannot_be_one_is_refused(self, store: SegmentStore, name: str) -> None:
+        with pytest.raises(InvalidArgumentError):
+            store.create(name)
+        _segment(store)
+        with pytest.raises(InvalidArgumentError):
+            store.append("s", b"", attributes={name: AttributeChange(None, b"1")})
+        assert store.attributes("s") == {}
+
+    @pytest.mark.parametrize(
+        "name", ["a b", "a/b/0", "%", "_", "'", '"', "\\", "?", "*", "ü", "日本", "😀", "x" * MAX_NAME_LENGTH]
+    )
+    def test_a_name_may_hold_any_character(self, store: SegmentStore, name: str) -> None:
+        _segment(store, b"data", name=name)
+        assert store.append(name, b"", attributes={name: AttributeChange(None, b"1")}) == Appended(4, 4)
+        assert list(store.list()) == [name]
+        assert store.attributes(name, name) == {name: b"1"}
+        assert store.info(name).name == name
+
+    def test_names_are_listed_in_order_of_their_code_points(self, store: SegmentStore) -> None:
+        names = ["b", "a", "B", "ab", "a/1", "a/0", "é", "z", "\ufffd", "😀", "a%", "a_"]
+        for name in names:
+            store.create(name)
+        assert list(store.list()) == sorted(names)
+
+    @pytest.mark.parametrize("prefix", ["a", "a/", "a%", "a_", "%", "_", "é", "日", "😀", "ab", "none"])
+    def test_only_names_with_the_prefix_are_listed(self, store: SegmentStore, prefix: str) -> None:
+        names = ["a", "a/0", "a/1", "a%", "a%b", "a_", "ab", "aXb", "b", "A", "é", "ée", "e", "日本", "日", "😀", "😀!"]
+        for name in names:
+            store.create(name)
+        assert list(store.list(prefix)) == sorted(name for name in names if name.startswith(prefix))
+
+    def test_many_names_are_listed(self, store: SegmentStore) -> None:
+        names = [f"n/{number:05}" for number in range(2100)]
+        for name in names:
+            store.create(name)
+        assert list(store.list("n/")) == names
+
+    # append
+
+    def test_appends_follow_one_another(self, store: SegmentStore) -> None:
+        _segment(store)
+        assert store.append("s", b"one") == Appended(0, 3)
+        assert store.append("s", b"two!", expected_offset=3) == Appended(3, 7)
+        assert store.read("s", 0, 100) == b"onetwo!"
+        assert store.info("s").length == 7
+
+    def test_an_append_at_another_offset_than_expected_writes_nothing(self, store: SegmentStore) -> None:
+        _segment(store, b"0123456789", a=b"1")
+        for expected_offset, delta in ((0, b"0123456789"), (4, b"456789"), (11, b"")):
+            result = store.append(
+                "s", b"lost", expected_offset=expected_offset, attributes={"a": AttributeChange(b"1", b"2")}
+            )
+            assert result == Conflict(10, delta, {"a": b"1"})
+        assert store.read("s", 0, 100) == b"0123456789"
+        assert store.attributes("s") == {"a": b"1"}
+
+    def test_a_conflict_holds_the_first_bytes_that_were_not_seen(self, store: SegmentStore) -> None:
+        data = _pattern(3 * MAX_DELTA_BYTES)
+        _segment(store, data[:1000])
+        store.append("s", data[1000:])
+        result = store.append("s", b"lost", expected_offset=500)
+        assert result == Conflict(len(data), data[500 : 500 + MAX_DELTA_BYTES])
+
+    def test_a_conflict_about_truncated_bytes_has_no_delta(self, store: SegmentStore) -> None:
+        _segment(store, b"0123456789")
+        store.truncate("s", 6)
+        assert store.append("s", b"lost", expected_offset=5) == Conflict(10)
+        assert store.append("s", b"lost", expected_offset=6) == Conflict(10, b"6789")
+
+    def test_a_conflict_without_an_expected_offset_has_no_delta(self, store: SegmentStore) -> None:
+        _segment(store, b"0123456789", a=b"1")
+        result = store.append("s", b"lost", attributes={"a": AttributeChange(b"0", b"2")})
+        assert result == Conflict(10, b"", {"a": b"1"})
+
+    def test_an_empty_append_is_an_append(self, store: SegmentStore) -> None:
+        _segment(store, b"data")
+        assert store.append("s", b"") == Appended(4, 4)
+        assert store.append("s", b"", expected_offset=4) == Appended(4, 4)
+        assert store.append("s", b"", expected_offset=3) == Conflict(4, b"a")
+
+    def test_the_largest_append_is_taken_whole(self, store: SegmentStore) -> None:
+        data = _pattern(MAX_APPEND_BYTES)
+        _segment(store, b"before")
+        assert store.append("s", data, expected_offset=6) == Appended(6, 6 + len(data))
+        assert store.read("s", 6, 2 * len(data)) == data
+
+    def test_a_larger_append_is_refused(self, store: SegmentStore) -> None:
+        _segment(store)
+        with pytest.raises(InvalidArgumentError):
+            store.append("s", bytes(MAX_APPEND_BYTES + 1))
+        assert store.info("s").length == 0
+
+    def test_a_negative_expected_offset_is_refused(self, store: SegmentStore) -> None:
+        _segment(store)
+        with pytest.raises(InvalidArgumentError):
+            store.append("s", b"data", expected_offset=-1)
+        assert store.info("s").length == 0
+
+    # attributes
+
+    def test_attributes_are_set_with_the_append(self, store: SegmentStore) -> None:
+        _segment(store)
+        store.append("s", b"data", attributes={"a": AttributeChange(None, b"1"), "b": AttributeChange(ANY, b"")})
+        assert store.attributes("s") == {"a": b"1", "b": b""}
+
+    def test_an_attribute_changes_if_it_is_what_was_expected(self, store: SegmentStore) -> None:
+        _segment(store, a=b"1")
+        assert store.append("s", b"", attributes={"a": AttributeChange(b"1", b"2")}) == Appended(0, 0)
+        assert store.append("s", b"", attributes={"a": AttributeChange(b"1", b"3")}) == Conflict(0, b"", {"a": b"2"})
+        assert store.append("s", b"", attributes={"a": AttributeChange(None, b"3")}) == Conflict(0, b"", {"a": b"2"})
+        assert store.append("s", b"", attributes={"b": AttributeChange(b"1", b"3")}) == Conflict(0, b"", {"b": None})
+        assert store.attributes("s") == {"a": b"2"}
+
+    def test_any_value_may_be_expected(self, store: SegmentStore) -> None:
+        _segment(store)
+        for value in (b"1", b"2", None, b"3"):
+            store.append("s", b"", attributes={"a": AttributeChange(ANY, value)})
+            assert store.attributes("s").get("a") == value
+
+    def test_an_attribute_can_be_removed(self, store: SegmentStore) -> None:
+        _segment(store, a=b"1", b=b"2")
+        assert store.append("s", b"", attributes={"a": AttributeChange(b"1", None)}) == Appended(0, 0)
+        assert store.attributes("s") == {"b": b"2"}
+        store.append("s", b"", attributes={"a": AttributeChange(None, None)})
+        assert store.attributes("s") == {"b": b"2"}
+
+    def test_an_expectation_without_a_change_is_a_comparison(self, store: SegmentStore) -> None:
+        _segment(store, a=b"1")
+        same = AttributeChange(b"1", b"1")
+        assert store.append("s", b"data", attributes={"a": same}) == Appended(0, 4)
+        store.append("s", b"", attributes={"a": AttributeChange(ANY, b"2")})
+        assert store.append("s", b"data", attributes={"a": same}) == Conflict(4, b"", {"a": b"2"})
+
+    def test_one_unexpected_attribute_prevents_everything(self, store: SegmentStore) -> None:
+        _segment(store, b"data", a=b"1", b=b"2", c=b"3")
+        changes = {
+            "a": AttributeChange(b"1", b"x"),
+            "b": AttributeChange(b"wrong", b"x"),
+            "c": AttributeChange(ANY, None),
+        }
+        result = store.append("s", b"lost", expected_offset=4, attributes=changes)
+        assert result == Conflict(4, b"", {"a": b"1", "b": b"2", "c": b"3"})
+        assert store.read("s", 0, 100) == b"data"
+        assert store.attributes("s") == {"a": b"1", "b": b"2", "c": b"3"}
+
+    @pytest.mark.parametrize("prefix", ["", "a", "a/", "a%", "_", "ü", "none"])
+    def test_attributes_are_found_by_prefix(self, store: SegmentStore, prefix: str) -> None:
+        names = ["a", "a/1", "a/2", "a%", "aX", "_", "b", "ü", "üb"]
+        _segment(store, attributes={name: name.encode() for name in names})
+        expected = {name: name.encode() for name in names if name.startswith(prefix)}
+        assert store.attributes("s", prefix) == expected
+
+    def test_an_attribute_holds_any_bytes(self, store: SegmentStore) -> None:
+        values = {"empty": b"", "zeros": b"\0\0", "all": bytes(range(256)), "large": bytes(70_000)}
+        _segment(store, attributes=values)
+        assert store.attributes("s") == values
+
+    def test_attributes_are_all_of_one_moment(self, store: SegmentStore) -> None:
+        _segment(store, a=b"0", b=b"0")
+
+        def change_both() -> None:
+            for number in range(100):
+                value = b"%d" % number
+                store.append("s", b"", attributes={"a": AttributeChange(ANY, value), "b": AttributeChange(ANY, value)})
+
+        with ThreadPoolExecutor() as threads:
+            changing = threads.submit(change_both)
+            while not changing.done():
+                seen = store.attributes("s")
+                assert seen["a"] == seen["b"]
+            changing.result()
+
+    # read
+
+    def test_a_read_returns_as_many_bytes_as_are_there(self, store: SegmentStore) -> None:
+        _segment(store, b"0123")
+        store.append("s", b"456789")
+        for offset in range(11):
+            for max_bytes in (1, 2, 5, 10, 1 << 40):
+                assert store.read("s", offset, max_bytes) == b"0123456789"[offset : offset + max_bytes]
+
+    def test_a_read_may_begin_and_end_anywhere_in_large_appends(self, store: SegmentStore) -> None:
+        data = _pattern(500_000)
+        _segment(store)
+        for first, end in ((0, 65_536), (65_536, 65_537), (65_537, 300_000), (300_000, 500_000)):
+            store.append("s", data[first:end])
+        edges = (0, 1, 65_535, 65_536, 65_537, 65_538, 131_072, 299_999, 300_000, 365_536, 499_999, 500_000)
+        for offset in edges:
+            for max_bytes in (1, 2, 65_535, 65_536, 65_537, 500_000):
+                assert store.read("s", offset, max_bytes) == data[offset : offset + max_bytes]
+
+    def test_a_read_beyond_the_end_is_refused(self, store: SegmentStore) -> None:
+        _segment(store, b"data")
+        for offset in (5, -1):
+            with pytest.raises(InvalidArgumentError):
+                store.read("s", offset, 1)
+
+    @pytest.mark.parametrize("max_bytes", [0, -1])
+    def test_a_read_of_nothing_is_refused(self, store: SegmentStore, max_bytes: int) -> None:
+        _segment(store, b"data")
+        with pytest.raises(InvalidArgumentError):
+            store.read("s", 0, max_bytes)
+
+    # truncate
+
+    def test_truncated_bytes_are_gone_and_offsets_stay(self, store: SegmentStore) -> None:
+        _segment(store, b"0123456789")
+        store.truncate("s", 4)
+        assert store.info("s") == SegmentInfo("s", start_offset=4, length=10, sealed=False)
+        assert store.read("s", 4, 3) == b"456"
+        for offset in (0, 3):
+            with pytest.raises(TruncatedError) as error:
+                store.read("s", offset, 1)
+            assert error.value.start_offset == 4
+        assert store.append("s", b"ab", expected_offset=10) == Appended(10, 12)
+        assert store.read("s", 4, 100) == b"456789ab"
+
+    def test_truncating_before_the_start_changes_nothing(self, store: SegmentStore) -> None:
+        _segment(store, b"0123456789")
+        store.truncate("s", 6)
+        store.truncate("s", 3)
+        store.truncate("s", 6)
+        assert store.info("s").start_offset == 6
+        assert store.read("s", 6, 100) == b"6789"
+
+    def test_everything_can_be_truncated(self, store: SegmentStore) -> None:
+        _segment(store, b"0123456789", a=b"1")
+        store.truncate("s", 10)
+        assert store.info("s") == SegmentInfo("s", start_offset=10, length=10, sealed=False)
+        assert store.read("s", 10, 1) == b""
+        assert store.attributes("s") == {"a": b"1"}
+        assert store.append("s", b"more", expected_offset=10) == Appended(10, 14)
+        assert store.read("s", 10, 100) == b"more"
+
+    @pytest.mark.parametrize("offset", [-1, 11])
+    def test_truncating_outside_the_segment_is_refused(self, store: SegmentStore, offset: int) -> None:
+        _segment(store, b"0123456789")
+        with pytest.raises(InvalidArgumentError):
+            store.truncate("s", offset)
+        assert store.info("s").start_offset == 0
+
+    def test_large_segments_are_truncated_at_any_byte(self, store: SegmentStore) -> None:
+        data = _pattern(300_000)
+        _segment(store)
+        for first in range(0, len(data), 100_000):
+            store.append("s", data[first : first + 100_000])
+        for offset in (1, 65_535, 65_536, 65_537, 99_999, 100_000, 170_000, 299_999, 300_000):
+            store.truncate("s", offset)
+            assert store.read("s", offset, len(data)) == data[offset:]
+
+    def test_a_sealed_segment_can_be_truncated(self, store: SegmentStore) -> None:
+        _segment(store, b"0123456789")
+        store.seal("s")
+        store.truncate("s", 10)
+        assert store.info("s") == SegmentInfo("s", start_offset=10, length=10, sealed=True)
+
+    # seal
+
+    def test_a_sealed_segment_refuses_every_append(self, store: SegmentStore) -> None:
+        _segment(store, b"data", a=b"1")
+        store.seal("s")
+        for expected_offset in (None, 4, 0):
+            for data in (b"", b"more"):
+                for changes in (None, {"a": AttributeChange(b"1", b"2")}, {"a": AttributeChange(b"wrong", b"2")}):
+                    with pytest.raises(SealedError):
+                        store.append("s", data, expected_offset=expected_offset, attributes=changes)
+        assert store.read("s", 0, 100) == b"data"
+        assert store.attributes("s") == {"a": b"1"}
+
+    def test_sealing_returns_the_final_info_each_time(self, store: SegmentStore) -> None:
+        _segment(store, b"data")
+        final = SegmentInfo("s", start_offset=0, length=4, sealed=True)
+        assert [store.seal("s"), store.seal("s"), store.info("s")] == [final] * 3
+
+    def test_nothing_is_appended_after_the_seal_was_acknowledged(self, store: SegmentStore) -> None:
+        _segment(store)
+
+        def append_until_sealed() -> int:
+            for count in range(1_000_000):
+                try:
+                    store.append("s", b"x")
+                except SealedError:
+                    return count
+            raise AssertionError("the segment was never sealed")
+
+        with ThreadPoolExecutor() as threads:
+            appending = [threads.submit(append_until_sealed) for _ in range(4)]
+            _until(lambda: store.info("s").length > 10)
+            final = store.seal("s")
+            assert sum(future.result(_LONG) for future in appending) == final.length
+        assert store.info("s") == final
+
+    # wait
+
+    def test_a_wait_for_what_has_changed_returns_at_once(self, store: SegmentStore) -> None:
+        for name in "abc":
+            _segment(store, b"data", name=name)
+        assert store.wait({"a": 4, "b": 3, "c": 0}, _LONG) == {"b", "c"}
+        assert store.wait({"a": 4, "b": 3, "c": 0}, 0) == {"b", "c"}
+
+    def test_a_sealed_or_deleted_segment_has_changed(self, store: SegmentStore) -> None:
+        for name in "abc":
+            _segment(store, b"data", name=name)
+        store.seal("a")
+        store.delete("b")
+        known = {"a": 4, "b": 4, "c": 4}
+        assert store.wait(known, _LONG) == {"a", "b"}
+
+    def test_a_wait_ends_at_its_timeout(self, store: SegmentStore) -> None:
+        _segment(store, b"data")
+        clock = SystemClock()
+        for timeout in (0.0, 0.1):
+            before = clock.monotonic()
+            assert store.wait({"s": 4}, timeout) == frozenset()
+            assert timeout * 0.9 <= clock.monotonic() - before < _LONG
+
+    def test_a_waiting_reader_hears_each_append(self, store: SegmentStore) -> None:
+        _segment(store)
+        heard = threading.Semaphore(0)
+
+        def hear(count: int) -> None:
+            for length in range(count):
+                assert store.wait({"s": length}, _LONG) == {"s"}
+                assert store.info("s").length == length + 1
+                heard.release()
+
+        with ThreadPoolExecutor() as threads:
+            hearing = threads.submit(hear, 100)
+            for _ in range(100):
+                store.append("s", b"x")
+                assert heard.acquire(timeout=_LONG)
+            hearing.result(_LONG)
+
+    @pytest.mark.parametrize("change", ["append", "seal", "delete"])
+    def test_every_waiter_is_woken(self, store: SegmentStore, change: str) -> None:
+        for name in "ab":
+            _segment(store, b"data", name=name)
+        changes: Mapping[str, Callable[[], object]] = {
+            "append": lambda: store.append("b", b"x"),
+            "seal": lambda: store.seal("b"),
+            "delete": lambda: store.delete("b"),
+        }
+        with ThreadPoolExecutor(8) as threads:
+            waiting = _started(threads, 8, lambda: store.wait({"a": 4, "b": 4}, _LONG))
+            changes[change]()
+            assert [future.result(_LONG) for future in waiting] == [{"b"}] * 8
+
+    def test_a_change_of_attributes_or_of_another_segment_wakes_nobody(self, store: SegmentStore) -> None:
+        for name in "ab":
+            _segment(store, b"data", name=name)
+        with ThreadPoolExecutor(1) as threads:
+            (waiting,) = _started(threads, 1, lambda: store.wait({"a": 4}, 0.3))
+            store.append("a", b"", attributes={"x": AttributeChange(None, b"1")})
+            store.append("b", b"x")
+            assert waiting.result(_LONG) == frozenset()
+
+    def test_many_segments_are_waited_for_at_once(self, store: SegmentStore) -> None:
+        names = [f"s/{number}" for number in range(600)]
+        for name in names:
+            store.create(name)
+        with ThreadPoolExecutor(1) as threads:
+            (waiting,) = _started(threads, 1, lambda: store.wait(dict.fromkeys(names, 0), _LONG))
+            store.append(names[-1], b"x")
+            assert waiting.result(_LONG) == {names[-1]}
+
+    # threads
+
+    def test_appends_of_many_threads_are_all_stored_once(self, store: SegmentStore) -> None:
+        _segment(store)
+
+        def append_many(thread: int) -> list[int]:
+            records = [f"{thread:03}:{number:03};".encode() for number in range(50)]
+            return [_appended(store.append("s", record)).offset for record in records]
+
+        with ThreadPoolExecutor(8) as threads:
+            offsets = list(threads.map(append_many, range(8)))
+        data = store.read("s", 0, 1 << 20)
+        assert len(data) == 8 * 8 * 50
+        for thread, own_offsets in enumerate(offsets):
+            assert own_offsets == sorted(own_offsets)
+            for number, offset in enumerate(own_offsets):
+                assert data[offset : offset + 8] == f"{thread:03}:{number:03};".encode()
+
+    def test_of_many_appends_at_one_offset_one_succeeds(self, store: SegmentStore) -> None:
+        _segment(store)
+        with ThreadPoolExecutor(8) as threads:
+            for turn in range(20):
+
+                def race(thread: int, offset: int = turn * 4) -> object:
+                    return store.append("s", b"%04d" % thread, expected_offset=offset)
+
+                results = list(threads.map(race, range(8)))
+                winners = [thread for thread, result in enumerate(results) if isinstance(result, Appended)]
+                assert len(winners) == 1
+                lost = Conflict(turn * 4 + 4, b"%04d" % winners[0])
+                assert [result for result in results if isinstance(result, Conflict)] == [lost] * 7
+
+    def test_of_many_changes_of_one_attribute_one_succeeds(self, store: SegmentStore) -> None:
+        _segment(store)
+
+        def count(thread: int) -> int:
+            successes = 0
+            for _ in range(50):
+                now = store.attributes("s").get("a")
+                following = b"%d" % (int(now or b"0") + 1)
+                result = store.append("s", b"x", attributes={"a": AttributeChange(now, following)})
+                successes += isinstance(result, Appended)
+            return successes
+
+        with ThreadPoolExecutor(4) as threads:
+            successes = sum(threads.map(count, range(4)))
+        assert store.attributes("s") == {"a": b"%d" % successes}
+        assert store.info("s").length == successes
+
+    # fair lock
+
+    def test_a_fair_lock_is_held_by_one_at_a_time(self, store: SegmentStore) -> None:
+        if not store.guarantees.fair_lock:
+            with pytest.raises(InvalidArgumentError), store.fair_lock("s", 0):
+                pass
+            return
+        holders = 0
+
+        def hold(_: int) -> None:
+            nonlocal holders
+            for _ in range(20):
+                with store.fair_lock("s", _LONG) as is_held:
+                    assert is_held
+                    holders += 1
+                    assert holders == 1
+                    store.list()
+                    holders -= 1
+
+        with ThreadPoolExecutor(4) as threads:
+            list(threads.map(hold, range(4)))
+
+    def test_a_fair_lock_is_given_up_at_the_timeout(self, store: SegmentStore) -> None:
+        if not store.guarantees.fair_lock:
+            return
+        with store.fair_lock("s", _LONG):
+            for timeout in (0.0, 0.05):
+                with store.fair_lock("s", timeout) as is_held:
+                    assert not is_held
+            with store.fair_lock("another", _LONG) as is_held:
+                assert is_held
+        with store.fair_lock("s", _LONG) as is_held:
+            assert is_held
+
+    def test_a_fair_lock_is_passed_on_when_its_holder_fails(self, store: SegmentStore) -> None:
+        if not store.guarantees.fair_lock:
+            return
+        with pytest.raises(KeyError), store.fair_lock("s", _LONG):
+            raise KeyError
+        with store.fair_lock("s", 0) as is_held:
+            assert is_held
+
+    # close, fork
+
+    def test_a_closed_store_refuses_every_call(self, store: SegmentStore) -> None:
+        _segment(store, b"data")
+        store.close()
+        store.close()
+        calls = _calls_on(store, "s")
+        calls += [lambda: store.create("t"), lambda: store.delete("s"), lambda: store.list(), lambda: store.wait({}, 0)]
+        for call in calls:
+            with pytest.raises(ClosedError):
+                call()
+
+    def test_closing_wakes_who_waits(self, store: SegmentStore) -> None:
+        _segment(store, b"data")
+        with ThreadPoolExecutor(4) as threads:
+            waiting = _started(threads, 4, lambda: store.wait({"s": 4}, 10 * _LONG))
+            store.close()
+            for future in waiting:
+                with pytest.raises(ClosedError):
+                    future.result(_LONG)
+
+    def test_leaving_its_block_closes_the_store(self, store: SegmentStore) -> None:
+        with store as entered:
+            assert entered.create("s")
+        with pytest.raises(ClosedError):
+            store.info("s")
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+    def test_a_forked_child_may_not_use_the_store(self, store: SegmentStore) -> None:
+        _segment(store, b"data")
+        child = os.fork()
+        if not child:
+            os._exit(_exit_code_of_a_child(store))
+        assert os.waitpid(child, 0)[1] == 0
+        assert store.append("s", b"more", expected_offset=4) == Appended(4, 8)
+        assert store.read("s", 0, 100) == b"datamore"
+
+
+def _exit_code_of_a_child(store: SegmentStore) -> int:
+    """0 if every call is refused."""
+    try:
+        for call in _calls_on(store, "s"):
+            try:
+                call()
+            except ClosedError:
+                continue
+            return 1
+        store.close()
+    except BaseException:
+        return 2
+    return 0
+
+
+def _segment(
+    store: SegmentStore,
+    data: bytes = b"",
+    *,
+    name: str = "s",
+    attributes: Mapping[str, bytes] | None = None,
+    **more_attributes: bytes,
+) -> None:
+    values = {**(attributes or {}), **more_attributes}
+    store.create(name)
+    changes = {attribute: AttributeChange(None, value) for attribute, value in values.items()}
+    assert isinstance(store.append(name, data, attributes=changes), Appended)
+
+
+def _calls_on(store: SegmentStore, segment: str) -> list[Callable[[], object]]:
+    return [
+        lambda: store.info(segment),
+        lambda: store.append(segment, b"x"),
+        lambda: store.append(segment, b"", attributes={"a": AttributeChange(None, b"1")}),
+        lambda: store.read(segment, 0, 1),
+        lambda: store.attributes(segment),
+        lambda: store.truncate(segment, 0),
+        lambda: store.seal(segment),
+    ]
+
+
+def _appended(result: object) -> Appended:
+    assert isinstance(result, Appended)
+    return result
+
+
+def _pattern(size: int) -> bytes:
+    """Bytes of which no two stretches are alike."""
+    return b"".join(number.to_bytes(4, "big") for number in range(size // 4 + 1))[:size]
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    clock = SystemClock()
+    deadline = clock.monotonic() + _LONG
+    while not condition():
+        assert clock.monotonic() < deadline
+        clock.wait(threading.Event(), 0.001)
+
+
+def _started(threads: ThreadPoolExecutor, count: int, call: Callable[[], T]) -> list[Future[T]]:
+    """Futures of ``call`` in ``count`` threads that have all begun."""
+    begun = threading.Barrier(count + 1)
+
+    def begin() -> T:
+        begun.wait(_LONG)
+        return call()
+
+    futures = [threads.submit(begin) for _ in range(count)]
+    begun.wait(_LONG)
+    # Most are inside the call by now. Where one is not, the test asks for less than it could, but never too much.
+    SystemClock().wait(threading.Event(), 0.02)
+    return futures
