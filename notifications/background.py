@@ -15,7 +15,7 @@ from .scheduler import SHARED, add_job
 
 MAX_BACKOFF_SECONDS: Final = 30.0
 #: A wait of the store cannot be called off, so the waker looks this often whether it is to end.
-_WAIT_SECONDS: Final = 0.25
+_WAIT_SECONDS: Final = 0.1
 
 _logger = logging.getLogger(__name__)
 

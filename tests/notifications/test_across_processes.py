@@ -1,0 +1,76 @@
+"""A change made by another process, on a store that processes share."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from synchronizer import open_store
+from tests.notifications.counting import Add, Counted, CountNotifier, Heard, counter
+
+
+def change_when_asked(url: str, pipe: Connection) -> None:
+    """Runs in a process of its own: makes the changes that it is asked for."""
+    with open_store(url) as store:
+        replica = counter(store)
+        pipe.send("ready")
+        while (amount := pipe.recv()) != 0:
+            replica.update_state_unconditionally(Add(amount=amount))
+
+
+def test_a_change_by_another_process_is_told_long_before_the_interval(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    with open_store(url) as store, CountNotifier(counter(store), interval_seconds=60) as notifier:
+        heard = Heard()
+        notifier.register_listener(heard)
+        process = context.Process(target=change_when_asked, args=(url, there))
+        process.start()
+        try:
+            assert here.recv() == "ready"
+            for value in range(1, 6):
+                here.send(1)
+                heard.wait_for(value)
+            here.send(0)
+        finally:
+            process.join(20)
+            process.kill()
+    assert heard.values == list(range(6))
+
+
+def listen_in_a_fork(url: str, pipe: Connection) -> None:
+    with open_store(url) as store, CountNotifier(counter(store), interval_seconds=0.05) as notifier:
+        heard = Heard()
+        notifier.register_listener(heard)
+        pipe.send([heard.wait_for(0), sorted(t.name for t in threading.enumerate() if t.name == "APScheduler")])
+    pipe.send([t.name for t in threading.enumerate()])
+
+
+def test_a_forked_child_may_have_notifiers_of_its_own(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    with open_store("memory://") as store, CountNotifier(counter(store)) as notifier:
+        notifier.register_listener(Heard())  # the scheduler runs in the parent
+        process = context.Process(target=listen_in_a_fork, args=(url, there))
+        process.start()
+        try:
+            assert here.poll(20)
+            assert here.recv() == [[0], ["APScheduler"]]
+            assert here.poll(20)
+            assert here.recv() == ["MainThread"]
+        finally:
+            process.join(20)
+            process.kill()
+
+
+def test_notifications_are_picklable() -> None:
+    heard: list[Counted] = []
+    with open_store("memory://") as store, CountNotifier(counter(store)) as notifier:
+        heard.append(notifier.wait(timeout=10))
+    here, there = multiprocessing.get_context("spawn").Pipe()
+    there.send(heard[0])
+    assert here.recv() == heard[0]
