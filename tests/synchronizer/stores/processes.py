@@ -1,0 +1,97 @@
+"""What the other processes of these tests do. They are spawned, so that they share nothing but the file."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from synchronizer.store import Appended, Conflict
+from synchronizer.stores import open_store
+from synchronizer.stores.file_lock import Gate
+
+RECORD = 12
+LONG = 60.0
+
+
+@contextmanager
+def running(work: Callable[..., None], *arguments: object) -> Iterator[tuple[BaseProcess, Connection]]:
+    """A process that runs ``work(connection, *arguments)`` and is killed at the end of the block if it still does."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=work, args=(there, *arguments), daemon=True)
+    process.start()
+    there.close()
+    try:
+        yield process, here
+    finally:
+        if process.pid and process.is_alive():
+            os.kill(process.pid, signal.SIGKILL)
+        process.join(LONG)
+
+
+def receive(connection: Connection) -> object:
+    assert connection.poll(LONG), "the other process does not answer"
+    return connection.recv()
+
+
+def contend(connection: Connection, path: Path, number: int, seconds: float) -> None:
+    """Append as often as possible at the expected offset, reading what others wrote after each conflict."""
+    with open_store(f"sqlite:///{path}") as store:
+        connection.send("ready")
+        connection.recv()
+        end = time.monotonic() + seconds
+        length = successes = conflicts = 0
+        while time.monotonic() < end:
+            match store.append("s", b"%03d:%07d;" % (number, successes), expected_offset=length):
+                case Appended():
+                    successes += 1
+                    length += RECORD
+                case Conflict() as conflict:
+                    conflicts += 1
+                    assert len(conflict.delta) == min(conflict.length - length, 65536)
+                    length = conflict.length
+        connection.send((successes, conflicts))
+
+
+def append_until_killed(connection: Connection, path: Path, number: int) -> None:
+    """Append for ever, and tell each append after it was acknowledged."""
+    with open_store(f"sqlite:///{path}") as store:
+        count = 0
+        while True:
+            assert isinstance(store.append("s", b"%03d:%07d;" % (number, count)), Appended)
+            connection.send(count)
+            count += 1
+
+
+def append_when_told(connection: Connection, path: Path) -> None:
+    """One append per message; answers with the time at which it was acknowledged."""
+    with open_store(f"sqlite:///{path}") as store:
+        connection.send("ready")
+        while connection.recv():
+            store.append("s", b"x" * RECORD)
+            connection.send(time.monotonic())
+
+
+def hold_the_gate(connection: Connection, path: Path) -> None:
+    """Stop in the middle of a write, as a debugger or a laptop lid does to a process."""
+    with Gate(f"{path}.lock").held(LONG):
+        connection.send("holding")
+        os.kill(os.getpid(), signal.SIGSTOP)
+    connection.send("released")
+
+
+def wait_for_changes(connection: Connection, path: Path, seconds: float) -> None:
+    """Wait for a segment that does not change; answers with the processor time that this took."""
+    with open_store(f"sqlite:///{path}") as store:
+        store.wait({"s": 0}, 0.01)  # start what waiting needs
+        connection.send("ready")
+        before = time.process_time()
+        assert store.wait({"s": 0}, seconds) == frozenset()
+        connection.send(time.process_time() - before)

@@ -1,0 +1,132 @@
+"""Processes that share a SQLite file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from synchronizer.errors import StoreUnavailableError
+from synchronizer.store import Appended
+from synchronizer.stores import open_store
+from synchronizer.stores.sqlite import SqliteStore
+
+from .processes import (
+    LONG,
+    RECORD,
+    append_until_killed,
+    append_when_told,
+    contend,
+    hold_the_gate,
+    receive,
+    running,
+    wait_for_changes,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "store.db"
+    with open_store(f"sqlite:///{path}") as store:
+        store.create("s")
+    return path
+
+
+def test_no_contender_starves_and_no_append_is_lost(path: Path) -> None:
+    with ExitStack() as processes:
+        contenders = [processes.enter_context(running(contend, path, number, 2.0))[1] for number in range(8)]
+        for connection in contenders:
+            receive(connection)
+        for connection in contenders:
+            connection.send("go")
+        successes = [receive(connection)[0] for connection in contenders]
+    with open_store(f"sqlite:///{path}") as store:
+        data = store.read("s", 0, 1 << 30)
+    assert len(data) == RECORD * sum(successes)
+    records = Counter(data[first : first + RECORD] for first in range(0, len(data), RECORD))
+    assert records == Counter(
+        b"%03d:%07d;" % (process, number) for process, count in enumerate(successes) for number in range(count)
+    )
+    assert min(successes) >= sum(successes) / len(successes) / 2, successes
+
+
+def test_an_append_in_another_process_wakes_who_waits(path: Path) -> None:
+    late = []
+    with running(append_when_told, path) as (_, writer), open_store(f"sqlite:///{path}") as store:
+        receive(writer)
+        for turn in range(100):
+            writer.send(True)
+            assert store.wait({"s": turn * RECORD}, LONG) == {"s"}
+            woken_at = time.monotonic()
+            late.append(woken_at - receive(writer))
+        writer.send(False)
+    # The safety net looks once a second. Nearly all must have been woken.
+    assert sorted(late)[90] < 0.1, late
+
+
+def test_waiting_takes_no_processor_time(path: Path) -> None:
+    with running(wait_for_changes, path, 2.0) as (_, waiter):
+        receive(waiter)
+        used = receive(waiter)
+    assert used < 0.1
+
+
+def test_acknowledged_appends_survive_the_kill_of_all_writers(path: Path) -> None:
+    acknowledged = {}
+    with ExitStack() as processes:
+        writers = [processes.enter_context(running(append_until_killed, path, number)) for number in range(4)]
+        for _, connection in writers:
+            while receive(connection) < 200:
+                pass
+        for process, _ in writers:
+            process.kill()
+        for number, (process, connection) in enumerate(writers):
+            process.join(LONG)
+            acknowledged[number] = 200
+            while connection.poll():
+                try:
+                    acknowledged[number] = connection.recv()
+                except EOFError:
+                    break
+    with open_store(f"sqlite:///{path}") as store:
+        data = store.read("s", 0, 1 << 30)
+        assert isinstance(store.append("s", b"more", expected_offset=len(data)), Appended)
+    for number, last in acknowledged.items():
+        stored = [record for record in data.split(b";") if record.startswith(b"%03d:" % number)]
+        assert stored == [b"%03d:%07d" % (number, count) for count in range(len(stored))]
+        assert len(stored) in (last + 1, last + 2)  # the last one may lack only its acknowledgement
+    assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_writer_that_is_stopped_in_mid_write_does_not_hang_the_others(path: Path) -> None:
+    with SqliteStore(str(path), write_timeout=0.3) as store, running(hold_the_gate, path) as (stopped, connection):
+        receive(connection)
+        with pytest.raises(StoreUnavailableError, match="stopped process"):
+            store.append("s", b"lost")
+        assert store.info("s").length == 0  # reading goes on
+        assert stopped.pid
+        os.kill(stopped.pid, signal.SIGCONT)
+        assert receive(connection) == "released"
+        assert store.append("s", b"kept") == Appended(0, 4)
+
+
+def test_a_writer_that_is_killed_in_mid_write_blocks_nobody(path: Path) -> None:
+    with SqliteStore(str(path), write_timeout=LONG) as store:
+        with running(hold_the_gate, path) as (stopped, connection):
+            receive(connection)
+            stopped.kill()
+        assert store.append("s", b"kept") == Appended(0, 4)
+
+
+def test_a_store_can_be_opened_and_read_while_a_writer_is_stopped(path: Path) -> None:
+    with running(hold_the_gate, path) as (_, connection):
+        receive(connection)
+        store = SqliteStore(str(path), write_timeout=0.2)
+        assert store.read("s", 0, 1) == b""
+        store.close()
