@@ -81,7 +81,7 @@ class SegmentReader:
     def _read_block(self, start: int, needed: int) -> Block:
         """The block at ``start``, of which the last read got only a part; it needs at least ``needed`` bytes."""
         while True:
-            data = self._store.read(self.segment, start, needed)
+            data = _read_fully(self._store, self.segment, start, needed)
             if len(data) < needed:
                 raise CorruptDataError("the segment ends inside a block", segment=self.segment, offset=start)
             blocks, needed = parse_blocks(self.segment, start, data)
@@ -98,4 +98,14 @@ def block_start(store: SegmentStore, segment: str, offset: int) -> int:
     head = store.read(segment, offset, 1)
     if not head or starts_block(head[0]):
         return offset
-    return enclosing_block_start(segment, offset, store.read(segment, offset, _REST_OF_BLOCK_BYTES))
+    return enclosing_block_start(segment, offset, _read_fully(store, segment, offset, _REST_OF_BLOCK_BYTES))
+
+
+def _read_fully(store: SegmentStore, segment: str, offset: int, size: int) -> bytes:
+    """These bytes, less only where the segment ends: one read may bring less than is there."""
+    parts: list[bytes] = []
+    while size > 0 and (part := store.read(segment, offset, size)):
+        parts.append(part)
+        offset += len(part)
+        size -= len(part)
+    return b"".join(parts)

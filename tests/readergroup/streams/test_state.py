@@ -1,0 +1,348 @@
+"""The metadata of a stream, without a store: what its updates make of it and what it answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from readergroup.errors import StreamExistsError
+from readergroup.streams.config import KeyRange, ScalingPolicy, SegmentId, StreamConfig, StreamCut
+from readergroup.streams.state import (
+    STREAM_UPDATES,
+    AnnounceScale,
+    AnnounceSeal,
+    ConfigureStream,
+    CreateStream,
+    DeleteStream,
+    ForgetSegments,
+    PublishScale,
+    SealStream,
+    StreamState,
+    TruncateStream,
+)
+from synchronizer import InvalidArgumentError, Map, NotFoundError, Revision, SealedError, Update
+
+WIRE = Path(__file__).parents[2] / "wire"
+NAME = "shop/orders"
+R = Revision(0, 0)
+
+
+def apply(state: StreamState, *updates: Update[StreamState]) -> StreamState:
+    for update in updates:
+        state = update.apply_to(state, R)
+    return state
+
+
+def created(segments: int = 1) -> StreamState:
+    config = StreamConfig(scaling=ScalingPolicy.fixed(segments))
+    return apply(StreamState(name=NAME), CreateStream(incarnation="a1", config=config), PublishScale(epoch=0))
+
+
+def split(state: StreamState, *numbers: int) -> StreamState:
+    return apply(state, state.split(numbers), PublishScale(epoch=state.epoch + 1))
+
+
+def merge(state: StreamState, *numbers: int) -> StreamState:
+    return apply(state, state.merge(numbers), PublishScale(epoch=state.epoch + 1))
+
+
+def cut(**offsets: int) -> StreamCut:
+    """cut(s0=5, s2=0)"""
+    return StreamCut(stream=NAME, offsets={SegmentId(f"{NAME}/{key[1:]}"): value for key, value in offsets.items()})
+
+
+def ids(*numbers: int) -> tuple[SegmentId, ...]:
+    return tuple(SegmentId(f"{NAME}/{number}") for number in numbers)
+
+
+def scaled_at_random(seed: int, steps: int) -> list[StreamState]:
+    """A stream through ``steps`` random splits and merges; the state after each."""
+    rng = random.Random(seed)
+    states = [created(rng.randint(1, 4))]
+    for _ in range(steps):
+        state = states[-1]
+        if len(state.current) > 1 and rng.random() < 0.5:
+            first = rng.randrange(len(state.current) - 1)
+            last = rng.randint(first + 2, min(first + 4, len(state.current)))
+            states.append(merge(state, *state.current[first:last]))
+        else:
+            states.append(split(state, *rng.sample(state.current, rng.randint(1, min(2, len(state.current))))))
+    return states
+
+
+def covers_every_key_once(state: StreamState, numbers: Iterable[int]) -> bool:
+    ranges = sorted((state.segments[number].keys for number in numbers), key=lambda keys: keys.low)
+    joined = all(left.high == right.low for left, right in zip(ranges, ranges[1:], strict=False))
+    return joined and ranges[0].low == 0.0 and ranges[-1].high == 1.0
+
+
+histories = st.builds(scaled_at_random, st.integers(0, 2**32), st.integers(0, 12))
+
+
+@given(histories)
+def test_every_epoch_covers_every_key_once_and_is_in_order(states: list[StreamState]) -> None:
+    for epoch, state in enumerate(states):
+        assert state.epoch == epoch
+        assert covers_every_key_once(state, state.current)
+        lows = [state.segments[number].keys.low for number in state.current]
+        assert lows == sorted(lows)
+
+
+@given(histories)
+def test_predecessors_and_successors_agree_and_share_keys(states: list[StreamState]) -> None:
+    state = states[-1]
+    for number, each in state.segments.items():
+        assert (each.successors == ()) == (number in state.current)
+        for successor in each.successors:
+            assert number in state.segments[successor].predecessors
+            assert state.segments[successor].keys.overlaps(each.keys)
+            assert successor > number
+        for predecessor in each.predecessors:
+            assert number in state.segments[predecessor].successors
+
+
+@given(histories, st.data())
+def test_from_any_epoch_the_segments_to_the_newest_come_after_their_predecessors(
+    states: list[StreamState], data: st.DataObject
+) -> None:
+    state, then = states[-1], data.draw(st.sampled_from(states))
+    found = state.segments_from(state.cut(dict.fromkeys(then.current, 0)))
+    seen: set[SegmentId] = set()
+    for segment, predecessors in found.items():
+        assert set(predecessors) <= seen
+        expected = set(state.predecessors(segment)) if segment not in then.current_segments else set()
+        assert set(predecessors) == expected
+        seen.add(segment)
+    assert set(state.current_segments) <= seen
+
+
+@given(histories, st.data())
+def test_cuts_of_later_epochs_do_not_precede_those_of_earlier_ones(
+    states: list[StreamState], data: st.DataObject
+) -> None:
+    state = states[-1]
+    earlier, later = sorted(data.draw(st.tuples(*[st.integers(0, len(states) - 1)] * 2)))
+    cuts = [state.cut(dict.fromkeys(states[index].current, 7)) for index in (earlier, later)]
+    assert state.precedes(cuts[0], cuts[1])
+    assert state.precedes(cuts[1], cuts[0]) == (earlier == later)
+
+
+@settings(deadline=None)
+@given(histories, st.data())
+def test_truncated_segments_are_retired_and_can_be_forgotten_without_a_trace(
+    states: list[StreamState], data: st.DataObject
+) -> None:
+    state, then = states[-1], data.draw(st.sampled_from(states))
+    state = apply(state, TruncateStream(head=Map(dict.fromkeys(then.current, 3)), at=9.0))
+    assert state.head_cut == state.cut(dict.fromkeys(then.current, 3))
+    retired = {number for number, each in state.segments.items() if each.retired_at == 9.0}
+    assert retired == {number for number in state.segments if number not in _reachable(state, then.current)}
+
+    state = apply(state, ForgetSegments(numbers=tuple(retired)))
+
+    assert retired.isdisjoint(state.segments)
+    assert retired.isdisjoint(p for each in state.segments.values() for p in each.predecessors)
+    assert covers_every_key_once(state, state.head)
+    for number in retired:
+        with pytest.raises(NotFoundError, match="truncated away"):
+            state.successors(state.segment(number))
+
+
+def _reachable(state: StreamState, numbers: Iterable[int]) -> set[int]:
+    found = set(numbers)
+    for number in sorted(state.segments):
+        if number in found:
+            found.update(state.segments[number].successors)
+    return found
+
+
+def test_a_stream_that_is_created_has_no_segments_before_they_are_published() -> None:
+    state = apply(StreamState(name=NAME), CreateStream(incarnation="a1", config=StreamConfig()))
+    assert state.exists and state.is_pending and state.current == ()
+    state = apply(state, PublishScale(epoch=0))
+    assert not state.is_pending
+    assert state.current_segments == ids(0)
+    assert state.head_cut == StreamCut(stream=NAME, offsets={ids(0)[0]: 0}, incarnation="a1")
+
+
+def test_an_announced_scale_changes_nothing_that_is_routed_or_read() -> None:
+    before = created(2)
+    state = apply(before, before.split([0]))
+    assert state.current == before.current
+    assert state.successors(ids(0)[0]) == ()
+    assert [each.number for each in state.scale.successors] == [2, 3]  # type: ignore[union-attr]
+
+
+def test_one_scale_is_open_at_a_time() -> None:
+    state = created(2)
+    announce = state.split([1])
+    state = apply(state, state.split([0]))
+    with pytest.raises(InvalidArgumentError, match="one scale"):
+        apply(state, announce)
+
+
+def test_a_scale_is_published_once() -> None:
+    state = created(2)
+    state = apply(state, state.split([0]), PublishScale(epoch=1))
+    for epoch in (1, 2):
+        with pytest.raises(InvalidArgumentError, match="not open"):
+            apply(state, PublishScale(epoch=epoch))
+
+
+def test_successors_must_take_over_exactly_the_keys_of_their_predecessors() -> None:
+    for ranges in [((0.0, 0.5), (0.5, 0.9)), ((0.0, 0.6), (0.5, 1.0)), ((0.0, 0.5),), ((0.0, 1.0), (0.0, 1.0))]:
+        keys = tuple(KeyRange(low=low, high=high) for low, high in ranges)
+        with pytest.raises(InvalidArgumentError, match="exactly the keys"):
+            apply(created(), AnnounceScale(predecessors=(0,), ranges=keys))
+
+
+@pytest.mark.parametrize("numbers", [[], [0, 0], [7], [-1]])
+def test_a_segment_that_is_not_of_the_newest_epoch_cannot_be_scaled(numbers: list[int]) -> None:
+    state = split(created(2), 1)
+    for scale in (state.split, state.merge):
+        with pytest.raises(InvalidArgumentError):
+            scale(numbers)
+    with pytest.raises(InvalidArgumentError, match="newest epoch"):
+        state.split([1])
+
+
+def test_only_neighbours_can_be_merged() -> None:
+    state = created(4)
+    with pytest.raises(InvalidArgumentError, match="only neighbours"):
+        state.merge([0, 2])
+    with pytest.raises(InvalidArgumentError, match="at least two"):
+        state.merge([1])
+    assert merge(state, 2, 1).segments[4].keys == KeyRange(low=0.25, high=0.75)
+
+
+def test_a_sealed_stream_is_not_scaled() -> None:
+    state = apply(created(2), AnnounceSeal())
+    assert state.is_pending
+    with pytest.raises(SealedError):
+        state.split([0])
+    state = apply(state, SealStream())
+    assert state.sealed and not state.is_pending
+    with pytest.raises(SealedError):
+        state.merge([0, 1])
+
+
+def test_a_seal_waits_for_the_end_of_a_scale_and_is_announced_first() -> None:
+    state = created(2)
+    with pytest.raises(InvalidArgumentError, match="announced"):
+        apply(state, SealStream())
+    state = apply(state, state.split([0]))
+    with pytest.raises(InvalidArgumentError, match="a scale is open"):
+        apply(state, AnnounceSeal())
+
+
+def test_a_stream_cannot_be_created_twice_but_again_after_it_was_deleted() -> None:
+    again = CreateStream(incarnation="b2", config=StreamConfig())
+    with pytest.raises(StreamExistsError):
+        apply(created(), again)
+    state = apply(split(created(2), 0), DeleteStream())
+    assert not state.exists and state.incarnation == "a1"
+    assert apply(state, again, PublishScale(epoch=0)).data_segment(0) == "data/shop/orders/b2/0"
+
+
+def test_nothing_but_creation_can_be_done_with_a_stream_that_does_not_exist() -> None:
+    state = apply(created(), DeleteStream())
+    for update in (
+        AnnounceScale(predecessors=(), ranges=()),
+        PublishScale(epoch=0),
+        AnnounceSeal(),
+        SealStream(),
+        ConfigureStream(config=StreamConfig()),
+        TruncateStream(head=Map({0: 0}), at=0.0),
+    ):
+        with pytest.raises(NotFoundError):
+            apply(state, update)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        StreamCut(stream="shop/other", offsets={SegmentId("shop/other/0"): 0}),
+        StreamCut(stream=NAME, offsets={ids(0)[0]: 0, ids(1)[0]: 0}, incarnation="older"),
+        cut(s0=0),
+        cut(s1=0),
+        cut(s0=0, s1=0, s2=0),
+        cut(s2=0, s1=0),
+    ],
+    ids=str,
+)
+def test_a_cut_of_another_stream_or_with_gaps_or_overlaps_is_refused(wrong: StreamCut) -> None:
+    with pytest.raises(InvalidArgumentError):
+        split(created(2), 0).check_cut(wrong)
+
+
+def test_a_cut_with_a_segment_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(NotFoundError, match="does not exist"):
+        created(2).check_cut(cut(s0=0, s9=0))
+
+
+def test_a_cut_may_hold_a_finished_segment_beside_newer_ones() -> None:
+    state = split(created(2), 0)
+    assert state.check_cut(cut(s2=5, s3=6, s1=7)) == {2: 5, 3: 6, 1: 7}
+    assert state.segments_from(cut(s0=9, s1=7)) == {
+        ids(0)[0]: (),
+        ids(1)[0]: (),
+        ids(2)[0]: ids(0),
+        ids(3)[0]: ids(0),
+    }
+
+
+def test_two_cuts_may_each_be_behind_the_other() -> None:
+    state = created(2)
+    assert not state.precedes(cut(s0=1, s1=2), cut(s0=2, s1=1))
+    assert not state.precedes(cut(s0=2, s1=1), cut(s0=1, s1=2))
+    assert state.precedes(cut(s0=1, s1=1), cut(s0=1, s1=2))
+
+
+def test_a_truncation_does_not_go_back() -> None:
+    state = apply(created(2), TruncateStream(head=Map({0: 10, 1: 0}), at=0.0))
+    with pytest.raises(InvalidArgumentError, match="does not go back"):
+        apply(state, TruncateStream(head=Map({0: 9, 1: 5}), at=0.0))
+
+
+def test_only_what_is_retired_is_forgotten() -> None:
+    with pytest.raises(InvalidArgumentError, match="retired"):
+        apply(split(created(2), 0), ForgetSegments(numbers=(0,)))
+
+
+def test_a_stream_does_not_get_more_segments_than_the_limit() -> None:
+    state = created(10_000)
+    with pytest.raises(InvalidArgumentError, match="too many segments"):
+        apply(state, state.split([0]))
+
+
+ON_THE_WIRE: list[Update[StreamState]] = [
+    CreateStream(incarnation="a1", config=StreamConfig(scaling=ScalingPolicy.fixed(2))),
+    PublishScale(epoch=0),
+    AnnounceScale(predecessors=(0,), ranges=(KeyRange(low=0.0, high=0.25), KeyRange(low=0.25, high=0.5))),
+    PublishScale(epoch=1),
+    ConfigureStream(config=StreamConfig(scaling=ScalingPolicy.fixed(3))),
+    TruncateStream(head=Map({2: 10, 3: 20, 1: 30}), at=1_700_000_000.5),
+    ForgetSegments(numbers=(0,)),
+    AnnounceSeal(),
+    SealStream(),
+    DeleteStream(),
+]
+
+
+def test_the_updates_on_disk_are_still_read_and_do_what_they_did() -> None:
+    assert {update.tag for update in ON_THE_WIRE} == {update.tag for update in STREAM_UPDATES}
+    classes = {update.tag: update for update in STREAM_UPDATES}
+    stored = msgpack.unpackb((WIRE / "stream-updates-v1.msgpack").read_bytes(), strict_map_key=False)
+    assert [classes[tag].model_validate(fields) for tag, fields in stored] == ON_THE_WIRE
+    assert [[update.tag, update.model_dump(exclude_none=True)] for update in ON_THE_WIRE] == [
+        [tag, classes[tag].model_validate(fields).model_dump(exclude_none=True)] for tag, fields in stored
+    ]
+    state = apply(StreamState(name=NAME), *ON_THE_WIRE[:-1])
+    expected = msgpack.unpackb((WIRE / "stream-state-v1.msgpack").read_bytes(), strict_map_key=False)
+    assert StreamState.model_validate(expected) == state
