@@ -86,6 +86,7 @@ class BackgroundPolling:
 
     def _wake(self, stopping: threading.Event) -> None:
         woken_at: Mapping[str, int] | None = None
+        deaf = False
         while not stopping.is_set():
             self._polling.acquire()
             self._poll_locked(stopping)
@@ -96,8 +97,11 @@ class BackgroundPolling:
                     self._clock.wait(stopping, self._interval_seconds)
                 if self._wait_for_growth(known, stopping):
                     woken_at = known
+                deaf = False
             except Exception as error:
-                self._back_off(error, stopping)
+                if not deaf and not stopping.is_set():
+                    _logger.warning("%s cannot be woken, and polls at its interval: %s", self._name, error)
+                deaf = True
                 self._clock.wait(stopping, self._interval_seconds)
 
     def _wait_for_growth(self, known: Mapping[str, int], stopping: threading.Event) -> bool:

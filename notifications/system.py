@@ -186,7 +186,7 @@ class NotificationSystem:
                 on_failure=self._count_failure,
             )
             signal = self._signals.setdefault((kind, source), Signal())
-            # Unless told otherwise blinker holds receivers weakly, and a bound method would be gone at once.
+            # Unless told otherwise blinker holds receivers weakly.
             signal.connect(subscription.receive, weak=False)
             self._subscriptions[subscription] = signal
             return subscription

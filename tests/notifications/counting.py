@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-import synchronizer
 from notifications import Change, Notification, PollingNotifier
-from synchronizer import Revision, State, StateSynchronizer, Update
+from synchronizer import Clock, Revision, SegmentStore, State, StateSynchronizer, Update
 
 
 class Counter(State):
@@ -35,9 +34,11 @@ class CountNotifier(PollingNotifier[Counter, Counted]):
         yield Counted(change=change, value=after.value)
 
 
-def counter(store: synchronizer.SegmentStore, *, clock: synchronizer.Clock | None = None) -> StateSynchronizer[Counter]:
+def counter(store: SegmentStore, *, clock: Clock | None = None, timeout: float = 30.0) -> StateSynchronizer[Counter]:
     """A replica of its own, as another process would have it."""
-    return StateSynchronizer(store, "visits", initial=Counter(), updates=[Add], clock=clock, compaction_bytes=None)
+    return StateSynchronizer(
+        store, "visits", initial=Counter(), updates=[Add], clock=clock, timeout=timeout, compaction_bytes=None
+    )
 
 
 class Heard:

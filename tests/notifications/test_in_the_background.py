@@ -15,6 +15,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from notifications import Change, system
 from notifications.scheduler import SHARED
 from synchronizer import ClosedError, DeadlineExceededError, InvalidArgumentError, SegmentStore, StateSynchronizer
+from synchronizer.testing import FailingStore
 from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter, eventually
 
 
@@ -52,21 +53,32 @@ def test_a_change_made_through_the_borrowed_synchronizer_wakes_the_notifier_too(
 
 
 def test_without_help_from_the_store_a_change_is_told_after_the_interval(
-    visits: StateSynchronizer[Counter], elsewhere: StateSynchronizer[Counter], monkeypatch: pytest.MonkeyPatch
+    store: SegmentStore, elsewhere: StateSynchronizer[Counter]
 ) -> None:
-    never = threading.Event()
-
-    def deaf(known: object, timeout: float) -> frozenset[str]:
-        never.wait(timeout)
-        return frozenset()
-
-    monkeypatch.setattr(visits.store, "wait", deaf)
+    deaf = FailingStore(store)
+    deaf.miss_changes(1_000_000)
     heard = Heard()
-    with CountNotifier(visits, interval_seconds=0.05) as notifier:
+    with CountNotifier(counter(deaf), interval_seconds=0.05) as notifier:
         notifier.register_listener(heard)
         heard.wait_for(0)
         elsewhere.update_state_unconditionally(Add())
         heard.wait_for(1)
+
+
+def test_changes_during_an_outage_of_the_store_are_told_one_by_one_after_it(
+    store: SegmentStore, elsewhere: StateSynchronizer[Counter], caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = FailingStore(store)
+    heard = Heard()
+    with CountNotifier(counter(failing, timeout=0.05), interval_seconds=0.05) as notifier:
+        notifier.register_listener(heard)
+        heard.wait_for(0)
+        failing.unavailable = True
+        for _ in range(3):
+            elsewhere.update_state_unconditionally(Add())
+        eventually(lambda: "a poll of visits failed" in caplog.text, "the failure is logged")
+        failing.unavailable = False
+        assert heard.wait_for(3) == [0, 1, 2, 3]
 
 
 def test_a_slow_listener_stops_neither_the_polls_nor_the_others_and_learns_of_its_gap(
@@ -262,6 +274,22 @@ def test_a_further_segment_that_is_watched_wakes_the_notifier(visits: StateSynch
     assert heard.values == [0, 5, 7]
 
 
+def test_a_notifier_that_cannot_be_woken_says_so_once_and_polls_at_its_interval(
+    visits: StateSynchronizer[Counter], elsewhere: StateSynchronizer[Counter], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Watching(CountNotifier):
+        def watched(self) -> dict[str, int]:
+            return {"a segment that does not exist": 0}
+
+    heard = Heard()
+    with Watching(visits, interval_seconds=0.05) as notifier:
+        notifier.register_listener(heard)
+        for value in range(1, 4):
+            elsewhere.update_state_unconditionally(Add())
+            heard.wait_for(value)
+    assert caplog.text.count("cannot be woken") == 1
+
+
 def test_wait_returns_as_soon_as_there_is_something_to_tell(
     notifier: CountNotifier, elsewhere: StateSynchronizer[Counter]
 ) -> None:
@@ -435,14 +463,17 @@ def test_all_notifiers_of_a_process_share_one_scheduler_that_ends_with_the_last(
 
 
 def test_jobs_run_at_their_interval_and_not_after_they_were_removed() -> None:
-    runs = threading.Semaphore(0)
-    remove = SHARED.add(runs.release, interval_seconds=0.02, name="test")
-    for _ in range(3):
-        assert runs.acquire(timeout=10)
+    removed, stays = threading.Semaphore(0), threading.Semaphore(0)
+    remove = SHARED.add(removed.release, interval_seconds=0.02, name="removed")
+    remove_other = SHARED.add(stays.release, interval_seconds=0.02, name="stays")
+    assert all(removed.acquire(timeout=10) for _ in range(3))
     remove()
-    while runs.acquire(blocking=False):
+    assert all(stays.acquire(timeout=10) for _ in range(2))  # a run that had begun is over
+    while removed.acquire(blocking=False):
         pass
-    assert not runs.acquire(timeout=0.1)
+    assert all(stays.acquire(timeout=10) for _ in range(3))
+    assert not removed.acquire(blocking=False)
+    remove_other()
 
 
 def test_a_scheduler_of_ones_own_gets_the_job_and_is_not_stopped(visits: StateSynchronizer[Counter]) -> None:

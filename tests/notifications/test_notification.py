@@ -27,9 +27,9 @@ def test_a_notification_takes_what_it_carries_from_the_change() -> None:
 def test_a_notification_is_frozen_and_refuses_unknown_fields() -> None:
     told = Counted(change=CHANGE, value=7)
     with pytest.raises(ValidationError, match="frozen"):
-        told.value = 8  # type: ignore[misc]
+        told.value = 8
     with pytest.raises(ValidationError, match="extra"):
-        Counted(change=CHANGE, value=7, vaule=8)
+        Counted(change=CHANGE, value=7, vaule=8)  # type: ignore[call-arg]
 
 
 def test_the_json_form_of_a_notification_reads_back_without_the_updates() -> None:

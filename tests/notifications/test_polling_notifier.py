@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from notifications import PRESENT_VALUE, SEVERAL_CHANGES, Change
+from notifications import PRESENT_VALUE, SEVERAL_CHANGES, Change, Notification, PollingNotifier
 from synchronizer import (
     ClosedError,
     DeadlineExceededError,
@@ -390,3 +390,23 @@ def test_a_closed_notifier_refuses_listeners_and_polls_and_leaves_the_synchroniz
 def test_what_cannot_be_polled_or_queued_is_refused(visits: StateSynchronizer[Counter], wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidArgumentError):
         CountNotifier(visits, **wrong)  # type: ignore[arg-type]
+
+
+class Milestone(Notification):
+    value: int
+
+
+class MilestoneNotifier(PollingNotifier[Counter, Milestone]):
+    def detect(self, before: Counter | None, after: Counter, change: Change) -> Iterable[Milestone]:
+        if after.value >= 100:
+            yield Milestone(change=change, value=after.value)
+
+
+def test_a_notifier_of_ones_own_is_one_method(store: SegmentStore, manual_clock: ManualClock) -> None:
+    heard: list[Milestone] = []
+    with MilestoneNotifier(counter(store, clock=manual_clock)) as notifier:
+        notifier.register_listener(heard.append)
+        for amount in (99, 1, 5):
+            notifier.synchronizer.update_state_unconditionally(Add(amount=amount))
+        notifier.poll()
+    assert [milestone.value for milestone in heard] == [100, 105]
