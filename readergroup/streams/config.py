@@ -43,6 +43,12 @@ def segment_id(stream: str, number: int) -> SegmentId:
     return SegmentId(f"{stream}/{number}")
 
 
+def data_segment(segment: SegmentId, incarnation: str) -> str:
+    """The name, in the store, of the segment that holds the events."""
+    stream, _, number = segment.rpartition("/")
+    return f"data/{stream}/{incarnation}/{number}"
+
+
 def stream_of(segment: SegmentId) -> str:
     """The stream ``scope/name`` that the segment belongs to."""
     return _parse(segment)[0]

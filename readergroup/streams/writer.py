@@ -58,6 +58,8 @@ MAX_KEY_LENGTH: Final = 4096
 #: How long the sending thread lets events gather when nobody waits for them and there are less than a batch.
 LINGER_SECONDS: Final = 0.002
 
+#: How long closing waits for an append that is on its way, after the deadline.
+_JOIN_SECONDS: Final = 1.0
 _KNOWN_KEYS: Final = 50_000
 #: What an event costs beside its bytes and key.
 _EVENT_BYTES: Final = 16
@@ -181,10 +183,10 @@ class EventWriter(Generic[T]):
         if headers or size > MAX_EVENT_BYTES:
             self._write_group([data], routing_key, headers)
             return
-        if routing_key:
-            size += len(routing_key)
         with self._lock:
             lane = self._lane_of_key.get(routing_key) or self._find_lane(routing_key)
+            if routing_key:
+                size += len(routing_key)
             # The inlined `_Batch.add` of an event without headers: this is the hot path.
             batch = lane.batch
             batch.events.append(data)
@@ -206,8 +208,7 @@ class EventWriter(Generic[T]):
 
     def _write_group(self, events: Sequence[bytes], routing_key: str | None, headers: Headers | None) -> None:
         headers = _checked(headers)
-        beside = (len(routing_key) if routing_key else 0) + (headers_bytes(headers) if headers else 0)
-        size = sum(len(event) + beside for event in events)
+        size = sum(map(len, events)) + len(events) * (headers_bytes(headers) if headers else 0)
         if size > MAX_EVENT_BYTES:
             raise EventTooLargeError(
                 "too large: store the data elsewhere and write a reference to it, or write smaller groups",
@@ -290,13 +291,21 @@ class EventWriter(Generic[T]):
             with self._lock:
                 if not self._failure_told:
                     self._await_stored(deadline)
-        finally:
-            _writers.discard(self)
-            self._stop.set()
+        except DeadlineExceededError:
+            self._end_thread()
             with self._lock:
-                self._work.notify()
-            self._thread.join(deadline.remaining(self.timeout))
+                self._raise_failure()  # it tells how many events are left
+            raise
+        finally:
+            self._end_thread()
+            _writers.discard(self)
         self._remove_marks()
+
+    def _end_thread(self) -> None:
+        self._stop.set()
+        with self._lock:
+            self._work.notify()
+        self._thread.join(_JOIN_SECONDS)
 
     def _remove_marks(self) -> None:
         """Leave no attribute behind, except where it still keeps a late append of ours out."""
@@ -364,6 +373,8 @@ class EventWriter(Generic[T]):
     def _send_round(self, batches: list[_Batch]) -> None:
         """Store these batches, in their order. Those that are not stored yet stay in the list."""
         while batches:
+            if self._stop.is_set():
+                raise DeadlineExceededError("the writer was closed and not everything could be stored in time")
             batch = batches[0]
             if self._is_stored(batch):
                 del batches[0]

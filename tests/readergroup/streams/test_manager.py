@@ -1,0 +1,514 @@
+"""Managing streams on a store: each step, whoever began it; and what is refused before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from readergroup.errors import CorruptDataError, StreamExistsError
+from readergroup.streams.block import encode_block
+from readergroup.streams.config import KeyRange, ScalingPolicy, SegmentId, StreamCut
+from readergroup.streams.manager import WRITER_RETENTION_SECONDS, StreamManager
+from readergroup.streams.segment_reader import SegmentReader
+from synchronizer import (
+    ClosedError,
+    InvalidArgumentError,
+    ManualClock,
+    NotFoundError,
+    SealedError,
+    SegmentStore,
+    StoreUnavailableError,
+    TruncatedError,
+    open_store,
+)
+from synchronizer.testing import FailingStore, Operation
+
+NAME = "shop/orders"
+
+
+class Died(BaseException):
+    """The process is killed at this point."""
+
+
+@pytest.fixture
+def store() -> SegmentStore:
+    return open_store("memory://")
+
+
+@pytest.fixture
+def streams(store: SegmentStore) -> StreamManager:
+    return StreamManager(store)
+
+
+@dataclass
+class Intruder:
+    """Acts once before the given operation: another process that comes at this very point, or a death."""
+
+    verb: str
+    prefix: str
+    action: Callable[[], object]
+    acted: list[Operation] = field(default_factory=list)
+
+    def __call__(self, operation: Operation) -> None:
+        if not self.acted and operation.verb == self.verb and operation.segment.startswith(self.prefix):
+            self.acted.append(operation)
+            self.action()
+
+
+def die() -> None:
+    raise Died
+
+
+def client_that_meets(store: SegmentStore, intruder: Intruder) -> StreamManager:
+    failing = FailingStore(store)
+    failing.before = intruder
+    return StreamManager(failing)
+
+
+def contents(store: SegmentStore) -> dict[str, int]:
+    return {name: store.info(name).length for name in store.list()}
+
+
+def append(streams: StreamManager, number: int, *events: bytes) -> None:
+    state = streams.fetch_state(NAME)
+    data = encode_block(events, written_at=0, writer_id=bytes(16), first_number=1)
+    streams.store.append(state.data_segment(number), data)
+
+
+def fixed(segments: int) -> ScalingPolicy:
+    return ScalingPolicy.fixed(segments)
+
+
+# ---------------------------------------------------------------------- create, configure, list
+
+
+def test_a_created_stream_has_its_segments_and_they_exist_in_the_store(streams: StreamManager) -> None:
+    info = streams.create(NAME, scaling=fixed(2))
+    assert dict(info.segments) == {
+        SegmentId("shop/orders/0"): KeyRange(low=0.0, high=0.5),
+        SegmentId("shop/orders/1"): KeyRange(low=0.5, high=1.0),
+    }
+    assert (info.epoch, info.sealed) == (0, False)
+    assert dict(info.head.offsets) == dict(info.tail.offsets) == dict.fromkeys(info.segments, 0)
+    assert list(streams.store.list("data/")) == [f"data/shop/orders/{info.incarnation}/{n}" for n in (0, 1)]
+
+
+def test_creating_what_exists_with_the_same_config_returns_it(streams: StreamManager) -> None:
+    first = streams.create(NAME, scaling=fixed(2))
+    assert StreamManager(streams.store).create(NAME, scaling=fixed(2)) == first
+
+
+def test_creating_what_exists_with_another_config_shows_both_and_names_configure(streams: StreamManager) -> None:
+    streams.create(NAME, scaling=fixed(2))
+    with pytest.raises(StreamExistsError, match=r"configure.*segments=2.*segments=3"):
+        streams.create(NAME, scaling=fixed(3))
+
+
+def test_a_config_is_changed_by_configure(streams: StreamManager) -> None:
+    streams.create(NAME, scaling=fixed(2))
+    assert streams.configure(NAME, scaling=fixed(3)).config.scaling == fixed(3)
+    assert streams.create(NAME, scaling=fixed(3)).epoch == 0
+
+
+def test_streams_are_listed_by_scope_and_deleted_ones_are_not(streams: StreamManager) -> None:
+    for name in ("shop/b", "shop/a", "shopping/c", "other/d"):
+        streams.create(name)
+    streams.delete("other/d")
+    assert list(streams.list()) == ["shop/a", "shop/b", "shopping/c"]
+    assert list(streams.list("shop")) == ["shop/a", "shop/b"]
+    assert streams.exists("shop/a") and not streams.exists("other/d") and not streams.exists("no/such")
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+def test_an_unknown_stream_is_not_found_whatever_is_asked_of_it(store: SegmentStore, streams: StreamManager) -> None:
+    cut = StreamCut(stream=NAME, offsets={SegmentId("shop/orders/0"): 0})
+    calls: list[Callable[[], object]] = [
+        lambda: streams.scale(NAME, split=[0]),
+        lambda: streams.configure(NAME, scaling=fixed(1)),
+        lambda: streams.seal(NAME),
+        lambda: streams.truncate(NAME, cut),
+        lambda: streams.delete(NAME),
+        lambda: streams.info(NAME),
+        lambda: streams.finish_pending(NAME),
+        lambda: streams.fetch_state(NAME),
+        lambda: streams.synchronizer(NAME),
+    ]
+    for call in calls:
+        with pytest.raises(NotFoundError, match=r"create it with streams\.create"):
+            call()
+    assert contents(store) == {}
+
+
+@pytest.mark.parametrize("name", ["orders", "shop/", "shop/or ders", "a/b/c", "shop/" + "x" * 251])
+def test_a_bad_name_is_refused_before_anything_is_written(streams: StreamManager, name: str) -> None:
+    for call in (streams.create, streams.seal, streams.delete, streams.info, streams.exists):
+        with pytest.raises(InvalidArgumentError):
+            call(name)
+    with pytest.raises(InvalidArgumentError):
+        list(streams.list("sc ope"))
+    assert contents(streams.store) == {}
+
+
+def test_a_scale_that_cannot_be_is_refused_before_anything_is_written(streams: StreamManager) -> None:
+    streams.create(NAME, scaling=fixed(3))
+    before = contents(streams.store)
+    bad: list[dict[str, list[int]]] = [
+        {},
+        {"split": [0], "merge": [1, 2]},
+        {"split": []},
+        {"split": [7]},
+        {"split": [0, 0]},
+        {"merge": [0, 2]},
+        {"merge": [1]},
+        {"merge": []},
+        {"merge": [1, 9]},
+    ]
+    for arguments in bad:
+        with pytest.raises(InvalidArgumentError):
+            streams.scale(NAME, **arguments)
+    assert contents(streams.store) == before
+
+
+def test_a_sealed_stream_is_not_scaled_and_stays_sealed(streams: StreamManager) -> None:
+    streams.create(NAME, scaling=fixed(2))
+    assert streams.seal(NAME).sealed
+    before = contents(streams.store)
+    assert streams.seal(NAME).sealed
+    with pytest.raises(SealedError):
+        streams.scale(NAME, split=[0])
+    assert contents(streams.store) == before
+
+
+def test_a_deleted_stream_is_not_found(streams: StreamManager) -> None:
+    streams.create(NAME)
+    streams.delete(NAME)
+    for call in (streams.seal, streams.delete, streams.info):
+        with pytest.raises(NotFoundError):
+            call(NAME)
+    with pytest.raises(NotFoundError):
+        streams.scale(NAME, split=[0])
+
+
+def test_a_truncation_at_a_cut_that_cannot_be_is_refused_before_anything_is_written(streams: StreamManager) -> None:
+    streams.create(NAME, scaling=fixed(2))
+    append(streams, 0, b"some", b"events")
+    before = contents(streams.store)
+
+    def cut(stream: str = NAME, incarnation: str | None = None, **offsets: int) -> StreamCut:
+        held = {SegmentId(f"{stream}/{key[1:]}"): value for key, value in offsets.items()}
+        return StreamCut(stream=stream, offsets=held, incarnation=incarnation)
+
+    with pytest.raises(InvalidArgumentError, match="another stream"):
+        streams.truncate(NAME, cut("shop/other", s0=0, s1=0))
+    with pytest.raises(InvalidArgumentError, match="was deleted"):
+        streams.truncate(NAME, cut(incarnation="older", s0=0, s1=0))
+    with pytest.raises(InvalidArgumentError, match="exactly once"):
+        streams.truncate(NAME, cut(s0=0))
+    with pytest.raises(InvalidArgumentError, match="beyond the end"):
+        streams.truncate(NAME, cut(s0=10_000, s1=0))
+    with pytest.raises(CorruptDataError, match="no event starts"):
+        streams.truncate(NAME, cut(s0=5, s1=0))
+    with pytest.raises(NotFoundError, match="does not exist"):
+        streams.truncate(NAME, cut(s0=0, s9=0))
+    assert contents(streams.store) == before
+
+
+def test_a_closed_manager_refuses(streams: StreamManager) -> None:
+    streams.create(NAME)
+    streams.close()
+    streams.close()
+    with pytest.raises(ClosedError):
+        streams.info(NAME)
+    with pytest.raises(ClosedError):
+        streams.create("shop/other")
+
+
+# ---------------------------------------------------------------------- scaling and sealing
+
+
+def test_after_a_split_the_old_segment_is_sealed_and_the_new_ones_take_events(streams: StreamManager) -> None:
+    streams.create(NAME, scaling=fixed(2))
+    info = streams.scale(NAME, split=[0])
+    assert [(str(segment), str(keys)) for segment, keys in info.segments.items()] == [
+        ("shop/orders/2", "[0, 0.25)"),
+        ("shop/orders/3", "[0.25, 0.5)"),
+        ("shop/orders/1", "[0.5, 1)"),
+    ]
+    state = streams.fetch_state(NAME)
+    assert [streams.store.info(state.data_segment(number)).sealed for number in range(4)] == [True, False, False, False]
+    assert state.successors(SegmentId("shop/orders/0")) == ("shop/orders/2", "shop/orders/3")
+
+
+def test_several_segments_can_be_split_and_merged_at_once(streams: StreamManager) -> None:
+    streams.create(NAME, scaling=fixed(2))
+    assert len(streams.scale(NAME, split=[0, 1]).segments) == 4
+    info = streams.scale(NAME, merge=[2, 3, 4, 5])
+    assert list(info.segments.values()) == [KeyRange(low=0.0, high=1.0)]
+    assert info.epoch == 2
+
+
+def test_a_sealed_stream_has_its_last_segments_sealed_in_the_store(streams: StreamManager) -> None:
+    streams.create(NAME, scaling=fixed(2))
+    streams.scale(NAME, split=[0])
+    assert streams.seal(NAME).sealed
+    assert all(streams.store.info(segment).sealed for segment in streams.store.list("data/"))
+
+
+POINTS_OF_DEATH = [
+    ("create", "data/"),
+    ("seal", "data/"),
+]
+
+
+@pytest.mark.parametrize(("verb", "prefix"), POINTS_OF_DEATH)
+@pytest.mark.parametrize("through", ["finish_pending", "scale", "seal", "fetch"])
+def test_a_scale_that_a_dead_client_began_is_completed_by_another(
+    store: SegmentStore, streams: StreamManager, verb: str, prefix: str, through: str
+) -> None:
+    streams.create(NAME, scaling=fixed(2))
+    with pytest.raises(Died):
+        client_that_meets(store, Intruder(verb, prefix, die)).scale(NAME, split=[0])
+    assert streams.fetch_state(NAME).scale is not None
+
+    if through == "scale":
+        streams.scale(NAME, merge=[3, 1])
+    elif through == "seal":
+        assert streams.seal(NAME).sealed
+    else:
+        streams.finish_pending(NAME)
+
+    state = streams.fetch_state(NAME)
+    assert not state.is_pending
+    assert state.segments[0].successors == (2, 3)
+    assert store.info(state.data_segment(0)).sealed
+
+
+def test_a_scale_whose_publication_died_is_published_by_another(store: SegmentStore, streams: StreamManager) -> None:
+    streams.create(NAME, scaling=fixed(2))
+    sealed_first = Intruder("seal", "data/", lambda: None)
+
+    def die_after_the_seal(operation: Operation) -> None:
+        if sealed_first.acted and operation.verb == "append":
+            raise Died
+        sealed_first(operation)
+
+    failing = FailingStore(store)
+    failing.before = die_after_the_seal
+    with pytest.raises(Died):
+        StreamManager(failing).scale(NAME, split=[0])
+    assert streams.finish_pending(NAME).current == (2, 3, 1)
+
+
+def test_a_creation_that_a_dead_client_began_is_completed_by_another(
+    store: SegmentStore, streams: StreamManager
+) -> None:
+    with pytest.raises(Died):
+        client_that_meets(store, Intruder("create", "data/", die)).create(NAME, scaling=fixed(2))
+    assert [str(segment) for segment in streams.fetch_state(NAME).current_segments] == [
+        "shop/orders/0",
+        "shop/orders/1",
+    ]
+    assert len(list(store.list("data/"))) == 2
+
+
+def test_a_seal_that_a_dead_client_began_is_completed_by_another(store: SegmentStore, streams: StreamManager) -> None:
+    streams.create(NAME, scaling=fixed(2))
+    with pytest.raises(Died):
+        client_that_meets(store, Intruder("seal", "data/", die)).seal(NAME)
+    assert not streams.fetch_state(NAME).sealed
+    assert streams.finish_pending(NAME).sealed
+
+
+@pytest.mark.parametrize(("verb", "prefix"), [*POINTS_OF_DEATH, ("append", "stream/")])
+def test_two_clients_that_complete_one_scale_publish_it_once(
+    store: SegmentStore, streams: StreamManager, verb: str, prefix: str
+) -> None:
+    streams.create(NAME, scaling=fixed(2))
+    with pytest.raises(Died):
+        client_that_meets(store, Intruder("create", "data/", die)).scale(NAME, split=[0])
+    intruder = Intruder(verb, prefix, lambda: streams.finish_pending(NAME))
+    state = client_that_meets(store, intruder).finish_pending(NAME)
+    assert intruder.acted
+    assert (state.epoch, state.current) == (1, (2, 3, 1))
+    assert streams.fetch_state(NAME) == state
+
+
+def test_a_store_that_is_away_for_a_moment_does_not_fail_a_scale(store: SegmentStore) -> None:
+    failing = FailingStore(store)
+    streams = StreamManager(failing)
+    streams.create(NAME, scaling=fixed(2))
+    attempts: list[Operation] = []
+
+    def away_twice(operation: Operation) -> None:
+        if operation.segment.startswith("data/"):
+            attempts.append(operation)
+            if len(attempts) in (1, 2, 4):
+                raise StoreUnavailableError("away")
+
+    failing.before = away_twice
+    assert streams.scale(NAME, split=[0]).epoch == 1
+    assert len(attempts) > 4
+
+
+def test_a_store_that_stays_away_is_told_at_the_deadline(store: SegmentStore) -> None:
+    failing = FailingStore(store)
+    streams = StreamManager(failing, timeout=0.05)
+    streams.create(NAME)
+    failing.before = Intruder("seal", "data/", lambda: setattr(failing, "unavailable", True))
+    with pytest.raises((StoreUnavailableError, TimeoutError)):
+        streams.seal(NAME)
+
+
+# ---------------------------------------------------------------------- delete and create again
+
+
+@pytest.mark.parametrize("verb", ["create", "seal"])
+@pytest.mark.parametrize("again", [True, False])
+def test_a_scaler_that_slept_through_delete_and_create_does_no_harm(
+    store: SegmentStore, streams: StreamManager, verb: str, again: bool
+) -> None:
+    streams.create(NAME, scaling=fixed(2))
+
+    def delete_and_create() -> None:
+        streams.delete(NAME)
+        if again:
+            streams.create(NAME, scaling=fixed(2))
+
+    sleeper = client_that_meets(store, Intruder(verb, "data/", delete_and_create))
+    if again:
+        sleeper.scale(NAME, split=[0])  # of a stream that is no more: nothing comes of it
+    else:
+        with pytest.raises(NotFoundError):
+            sleeper.scale(NAME, split=[0])
+
+    left = list(store.list("data/"))
+    if again:
+        state = streams.fetch_state(NAME)
+        assert (state.epoch, state.current, state.scale) == (0, (0, 1), None)
+        assert left == [state.data_segment(0), state.data_segment(1)]
+        assert not any(store.info(segment).sealed for segment in left)
+    else:
+        assert left == []
+
+
+def test_a_sealer_that_slept_through_delete_and_create_does_no_harm(
+    store: SegmentStore, streams: StreamManager
+) -> None:
+    streams.create(NAME, scaling=fixed(2))
+
+    def delete_and_create() -> None:
+        streams.delete(NAME)
+        streams.create(NAME, scaling=fixed(2))
+
+    client_that_meets(store, Intruder("seal", "data/", delete_and_create)).seal(NAME)
+    state = streams.fetch_state(NAME)
+    assert not state.sealing
+    assert not any(store.info(segment).sealed for segment in store.list("data/"))
+
+
+def test_revisions_go_on_over_delete_and_create_and_names_of_data_do_not_come_back(streams: StreamManager) -> None:
+    first = streams.create(NAME)
+    before = streams.synchronizer(NAME).revision
+    streams.delete(NAME)
+    assert list(streams.store.list("data/")) == []
+    second = streams.create(NAME)
+    assert second.incarnation != first.incarnation
+    assert streams.synchronizer(NAME).revision > before
+
+
+def test_what_a_deletion_that_died_left_behind_is_deleted_by_the_next_creation(
+    store: SegmentStore, streams: StreamManager
+) -> None:
+    streams.create(NAME, scaling=fixed(3))
+    with pytest.raises(Died):
+        client_that_meets(store, Intruder("delete", "data/", die)).delete(NAME)
+    assert len(list(store.list("data/"))) == 3
+    info = streams.create(NAME)
+    assert list(store.list("data/")) == [f"data/{NAME}/{info.incarnation}/0"]
+
+
+# ---------------------------------------------------------------------- truncating
+
+
+def test_truncated_data_is_gone_up_to_the_block_that_holds_the_cut(streams: StreamManager) -> None:
+    streams.create(NAME)
+    append(streams, 0, b"one", b"two")
+    append(streams, 0, b"three", b"four", b"five")
+    segment = streams.fetch_state(NAME).data_segment(0)
+    reader = SegmentReader(streams.store, segment)
+    blocks = list(iter(reader.next_block, None))
+    four = blocks[1].offsets[1]
+    cut = StreamCut(stream=NAME, offsets={SegmentId("shop/orders/0"): four})
+
+    streams.truncate(NAME, cut)
+
+    assert dict(streams.info(NAME).head.offsets) == dict(cut.offsets)
+    assert streams.store.info(segment).start_offset == blocks[1].offset
+    with pytest.raises(TruncatedError):
+        SegmentReader(streams.store, segment, 0).next_block()
+    rest = SegmentReader(streams.store, segment, four).next_block()
+    assert rest is not None and rest.data == [b"four", b"five"]
+
+
+def test_truncating_again_or_further_back_changes_nothing(streams: StreamManager) -> None:
+    streams.create(NAME)
+    head = streams.info(NAME).tail
+    append(streams, 0, b"one")
+    tail = streams.info(NAME).tail
+    streams.truncate(NAME, tail)
+    before = contents(streams.store)
+    streams.truncate(NAME, tail)
+    streams.truncate(NAME, head)
+    assert contents(streams.store) == before
+    assert streams.info(NAME).head == tail
+
+
+def test_segments_before_the_cut_lose_their_data_and_keep_their_length_for_late_writers(store: SegmentStore) -> None:
+    clock = ManualClock()
+    streams = StreamManager(store, clock=clock)
+    streams.create(NAME)
+    append(streams, 0, b"one")
+    old = streams.fetch_state(NAME).data_segment(0)
+    length = store.info(old).length
+    streams.scale(NAME, split=[0])
+
+    streams.truncate(NAME, streams.info(NAME).tail)
+
+    info = store.info(old)
+    assert (info.start_offset, info.length, info.sealed) == (length, length, True)
+    assert streams.fetch_state(NAME).successors(SegmentId("shop/orders/0")) == ("shop/orders/1", "shop/orders/2")
+
+    clock.advance(WRITER_RETENTION_SECONDS + 1)
+    streams.truncate(NAME, streams.info(NAME).tail)
+
+    assert old not in store.list("data/")
+    state = streams.fetch_state(NAME)
+    assert sorted(state.segments) == [1, 2]
+    assert all(each.predecessors == () for each in state.segments.values())
+
+
+def test_the_metadata_does_not_grow_with_the_number_of_scales(store: SegmentStore) -> None:
+    clock = ManualClock()
+    streams = StreamManager(store, clock=clock)
+    streams.create(NAME)
+    for _ in range(20):
+        streams.scale(NAME, split=list(streams.fetch_state(NAME).current))
+        streams.scale(NAME, merge=list(streams.fetch_state(NAME).current))
+        streams.truncate(NAME, streams.info(NAME).tail)
+        clock.advance(WRITER_RETENTION_SECONDS + 1)
+    assert len(streams.fetch_state(NAME).segments) <= 4
+    assert len(list(store.list("data/"))) <= 4
+
+
+def test_the_tail_lies_where_the_newest_segments_end(streams: StreamManager) -> None:
+    streams.create(NAME, scaling=fixed(2))
+    append(streams, 1, b"one")
+    length = streams.store.info(streams.fetch_state(NAME).data_segment(1)).length
+    assert dict(streams.info(NAME).tail.offsets) == {
+        SegmentId("shop/orders/0"): 0,
+        SegmentId("shop/orders/1"): length,
+    }
