@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -32,9 +33,10 @@ class Died(BaseException):
     """The process is killed at this point."""
 
 
-@pytest.fixture
-def store() -> SegmentStore:
-    return open_store("memory://")
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SegmentStore]:
+    with open_store("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/store.db") as store:
+        yield store
 
 
 @pytest.fixture

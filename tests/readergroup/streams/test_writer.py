@@ -6,6 +6,7 @@ import multiprocessing
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -37,9 +38,10 @@ SECONDS = 20.0
 QUARTERS = ("Foo", "2", "key-3", "0")
 
 
-@pytest.fixture
-def store() -> SegmentStore:
-    return open_store("memory://")
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SegmentStore]:
+    with open_store("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/store.db") as store:
+        yield store
 
 
 @pytest.fixture
@@ -457,7 +459,7 @@ def test_scales_while_several_threads_write_and_answers_are_lost(
     threads = [threading.Thread(target=write, args=(key,)) for key in QUARTERS]
     for thread in threads:
         thread.start()
-    while any(thread.is_alive() for thread in threads):
+    for _ in range(20):
         streams.scale(NAME, split=[streams.fetch_state(NAME).current[0]])
         streams.scale(NAME, merge=list(streams.fetch_state(NAME).current[:2]))
     for thread in threads:
