@@ -75,7 +75,8 @@ class Lease:
         self._counter = 0
         self._value = encode_lease(0, {})  # what the store holds, as far as is known
         self._tried: set[bytes] = set()  # sent since then, and the answers lost
-        self._sent_at: float | None = None  # of the newest accepted renewal
+        #: Until when, on the clock, nobody else can have been given the reader's segments, with a margin.
+        self.valid_until = float("-inf")
         self._lost = False
 
     @property
@@ -92,21 +93,16 @@ class Lease:
         """What a removal by the reader itself compares with."""
         return self._value
 
-    def begin(self, sent_at: float) -> None:
+    def begin(self, sent_at: float, timeout_seconds: float) -> None:
         """The lease was created by an append that was sent at ``sent_at``."""
-        self._sent_at = sent_at
+        self.valid_until = sent_at + STOP_AFTER * timeout_seconds
 
     def lose(self) -> None:
         """The reader is no longer in the group."""
         self._lost = True
+        self.valid_until = float("-inf")
 
-    def valid_until(self, timeout_seconds: float) -> float:
-        """Until when, on the clock, nobody else can have been given the reader's segments, with a margin."""
-        if self._sent_at is None or self._lost:
-            return float("-inf")
-        return self._sent_at + STOP_AFTER * timeout_seconds
-
-    def renew(self, positions: Positions) -> bool:
+    def renew(self, positions: Positions, timeout_seconds: float) -> bool:
         """Renew the lease and commit ``positions`` in one step. False: the reader was removed, and nothing was written.
 
         Raises what the store raises; then it is not known whether the renewal went in, and the next call finds out.
@@ -119,7 +115,8 @@ class Lease:
                 change = AttributeChange(self._value, value)
                 answer = self._store.append(self._segment, b"", attributes={self.attribute: change})
                 if isinstance(answer, Appended):
-                    self._value, self._sent_at = value, sent_at
+                    self._value = value
+                    self.begin(sent_at, timeout_seconds)
                     self._tried.clear()
                     return True
                 if isinstance(answer, UnknownOutcome):
@@ -129,7 +126,7 @@ class Lease:
                     ) from answer.cause
                 current = answer.attributes[self.attribute]
                 if current not in self._tried:
-                    self._lost = True
+                    self.lose()
                 else:
                     self._value = current  # the lost answer was a yes
                     self._tried.clear()
@@ -164,3 +161,8 @@ class LeaseObserver:
                 dead.append(reader)
         self._seen = seen
         return dead
+
+    def seen(self, readers: Mapping[str, ReaderState], reader: str) -> tuple[int, bytes | None]:
+        """The incarnation of the reader and the value of its lease, as observed: what a removal compares with."""
+        incarnation = readers[reader].incarnation
+        return incarnation, self._seen[f"{reader}@{incarnation}"][0]

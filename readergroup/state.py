@@ -108,9 +108,16 @@ class ReaderGroupState(State):
         return (segment for segment, found in self.segments.items() if found.readable and found.owner is None)
 
     @property
+    def newest_segments(self) -> frozenset[SegmentId]:
+        """The segments of the newest epochs that are not completed, read already or not yet."""
+        return frozenset(
+            segment for segment, found in self.segments.items() if not found.completed and not found.successors
+        )
+
+    @property
     def number_of_segments(self) -> int:
-        """The segments of the newest epochs that are not completed: the most readers that could be of use."""
-        return sum(not found.completed and not found.successors for found in self.segments.values())
+        """How many `newest_segments` there are: the most readers that could be of use."""
+        return len(self.newest_segments)
 
     @property
     def number_of_readers(self) -> int:

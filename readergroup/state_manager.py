@@ -64,7 +64,7 @@ class ReaderGroupStateManager:
         joined = self.state.readers.get(reader)
         if joined is None or joined.lease != lease.name:
             raise ReaderNotInGroupError("another reader took over the id at once", reader=reader)
-        lease.begin(sent_at)
+        lease.begin(sent_at, self.state.config.reader_timeout_seconds)
         return int(joined.incarnation)
 
     def remove_reader(

@@ -1,0 +1,117 @@
+"""`connect`: one store, and everything that is done on it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from typing import Any, Final, Self, TypeVar, overload
+
+from synchronizer import (
+    Clock,
+    InvalidArgumentError,
+    SegmentStore,
+    State,
+    StateSynchronizer,
+    SystemClock,
+    Update,
+    open_store,
+)
+
+from .group import ReaderGroupManager
+from .streams.manager import StreamManager
+from .streams.serializers import BytesSerializer, Serializer
+from .streams.writer import EventWriter
+
+S = TypeVar("S", bound=State)
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_SECONDS: Final = 30.0
+
+
+def connect(url: str | None = None, *, timeout: float = DEFAULT_TIMEOUT_SECONDS, clock: Clock | None = None) -> Client:
+    """The client of the store at ``url``, or at the address in the environment variable READERGROUP_URL.
+
+    ``timeout`` is the default of all calls, in seconds. ``sqlite:///shop.db`` is a file in the present folder,
+    ``sqlite:////var/shop.db`` one with its whole path, ``memory://`` a store of this client's own.
+    """
+    if url is None:
+        url = os.environ.get("READERGROUP_URL")
+        if not url:
+            raise InvalidArgumentError("give connect a URL such as 'sqlite:///shop.db', or set READERGROUP_URL")
+    clock = clock or SystemClock()
+    client = Client(open_store(url, clock=clock), timeout=timeout, clock=clock)
+    client._owns_store = True
+    return client
+
+
+class Client:
+    """A store with its streams and reader groups. Threads may share it; it pickles as its address, and reconnects."""
+
+    def __init__(
+        self, store: SegmentStore, *, timeout: float = DEFAULT_TIMEOUT_SECONDS, clock: Clock | None = None
+    ) -> None:
+        self.store = store
+        self.timeout = timeout
+        self.clock: Clock = clock or SystemClock()
+        self.streams = StreamManager(store, clock=self.clock, timeout=timeout)
+        self.groups = ReaderGroupManager(self)
+        self._owns_store = False
+        self._lock = threading.Lock()
+        self._closeables: list[Any] = []
+
+    @overload
+    def writer(self, stream: str, *, timeout: float | None = None) -> EventWriter[bytes]: ...
+    @overload
+    def writer(self, stream: str, *, serializer: Serializer[T], timeout: float | None = None) -> EventWriter[T]: ...
+    def writer(
+        self, stream: str, *, serializer: Serializer[Any] | None = None, timeout: float | None = None
+    ) -> EventWriter[Any]:
+        """A writer of the stream, a context manager: leaving it in any way stores everything that was written."""
+        writer = EventWriter(self.streams, stream, serializer=serializer or BytesSerializer(), timeout=timeout)
+        self._closed_with_the_client(writer)
+        return writer
+
+    def synchronizer(self, name: str, *, initial: S, updates: Iterable[type[Update[S]]]) -> StateSynchronizer[S]:
+        """The shared state of this name, begun with ``initial`` if nothing is stored."""
+        synchronizer = StateSynchronizer(
+            self.store, f"state/{name}", initial=initial, updates=updates, clock=self.clock, timeout=self.timeout
+        )
+        self._closed_with_the_client(synchronizer)
+        return synchronizer
+
+    def _closed_with_the_client(self, closeable: Any) -> None:
+        with self._lock:
+            self._closeables = [each for each in self._closeables if not getattr(each, "closed", False)]
+            self._closeables.append(closeable)
+
+    def close(self) -> None:
+        """Close everything that was opened with this client. Twice is no error."""
+        with self._lock:
+            closeables, self._closeables = self._closeables, []
+        try:
+            for closeable in closeables:
+                closeable.close()
+            self.groups.close()
+            self.streams.close()
+        finally:
+            if self._owns_store:
+                self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.store.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.store.url.startswith("memory:"):
+            raise InvalidArgumentError("a memory store cannot be reached from another process; use sqlite:///...")
+        return _reconnect, (self.store.url, self.timeout)
+
+
+def _reconnect(url: str, timeout: float) -> Client:
+    return connect(url, timeout=timeout)

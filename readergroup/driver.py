@@ -1,0 +1,195 @@
+"""What the readers of one process do for their group beside reading: one thread for all of them.
+
+It renews their leases (which commits their positions), follows the group's log and the metadata of its streams,
+declares readers dead whose leases stand still, and proposes the planner's moves. `GroupDriver.step` is one round of
+that and says when the next is due; the thread only calls it, so tests and simulations can call it instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
+
+from synchronizer import ClosedError, NotFoundError, ReaderGroupError, Revision
+
+from . import balance
+from .liveness import RENEWALS, LeaseObserver
+from .state_manager import ReaderGroupStateManager
+
+if TYPE_CHECKING:
+    from .reader import Reader
+
+_logger = logging.getLogger(__name__)
+
+#: Leases are looked at this often, or six times per timeout if that is shorter.
+OBSERVE_SECONDS: Final = 0.5
+#: The longest that a reader of a high rank waits before it proposes moves that nobody else has proposed.
+MAX_STAGGER_SECONDS: Final = 1.0
+_STAGGER_SECONDS: Final = 0.1
+
+
+class GroupDriver:
+    """Works for the readers that joined it, which it holds weakly: one that is forgotten without being closed is let
+    go, and its lease runs out."""
+
+    def __init__(self, manager: ReaderGroupStateManager, *, threads: bool = True) -> None:
+        self._manager = manager
+        self._synchronizer = manager.synchronizer
+        self._clock = manager.synchronizer.clock
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._readers: WeakValueDictionary[str, Reader[Any]] = WeakValueDictionary()
+        self._joined = threading.Event()
+        self._observer = LeaseObserver()
+        self._observe_at = float("-inf")
+        self._follow_at = float("-inf")
+        self._followed: Mapping[str, int] = {}  # lengths of the streams' metadata logs, as far as they were followed
+        self._settled: Revision | None = None  # of the state that the last plan was empty for
+        self._propose_at: float | None = None
+
+    def join(self, reader: Reader[Any]) -> None:
+        """Work for the reader from now on."""
+        with self._lock:
+            self._readers[reader.reader_id] = reader
+            self._joined.set()
+            if self._threads and (self._thread is None or not self._thread.is_alive()):
+                self._thread = threading.Thread(
+                    target=self._run, name=f"readergroup-{self._synchronizer.name}", daemon=True
+                )
+                self._thread.start()
+
+    def leave(self, reader: Reader[Any]) -> None:
+        """Stop working for the reader. Its lease is its own to give up."""
+        with self._lock:
+            if self._readers.get(reader.reader_id) is reader:
+                del self._readers[reader.reader_id]
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            while self._has_readers():
+                due = self.step()
+                self._wait(due - self._clock.monotonic())
+        except ClosedError:
+            _logger.debug("%s was closed", self._synchronizer.name)
+
+    def _has_readers(self) -> bool:
+        """Whether there is a reader to work for. The last look of a thread that ends is under the lock of `join`."""
+        with self._lock:
+            if not self._readers:
+                self._thread = None
+            return bool(self._readers)
+
+    def _wait(self, timeout: float) -> None:
+        """Until the group's log or a stream's metadata grew, or until something is due."""
+        if timeout <= 0:
+            return
+        known = {**self._followed, self._synchronizer.segment: self._synchronizer.applied_length}
+        try:
+            changed = self._synchronizer.store.wait(known, timeout)
+        except ClosedError:
+            raise
+        except ReaderGroupError as error:
+            _logger.warning("%s: the store cannot be watched: %s", self._synchronizer.name, error)
+            self._joined.clear()
+            self._clock.wait(self._joined, timeout)
+        else:
+            if changed - {self._synchronizer.segment}:
+                self._follow_at = float("-inf")
+
+    # ------------------------------------------------------------------ one round
+
+    def step(self) -> float:
+        """Do what is due and return when, on the clock, something is due again. Never raises but `ClosedError`."""
+        due = self._clock.monotonic() + self._manager.state.config.refresh_interval_seconds
+        steps: tuple[Callable[[], float], ...] = (self._renew, self._fetch, self._observe, self._follow, self._balance)
+        for step in steps:
+            try:
+                due = min(due, step())
+            except ClosedError:
+                raise
+            except ReaderGroupError as error:
+                _logger.warning("%s: %s", self._synchronizer.name, error)
+        return due
+
+    def _renew(self) -> float:
+        due = float("inf")
+        for reader in list(self._readers.values()):
+            due = min(due, reader.renew_if_due())
+        return due
+
+    def _fetch(self) -> float:
+        before = self._synchronizer.revision
+        self._synchronizer.fetch_updates(timeout=self._timeout_seconds / RENEWALS)
+        if self._synchronizer.revision != before:
+            for reader in list(self._readers.values()):
+                reader.look_up()
+        return float("inf")
+
+    def _observe(self) -> float:
+        """Look at all leases and take out those readers that are dead, with the moves that follow."""
+        now = self._clock.monotonic()
+        if now < self._observe_at:
+            return self._observe_at
+        self._observe_at = now + min(OBSERVE_SECONDS, self._timeout_seconds / (2 * RENEWALS))
+        state = self._manager.state
+        values = self._manager.leases()
+        dead = self._observer.observe(self._clock.monotonic(), state.readers, values, self._timeout_seconds)
+        if dead:
+            removed = self._manager.remove_dead({reader: self._observer.seen(state.readers, reader) for reader in dead})
+            for reader in removed:
+                _logger.warning("reader %s of %s is dead: its lease ran out", reader, self._synchronizer.name)
+        return self._observe_at
+
+    def _follow(self) -> float:
+        """Bring the group up to the metadata of its streams, at once where that grew."""
+        now = self._clock.monotonic()
+        if now < self._follow_at:
+            return self._follow_at
+        self._follow_at = now + 2 * self._manager.state.config.refresh_interval_seconds
+        self._followed = follow_streams(self._manager)
+        return self._follow_at
+
+    def _balance(self) -> float:
+        """Propose the planner's moves, the lower in rank the sooner, so that mostly one process does."""
+        state, revision = self._synchronizer.snapshot_of_state
+        if revision == self._settled:
+            return float("inf")
+        if not balance.plan(state):
+            self._settled, self._propose_at = revision, None
+            return float("inf")
+        now = self._clock.monotonic()
+        if self._propose_at is None:
+            self._propose_at = now + self._stagger(list(state.readers))
+        if now >= self._propose_at:
+            self._propose_at = None
+            self._manager.rebalance()
+        return self._propose_at or now
+
+    def _stagger(self, readers: list[str]) -> float:
+        ranks = [rank for rank, reader in enumerate(sorted(readers)) if reader in self._readers]
+        return min(MAX_STAGGER_SECONDS, _STAGGER_SECONDS * (ranks[0] if ranks else len(readers)))
+
+    @property
+    def _timeout_seconds(self) -> float:
+        return self._manager.state.config.reader_timeout_seconds
+
+
+def follow_streams(manager: ReaderGroupStateManager) -> Mapping[str, int]:
+    """Follow all streams of the group; the lengths of their metadata logs, as far as that goes, to wait on."""
+    known = {}
+    for stream, followed in manager.state.streams.items():
+        if followed.ended:
+            continue
+        try:
+            synchronizer = manager.streams.synchronizer(stream)
+            known[synchronizer.segment] = synchronizer.applied_length
+            manager.follow_streams([stream])
+        except NotFoundError:
+            _logger.debug("stream %s was deleted", stream)  # its readers are told when they read
+    return known

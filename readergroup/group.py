@@ -1,0 +1,309 @@
+"""A reader group as one process has it in hand, and the manager that creates, finds and deletes groups."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+
+from pydantic import BaseModel, ConfigDict
+
+from synchronizer import (
+    AttributeChange,
+    ClosedError,
+    NotFoundError,
+    StateSynchronizer,
+)
+
+from .config import ReaderGroupConfig, check_group_name
+from .driver import GroupDriver
+from .errors import ReaderGroupExistsError
+from .event import Position
+from .lag import GroupLag, group_lag, positions
+from .notifiers import EndOfDataNotifier, ReaderNotifier, SegmentNotifier
+from .reader import Reader, SegmentCallback
+from .state import ReaderGroupState
+from .state_manager import ReaderGroupStateManager, initial_state
+from .streams.config import SegmentId, StreamCut
+from .streams.serializers import BytesSerializer, Serializer
+from .updates import UPDATES, ConfigureGroup
+
+if TYPE_CHECKING:
+    from .client import Client
+
+T = TypeVar("T")
+
+_LOG_PREFIX: Final = "group/"
+
+
+class Distribution(BaseModel):
+    """Which reader has which segments, and those that nobody has."""
+
+    model_config = ConfigDict(frozen=True)
+
+    readers: Mapping[str, tuple[SegmentId, ...]]
+    unassigned: tuple[SegmentId, ...]
+
+
+class ReaderGroup:
+    """A reader group. Threads may share it; it pickles as the client's address and its name, and reconnects."""
+
+    def __init__(self, client: Client, name: str, synchronizer: StateSynchronizer[ReaderGroupState]) -> None:
+        self.name = name
+        self.synchronizer = synchronizer
+        self._client = client
+        self._manager = ReaderGroupStateManager(synchronizer, client.streams)
+        self._driver = GroupDriver(self._manager)
+        self._readers: list[Reader[Any]] = []
+        self._closed = False
+        self._lock = threading.Lock()
+        self.segment_notifier = SegmentNotifier(self._manager, source=name)
+        self.end_of_data_notifier = EndOfDataNotifier(self._manager, source=name)
+        self.reader_notifier = ReaderNotifier(self._manager, source=name)
+
+    # ------------------------------------------------------------------ reading
+
+    @overload
+    def reader(
+        self,
+        reader_id: str | None = None,
+        *,
+        auto_commit: bool = True,
+        on_assign: SegmentCallback | None = None,
+        on_release: SegmentCallback | None = None,
+    ) -> Reader[bytes]: ...
+    @overload
+    def reader(
+        self,
+        reader_id: str | None = None,
+        *,
+        serializer: Serializer[T],
+        auto_commit: bool = True,
+        on_assign: SegmentCallback | None = None,
+        on_release: SegmentCallback | None = None,
+    ) -> Reader[T]: ...
+    def reader(
+        self,
+        reader_id: str | None = None,
+        *,
+        serializer: Serializer[Any] | None = None,
+        auto_commit: bool = True,
+        on_assign: SegmentCallback | None = None,
+        on_release: SegmentCallback | None = None,
+    ) -> Reader[Any]:
+        """A reader that is in the group from now on, a context manager. One that has the same id is replaced.
+
+        ``on_assign`` and ``on_release`` are called with a segment, in the reading thread, before its first event is
+        handed out and before it is given up or completed.
+        """
+        reader = Reader(
+            self._manager,
+            self._driver,
+            reader_id or default_reader_id(),
+            serializer or BytesSerializer(),
+            auto_commit=auto_commit,
+            on_assign=on_assign,
+            on_release=on_release,
+            timeout=self._client.timeout,
+            on_close=self._forget,
+        )
+        with self._lock:
+            if not self._closed:
+                self._readers.append(reader)
+                return reader
+        reader.close()
+        raise ClosedError("the group's client is closed; open another", group=self.name)
+
+    def _forget(self, reader: Reader[Any]) -> None:
+        with self._lock:
+            if reader in self._readers:
+                self._readers.remove(reader)
+
+    # ------------------------------------------------------------------ looking
+
+    @property
+    def state(self) -> ReaderGroupState:
+        """The replicated state as far as this process has applied its log; immutable."""
+        return self.synchronizer.state
+
+    @property
+    def config(self) -> ReaderGroupConfig:
+        return self.state.config
+
+    def online_readers(self) -> Sequence[str]:
+        """The ids of the readers that are in the group now."""
+        return sorted(self.synchronizer.fetch_updates().readers)
+
+    def distribution(self) -> Distribution:
+        """Who has which segments now."""
+        state = self.synchronizer.fetch_updates()
+        return Distribution(
+            readers={reader: tuple(sorted(state.segments_of(reader))) for reader in sorted(state.readers)},
+            unassigned=tuple(sorted(state.unassigned)),
+        )
+
+    def lag(self) -> GroupLag:
+        """How far the group is behind its streams now, by what its readers have committed."""
+        self._manager.follow_streams()
+        state = self.synchronizer.fetch_updates()
+        store = self.synchronizer.store
+        return group_lag(state, self._manager.leases(), store, self.synchronizer.clock.time())
+
+    def stream_cuts(self) -> Mapping[str, StreamCut]:
+        """Per stream where the group stands, by what its readers have committed."""
+        state = self.synchronizer.fetch_updates()
+        offsets = positions(state, self._manager.leases())
+        return {
+            stream: cut.model_copy(update={"offsets": {segment: offsets[segment] for segment in cut.offsets}})
+            for stream, cut in state.cuts.items()
+        }
+
+    # ------------------------------------------------------------------ changing
+
+    def configure(self, **changes: Any) -> ReaderGroupConfig:
+        """Change fields of the config while the group runs, and return the new one. What it reads is fixed."""
+
+        def change(state: ReaderGroupState) -> Iterable[ConfigureGroup]:
+            config = ReaderGroupConfig.of(**{**dict(state.config), **changes})
+            return () if config == state.config else (ConfigureGroup(config=config),)
+
+        return self.synchronizer.update_state(change).config
+
+    def remove_reader(self, reader: str, *, position: Position | None = None) -> bool:
+        """Take a reader out, for good; whether it was there. Its segments go on where it committed, or at ``position``.
+
+        A ``position`` may skip events, or repeat them. It is for somebody who knows better than the last commit.
+        """
+        return self._manager.remove_reader(reader, position=position, cause="removed")
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Close the readers and notifiers. The client does it. Twice is no error."""
+        with self._lock:
+            self._closed = True
+            readers = list(self._readers)
+        for reader in readers:
+            reader.close()
+        for notifier in (self.segment_notifier, self.end_of_data_notifier, self.reader_notifier):
+            notifier.close()
+        self.synchronizer.close()
+
+    def __repr__(self) -> str:
+        return f"ReaderGroup({self.name!r}, {self.synchronizer.store.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reconnect, (self._client, self.name)
+
+
+def _reconnect(client: Client, name: str) -> ReaderGroup:
+    return client.groups.get(name)
+
+
+def default_reader_id() -> str:
+    """Host, process and a random part, so that no two readers have it."""
+    host = "".join(c if c.isalnum() or c in ".-_" else "-" for c in socket.gethostname())[:200]
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+class ReaderGroupManager:
+    """Creates, finds and deletes the reader groups of a store. Threads may share it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._groups: dict[str, ReaderGroup] = {}
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def create(
+        self, name: str, *, streams: Sequence[str] | None = None, config: ReaderGroupConfig | None = None, **fields: Any
+    ) -> ReaderGroup:
+        """Create the group, and return it. One that exists with the same config is returned.
+
+        Either ``config``, or ``streams`` and other fields of `ReaderGroupConfig`. A group of the name that has another
+        config raises `ReaderGroupExistsError`.
+        """
+        if config is None:
+            config = ReaderGroupConfig.of(streams=tuple(streams or ()), **fields)
+        try:
+            group = self.get(name)
+        except NotFoundError:
+            group = self._open(name, initial_state(config, self._client.streams))
+        if group.config != config:
+            raise ReaderGroupExistsError(
+                "a group of this name exists with another config; see group.configure, or delete it first",
+                name=name,
+                exists_with=_differences(group.config, config),
+                asked_for=_differences(config, group.config),
+            )
+        return group
+
+    def get(self, name: str) -> ReaderGroup:
+        """The group; `NotFoundError` if there is none of this name."""
+        group = self._open(name, None)
+        try:
+            group.synchronizer.fetch_updates()
+        except NotFoundError as error:
+            raise _not_found(name) from error
+        return group
+
+    def list(self) -> Iterator[str]:
+        """The names of all groups."""
+        for log in list(self._client.store.list(_LOG_PREFIX)):
+            name = log.removeprefix(_LOG_PREFIX)
+            try:
+                self.get(name)
+            except NotFoundError:
+                continue
+            yield name
+
+    def delete(self, name: str) -> None:
+        """Delete the group and its positions. Its readers raise `NotFoundError` at their next call."""
+        group = self.get(name)
+        group.synchronizer.delete()
+        leases = {lease: AttributeChange(value, None) for lease, value in group._manager.leases().items()}
+        for lease, change in leases.items():
+            self._client.store.append(group.synchronizer.segment, b"", attributes={lease: change})
+
+    def _open(self, name: str, initial: ReaderGroupState | None) -> ReaderGroup:
+        log = _LOG_PREFIX + check_group_name(name)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the client is closed; open another", group=name)
+            group = self._groups.get(name)
+            if group is None:
+                try:
+                    synchronizer = StateSynchronizer(
+                        self._client.store,
+                        log,
+                        updates=UPDATES,
+                        initial=initial,
+                        state_type=ReaderGroupState,
+                        clock=self._client.clock,
+                        timeout=self._client.timeout,
+                    )
+                except NotFoundError as error:
+                    raise _not_found(name) from error
+                group = self._groups[name] = ReaderGroup(self._client, name, synchronizer)
+            elif initial is not None:
+                group.synchronizer.initialize(initial)
+            return group
+
+    def close(self) -> None:
+        """Close all groups that were opened here. Twice is no error."""
+        with self._lock:
+            self._closed = True
+            groups = list(self._groups.values())
+        for group in groups:
+            group.close()
+
+
+def _not_found(name: str) -> NotFoundError:
+    return NotFoundError("there is no reader group of this name; create it with groups.create", name=name)
+
+
+def _differences(config: ReaderGroupConfig, other: ReaderGroupConfig) -> dict[str, object]:
+    return {field: value for field, value in config if value != getattr(other, field)}

@@ -1,0 +1,111 @@
+"""What a reader group tells: changes of its segments, the end of its data, readers that come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from notifications import Change, Notification, PollingNotifier
+
+from .driver import follow_streams
+from .state import ReaderGroupState
+from .state_manager import ReaderGroupStateManager
+from .streams.config import SegmentId, StreamCut
+from .updates import RemoveReader
+
+
+class SegmentNotification(Notification):
+    """The segments that the group reads have changed: a stream was scaled, or some were read to their end."""
+
+    #: Those of the newest epochs that are not completed: the most readers that could be of use.
+    number_of_segments: int
+    number_of_readers: int
+    segments: tuple[SegmentId, ...]
+
+
+class EndOfDataNotification(Notification):
+    """The group has read all of its streams to their end. ``cuts`` say where that is."""
+
+    cuts: Mapping[str, StreamCut]
+
+
+class ReaderNotification(Notification):
+    """Readers came or went; first, those that are there."""
+
+    readers: tuple[str, ...]
+    joined: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    #: Those of ``left`` whose leases ran out.
+    dead: tuple[str, ...] = ()
+
+
+class SegmentNotifier(PollingNotifier[ReaderGroupState, SegmentNotification]):
+    """Tells of every change of the group's segments, as soon as the stream's metadata says so.
+
+    A scale is told when it happens, not when its segments come to be read: before each poll the notifier brings the
+    group's state up to the metadata of its streams, so that there is one order of changes for all who listen.
+    """
+
+    def __init__(self, manager: ReaderGroupStateManager, **options: Any) -> None:
+        super().__init__(manager.synchronizer, **options)
+        self._manager = manager
+        self._followed: Mapping[str, int] = {}
+
+    def before_poll(self) -> None:
+        self._followed = follow_streams(self._manager)
+
+    def watched(self) -> Mapping[str, int]:
+        return self._followed
+
+    def detect(
+        self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
+    ) -> Iterable[SegmentNotification]:
+        if before is not None and before.segments is after.segments:
+            return
+        segments = after.newest_segments
+        if before is None or before.newest_segments != segments:
+            yield SegmentNotification(
+                change=change,
+                number_of_segments=len(segments),
+                number_of_readers=after.number_of_readers,
+                segments=tuple(sorted(segments)),
+            )
+
+
+class EndOfDataNotifier(PollingNotifier[ReaderGroupState, EndOfDataNotification]):
+    """Tells once, when the group has read everything; again only if it had something to read in between."""
+
+    def __init__(self, manager: ReaderGroupStateManager, **options: Any) -> None:
+        super().__init__(manager.synchronizer, **options)
+
+    def detect(
+        self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
+    ) -> Iterable[EndOfDataNotification]:
+        if after.end_of_data and (before is None or not before.end_of_data):
+            yield EndOfDataNotification(change=change, cuts=after.cuts)
+
+
+class ReaderNotifier(PollingNotifier[ReaderGroupState, ReaderNotification]):
+    """Tells which readers joined, left, and were declared dead."""
+
+    def __init__(self, manager: ReaderGroupStateManager, **options: Any) -> None:
+        super().__init__(manager.synchronizer, **options)
+
+    def detect(
+        self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
+    ) -> Iterable[ReaderNotification]:
+        if before is not None and before.readers is after.readers:
+            return
+        joined, left, dead = set(after.readers), set[str](), set[str]()
+        if before is not None:
+            # Another incarnation of an id has both left and joined.
+            left = {reader for reader, each in before.readers.items() if after.readers.get(reader) != each}
+            joined = {reader for reader, each in after.readers.items() if before.readers.get(reader) != each}
+            dead = {u.reader for u in change.updates if isinstance(u, RemoveReader) and u.cause == "dead"}
+        yield ReaderNotification(
+            change=change,
+            readers=tuple(sorted(after.readers)),
+            joined=tuple(sorted(joined)),
+            left=tuple(sorted(left)),
+            dead=tuple(sorted(dead & left)),
+        )

@@ -1,0 +1,608 @@
+"""A reader: hands out the events of the segments that its group has assigned to it.
+
+All that may need the reading thread happens in it, between two events: segments are taken over, given up at the right
+place, and completed. The background work for its lease is the `GroupDriver`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import TracebackType
+from typing import Final, Generic, NoReturn, Self, TypeVar, cast
+
+from synchronizer import (
+    ClosedError,
+    Deadline,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    ReaderGroupError,
+    Revision,
+    StoreUnavailableError,
+    TransitionFeed,
+    TruncatedError,
+)
+
+from .config import ReaderGroupConfig, check_reader_id
+from .driver import GroupDriver
+from .errors import EndOfDataError, ReaderNotInGroupError
+from .event import Event, EventBatch, Position
+from .liveness import RENEWALS, Held, Lease, Positions
+from .source import Source
+from .state import ReaderGroupState
+from .state_manager import ReaderGroupStateManager
+from .streams.config import SegmentId, data_segment, stream_of
+from .streams.serializers import Serializer
+from .updates import Cause, RemoveReader
+
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+
+#: How long one look at the store for new events lasts before the reader sees whether it was stopped.
+_WAIT_SECONDS: Final = 0.25
+#: How often segments that had nothing are looked at while others keep the reader busy.
+_LOOK_AT_IDLE_SECONDS: Final = 0.02
+
+#: How many events are taken from a segment at a time when they are handed out one by one.
+_EVENTS_AHEAD: Final = 4096
+
+SegmentCallback = Callable[[SegmentId], object]
+
+
+class Reader(Generic[T]):
+    """One reader of a group. Not to be shared between threads, but for ``stop`` and ``close``.
+
+    An event, or a batch, counts as processed when the next one is asked for or the block is left without an exception;
+    with ``auto_commit=False``, when ``commit`` says so.
+    """
+
+    def __init__(
+        self,
+        manager: ReaderGroupStateManager,
+        driver: GroupDriver,
+        reader_id: str,
+        serializer: Serializer[T],
+        *,
+        auto_commit: bool = True,
+        on_assign: SegmentCallback | None = None,
+        on_release: SegmentCallback | None = None,
+        timeout: float = 30.0,
+        on_close: Callable[[Reader[T]], object] | None = None,
+    ) -> None:
+        self.reader_id = check_reader_id(reader_id)
+        self._manager = manager
+        self._driver = driver
+        self._synchronizer = manager.synchronizer
+        self._store = manager.synchronizer.store
+        self._clock = manager.synchronizer.clock
+        self._serializer = serializer
+        self._auto_commit = auto_commit
+        self._on_assign = on_assign
+        self._on_release = on_release
+        self._timeout = timeout
+        self._on_close = on_close
+
+        self._thread: int | None = None
+        self._stopping = threading.Event()
+        self._closed = False
+        self._gone: ReaderNotInGroupError | None = None  # removed for good
+
+        # What is assigned. The driver's thread looks at it, so it is replaced and not changed.
+        self._sources: Mapping[SegmentId, Source[T]] = {}
+        self._ready: deque[Source[T]] = deque()
+        self._idle: dict[str, Source[T]] = {}  # by the store's segment
+        self._look_at_idle_at = 0.0
+        self._ending: list[Source[T]] = []  # handed out to their ends
+        self._settled: Revision | None = None
+        self._look = True  # the group's state, or the lease, may have changed
+
+        # What is in hand: of this batch, events up to `_handed` were handed out and up to `_done` are processed.
+        self._batch: EventBatch[T] | None = None
+        self._batch_source: Source[T] | None = None
+        self._handed = 0
+        self._done = 0
+        self._in_hand_since: float | None = None
+
+        self._feed: TransitionFeed[ReaderGroupState] = self._synchronizer.transitions()
+        self._lease = self._new_lease()
+        self._incarnation = manager.add_reader(self.reader_id, self._lease)
+        self._committed: Positions = {}
+        self._renew_at = self._commit_at = 0.0
+        self._plan_renewal()
+        driver.join(self)
+
+    # ------------------------------------------------------------------ reading
+
+    def read(self, timeout: float | None = None) -> Event[T] | None:
+        """The next event, or None if there was none within ``timeout`` seconds or the reader was stopped.
+
+        Raises `EndOfDataError` when the whole group has read everything, and `TruncatedError` once where data was
+        truncated before it was read; the next call goes on behind it.
+        """
+        deadline = self._enter(timeout)
+        batch = self._batch
+        if batch is not None and self._handed < len(batch) and not self._finish_and_look():
+            self._handed += 1
+        else:
+            batch = self._next_batch(_EVENTS_AHEAD, deadline)
+            if batch is None:
+                return None
+            self._handed = 1
+        self._in_hand_since = self._clock.monotonic()
+        return batch[self._handed - 1]
+
+    def read_batch(self, max_events: int = 1000, timeout: float | None = None) -> EventBatch[T]:
+        """The next events of one segment, at most ``max_events``; an empty batch if there were none in time.
+
+        Raises what `read` raises.
+        """
+        if max_events < 1:
+            raise InvalidArgumentError("a batch has at least one event", max_events=max_events)
+        deadline = self._enter(timeout)
+        batch = self._next_batch(max_events, deadline)
+        if batch is None:
+            return EventBatch((), SegmentId(""), "", 0, self._serializer)
+        self._handed = len(batch)
+        self._in_hand_since = self._clock.monotonic()
+        return batch
+
+    def batches(self, max_events: int = 1000) -> Iterator[EventBatch[T]]:
+        """Batches, waiting for more, until the end of the data or `stop`."""
+        while not self._stopping.is_set():
+            try:
+                batch = self.read_batch(max_events, self._timeout)
+            except EndOfDataError:
+                return
+            if batch:
+                yield batch
+
+    def __iter__(self) -> Iterator[Event[T]]:
+        """Events, waiting for more, until the end of the data or `stop`."""
+        monotonic = self._clock.monotonic
+        while not self._stopping.is_set():
+            deadline = self._enter(self._timeout)
+            try:
+                batch = self._next_batch(_EVENTS_AHEAD, deadline)
+            except EndOfDataError:
+                return
+            if batch is None:
+                continue
+            for index in range(len(batch)):
+                self._in_hand_since = now = monotonic()
+                if now >= self._lease.valid_until:
+                    break
+                self._handed = index + 1
+                yield Event(batch, index)
+                if self._batch is not batch:  # another read was called in between
+                    break
+                # Asked for the next one: this one is processed.
+                self._done = index + 1
+                if self._look:
+                    break
+
+    def stop(self) -> None:
+        """Let iterating end after the event in hand. From any thread, or a signal handler."""
+        self._stopping.set()
+        self._look = True
+
+    # ------------------------------------------------------------------ positions
+
+    def commit(self, event: Event[T] | None = None, *, timeout: float | None = None) -> None:
+        """Count everything that was handed out as processed, durably; with ``event``, that and those before it in its
+        segment.
+
+        Raises `ReaderNotInGroupError` if the reader was declared dead or removed, or the event's segment is no longer
+        its own: then somebody else reads it, or will, from the last commit.
+        """
+        deadline = self._enter(timeout)
+        if event is None:
+            self._done = self._handed
+            self._take_over_progress()
+            for source in self._sources.values():
+                source.committed = source.handed
+        else:
+            source_of_event = self._sources.get(event.segment)
+            if source_of_event is None or source_of_event.token != event.fencing_token:
+                raise ReaderNotInGroupError(
+                    "the event's segment is no longer this reader's", reader=self.reader_id, segment=event.segment
+                )
+            source_of_event.committed = max(source_of_event.committed, event.next_offset)
+        self._renew_until(deadline)
+
+    def position(self) -> Position:
+        """Where the reader stands in each of its segments: before that, everything is processed."""
+        return {segment: held.offset for segment, held in self._held(moved_only=False).items()}
+
+    @property
+    def assigned_segments(self) -> Collection[SegmentId]:
+        """The segments that the reader hands out events of."""
+        return self._sources.keys()
+
+    # ------------------------------------------------------------------ leaving
+
+    def close(self, *, at: Position | None = None) -> None:
+        """Leave the group: others go on at once where the reader stands, or at ``at``. Closing twice is no error."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stopping.set()
+        self._driver.leave(self)
+        self._feed.close()
+        try:
+            if self._gone is None:
+                self._take_over_progress()
+                self._manager.remove_reader(
+                    self.reader_id,
+                    incarnation=self._incarnation,
+                    reached=self._held(),
+                    position=at,
+                    cause="closed",
+                )
+        finally:
+            self._lease.lose()
+            if self._on_close is not None:
+                self._on_close(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None and self._auto_commit:
+            self._done = self._handed
+        try:
+            self.close()
+        except ReaderGroupError:
+            if kind is None:
+                raise
+            _logger.warning("reader %s could not leave its group; its lease runs out", self.reader_id, exc_info=True)
+
+    def __repr__(self) -> str:
+        return f"Reader({self.reader_id!r}, {self._synchronizer.name!r}, {len(self._sources)} segments)"
+
+    # ------------------------------------------------------------------ for the driver
+
+    def renew_if_due(self) -> float:
+        """Renew the lease if it is due, and return when it is due next. In the driver's thread."""
+        now = self._clock.monotonic()
+        config = self._config
+        since = self._in_hand_since
+        limit = config.max_processing_seconds
+        if limit is not None and since is not None and now - since > limit:
+            return now + config.reader_timeout_seconds / RENEWALS  # no renewal: liveness decides
+        if now >= self._renew_at or (now >= self._commit_at and self._held() != self._committed):
+            self._renew()
+        elif now >= self._commit_at:
+            self._commit_at = now + config.position_interval_seconds
+        return min(self._renew_at, self._commit_at)
+
+    def look_up(self) -> None:
+        """The group's state has changed: look before the next event is handed out. From any thread."""
+        self._look = True
+
+    # ------------------------------------------------------------------ the lease
+
+    def _new_lease(self) -> Lease:
+        return Lease(self._store, self._synchronizer.segment, secrets.token_hex(8), self._clock)
+
+    @property
+    def _config(self) -> ReaderGroupConfig:
+        return self._synchronizer.state.config
+
+    def _renew(self) -> bool:
+        """Renew the lease and commit the positions; False if the reader is no longer in the group."""
+        self._plan_renewal()
+        held = self._held()
+        if not self._lease.renew(held, self._config.reader_timeout_seconds):
+            self._look = True
+            return False
+        self._committed = held
+        return True
+
+    def _plan_renewal(self) -> None:
+        now, config = self._clock.monotonic(), self._config
+        self._renew_at = now + config.reader_timeout_seconds / RENEWALS
+        self._commit_at = now + config.position_interval_seconds
+
+    def _renew_until(self, deadline: Deadline) -> None:
+        """Renew, waiting for a store that is away."""
+        while True:
+            try:
+                if self._renew():
+                    return
+                raise ReaderNotInGroupError(
+                    "the reader was declared dead or removed, and others go on from its last commit",
+                    reader=self.reader_id,
+                )
+            except StoreUnavailableError as error:
+                if deadline.passed:
+                    raise DeadlineExceededError("the positions could not be committed in time") from error
+            self._clock.wait(self._stopping, deadline.remaining(_LOOK_AT_IDLE_SECONDS))
+
+    def _held(self, *, moved_only: bool = True) -> Positions:
+        """The reader's positions, of one moment; from any thread."""
+        sources = self._sources
+        held = {segment: source.held for segment, source in sources.items() if source.moved or not moved_only}
+        if not self._auto_commit:
+            return held
+        # The reading thread sets the batch to None, then the counts to 0, then the new batch: if it is the same batch
+        # before and after, the count belongs to it.
+        batch, source = self._batch, self._batch_source
+        done = self._done
+        if batch is None or source is None or self._batch is not batch:
+            return held
+        if done and sources.get(batch.segment) is source:
+            held[batch.segment] = Held(source.token, max(source.committed, batch.offset_after(done)))
+        return held
+
+    # ------------------------------------------------------------------ one step of reading
+
+    def _enter(self, timeout: float | None) -> Deadline:
+        if self._closed:
+            raise ClosedError("the reader is closed; open another", reader=self.reader_id)
+        me = threading.get_ident()
+        if self._thread is None:
+            self._thread = me
+        elif self._thread != me:
+            raise InvalidArgumentError("a reader belongs to the thread that reads first", reader=self.reader_id)
+        if self._gone is not None:
+            raise self._gone
+        return Deadline(self._clock, self._timeout if timeout is None else timeout)
+
+    def _finish_and_look(self) -> bool:
+        """Count the event in hand as processed; whether there is something to look at before the next one."""
+        self._done = self._handed
+        return self._look or self._clock.monotonic() >= self._lease.valid_until
+
+    def _take_over_progress(self) -> None:
+        """Move what is known of the batch in hand to its source, and drop the batch."""
+        batch, source = self._batch, self._batch_source
+        if batch is None or source is None:
+            return
+        if self._handed:
+            source.handed = batch.offset_after(self._handed)
+        if self._auto_commit and self._done:
+            source.committed = max(source.committed, batch.offset_after(self._done))
+
+    def _drop_batch(self) -> EventBatch[T] | None:
+        """Empty the hand; what is left of the batch, if its segment is still the reader's."""
+        batch, source, handed = self._batch, self._batch_source, self._handed
+        self._take_over_progress()
+        self._batch = None
+        self._handed = self._done = 0
+        self._in_hand_since = None
+        if batch is None or source is None or handed >= len(batch):
+            return None
+        return batch.after(handed)
+
+    def _next_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
+        """The next batch, which becomes the one in hand with nothing of it handed out; None at the deadline."""
+        if self._auto_commit:
+            self._done = self._handed
+        source = self._batch_source
+        rest = self._drop_batch()
+        while not self._stopping.is_set():
+            if not self._ready_to_hand_out(deadline):
+                return None
+            if rest is not None and source is not None and self._sources.get(rest.segment) is source:
+                return self._put_in_hand(source, rest)
+            rest = None
+            if self._complete_segments():
+                continue
+            found = self._take(max_events)
+            if found is not None:
+                return self._put_in_hand(*found)
+            if self._ending and self._complete_segments():
+                continue
+            if self._synchronizer.state.end_of_data:
+                raise EndOfDataError("the group has read all of its streams", group=self._synchronizer.name)
+            if deadline.passed:
+                return None
+            self._wait(deadline)
+        return None
+
+    def _put_in_hand(self, source: Source[T], batch: EventBatch[T]) -> EventBatch[T]:
+        self._batch_source = source
+        self._batch = batch
+        return batch
+
+    def _ready_to_hand_out(self, deadline: Deadline) -> bool:
+        """Follow the group's decisions and make sure of the lease; False if that took until the deadline."""
+        while True:
+            self._look = False
+            try:
+                self._settle()
+                if self._clock.monotonic() < self._lease.valid_until or self._renew():
+                    return True
+            except StoreUnavailableError as error:
+                _logger.warning("reader %s waits for the store: %s", self.reader_id, error)
+                if deadline.passed or self._stopping.is_set():
+                    return False
+                self._clock.wait(self._stopping, deadline.remaining(_LOOK_AT_IDLE_SECONDS))
+                continue
+            # Not in the group any more, which the state will say.
+            self._synchronizer.fetch_updates(timeout=deadline.remaining(self._timeout))
+
+    def _take(self, max_events: int) -> tuple[Source[T], EventBatch[T]] | None:
+        """The next batch, from the segments in turn."""
+        now = self._clock.monotonic()
+        if self._idle and (not self._ready or now >= self._look_at_idle_at):
+            self._look_at_idle_at = now + _LOOK_AT_IDLE_SECONDS
+            self._wake_idle(self._store.wait({name: s.known_length for name, s in self._idle.items()}, 0))
+        while self._ready:
+            source = self._ready.popleft()
+            try:
+                batch = source.take(max_events)
+            except NotFoundError:
+                self._ready.append(source)
+                self._explain_missing(source)
+            except BaseException:
+                self._ready.append(source)
+                raise
+            if batch is not None:
+                self._ready.append(source)
+                return source, batch
+            if source.exhausted:
+                self._ending.append(source)
+            else:
+                self._idle[source.data_segment] = source
+        return None
+
+    def _wake_idle(self, names: Collection[str]) -> None:
+        for name in names:
+            source = self._idle.pop(name, None)
+            if source is not None:
+                self._ready.append(source)
+
+    def _explain_missing(self, source: Source[T]) -> NoReturn:
+        """The data segment does not exist: raises, unless the stream exists and has only lost this data."""
+        self._manager.streams.fetch_state(stream_of(source.segment))
+        source.skip_to_end()
+        raise TruncatedError(
+            "all data of the segment was truncated; reading goes on with its successors",
+            segment=source.segment,
+            offset=source.handed,
+            start_offset=source.handed,
+        )
+
+    def _wait(self, deadline: Deadline) -> None:
+        """Until there is something new in a segment, or in the group."""
+        log = self._synchronizer.segment
+        known = {name: source.known_length for name, source in self._idle.items()}
+        known[log] = self._synchronizer.applied_length
+        try:
+            changed = self._store.wait(known, deadline.remaining(_WAIT_SECONDS))
+            if log in changed:
+                self._synchronizer.fetch_updates(timeout=deadline.remaining(self._timeout))
+        except StoreUnavailableError as error:
+            _logger.warning("reader %s waits for the store: %s", self.reader_id, error)
+            self._clock.wait(self._stopping, deadline.remaining(_LOOK_AT_IDLE_SECONDS))
+        else:
+            self._wake_idle(changed - {log})
+
+    # ------------------------------------------------------------------ following the group's decisions
+
+    def _settle(self) -> None:
+        """Make what the reader holds what the group's state says: join again, give up, take over."""
+        while True:
+            state, revision = self._synchronizer.snapshot_of_state
+            if revision == self._settled:
+                return
+            me = state.readers.get(self.reader_id)
+            if me is None or me.incarnation != self._incarnation:
+                self._join_again(state)
+                continue
+            owned = state.segments_of(self.reader_id)
+            self._drop([s for s, source in self._sources.items() if s not in owned or owned[s].token != source.token])
+            marked = [segment for segment, found in owned.items() if found.target is not None]
+            if marked:
+                self._release(marked)
+                continue
+            self._acquire(state)
+            self._feed.drain()
+            self._settled = revision
+
+    def _join_again(self, state: ReaderGroupState) -> None:
+        """The reader is out: it comes back as a new incarnation, unless somebody meant it to stay out."""
+        self._drop(list(self._sources))
+        self._lease.lose()
+        cause = self._cause_of_removal()
+        if self.reader_id in state.readers or cause == "replaced":
+            cause, why = "replaced", "another process took over the reader's id; this one stays out"
+        elif cause == "removed":
+            why = "the reader was removed from the group; open another if it is to read again"
+        else:
+            _logger.warning("reader %s was declared dead and joins again", self.reader_id)
+            self._lease = self._new_lease()
+            self._incarnation = self._manager.add_reader(self.reader_id, self._lease)
+            self._plan_renewal()
+            return
+        self._driver.leave(self)
+        self._gone = ReaderNotInGroupError(why, reader=self.reader_id, group=self._synchronizer.name)
+        raise self._gone
+
+    def _cause_of_removal(self) -> Cause | None:
+        """Why the group removed this incarnation; None if the entry was compacted before this process saw it."""
+        for transition in reversed(self._feed.drain()):
+            before = transition.before.readers.get(self.reader_id) if transition.before is not None else None
+            if before is None or before.incarnation != self._incarnation:
+                continue
+            for update in transition.updates:
+                if isinstance(update, RemoveReader) and update.reader == self.reader_id:
+                    return update.cause or "removed"
+        return None
+
+    def _release(self, segments: list[SegmentId]) -> None:
+        """Give up segments that are marked for hand-over, where the reader stands."""
+        for segment in segments:
+            if segment in self._sources and self._on_release is not None:
+                self._on_release(segment)
+        found = {segment: self._sources[segment].held for segment in segments if segment in self._sources}
+        state = self._synchronizer.state
+        # A segment that came and goes again before it was taken over has its place in the state.
+        for segment, owned in state.segments_of(self.reader_id).items():
+            if segment in segments and segment not in found:
+                found[segment] = Held(cast(int, owned.token), owned.offset)
+        self._drop(segments)
+        try:
+            self._manager.release(self.reader_id, self._incarnation, found)
+        except ReaderNotInGroupError:
+            self._synchronizer.fetch_updates()  # the state says what happened
+
+    def _acquire(self, state: ReaderGroupState) -> None:
+        """Take over what is assigned and not here yet."""
+        for segment, found in state.segments_of(self.reader_id).items():
+            if segment in self._sources:
+                continue
+            if self._on_assign is not None:
+                self._on_assign(segment)
+            stream = stream_of(segment)
+            incarnation = state.streams[stream].incarnation
+            source = Source(
+                self._store,
+                segment,
+                data_segment(segment, incarnation),
+                incarnation,
+                cast(int, found.token),
+                found.offset,
+                found.end,
+                self._serializer,
+            )
+            self._sources = {**self._sources, segment: source}
+            self._ready.append(source)
+
+    def _drop(self, segments: Collection[SegmentId]) -> None:
+        """Forget these segments, with what was read ahead of them."""
+        if not segments:
+            return
+        dropped = [self._sources[segment] for segment in segments if segment in self._sources]
+        self._sources = {segment: source for segment, source in self._sources.items() if source not in dropped}
+        self._ready = deque(source for source in self._ready if source not in dropped)
+        self._idle = {name: source for name, source in self._idle.items() if source not in dropped}
+        self._ending = [source for source in self._ending if source not in dropped]
+
+    def _complete_segments(self) -> bool:
+        """Report segments whose last event is processed; whether there were any."""
+        done = [source for source in self._ending if source.completed]
+        for source in done:
+            if self._on_release is not None:
+                self._on_release(source.segment)
+            self._drop([source.segment])
+            try:
+                self._complete(source)
+            except ReaderNotInGroupError:
+                self._synchronizer.fetch_updates()  # the state says what happened
+        return bool(done)
+
+    def _complete(self, source: Source[T]) -> None:
+        arguments = (self.reader_id, self._incarnation, source.segment, source.held)
+        if not self._manager.complete(*arguments):
+            # What comes after the segment is not known here yet, or whoever scaled the stream has not finished it.
+            self._manager.follow_streams([stream_of(source.segment)])
+            self._manager.complete(*arguments)
