@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Generic
 
-from .errors import CorruptStateError, ReaderGroupError
+from .errors import CorruptStateError, InvalidArgumentError, ReaderGroupError
 from .revisioned import Entry, Mark, Revision
 from .state import S, StateCodec, Update
 
@@ -25,41 +26,61 @@ class Replica(Generic[S]):
     next_offset: int = 0
     checksum: int = 0  # of the last entry: what the next one is to name
 
-    def apply(self, entry: Entry, body: S | None | list[Update[S]]) -> Replica[S]:
+    def apply(self, entry: Entry, body: S | None | list[Update[S]]) -> tuple[Replica[S], Transition[S]]:
         """The replica after ``entry``, whose decoded body is given. Raises what ``apply_to`` raises."""
         assert entry.offset == self.next_offset, (entry.offset, self.next_offset)
-        state, index = self.state, 0
+        state, revision = self.state, Revision(entry.offset, 0)
+        updates: tuple[Update[S], ...] = ()
         if isinstance(body, list):
             if state is None:
-                raise CorruptStateError("updates of a state that does not exist", offset=entry.offset)
-            for index, update in enumerate(body):
-                state = update.apply_to(state, Revision(entry.offset, index))
+                raise CorruptStateError("updates of a state that does not exist")
+            updates = tuple(body)
+            for index, update in enumerate(updates):
+                revision = Revision(entry.offset, index)
+                state = _applied(update, state, revision)
         else:
             state = body
-        return Replica(state, Revision(entry.offset, index), entry.end, entry.checksum)
+        after = Replica(state, revision, entry.end, entry.checksum)
+        return after, Transition(self.state, state, revision, updates)
 
     def follow(self, entry: Entry, codec: StateCodec[S], segment: str) -> tuple[Replica[S], Transition[S]]:
         """`apply` for an entry that is in the log already: one that cannot be applied stops the replica."""
-        try:
+        place = {"segment": segment, "revision": str(Revision(entry.offset, 0))}
+        with _located(place):
             body = codec.decode_body(entry.body)
-            after = self.apply(entry, body)
-        except ReaderGroupError as error:
-            error.facts.setdefault("segment", segment)
-            error.facts.setdefault("revision", str(Revision(entry.offset, 0)))
-            raise
+        try:
+            return self.apply(entry, body)
         except Exception as error:
             raise CorruptStateError(
-                "an update in the log cannot be applied; did its apply_to change since it was written?",
-                segment=segment,
-                revision=str(Revision(entry.offset, 0)),
+                "an update in the log cannot be applied; did its apply_to change since it was written?", **place
             ) from error
-        updates = tuple(body) if isinstance(body, list) else ()
-        return after, Transition(self.state, after.state, after.revision, updates)
 
     @classmethod
     def from_snapshot(cls, mark: Mark, body: bytes, codec: StateCodec[S]) -> Replica[S]:
-        state, checksum = codec.decode_snapshot(body)
+        with _located({"segment": mark.snapshot, "revision": str(mark.revision)}):
+            state, checksum = codec.decode_snapshot(body)
         return cls(state, mark.revision, mark.next_offset, checksum)
+
+
+def _applied(update: Update[S], state: S, revision: Revision) -> S:
+    after = update.apply_to(state, revision)
+    if type(after) is not type(state):
+        raise InvalidArgumentError(
+            "apply_to has to return a state of the same class",
+            update=type(update).__name__,
+            returned=type(after).__name__,
+        )
+    return after
+
+
+@contextmanager
+def _located(place: Mapping[str, str]) -> Iterator[None]:
+    """Let errors say where in the store they were met."""
+    try:
+        yield
+    except ReaderGroupError as error:
+        error.facts = {**place, **error.facts}
+        raise
 
 
 @dataclass(frozen=True, slots=True)

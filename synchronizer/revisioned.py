@@ -22,7 +22,7 @@ from .errors import (
     StoreUnavailableError,
     UnknownUpdateError,
 )
-from .store import MAX_APPEND_BYTES, Appended, AppendResult, AttributeChange, SegmentStore
+from .store import MAX_APPEND_BYTES, Appended, AppendResult, AttributeChange, SegmentStore, UnknownOutcome
 
 FORMAT_VERSION: Final = 1
 MARK: Final = "mark"
@@ -68,14 +68,18 @@ class Mark(NamedTuple):
     revision: Revision
     next_offset: int
     snapshot: str  # name of the segment that holds it
+    state_format: int
 
     def encode(self) -> bytes:
-        return bytes(msgpack.packb([self.revision.offset, self.revision.index, self.next_offset, self.snapshot]))
+        revision = self.revision
+        return _encode_alone(
+            msgpack.packb([revision.offset, revision.index, self.next_offset, self.snapshot, self.state_format])
+        )
 
     @classmethod
-    def decode(cls, value: bytes) -> Self:
-        offset, index, next_offset, snapshot = msgpack.unpackb(value)
-        return cls(Revision(offset, index), next_offset, snapshot)
+    def decode(cls, segment: str, value: bytes) -> Self:
+        offset, index, next_offset, snapshot, state_format = msgpack.unpackb(_decode_alone(segment, value))
+        return cls(Revision(offset, index), next_offset, snapshot, state_format)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +101,25 @@ def encode_entry(process_id: bytes, call: int, previous: int, body: bytes) -> tu
     return _PREFIX.pack(len(body), checksum) + protected, checksum
 
 
-def decode_entries(segment: str, data: bytes, offset: int, previous: int) -> list[Entry]:
+def decode_entries(
+    segment: str, data: bytes, offset: int, previous: int, *, max_body_bytes: int = MAX_APPEND_BYTES
+) -> list[Entry]:
     """The whole entries at the start of ``data``, which was read at ``offset`` after an entry of checksum ``previous``.
 
     A damaged entry, or one that does not follow its predecessor, raises `CorruptStateError`. An incomplete entry at
     the end is left out.
     """
     entries = []
+    view = memoryview(data)
     at = 0
     while at + _OVERHEAD <= len(data):
         length, checksum = _PREFIX.unpack_from(data, at)
         end = at + _OVERHEAD + length
-        if length > MAX_APPEND_BYTES:
+        if length > max_body_bytes:
             raise _damaged(segment, offset + at)
         if end > len(data):
             break
-        if zlib.crc32(memoryview(data)[at + _PREFIX.size : end]) != checksum:
+        if zlib.crc32(view[at + _PREFIX.size : end]) != checksum:
             raise _damaged(segment, offset + at)
         version, process_id, call, named = _HEADER.unpack_from(data, at + _PREFIX.size)
         if version != FORMAT_VERSION:
@@ -136,8 +143,26 @@ def decode_entries(segment: str, data: bytes, offset: int, previous: int) -> lis
 
 
 def _damaged(segment: str, offset: int) -> CorruptStateError:
+    return CorruptStateError("this entry is damaged; restore the store from a backup", segment=segment, offset=offset)
+
+
+def _encode_alone(body: bytes) -> bytes:
+    """An entry outside the log, framed and checksummed like one in it."""
+    return encode_entry(bytes(8), 0, 0, body)[0]
+
+
+def _decode_alone(segment: str, data: bytes) -> bytes:
+    entries = decode_entries(segment, data, 0, 0, max_body_bytes=len(data))
+    if len(entries) != 1 or entries[0].end != len(data):
+        raise _damaged(segment, 0)
+    return entries[0].body
+
+
+def log_is_shorter(segment: str, offset: int) -> CorruptStateError:
     return CorruptStateError(
-        "this entry is damaged; restore the store from a backup", segment=segment, offset=offset
+        "the store lost acknowledged data: the log is shorter than it was; restart the process once the store is whole",
+        segment=segment,
+        offset=offset,
     )
 
 
@@ -148,8 +173,8 @@ class RevisionedStream:
         self.store = store
         self.segment = segment
 
-    def read(self, offset: int, previous: int) -> Sequence[Entry]:
-        """The entries from ``offset`` on, some or all; none at the end.
+    def read(self, offset: int, previous: int) -> tuple[Sequence[Entry], bool]:
+        """The entries from ``offset`` on, some or all, and whether they are all that the log held.
 
         Raises `TruncatedError` where they are gone, `CorruptStateError` where they are damaged or the log is shorter
         than it was.
@@ -159,14 +184,13 @@ class RevisionedStream:
             try:
                 data = self.store.read(self.segment, offset, size)
             except InvalidArgumentError as error:
-                raise CorruptStateError(
-                    "the store lost acknowledged data: the log is shorter than it was",
-                    segment=self.segment,
-                    offset=offset,
-                ) from error
+                raise log_is_shorter(self.segment, offset) from error
             entries = decode_entries(self.segment, data, offset, previous)
-            if entries or not data:
-                return entries
+            end = entries[-1].end if entries else offset
+            if end == offset + len(data):
+                return entries, len(data) < size
+            if entries:
+                return entries, False
             # Not one whole entry: it is longer than what was asked for, or it is cut off at the end of the log.
             if offset + len(data) >= self.store.info(self.segment).length:
                 raise _damaged(self.segment, offset)
@@ -184,26 +208,36 @@ class RevisionedStream:
 
     def mark(self) -> Mark | None:
         value = self.store.attributes(self.segment, MARK).get(MARK)
-        return None if value is None else Mark.decode(value)
+        return None if value is None else Mark.decode(self.segment, value)
 
     def move_mark(self, old: Mark | None, new: Mark) -> bool:
-        """Set the mark if it is still ``old``. It only moves forward."""
+        """Set the mark if it is still ``old``. It only moves forward.
+
+        A lost answer raises `StoreUnavailableError`: only the same call again settles whether the mark moved, and that
+        it will not move later.
+        """
         assert old is None or old.revision < new.revision
         change = AttributeChange(None if old is None else old.encode(), new.encode())
         answer = self.store.append(self.segment, b"", attributes={MARK: change})
-        # After a lost answer the mark itself tells.
-        return isinstance(answer, Appended) or self.mark() == new
+        if isinstance(answer, UnknownOutcome):
+            raise StoreUnavailableError("the answer to moving the mark was lost", segment=self.segment)
+        return isinstance(answer, Appended) or answer.attributes.get(MARK) == new.encode()
 
     def write_snapshot(self, revision: Revision, name: str, body: bytes) -> str:
-        """Store a snapshot and return its segment. It is not valid before the mark names it."""
-        snapshot = f"{self._snapshots}{revision.offset:020d}-{revision.index:06d}-{name}"
-        data, _ = encode_entry(bytes(8), 0, 0, body)
+        """Store a snapshot and return its segment. It is not valid before the mark names it.
+
+        After a failure the same call goes on where the one before stopped.
+        """
+        snapshot = f"{self._snapshots}{revision.offset:020d}-{revision.index:010d}-{name}"
+        data = _encode_alone(body)
         self.store.create(snapshot)
-        part = MAX_APPEND_BYTES // 2
-        for start in range(0, len(data), part):
-            answer = self.store.append(snapshot, data[start : start + part], expected_offset=start)
-            if not isinstance(answer, Appended):
-                raise StoreUnavailableError("the snapshot was not written whole; compact again", snapshot=snapshot)
+        written = 0
+        while written < len(data):
+            part = data[written : written + MAX_APPEND_BYTES // 2]
+            answer = self.store.append(snapshot, part, expected_offset=written)
+            if isinstance(answer, UnknownOutcome):
+                raise StoreUnavailableError("the answer to writing a snapshot was lost", segment=snapshot)
+            written = answer.length  # after a conflict too: what lies there was sent by an earlier attempt
         return snapshot
 
     def read_snapshot(self, mark: Mark) -> bytes:
@@ -213,10 +247,7 @@ class RevisionedStream:
         while part := self.store.read(mark.snapshot, length, _READ_BYTES):
             parts.append(part)
             length += len(part)
-        entries = decode_entries(mark.snapshot, b"".join(parts), 0, 0)
-        if len(entries) != 1 or entries[0].end != length:
-            raise _damaged(mark.snapshot, 0)
-        return entries[0].body
+        return _decode_alone(mark.snapshot, b"".join(parts))
 
     def delete_snapshots(self, mark: Mark) -> None:
         """Delete every snapshot that is not newer than ``mark``, but for its own.

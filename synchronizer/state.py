@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from collections.abc import Iterator, Sequence
+from types import NoneType, UnionType
+from typing import Any, ClassVar, Generic, Self, TypeVar, Union, get_args, get_origin
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic_core import PydanticSerializationError
 
 from .errors import CorruptStateError, InvalidArgumentError, UnknownUpdateError
 from .revisioned import Revision
 
 
 class State(BaseModel):
-    """A value that every process holds alike. Subclasses add fields, all of them with defaults that need no I/O.
+    """A value that every process holds alike. Subclasses add fields.
 
     Frozen: ``apply_to`` makes a new one with ``replace``. For collections use ``tuple``, ``frozenset`` and `Map`.
     ``class Counter(State, format=2)`` numbers the format of a state whose stored fields changed their meaning: a
-    release that knows only smaller numbers neither reads nor compacts it.
+    release that knows only smaller numbers neither reads nor compacts it. A field whose value may be None defaults to
+    None, which is not written, so that a release which adds one can be read by the release before until it is used.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)
 
     state_format: ClassVar[int] = 1
 
-    def __init_subclass__(cls, *, format: int = 1, **kwargs: Any) -> None:
+    def __init_subclass__(cls, *, format: int | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.state_format = format
+        if format is not None:
+            cls.state_format = format
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        _require_none_defaults(cls)
 
     def replace(self, **changes: Any) -> Self:
         """This state with other values in the named fields. The cost does not depend on the size of the others."""
         unknown = changes.keys() - type(self).model_fields.keys()
         if unknown:
-            raise InvalidArgumentError(
-                "the state has no such field", state=type(self).__name__, fields=sorted(unknown)
-            )
+            raise InvalidArgumentError("the state has no such field", state=type(self).__name__, fields=sorted(unknown))
         return self.model_copy(update=changes)
 
 
@@ -60,9 +65,7 @@ class Update(BaseModel, Generic[S]):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        for name, field in cls.model_fields.items():
-            if _may_be_none(field) and (field.is_required() or field.get_default() is not None):
-                raise TypeError(f"{cls.__name__}.{name} may be None, so its default has to be None")
+        _require_none_defaults(cls)
 
     @abstractmethod
     def apply_to(self, state: S, revision: Revision) -> S:
@@ -72,8 +75,27 @@ class Update(BaseModel, Generic[S]):
         """
 
 
-def _may_be_none(field: FieldInfo) -> bool:
-    return type(None) in getattr(field.annotation, "__args__", ())
+def _require_none_defaults(model: type[BaseModel], seen: frozenset[type[BaseModel]] = frozenset()) -> None:
+    """Refuse fields that come back as something else when their None is not written, in nested models too."""
+    for name, field in model.model_fields.items():
+        has_other_default = field.default is not None or field.default_factory is not None
+        if has_other_default and _may_be_none(field.annotation):
+            raise TypeError(f"{model.__name__}.{name} may be None, so its default has to be None")
+        for nested in _models_in(field.annotation):
+            if nested not in seen:
+                _require_none_defaults(nested, seen | {model, nested})
+
+
+def _may_be_none(annotation: Any) -> bool:
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return annotation in (None, NoneType, Any) or (is_union and any(map(_may_be_none, get_args(annotation))))
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
 
 
 class StateCodec(Generic[S]):
@@ -97,85 +119,136 @@ class StateCodec(Generic[S]):
                     update=type(update).__name__,
                 )
             rows.append([update.tag, update.model_dump(exclude_none=True)])
-        return _pack(["u", rows])
+        return _pack(["u", self.state_type.state_format, rows])
 
     def encode_initial(self, state: S) -> bytes:
-        return _pack(["i", self.state_type.state_format, state.model_dump()])
+        if type(state) is not self.state_type:
+            raise InvalidArgumentError(
+                "the state is of another class than the synchronizer was opened with",
+                state=type(state).__name__,
+                expected=self.state_type.__name__,
+            )
+        return _pack(["i", self.state_type.state_format, _fields(state)])
 
     def encode_tombstone(self) -> bytes:
         return _pack(["d"])
 
     def encode_snapshot(self, state: S | None, checksum: int) -> bytes:
         """Refuses, with `InvalidArgumentError`, a state that would not come back equal."""
-        fields = None if state is None else state.model_dump()
-        body = _pack(["s", self.state_type.state_format, checksum, fields])
-        if self.decode_snapshot(body)[0] != state:
-            raise InvalidArgumentError(
-                "the state does not survive being written and read; check the types that apply_to puts in its fields",
-                state=self.state_type.__name__,
-            )
+        try:
+            body = _pack(["s", self.state_type.state_format, checksum, None if state is None else _fields(state)])
+            read = self.decode_snapshot(body)[0]
+        except (CorruptStateError, UnknownUpdateError, PydanticSerializationError) as error:
+            raise self._not_reproducible() from error
+        if not _is_same(read, state):
+            raise self._not_reproducible()
         return body
+
+    def _not_reproducible(self) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            "the state does not survive being written and read; check the types that apply_to puts in its fields",
+            state=self.state_type.__name__,
+        )
 
     def size(self, state: S) -> int:
         """The bytes that ``state`` takes when it is written."""
-        return len(_pack(state.model_dump()))
+        return len(_pack(_fields(state)))
 
     def decode_snapshot(self, body: bytes) -> tuple[S | None, int]:
-        kind, state_format, checksum, fields = _unpack(body)
-        assert kind == "s", kind
-        return (None if fields is None else self._decode_state(state_format, fields)), checksum
+        kind, *rest = _unpack(body)
+        if kind != "s":
+            raise _written_by_a_newer_release(kind)
+        state_format, checksum, fields = rest
+        self._check_format(state_format)
+        return (None if fields is None else _validate(self.state_type, fields)), checksum
+
+    def read_back(self, body: bytes) -> S | None | list[Update[S]]:
+        """`decode_body` of what is about to be written: what every process will read."""
+        try:
+            return self.decode_body(body)
+        except (CorruptStateError, UnknownUpdateError) as error:
+            raise InvalidArgumentError(
+                "this does not survive being written and read; check the types of its values", **error.facts
+            ) from error
 
     def decode_body(self, body: bytes) -> S | None | list[Update[S]]:
         """The state that begins here, None where the state was deleted, or updates."""
         kind, *rest = _unpack(body)
-        if kind == "u":
-            return [self._decode_update(tag, fields) for tag, fields in rest[0]]
-        if kind == "i":
-            return self._decode_state(*rest)
         if kind == "d":
             return None
-        raise UnknownUpdateError("a newer release wrote this entry; deploy that release here", kind=kind)
+        if kind not in ("u", "i"):
+            raise _written_by_a_newer_release(kind)
+        state_format, content = rest
+        self._check_format(state_format)
+        if kind == "i":
+            return _validate(self.state_type, content)
+        return [self._decode_update(tag, fields) for tag, fields in content]
 
-    def _decode_state(self, state_format: int, fields: dict[str, Any]) -> S:
+    def _check_format(self, state_format: int) -> None:
+        """Refuse what a release wrote that knows a later format: it means other things by the same names."""
         if state_format > self.state_type.state_format:
             raise UnknownUpdateError(
-                "a newer release wrote this state; deploy that release here",
+                "a newer release wrote this; deploy that release here",
                 state=self.state_type.__name__,
                 format=state_format,
                 known_format=self.state_type.state_format,
             )
-        return _validate(self.state_type, fields)
 
     def _decode_update(self, tag: str, fields: dict[str, Any]) -> Update[S]:
         update = self._classes.get(tag)
         if update is None:
             raise UnknownUpdateError("no class is registered for this update; deploy the release that has it", tag=tag)
-        return _validate(update, fields)
+        return _validate(update, fields, tag=tag)
+
+
+def _written_by_a_newer_release(kind: object) -> UnknownUpdateError:
+    return UnknownUpdateError("a newer release wrote this entry; deploy that release here", kind=kind)
+
+
+def _fields(state: State) -> dict[str, Any]:
+    # A value of another type than its field's is for encode_snapshot to refuse; pydantic would only warn of it.
+    return state.model_dump(exclude_none=True, warnings="none")
+
+
+def _is_same(read: State | None, written: State | None) -> bool:
+    """Equal, in fields of the same types: 1 is not True here, and a dict is no `Map`."""
+    if read is None or written is None:
+        return read is written
+    return read == written and all(
+        type(getattr(read, name)) is type(getattr(written, name)) for name in type(read).model_fields
+    )
 
 
 M = TypeVar("M", bound=BaseModel)
 
 
-def _validate(model: type[M], fields: dict[str, Any]) -> M:
+def _validate(model: type[M], fields: dict[str, Any], **facts: object) -> M:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
+        facts["type"] = model.__name__
         unknown = [".".join(map(str, e["loc"])) for e in error.errors() if e["type"] == "extra_forbidden"]
         if unknown:
             raise UnknownUpdateError(
-                "a newer release wrote these fields; deploy that release here", type=model.__name__, fields=unknown
+                "a newer release wrote these fields; deploy that release here", **facts, fields=unknown
             ) from error
         raise CorruptStateError(
-            "a stored value does not fit its class; was the type of a field changed?", type=model.__name__
+            "a stored value does not fit its class; was the type of a field changed?", **facts
         ) from error
 
 
 def _pack(value: Any) -> bytes:
-    return bytes(msgpack.packb(value, default=_packable))
+    try:
+        return bytes(msgpack.packb(value, default=_packable))
+    except (TypeError, ValueError, OverflowError) as error:
+        if isinstance(error, InvalidArgumentError):
+            raise
+        raise InvalidArgumentError(f"a value cannot be stored in a state or update: {error}") from error
 
 
 def _unpack(body: bytes) -> Any:
-    return msgpack.unpackb(body, strict_map_key=False)
+    # Tuples, not lists: they can be keys, and a state must not hold what can be changed.
+    return msgpack.unpackb(body, strict_map_key=False, use_list=False)
 
 
 def _packable(value: Any) -> Any:

@@ -15,6 +15,7 @@ decided by the store: an entry goes in only at the end of what its writer has ap
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import random
@@ -22,13 +23,14 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
 from .clock import Clock, Deadline, SystemClock
 from .errors import (
+    AlreadyExistsError,
     ClosedError,
     CorruptStateError,
     DeadlineExceededError,
@@ -42,9 +44,9 @@ from .errors import (
     UnknownUpdateError,
 )
 from .replica import Replica, Transition, TransitionFeed
-from .revisioned import Entry, Mark, Revision, RevisionedStream, decode_entries, encode_entry
+from .revisioned import Entry, Mark, Revision, RevisionedStream, decode_entries, encode_entry, log_is_shorter
 from .state import S, StateCodec, Update
-from .store import Appended, AppendResult, AttributeChange, Conflict, SegmentStore, UnknownOutcome
+from .store import Appended, AttributeChange, Conflict, SegmentStore
 
 R = TypeVar("R")
 
@@ -55,9 +57,9 @@ DEFAULT_STATE_LIMIT_BYTES: Final = 1024 * 1024
 #: An automatic compaction is due when the log since the mark has this many bytes, or this many times the state's own.
 COMPACTION_BYTES: Final = 512 * 1024
 COMPACTION_FACTOR: Final = 2
-#: Lost races in a row after which a process queues for the store's fair lock, and for how many calls it stays polite.
+#: Lost races in a row after which a process queues for the store's fair lock, and for how many appends it does so.
 POLITE_AFTER_CONFLICTS: Final = 3
-POLITE_CALLS: Final = 32
+POLITE_APPENDS: Final = 32
 FAIR_LOCK_SECONDS: Final = 1.0
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 _FIRST_PAUSE_SECONDS: Final = 0.005
@@ -69,7 +71,10 @@ _MAX_RELOADS: Final = 20
 @dataclass(frozen=True)
 class Proposal(Generic[S, R]):
     """What a generator of `update_state_with_attributes` answers: the updates, changes of the log segment's attributes
-    that go in with them or not at all, and what the caller gets back."""
+    that go in with them or not at all, and what the caller gets back.
+
+    A compared attribute must not come back to a value that it had before: after a lost answer, that value would let
+    the lost append land late."""
 
     updates: Sequence[Update[S]]
     value: R
@@ -104,29 +109,61 @@ class _Batch(Generic[S]):
         self.attributes: dict[str, AttributeChange] = {}
         self.status = _Status.UNDECIDED
         self.error: ReaderGroupError | None = None
+        self.callers = 0  # that wait for the outcome
+        self.lost_answer: BaseException | None = None  # to an append of the batch
         self.landed = False  # its entries were seen in the log
+        self.reloads = 0  # of the replica before the batch was first sent
 
     @property
     def size(self) -> int:
         return self.tail.next_offset - self.base.next_offset
 
-    def add(self, call: int, entry: bytes, after: Replica[S], transition: Transition[S]) -> None:
-        self.entries.append(entry)
-        self.calls.append(call)
-        self.transitions.append(transition)
-        self.tail = after
+    def add(self, entry: _NewEntry[S]) -> None:
+        self.entries.append(entry.data)
+        self.calls.append(entry.call)
+        self.transitions.append(entry.transition)
+        self.tail = entry.after
 
     def end(self, status: _Status, error: ReaderGroupError | None = None) -> None:
         self.status, self.error = status, error
 
 
+@dataclass(slots=True)
+class _NewEntry(Generic[S]):
+    """An entry that was applied to ``base`` and is to be written behind it."""
+
+    base: Replica[S]
+    call: int
+    data: bytes
+    after: Replica[S]
+    transition: Transition[S]
+
+
+@dataclass(slots=True)
+class _Attempt(Generic[S, R]):
+    """What one run of a call came to. It counts when ``batch``, which it belongs to or was built on, is stored."""
+
+    batch: _Batch[S] | None
+    decision: _Decision[R] | None = None
+    error: Exception | None = None  # raised instead of a decision
+    state: S | None = None  # after it
+
+    @property
+    def has_entry(self) -> bool:
+        return self.decision is not None and self.decision.body is not None
+
+
 class StateSynchronizer(Generic[S]):
     """The replicated state ``name`` on ``store``. Threads may share it; it borrows the store and never closes it.
 
-    ``initial`` begins the state if nothing is stored; without it a state that does not exist raises `NotFoundError`
-    at the first use. ``updates`` are all classes of updates that the log may hold, retired ones too until a compaction
-    has passed them. ``timeout`` is the default of all calls: at their deadline they raise `DeadlineExceededError`,
-    having written nothing, or `OutcomeUnknownError`.
+    ``initial`` begins the state if nothing is stored. Without it, opening a name that was never used raises
+    `NotFoundError`, and so does using a state that was deleted. ``updates`` are all classes of updates that the log may
+    hold, retired ones too until a compaction has passed them. ``timeout`` is the default of all calls: at their
+    deadline they raise `DeadlineExceededError`, having written nothing, or `OutcomeUnknownError`. With a timeout of 0
+    a call asks the store once and does not wait.
+
+    ``compaction_bytes`` is about how much log makes an update compact; None leaves it to ``compact``. ``rng`` spreads
+    that over the processes.
     """
 
     def __init__(
@@ -159,22 +196,27 @@ class StateSynchronizer(Generic[S]):
         self._compaction_bytes = compaction_bytes
         # Processes that apply the same log reach the threshold together; each has its own, so that one compacts.
         self._compaction_stagger = 1 + (rng or random.SystemRandom()).random() / 2
-        self._process_id = secrets.token_bytes(8) if rng is None else rng.randbytes(8)
+        self._process_id = secrets.token_bytes(8)
         self._pid = os.getpid()
+        self._calls = itertools.count(1)
+        self._closing = threading.Event()
+        self._deciding = threading.Lock()  # held by the one thread that runs a generator
+        self._generating: int | None = None  # the identity of that thread
 
         self._changed = threading.Condition()  # guards what follows
         self._replica: Replica[S] = Replica()
+        self._feeds: list[TransitionFeed[S]] = []
+        self._reloads = 0  # from snapshots past what was applied here
+        self._broken: ReaderGroupError | None = None
         self._open: _Batch[S] | None = None
         self._sending: _Batch[S] | None = None
-        self._calls = 0
-        self._feeds: list[TransitionFeed[S]] = []
-        self._generating: int | None = None  # the thread that runs a generator now
-        self._polite_calls = 0
-        self._broken: ReaderGroupError | None = None
-        self._closing = threading.Event()
+        self._has_leader = False  # a thread that sends it
+        self._conflicts_in_row = 0
+        self._polite_appends = 0
+        self._line: tuple[int, AbstractContextManager[bool]] | None = None  # the fair lock, and the thread that took it
         self._mark: Mark | None = None
-        self._reloads = 0  # from snapshots past what was applied here
         self._compacting = False
+        self._compaction_due = 0  # the length of the log that calls for one
         self._size = 0  # of the state when it was last measured, and where that was
         self._size_offset = 0
 
@@ -183,6 +225,7 @@ class StateSynchronizer(Generic[S]):
             self._retry(deadline, lambda: store.create(name))
         self._reload(deadline)
         self._fetch(deadline)
+        self._schedule_compaction()
         if initial is not None and self._replica.state is None:
             self.initialize(initial)
 
@@ -255,18 +298,29 @@ class StateSynchronizer(Generic[S]):
             self._retry(deadline, lambda: self.wait_for_growth(deadline.remaining(1.0)))
 
     def watch(self) -> Iterator[S]:
-        """The present state, then the newest whenever it has changed, until the synchronizer is closed."""
+        """The present state, then the newest whenever it has changed, until the synchronizer is closed.
+
+        Ends within a second of ``close``. A store that is away longer than the timeout raises `DeadlineExceededError`.
+        """
         seen: Revision | None = None
         while not self._closing.is_set():
-            replica = self._fetch(self._deadline(None))
-            if replica.revision != seen and replica.state is not None:
-                seen = replica.revision
-                yield replica.state
-                continue
             try:
-                self.wait_for_growth(1.0)
+                replica = self._next_after(seen)
             except ClosedError:
-                return
+                if self._closing.is_set():
+                    return
+                raise
+            if replica.state is not None and replica.revision != seen:
+                yield replica.state
+            seen = replica.revision
+
+    def _next_after(self, seen: Revision | None) -> Replica[S]:
+        """The newest replica, waiting up to a second for one of another revision than ``seen``."""
+        deadline = self._deadline(None)
+        replica = self._fetch(deadline)
+        if replica.revision == seen and self._retry(deadline, lambda: self.wait_for_growth(1.0)):
+            return self._fetch(deadline)
+        return replica
 
     # ------------------------------------------------------------------ changing
 
@@ -276,7 +330,7 @@ class StateSynchronizer(Generic[S]):
         def begin(present: S | None) -> _Decision[bool]:
             return _Decision(False) if present is not None else _Decision(True, self._codec.encode_initial(state))
 
-        return self._submit(begin, timeout)
+        return self._submit(begin, timeout)[0]
 
     def delete(self, *, timeout: float | None = None) -> bool:
         """End the state; whether this call did it. Its log stays, so that revisions of the name only grow.
@@ -287,9 +341,9 @@ class StateSynchronizer(Generic[S]):
         def end(present: S | None) -> _Decision[bool]:
             return _Decision(False) if present is None else _Decision(True, self._codec.encode_tombstone())
 
-        deleted = self._submit(end, timeout)
-        if deleted and self.compact(timeout=timeout) and self._mark is not None:
-            self._log.truncate(self._mark.next_offset)
+        deleted, _ = self._submit(end, timeout)
+        if deleted:
+            self._compact_or_warn(self._deadline(timeout), keep_last=False)
         return deleted
 
     def update_state(self, generator: Callable[[S], Iterable[Update[S]]], *, timeout: float | None = None) -> S:
@@ -297,10 +351,9 @@ class StateSynchronizer(Generic[S]):
 
         The generator is asked again whenever its state turns out not to be the newest, so it must have no side
         effects, and must not call the synchronizer. No update at all means that there is nothing to do. Returns the
-        new state. What the generator or ``apply_to`` raises reaches the caller, with nothing written.
+        state that the updates made. What the generator or ``apply_to`` raises reaches the caller, with nothing written.
         """
-        self.update_state_returning(lambda state: (tuple(generator(state)), None), timeout=timeout)
-        return self.state
+        return self._update(lambda state: Proposal(tuple(generator(state)), None), timeout)[1]
 
     def update_state_returning(
         self, generator: Callable[[S], tuple[Iterable[Update[S]], R]], *, timeout: float | None = None
@@ -325,15 +378,22 @@ class StateSynchronizer(Generic[S]):
         A generator reads the attributes that it expects from the store at every run.
         """
 
+        return self._update(generator, timeout)[0]
+
+    def _update(self, generator: Callable[[S], Proposal[S, R]], timeout: float | None) -> tuple[R, S]:
         def decide(state: S | None) -> _Decision[R]:
             if state is None:
                 raise self._does_not_exist()
             proposal = generator(state)
-            if not proposal.updates:
-                return _Decision(proposal.value)
-            return _Decision(proposal.value, self._codec.encode_updates(proposal.updates), proposal.attributes)
+            if proposal.updates:
+                return _Decision(proposal.value, self._codec.encode_updates(proposal.updates), proposal.attributes)
+            if proposal.attributes:
+                raise InvalidArgumentError("attributes change with updates only; without one, append to the store")
+            return _Decision(proposal.value)
 
-        return self._submit(decide, timeout)
+        value, after = self._submit(decide, timeout)
+        assert after is not None
+        return value, after
 
     def compact(self, *, timeout: float | None = None) -> bool:
         """Make the present state the place where reloads start, and give up the log before the last such place.
@@ -342,124 +402,102 @@ class StateSynchronizer(Generic[S]):
         less than one compaction behind does not notice. Raises `InvalidArgumentError` for a state that does not come
         back equal when it is read.
         """
-        deadline = self._deadline(timeout)
-        replica = self._fetch(deadline)
-        old = self._retry(deadline, self._log.mark)
-        if replica.next_offset == 0 or (old is not None and old.revision >= replica.revision):
-            self._mark = old
-            return False
-        body = self._codec.encode_snapshot(replica.state, replica.checksum)
-        with self._changed:
-            self._calls += 1
-            name = f"{self._process_id.hex()}{self._calls}"
-        snapshot = self._retry(deadline, lambda: self._log.write_snapshot(replica.revision, name, body))
-        new = Mark(replica.revision, replica.next_offset, snapshot)
-        if not self._retry(deadline, lambda: self._log.move_mark(old, new)):
-            self.store.delete(snapshot)
-            return False
-        self._mark = new
-        if old is not None:
-            self._retry(deadline, lambda: self._log.truncate(old.next_offset))
-        self._retry(deadline, lambda: self._log.delete_snapshots(new))
-        return True
+        return self._compact(self._deadline(timeout))
 
     def close(self) -> None:
         """Let the watchers end and refuse further calls. The store stays open. Closing twice is no error."""
         self._closing.set()
-        with self._changed:
-            self._changed.notify_all()
 
     def __repr__(self) -> str:
         return f"StateSynchronizer({self.name!r}, {self.store.url!r}, revision={self.revision})"
 
     # ------------------------------------------------------------------ one call
 
-    def _submit(self, decide: Callable[[S | None], _Decision[R]], timeout: float | None) -> R:
+    def _submit(self, decide: Callable[[S | None], _Decision[R]], timeout: float | None) -> tuple[R, S | None]:
         """Run ``decide`` until its decision stands: its entry is stored, or it saw the newest state and has none."""
+        self._check_usable()
         deadline = self._deadline(timeout)
+        try:
+            attempt, decision = self._settle(decide, deadline)
+        finally:
+            self._leave_line()
+        if attempt.has_entry:
+            self._compact_if_due(deadline)
+        return decision.value, attempt.state
+
+    def _settle(
+        self, decide: Callable[[S | None], _Decision[R]], deadline: Deadline
+    ) -> tuple[_Attempt[S, R], _Decision[R]]:
         fetched = False  # since the call began
-        conflicts = 0
-        with ExitStack() as lock:
-            while True:
-                decision, error, batch = self._decide(decide)
-                if decision is None or decision.body is None:
-                    # The decision stands on what was read after the call began, and on nothing that is not stored.
-                    if not fetched:
-                        self._fetch(deadline)
-                        fetched = True
-                        continue
-                    if batch is None or self._await(batch, deadline) is _Status.STORED:
-                        if decision is None:
-                            assert error is not None
-                            raise error
-                        return decision.value
-                else:
-                    assert batch is not None
-                    status = self._await(batch, deadline)
-                    if status is _Status.STORED:
-                        break
-                    if status is _Status.FAILED:
-                        assert batch.error is not None
-                        raise batch.error
-                if deadline.passed:
-                    raise DeadlineExceededError(
-                        "every attempt lost against another process; nothing was written", name=self.name
-                    )
-                conflicts += 1
-                if conflicts == POLITE_AFTER_CONFLICTS:
-                    self._polite_calls = POLITE_CALLS
-                    self._queue_up(lock, deadline)
-        self._after_update(deadline)
-        return decision.value
+        while True:
+            attempt = self._decide(decide, deadline)
+            if not attempt.has_entry and not fetched:
+                self._fetch(deadline)
+                fetched = True
+                continue
+            status = _Status.STORED if attempt.batch is None else self._await(attempt.batch, deadline)
+            if status is _Status.STORED:
+                if attempt.error is not None:
+                    raise attempt.error
+                assert attempt.decision is not None
+                return attempt, attempt.decision
+            if status is _Status.FAILED and attempt.has_entry:
+                assert attempt.batch is not None and attempt.batch.error is not None
+                raise attempt.batch.error
+            if deadline.passed:
+                raise DeadlineExceededError(
+                    "every attempt lost against another process; nothing was written", name=self.name
+                )
 
-    def _decide(
-        self, decide: Callable[[S | None], _Decision[R]]
-    ) -> tuple[_Decision[R] | None, Exception | None, _Batch[S] | None]:
-        """The decision on the newest state here, or the error raised instead, and the batch that it depends on.
-
-        An entry has joined that batch. Without an entry, the batch is the one whose result was looked at, if any.
-        """
-        with self._changed:
+    def _decide(self, decide: Callable[[S | None], _Decision[R]], deadline: Deadline) -> _Attempt[S, R]:
+        """Run ``decide`` on the newest state here, that of the batch in the making if there is one, and join that."""
+        with self._turn_to_decide(deadline):
             while True:
-                self._check_usable()
-                under = self._open or self._sending
-                base = self._replica if under is None else under.tail
-                self._generating = threading.get_ident()
+                self._check_usable(generating=True)
+                with self._changed:
+                    under, base = self._tip()
                 try:
                     decision = decide(base.state)
-                    if decision.body is None:
-                        return decision, None, under
-                    batch = self._join(decision.body, decision.attributes, base)
+                    entry = None if decision.body is None else self._new_entry(decision.body, base)
                 except Exception as error:
-                    return None, error, under
-                finally:
-                    self._generating = None
+                    return _Attempt(under, error=error)
+                if entry is None:
+                    return _Attempt(under, decision, state=base.state)
+                batch = self._join(entry, decision.attributes, deadline)
                 if batch is not None:
-                    return decision, None, batch
-                # No room in the open batch: wait until it was sent.
-                self._changed.wait(1.0)
+                    return _Attempt(batch, decision, state=entry.after.state)
+                if deadline.passed:
+                    raise DeadlineExceededError("the state changed too often to be decided on in time", name=self.name)
 
-    def _join(
-        self, body: bytes, attributes: Mapping[str, AttributeChange], base: Replica[S]
-    ) -> _Batch[S] | None:
-        """Apply an entry to ``base`` and put it into the open batch; None if it does not fit in there."""
+    @contextmanager
+    def _turn_to_decide(self, deadline: Deadline) -> Iterator[None]:
+        """One generator runs at a time, so that each sees the result of the one before."""
+        while not self._deciding.acquire(timeout=deadline.remaining(1.0)):
+            self._check_usable()
+            if deadline.passed:
+                raise DeadlineExceededError("the generator of another call did not return in time", name=self.name)
+        self._generating = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._generating = None
+            self._deciding.release()
+
+    def _tip(self) -> tuple[_Batch[S] | None, Replica[S]]:
+        """The last batch, and what the next entry is to be applied to."""
+        batch = self._open or self._sending
+        return batch, self._replica if batch is None else batch.tail
+
+    def _new_entry(self, body: bytes, base: Replica[S]) -> _NewEntry[S]:
         if len(body) > MAX_BATCH_BYTES:
             raise InvalidArgumentError("the updates of one call are too large", name=self.name, bytes=len(body))
-        batch = self._open or _Batch(base)
-        if batch.size + len(body) > MAX_BATCH_BYTES or batch.attributes.keys() & attributes.keys():
-            return None
-        self._calls += 1
-        data, checksum = encode_entry(self._process_id, self._calls, base.checksum, body)
-        entry = Entry(base.next_offset, base.next_offset + len(data), self._process_id, self._calls, checksum, body)
+        call = next(self._calls)
+        data, checksum = encode_entry(self._process_id, call, base.checksum, body)
+        entry = Entry(base.next_offset, base.next_offset + len(data), self._process_id, call, checksum, body)
         # What is applied is what was written, read back: here as in every other process.
-        decoded = self._codec.decode_body(body)
-        after = base.apply(entry, decoded)
+        after, transition = base.apply(entry, self._codec.read_back(body))
         self._check_size(base, after)
-        updates = tuple(decoded) if isinstance(decoded, list) else ()
-        batch.add(self._calls, data, after, Transition(base.state, after.state, after.revision, updates))
-        batch.attributes.update(attributes)
-        self._open = batch
-        return batch
+        return _NewEntry(base, call, data, after, transition)
 
     def _check_size(self, before: Replica[S], after: Replica[S]) -> None:
         """Refuse what makes a state that is over the limit larger.
@@ -473,24 +511,47 @@ class StateSynchronizer(Generic[S]):
         size = self._codec.size(after.state)
         if size > limit and (before.state is None or size > self._codec.size(before.state)):
             raise StateTooLargeError(
-                "the state would be over its limit; remove something first, or open it with a higher "
-                "state_limit_bytes",
+                "the state would be over its limit; remove something first, or open it with a higher state_limit_bytes",
                 name=self.name,
                 bytes=size,
                 limit=limit,
             )
         self._size, self._size_offset = size, after.next_offset
 
-    def _await(self, batch: _Batch[S], deadline: Deadline) -> _Status:
-        """Wait until the batch is decided, sending it if it is the next to go."""
+    def _join(
+        self, entry: _NewEntry[S], attributes: Mapping[str, AttributeChange], deadline: Deadline
+    ) -> _Batch[S] | None:
+        """Put the entry into the open batch. None if it has to be decided anew: the state has gone on meanwhile, or
+        there was no room in the batch, which has been waited for."""
         with self._changed:
-            while batch.status is _Status.UNDECIDED:
-                if self._sending is None and self._open is batch:
-                    self._lead(batch, deadline)
-                elif deadline.passed:
-                    self._give_up(batch)
-                else:
-                    self._changed.wait(deadline.remaining(1.0))
+            _, tip = self._tip()
+            if (tip.next_offset, tip.checksum) != (entry.base.next_offset, entry.base.checksum):
+                return None
+            batch = self._open or _Batch(tip)
+            if batch.size + len(entry.data) > MAX_BATCH_BYTES or batch.attributes.keys() & attributes.keys():
+                self._changed.wait_for(lambda: self._open is not batch, deadline.remaining(1.0))
+                return None
+            batch.add(entry)
+            batch.attributes.update(attributes)
+            self._open = batch
+            return batch
+
+    # ------------------------------------------------------------------ one append for several calls
+
+    def _await(self, batch: _Batch[S], deadline: Deadline) -> _Status:
+        """Wait until the batch is decided, sending it if it is the next to go and nobody else does."""
+        with self._changed:
+            batch.callers += 1
+            try:
+                while batch.status is _Status.UNDECIDED:
+                    if not self._has_leader and (self._sending or self._open) is batch:
+                        self._lead(batch, deadline)
+                    elif deadline.passed:
+                        self._give_up(batch)
+                    else:
+                        self._changed.wait(deadline.remaining(1.0))
+            finally:
+                self._leave(batch)
             return batch.status
 
     def _give_up(self, batch: _Batch[S]) -> None:
@@ -499,23 +560,43 @@ class StateSynchronizer(Generic[S]):
             raise OutcomeUnknownError(
                 "the deadline came while the update was on its way; it may be stored", name=self.name
             )
-        # It has not been sent: the others in it decide again without this call.
-        self._drop_open()
         raise DeadlineExceededError("the deadline came before the update was sent", name=self.name)
 
+    def _leave(self, batch: _Batch[S]) -> None:
+        """A caller has his answer, or gives up before there is one."""
+        batch.callers -= 1
+        if batch.status is not _Status.UNDECIDED:
+            return
+        if self._open is batch:
+            self._drop_open()  # not sent yet: the others in it decide again without this call
+        elif batch.callers == 0:
+            self._end_sending(batch, _Status.AGAIN)  # nobody is left who asks what became of it
+
     def _lead(self, batch: _Batch[S], deadline: Deadline) -> None:
-        """Send the open batch and tell everyone in it what became of it. Called, and returns, with the lock held."""
-        self._open, self._sending = None, batch
+        """Send the batch and tell everyone in it what became of it. Called, and returns, with the lock held.
+
+        What is raised is this caller's alone, mostly his deadline. The others go on: if an answer was lost, one of
+        them takes over to find out, and if none was, they decide again.
+        """
+        if self._sending is None:
+            self._open, self._sending, batch.reloads = None, batch, self._reloads
+        self._has_leader = True
         try:
             with self._unlocked():
                 self._send(batch, deadline)
         finally:
-            if batch.status is _Status.UNDECIDED:  # an interrupt
-                batch.end(_Status.FAILED, OutcomeUnknownError("the append was interrupted", name=self.name))
-            self._sending = None
-            if batch.status is not _Status.STORED:
-                self._drop_open()  # it was built on what is not there
+            self._has_leader = False
+            if batch.status is not _Status.UNDECIDED:
+                self._end_sending(batch, batch.status)
+            elif batch.lost_answer is None:
+                self._end_sending(batch, _Status.AGAIN)
             self._changed.notify_all()
+
+    def _end_sending(self, batch: _Batch[S], status: _Status) -> None:
+        self._sending = None
+        batch.status = status
+        if status is not _Status.STORED:
+            self._drop_open()  # it was built on what is not there
 
     def _drop_open(self) -> None:
         if self._open is not None:
@@ -532,63 +613,68 @@ class StateSynchronizer(Generic[S]):
             self._changed.acquire()
 
     def _send(self, batch: _Batch[S], deadline: Deadline) -> None:
-        """Append the batch at the end of its base, and decide it."""
+        """Append the batch at the end of its base, and decide it. Raises at the deadline."""
+        if not self._queue_up(batch, deadline):
+            return batch.end(_Status.AGAIN)
+        try:
+            self._append(batch, deadline)
+        except ReaderGroupError as error:
+            if batch.landed:
+                return batch.end(_Status.STORED)
+            if batch.lost_answer is None:
+                raise
+            raise OutcomeUnknownError(
+                "the answer to the append was lost, and it was not found out in time whether it is stored",
+                name=self.name,
+            ) from error
+        self._conflicts_in_row = 0 if batch.status is _Status.STORED else self._conflicts_in_row + 1
+        if self._conflicts_in_row >= POLITE_AFTER_CONFLICTS:
+            self._polite_appends = POLITE_APPENDS
+
+    def _append(self, batch: _Batch[S], deadline: Deadline) -> None:
         data = b"".join(batch.entries)
-        reloads = self._reloads
-        lost: BaseException | None = None
         pause = _FIRST_PAUSE_SECONDS
         while True:
-            answer = self._append(data, batch)
-            if isinstance(answer, Appended):
-                with self._changed:
-                    self._advance(batch)
-                return batch.end(_Status.STORED)
-            if isinstance(answer, Conflict):
-                return self._settle_conflict(batch, answer, deadline, lost is not None, reloads)
-            if isinstance(answer, UnknownOutcome):
-                lost = answer.cause
-            elif not isinstance(answer, StoreUnavailableError | DeadlineExceededError):
-                return batch.end(_Status.FAILED, answer)
-            if deadline.passed or self._closing.is_set():
-                return batch.end(_Status.FAILED, self._deadline_error(answer, lost))
-            self.clock.wait(self._closing, deadline.remaining(pause))
+            problem: BaseException
+            try:
+                answer = self._log.append(data, batch.base.next_offset, batch.attributes)
+            except StoreUnavailableError as error:
+                problem = error
+            except ReaderGroupError as error:
+                if batch.lost_answer is not None:
+                    raise
+                return batch.end(_Status.FAILED, error)
+            except BaseException as error:
+                batch.lost_answer = error  # an interrupt may come after the store has the entries
+                raise
+            else:
+                if isinstance(answer, Appended):
+                    return self._advance(batch)
+                if isinstance(answer, Conflict):
+                    return self._settle_conflict(batch, answer, deadline)
+                problem = batch.lost_answer = answer.cause
+            if deadline.passed:
+                raise DeadlineExceededError("the store did not take the update in time", name=self.name) from problem
+            self._pause(deadline, pause)
             pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
-    def _append(self, data: bytes, batch: _Batch[S]) -> AppendResult | ReaderGroupError:
-        try:
-            return self._log.append(data, batch.base.next_offset, batch.attributes)
-        except ReaderGroupError as error:
-            return error
-
-    def _deadline_error(self, answer: UnknownOutcome | ReaderGroupError, lost: BaseException | None) -> ReaderGroupError:
-        error: ReaderGroupError
-        if lost is not None:
-            error = OutcomeUnknownError("the answer to the append was lost; it may be stored", name=self.name)
-            error.__cause__ = lost
-        else:
-            error = DeadlineExceededError("the store did not take the update in time", name=self.name)
-            error.__cause__ = answer if isinstance(answer, ReaderGroupError) else None
-        return error
-
-    def _settle_conflict(
-        self, batch: _Batch[S], conflict: Conflict, deadline: Deadline, lost: bool, reloads: int
-    ) -> None:
+    def _settle_conflict(self, batch: _Batch[S], conflict: Conflict, deadline: Deadline) -> None:
         """Apply what the batch lost to. After a lost answer that may be the batch itself."""
+        base = batch.base
         try:
-            base = batch.base
+            if conflict.length < base.next_offset:
+                raise log_is_shorter(self.segment, base.next_offset)
             entries = decode_entries(self.segment, conflict.delta, base.next_offset, base.checksum)
             with self._changed:
                 self._apply(entries)
-            if self._replica.next_offset < conflict.length:
-                self._fetch(deadline)
-        except ReaderGroupError as error:
-            if not batch.landed:
-                if lost:
-                    error = OutcomeUnknownError("the answer was lost, and then the log's end", name=self.name)
-                return batch.end(_Status.FAILED, error)
+        except (CorruptStateError, UnknownUpdateError) as error:
+            self._broken = error
+            raise
+        if self._replica.next_offset < conflict.length:
+            self._fetch(deadline)
         if batch.landed:
             batch.end(_Status.STORED)
-        elif lost and self._reloads != reloads:
+        elif batch.lost_answer is not None and self._reloads != batch.reloads:
             batch.end(
                 _Status.FAILED,
                 OutcomeUnknownError(
@@ -598,101 +684,187 @@ class StateSynchronizer(Generic[S]):
         else:
             batch.end(_Status.AGAIN)
 
-    def _queue_up(self, lock: ExitStack, deadline: Deadline) -> None:
-        """After several lost races: wait in line, so that those who sleep or are slow get their turn."""
-        if self.store.guarantees.fair_lock:
-            lock.enter_context(self.store.fair_lock(self.segment, deadline.remaining(FAIR_LOCK_SECONDS)))
-            self._fetch(deadline)
+    def _queue_up(self, batch: _Batch[S], deadline: Deadline) -> bool:
+        """After several lost races: wait in line, so that those who are slow get their turn. One process, one place.
 
-    def _after_update(self, deadline: Deadline) -> None:
-        if self._compaction_bytes is None or self._compacting or self._state_is_gone:
-            return
-        due = max(self._compaction_bytes, COMPACTION_FACTOR * self._size) * self._compaction_stagger
-        if self.bytes_since_compaction < due:
-            return
-        self._compacting = True
+        Whether the batch can still go, with nothing lost in front of it. The place is kept until the call of this
+        thread ends, so that deciding again is done while it is held.
+        """
+        if self._polite_appends == 0 or self._line is not None or not self.store.guarantees.fair_lock:
+            return True
+        self._polite_appends -= 1
+        line = self.store.fair_lock(self.segment, deadline.remaining(FAIR_LOCK_SECONDS))
         try:
-            self._mark = self._log.mark()  # another process may have been first
-            if self.bytes_since_compaction >= due:
-                self.compact(timeout=deadline.remaining(self.timeout))
+            has_turn = line.__enter__()
+        except StoreUnavailableError:
+            return True
+        self._line = threading.get_ident(), line
+        if not has_turn:
+            # Whoever has it may be stopped. The lock is politeness; what is safe is the compare alone.
+            self._leave_line()
+            self._polite_appends = self._conflicts_in_row = 0
+            return True
+        if batch.lost_answer is None:
+            self._fetch(deadline)
+        return self._replica.next_offset <= batch.base.next_offset or batch.lost_answer is not None
+
+    def _leave_line(self) -> None:
+        """Let the next process have its turn, if it was this thread that stood in line."""
+        if self._line is not None and self._line[0] == threading.get_ident():
+            line, self._line = self._line[1], None
+            line.__exit__(None, None, None)
+
+    def _advance(self, batch: _Batch[S]) -> None:
+        """Take over what the batch made of its base, but for what came in through the log meanwhile."""
+        with self._changed:
+            if self._replica.next_offset < batch.tail.next_offset:
+                for transition in batch.transitions:
+                    if transition.revision > self._replica.revision:
+                        self._tell(transition)
+                self._replica = batch.tail
+        batch.end(_Status.STORED)
+
+    # ------------------------------------------------------------------ compaction
+
+    def _compact(self, deadline: Deadline, *, keep_last: bool = True) -> bool:
+        replica = self._fetch(deadline)
+        old = self._mark = self._retry(deadline, self._log.mark)
+        if replica.next_offset == 0 or (old is not None and old.revision >= replica.revision):
+            return False
+        state_format = self._codec.state_type.state_format
+        if old is not None and old.state_format > state_format:
+            raise UnknownUpdateError(
+                "a newer release compacted this state; deploy that release here", segment=self.segment
+            )
+        body = self._codec.encode_snapshot(replica.state, replica.checksum)
+        self._size, self._size_offset = len(body), replica.next_offset
+        name = f"{self._process_id.hex()}{next(self._calls)}"
+        try:
+            snapshot = self._retry(deadline, lambda: self._log.write_snapshot(replica.revision, name, body))
+        except (NotFoundError, AlreadyExistsError):
+            return False  # a newer one has replaced it already, and deleted it
+        new = Mark(replica.revision, replica.next_offset, snapshot, state_format)
+        if not self._retry(deadline, lambda: self._log.move_mark(old, new)):
+            self._retry(deadline, lambda: self.store.delete(snapshot))
+            return False
+        self._mark = new
+        # Up to the place before, so that who follows closely does not notice.
+        start = (old.next_offset if old else 0) if keep_last else new.next_offset
+        self._retry(deadline, lambda: self._log.truncate(start))
+        self._retry(deadline, lambda: self._log.delete_snapshots(new))
+        return True
+
+    def _compact_if_due(self, deadline: Deadline) -> None:
+        if self._compaction_bytes is None or self._replica.next_offset < self._compaction_due:
+            return
+        with self._changed:
+            if self._compacting:
+                return
+            self._compacting = True
+        try:
+            self._mark = self._retry(deadline, self._log.mark)
+            self._schedule_compaction()  # another process may have been first
+            if self._replica.next_offset >= self._compaction_due:
+                self._compact_or_warn(deadline)
+                self._schedule_compaction(tried=True)
         except ReaderGroupError as error:
-            # The caller's update is stored. Whoever updates next tries again.
             _logger.warning("compaction of %s failed: %s", self.name, error)
         finally:
             self._compacting = False
+
+    def _compact_or_warn(self, deadline: Deadline, *, keep_last: bool = True) -> None:
+        """Compact for a caller whose update is stored, whatever becomes of the compaction."""
+        try:
+            self._compact(deadline, keep_last=keep_last)
+        except ReaderGroupError as error:
+            _logger.warning("compaction of %s failed: %s", self.name, error)
+
+    def _schedule_compaction(self, *, tried: bool = False) -> None:
+        if self._compaction_bytes is None:
+            return
+        step = max(self._compaction_bytes, COMPACTION_FACTOR * self._size) * self._compaction_stagger
+        start = self._mark.next_offset if self._mark else 0
+        self._compaction_due = int(start + step)
+        if tried:  # and perhaps in vain: not at every update again
+            self._compaction_due = max(self._compaction_due, self._replica.next_offset + self._compaction_bytes // 4)
 
     # ------------------------------------------------------------------ following the log
 
     def _fetch(self, deadline: Deadline) -> Replica[S]:
         """Apply the log up to where it ended when the call began, at least."""
-        target: int | None = None
+        reloads = 0
         while True:
             self._check_usable()
-            replica = self._replica
             try:
-                entries = self._retry(deadline, lambda: self._log.read(replica.next_offset, replica.checksum))
+                at_end = self._read_on(self._replica, deadline)
             except TruncatedError:
-                self._reload(deadline)
+                reloads += 1
+                if reloads > _MAX_RELOADS:
+                    raise DeadlineExceededError(
+                        "the log was truncated again after each reload", name=self.name, tries=_MAX_RELOADS
+                    ) from None
                 continue
             except (CorruptStateError, UnknownUpdateError) as error:
                 self._broken = error
                 raise
-            if not entries:
+            if at_end:
                 return self._replica
+            if deadline.passed:
+                raise DeadlineExceededError("the log was not read to its end in time", name=self.name)
+
+    def _read_on(self, replica: Replica[S], deadline: Deadline) -> bool:
+        """Apply entries after ``replica``; whether these were all."""
+        try:
+            entries, at_end = self._retry(deadline, lambda: self._log.read(replica.next_offset, replica.checksum))
+        except TruncatedError:
+            if not self._reload(deadline, past=replica.next_offset):
+                raise CorruptStateError(
+                    "the log was truncated and no snapshot is there to go on from; restore the store from a backup",
+                    segment=self.segment,
+                    offset=replica.next_offset,
+                ) from None
+            raise
+        if entries:
             with self._changed:
                 self._apply(entries)
-            if target is None:
-                target = self._retry(deadline, lambda: self.store.info(self.segment)).length
-            if self._replica.next_offset >= target:
-                return self._replica
+        return at_end
 
     def _apply(self, entries: Sequence[Entry]) -> None:
         """Apply those of ``entries`` that are next. Called with the lock held."""
         for entry in entries:
             if entry.offset != self._replica.next_offset:
                 continue  # another thread has applied it, or a snapshot that is newer
-            try:
-                self._replica, transition = self._replica.follow(entry, self._codec, self.segment)
-            except (CorruptStateError, UnknownUpdateError) as error:
-                self._broken = error
-                raise
+            self._replica, transition = self._replica.follow(entry, self._codec, self.segment)
             if self._sending is not None and entry.process_id == self._process_id:
                 self._sending.landed |= entry.call in self._sending.calls
-            self._tell(transition)
-
-    def _advance(self, batch: _Batch[S]) -> None:
-        """Take over what the batch made of its base, unless it came in through the log meanwhile."""
-        if self._replica.next_offset != batch.base.next_offset:
-            return
-        self._replica = batch.tail
-        for transition in batch.transitions:
             self._tell(transition)
 
     def _tell(self, transition: Transition[S]) -> None:
         for feed in self._feeds:
             feed.put(transition)
 
-    def _reload(self, deadline: Deadline) -> None:
-        """Go on from the newest snapshot, if there is one that is newer than what was applied here."""
+    def _reload(self, deadline: Deadline, *, past: int = 0) -> bool:
+        """Go on from the newest snapshot; False if there is none that is past the offset ``past``."""
         for _ in range(_MAX_RELOADS):
             mark = self._retry(deadline, self._log.mark)
-            if mark is None:
-                if self._replica.next_offset < self._retry(deadline, lambda: self.store.info(self.segment)).start_offset:
-                    raise CorruptStateError("the log was truncated and has no snapshot", segment=self.segment)
-                return
+            if mark is None or mark.next_offset <= past:
+                return False
             try:
-                body = self._retry(deadline, lambda: self._log.read_snapshot(mark))
+                replica = self._read_snapshot(mark, deadline)
             except NotFoundError:
                 continue  # a newer mark has replaced it
-            replica = Replica.from_snapshot(mark, body, self._codec)
             with self._changed:
                 self._mark = mark
                 if replica.next_offset > self._replica.next_offset:
                     before, self._replica = self._replica, replica
                     self._reloads += 1
                     self._tell(Transition(before.state, replica.state, replica.revision, gap=True))
-            return
+            return True
         raise DeadlineExceededError("each snapshot was replaced while it was read", name=self.name, tries=_MAX_RELOADS)
+
+    def _read_snapshot(self, mark: Mark, deadline: Deadline) -> Replica[S]:
+        body = self._retry(deadline, lambda: self._log.read_snapshot(mark))
+        return Replica.from_snapshot(mark, body, self._codec)
 
     # ------------------------------------------------------------------ what every call needs
 
@@ -705,27 +877,25 @@ class StateSynchronizer(Generic[S]):
         while True:
             try:
                 return call()
-            except (StoreUnavailableError, DeadlineExceededError) as error:
+            except StoreUnavailableError as error:
                 if deadline.passed:
                     raise DeadlineExceededError("the store did not answer in time", name=self.name) from error
-            self.clock.wait(self._closing, deadline.remaining(pause))
-            if self._closing.is_set():
-                raise ClosedError("the synchronizer was closed", name=self.name)
+            self._pause(deadline, pause)
             pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
-    def _check_usable(self) -> None:
+    def _pause(self, deadline: Deadline, seconds: float) -> None:
+        if self.clock.wait(self._closing, deadline.remaining(seconds)):
+            raise ClosedError("the synchronizer was closed", name=self.name)
+
+    def _check_usable(self, *, generating: bool = False) -> None:
         if self._closing.is_set():
             raise ClosedError("the synchronizer is closed; open another", name=self.name)
         if os.getpid() != self._pid:
             raise ClosedError("the synchronizer belongs to the parent process; open one after the fork", name=self.name)
-        if self._generating == threading.get_ident():
+        if self._generating == threading.get_ident() and not generating:
             raise InvalidArgumentError("a generator must not call the synchronizer; use the state it is given")
         if self._broken is not None:
-            raise self._broken
-
-    @property
-    def _state_is_gone(self) -> bool:
-        return self._replica.state is None
+            raise self._broken.with_traceback(None)
 
     def _require(self, replica: Replica[S]) -> S:
         if replica.state is None:
