@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from synchronizer.errors import InvalidArgumentError, UnsupportedError
+from synchronizer.stores import open_store
+
+
+def test_an_unnamed_memory_is_private() -> None:
+    with open_store("memory://") as one, open_store("memory://") as other:
+        one.create("s")
+        assert list(other.list()) == []
+
+
+def test_a_named_memory_is_shared_and_outlives_its_stores() -> None:
+    with open_store("memory://shop") as one, open_store("memory://shop") as other:
+        one.create("s")
+        one.close()
+        assert list(other.list()) == ["s"]
+        assert other.create("t")
+    with open_store("memory://shop") as again, open_store("memory://another") as another:
+        assert list(again.list()) == ["s", "t"]
+        assert list(another.list()) == []
+
+
+def test_three_slashes_are_relative_and_four_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_store("sqlite:///shop.db") as relative, open_store(f"sqlite:///{tmp_path}/shop.db") as absolute:
+        relative.create("s")
+        assert list(absolute.list()) == ["s"]
+        assert relative.url == absolute.url
+    assert (tmp_path / "shop.db").exists()
+
+
+def test_an_unknown_scheme_is_named_and_a_password_is_not() -> None:
+    with pytest.raises(UnsupportedError, match="'oracle'") as raised:
+        open_store("oracle://scott:tiger@host/db")
+    assert "tiger" not in str(raised.value)
+    assert "sqlite:///" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("shop.db", "write 'sqlite:///shop.db'"),
+        ("sqlite:shop.db", "write 'sqlite:///shop.db'"),
+        ("sqlite://shop.db", "three slashes"),
+        ("sqlite://", "three slashes"),
+        ("sqlite:///", "memory://"),
+        ("sqlite:///:memory:", "memory://"),
+        ("sqlite:///shop.db?mode=ro", "leave them out"),
+        ("memory://shop?x=1", "leave them out"),
+    ],
+)
+def test_an_address_that_cannot_be_right_is_refused_with_a_remedy(url: str, remedy: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=remedy):
+        open_store(url)

@@ -1,0 +1,321 @@
+"""What a SQLite store makes of the file it is given: foreign, damaged, read-only, full."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from synchronizer.errors import (
+    CorruptStoreError,
+    InvalidArgumentError,
+    NotFoundError,
+    StoreFullError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
+from synchronizer.store import ANY, Appended, AttributeChange, Conflict, SegmentStore
+from synchronizer.stores import open_store
+from synchronizer.stores.sqlite import APPLICATION_ID, FORMAT, SqliteStore
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[SegmentStore]:
+    with open_store(f"sqlite:///{path}") as store:
+        yield store
+
+
+def test_what_was_stored_is_there_after_opening_again(path: Path) -> None:
+    with opened(path) as store:
+        store.create("s")
+        store.append("s", b"data", attributes={"a": AttributeChange(None, b"1")})
+    with opened(path) as store:
+        assert store.read("s", 0, 10) == b"data"
+        assert store.attributes("s") == {"a": b"1"}
+        assert store.append("s", b"more", expected_offset=4) == Appended(4, 8)
+
+
+@pytest.mark.parametrize("name", ["with space.db", "100%.db", "a#b.db", "ü.db", "a&b=c.db"])
+def test_the_path_may_hold_any_character(tmp_path: Path, name: str) -> None:
+    with opened(tmp_path / name) as store:
+        store.create("s")
+        assert store.url == f"sqlite:///{tmp_path}/{name}"
+    assert (tmp_path / name).exists()
+
+
+def test_two_handles_of_one_file_see_each_other(path: Path) -> None:
+    with opened(path) as one, opened(path) as other:
+        one.create("s")
+        assert other.append("s", b"one", expected_offset=0) == Appended(0, 3)
+        assert one.append("s", b"two", expected_offset=0) == Conflict(3, b"one")
+        assert one.wait({"s": 0}, 0) == {"s"}
+
+
+def test_a_link_leads_to_the_same_locks(path: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.db"
+    with opened(path):
+        link.symlink_to(path)
+        with opened(link) as store:
+            store.create("s")
+    assert not list(tmp_path.glob("link.db.*"))
+
+
+def test_a_missing_directory_is_named(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(NotFoundError, match=f"create it: directory='{missing}'"):
+        open_store(f"sqlite:///{missing}/store.db")
+    assert not missing.exists()
+
+
+def test_a_directory_is_not_a_file(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match="is a directory"):
+        open_store(f"sqlite:///{tmp_path}")
+
+
+def test_a_file_that_is_no_database_is_refused_and_not_touched(path: Path) -> None:
+    path.write_bytes(b"Dear diary, today I opened a database.\n" * 10)
+    assert_refused_and_not_touched(path, CorruptStoreError, "not a database")
+
+
+def test_the_database_of_another_application_is_refused_and_not_touched(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE segment (name TEXT)")
+        connection.execute("PRAGMA application_id = 7")
+    assert_refused_and_not_touched(path, CorruptStoreError, "another application")
+
+
+def test_a_newer_format_is_refused_and_not_touched(path: Path) -> None:
+    opened_once(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {FORMAT + 1}")
+        connection.execute("PRAGMA journal_mode = DELETE")
+    assert_refused_and_not_touched(path, UnsupportedError, "newer release")
+
+
+def test_the_file_says_whose_it_is(path: Path) -> None:
+    opened_once(path)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA application_id").fetchone() == (APPLICATION_ID,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (FORMAT,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+def test_an_empty_file_becomes_a_store(path: Path) -> None:
+    path.touch()
+    opened_once(path)
+    assert path.read_bytes().startswith(b"SQLite format 3\0")
+
+
+def test_a_damaged_file_is_reported_with_its_path(path: Path) -> None:
+    with opened(path) as store:
+        store.create("s")
+        for _ in range(50):
+            store.append("s", os.urandom(10_000))
+    damaged = bytearray(path.read_bytes())
+    damaged[4096:] = os.urandom(len(damaged) - 4096)
+    path.write_bytes(damaged)
+    with pytest.raises(CorruptStoreError, match=r"restore it from a backup.*store\.db"), opened(path) as store:
+        store.read("s", 0, 1 << 20)
+
+
+def test_a_file_that_was_cut_short_is_reported(path: Path) -> None:
+    with opened(path) as store:
+        store.create("s")
+        for _ in range(50):
+            store.append("s", os.urandom(10_000))
+    os.truncate(path, 20_000)
+    with pytest.raises(CorruptStoreError), opened(path) as store:
+        store.read("s", 0, 1 << 20)
+
+
+def test_lost_bytes_in_the_middle_of_a_segment_are_reported(path: Path) -> None:
+    with opened(path) as store:
+        store.create("s")
+        for _ in range(3):
+            store.append("s", b"0123456789")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM chunk WHERE key & 0xff = 10")
+    with opened(path) as store:
+        with pytest.raises(CorruptStoreError, match="missing"):
+            store.read("s", 0, 30)
+        assert store.read("s", 0, 10) == b"0123456789"
+
+
+def test_the_number_of_a_segment_is_never_used_again(path: Path) -> None:
+    def number_of(name: str) -> int:
+        with closing(sqlite3.connect(path)) as connection:
+            return int(connection.execute("SELECT id FROM segment WHERE name = ?", (name,)).fetchone()[0])
+
+    with opened(path) as store:
+        store.create("a")
+        store.create("b")
+        first = number_of("b")
+        store.delete("b")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DELETE FROM segment WHERE name = 'b'")  # as if its last trace were gone
+    with opened(path) as store:
+        store.create("c")
+    assert number_of("c") > first
+
+
+@pytest.mark.parametrize("give_up", ["truncate", "delete"])
+def test_space_that_is_given_up_is_used_again(path: Path, give_up: str) -> None:
+    with opened(path) as store:
+        sizes = []
+        for turn in range(6):
+            store.create(f"s{turn}")
+            for _ in range(8):
+                store.append(f"s{turn}", os.urandom(1 << 20))
+            if give_up == "truncate":
+                store.truncate(f"s{turn}", 8 << 20)
+            else:
+                store.delete(f"s{turn}")
+            sizes.append(total_size(path))
+    assert sizes[-1] <= sizes[2], sizes
+
+
+def test_a_large_segment_is_given_up_in_portions(path: Path) -> None:
+    with opened(path) as store:
+        store.create("s")
+        for _ in range(5):
+            store.append("s", bytes(16 << 20))
+        store.truncate("s", 5 * (16 << 20) - 5)
+        assert store.read("s", 5 * (16 << 20) - 5, 10) == bytes(5)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM chunk").fetchone() == (1,)
+
+
+def test_the_write_ahead_log_stays_small(path: Path) -> None:
+    with opened(path) as store:
+        store.create("s")
+        for _ in range(60):
+            store.append("s", bytes(1 << 20))
+        assert os.stat(f"{path}-wal").st_size < 20 << 20
+
+
+def test_a_full_database_loses_nothing(path: Path) -> None:
+    with SqliteStore(str(path)) as store:
+        store.create("s")
+        store.append("s", b"kept", attributes={"a": AttributeChange(None, b"1")})
+        store._writer.execute("PRAGMA max_page_count = 20")
+        with pytest.raises(StoreFullError, match="make room"):
+            store.append("s", bytes(1 << 20), attributes={"a": AttributeChange(ANY, b"2")})
+        assert store.read("s", 0, 10) == b"kept"
+        assert store.attributes("s") == {"a": b"1"}
+        assert store.append("s", b"small", expected_offset=4) == Appended(4, 9)
+        store._writer.execute("PRAGMA max_page_count = 1000000")
+        assert store.append("s", bytes(1 << 20), expected_offset=9) == Appended(9, 9 + (1 << 20))
+
+
+def test_a_disk_that_refuses_a_write_loses_nothing(path: Path) -> None:
+    """The limit on the size of a file stands for a quota; it needs no rights."""
+    with opened(path) as store:
+        store.create("s")
+        store.append("s", b"kept")
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+        try:
+            with pytest.raises(StoreUnavailableError, match="nothing was written"):
+                store.append("s", bytes(4 << 20))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert store.append("s", b"more", expected_offset=4) == Appended(4, 8)
+    with opened(path) as store:
+        assert store.read("s", 0, 100) == b"keptmore"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
+def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        with opened(tmp_path / "store.db") as store:
+            store.create("s")
+            length = 0
+            with pytest.raises(StoreFullError, match="make room"):
+                while True:
+                    length = appended(store.append("s", b"0123456789" * 1000, expected_offset=length)).length
+            assert length > 0
+            assert store.read("s", 0, 1 << 20) == b"0123456789" * (length // 10)
+            assert store.append("s", b"", expected_offset=length) == Appended(length, length)
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+
+
+@pytest.mark.parametrize("read_only", ["store.db", "."])
+def test_a_read_only_file_or_directory_is_reported(read_only: str) -> None:
+    directory = Path(tempfile.mkdtemp())
+    try:
+        opened_once(directory / "store.db")
+        (directory / read_only).chmod(0o555)
+        directory.chmod(0o555 if read_only == "." else 0o777)
+        message = as_nobody(lambda: open_store(f"sqlite:///{directory}/store.db"))
+        assert "not writable; allow this user" in message
+    finally:
+        directory.chmod(0o777)
+        shutil.rmtree(directory)
+
+
+def test_another_program_that_locks_the_file_is_waited_for_in_vain(path: Path) -> None:
+    with SqliteStore(str(path), write_timeout=0.1) as store:
+        store.create("s")
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreUnavailableError, match="another program"):
+                store.append("s", b"lost")
+        assert store.append("s", b"kept") == Appended(0, 4)
+
+
+def assert_refused_and_not_touched(path: Path, error: type[Exception], message: str) -> None:
+    before, beside = path.read_bytes(), os.listdir(path.parent)
+    with pytest.raises(error, match=message) as raised:
+        open_store(f"sqlite:///{path}")
+    assert str(path) in str(raised.value)
+    assert path.read_bytes() == before
+    assert os.listdir(path.parent) == beside
+
+
+def as_nobody(call: Callable[[], object]) -> str:
+    """What ``call`` raises for a user who is not root: root may write everywhere."""
+    here, there = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            if os.geteuid() == 0:
+                os.setuid(65534)
+            call()
+        except Exception as error:
+            os.write(there, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(there)
+    with open(here) as answer:
+        return answer.read()
+
+
+def opened_once(path: Path) -> None:
+    with opened(path):
+        pass
+
+
+def appended(result: object) -> Appended:
+    assert isinstance(result, Appended)
+    return result
+
+
+def total_size(path: Path) -> int:
+    return sum(os.stat(f"{path}{suffix}").st_size for suffix in ("", "-wal"))
