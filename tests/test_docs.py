@@ -1,0 +1,42 @@
+"""Every Python block of the README and the docs runs as printed, in an empty folder; every link leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+def test_python_blocks_run_as_printed(page: Path, tmp_path: Path) -> None:
+    program = tmp_path / "page.py"
+    program.write_text("\n".join(blocks(page)))
+    environment = {key: value for key, value in os.environ.items() if key != "READERGROUP_URL"}
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=100, cwd=tmp_path, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    # A block of text right after one of Python is what it prints.
+    for shown in re.findall(r"^```python\n.*?^```\n+```text\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        assert shown in done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
