@@ -16,6 +16,7 @@ from .scheduler import SHARED, add_job
 MAX_BACKOFF_SECONDS: Final = 30.0
 #: A wait of the store cannot be called off, so the waker looks this often whether it is to end.
 _WAIT_SECONDS: Final = 0.1
+_FIRST_PAUSE_SECONDS: Final = 0.01
 
 _logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class BackgroundPolling:
         self._interval_seconds = interval_seconds
         self._scheduler = scheduler
         self._polling = threading.Lock()
+        self._poller: int | None = None  # the thread that polls now
         self._failures = 0  # in a row
         self._not_before = 0.0
         self._stopping = threading.Event()
@@ -74,10 +76,13 @@ class BackgroundPolling:
             self._remove_job = None
 
     def join(self, timeout: float) -> None:
-        """After `stop`: wait for the threads, and the polls that they are in."""
+        """After `stop`: wait for the threads, and for a poll that runs. Returns at once in such a poll."""
+        if self._poller == threading.get_ident():
+            return
         for waker in self._wakers:
-            if waker is not threading.current_thread():
-                waker.join(timeout)
+            waker.join(timeout)
+        if self._polling.acquire(timeout=timeout):
+            self._polling.release()
 
     def _poll_at_interval(self) -> None:
         # While a poll runs there is nothing to add to it.
@@ -86,15 +91,19 @@ class BackgroundPolling:
 
     def _wake(self, stopping: threading.Event) -> None:
         woken_at: Mapping[str, int] | None = None
+        pause = _FIRST_PAUSE_SECONDS
         deaf = False
         while not stopping.is_set():
             self._polling.acquire()
             self._poll_locked(stopping)
             try:
                 known = self._known()
-                if known == woken_at:
+                if known != woken_at:
+                    pause = _FIRST_PAUSE_SECONDS
+                else:
                     # The poll did not take up what grew, perhaps because it failed: do not spin.
-                    self._clock.wait(stopping, self._interval_seconds)
+                    self._clock.wait(stopping, pause)
+                    pause = min(2 * pause, self._interval_seconds)
                 if self._wait_for_growth(known, stopping):
                     woken_at = known
                 deaf = False
@@ -112,6 +121,7 @@ class BackgroundPolling:
 
     def _poll_locked(self, stopping: threading.Event) -> None:
         """Poll, unless a failure was a short while ago; releases the lock."""
+        self._poller = threading.get_ident()
         try:
             if not stopping.is_set() and self._clock.monotonic() >= self._not_before:
                 self._poll()
@@ -121,6 +131,7 @@ class BackgroundPolling:
         except Exception as error:
             self._back_off(error, stopping)
         finally:
+            self._poller = None
             self._polling.release()
 
     def _back_off(self, error: Exception, stopping: threading.Event) -> None:

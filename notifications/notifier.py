@@ -316,9 +316,9 @@ class PollingNotifier(ABC, Generic[S, N]):
     def _known(self) -> Mapping[str, int]:
         """The lengths of the watched segments as far as they were told of."""
         length = self.synchronizer.applied_length
-        # What this process applied itself may not have been told yet: then no length is the known one.
+        # What was applied here may not have been told yet. No segment has a negative length, so that one has "grown".
         told = self._drained == self.synchronizer.revision
-        return {self.synchronizer.segment: length if told else -1, **self.watched()}
+        return {self.synchronizer.segment: length if told else -length - 1, **self.watched()}
 
     def _check_open(self) -> None:
         if self._closed:
