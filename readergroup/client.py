@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterable
 from typing import Any, Final, Self, TypeVar, overload
+from weakref import WeakSet
 
 from synchronizer import (
     Clock,
@@ -41,7 +41,7 @@ def connect(url: str | None = None, *, timeout: float = DEFAULT_TIMEOUT_SECONDS,
             raise InvalidArgumentError("give connect a URL such as 'sqlite:///shop.db', or set READERGROUP_URL")
     clock = clock or SystemClock()
     client = Client(open_store(url, clock=clock), timeout=timeout, clock=clock)
-    client._owns_store = True
+    client._address = url
     return client
 
 
@@ -56,9 +56,9 @@ class Client:
         self.clock: Clock = clock or SystemClock()
         self.streams = StreamManager(store, clock=self.clock, timeout=timeout)
         self.groups = ReaderGroupManager(self)
-        self._owns_store = False
-        self._lock = threading.Lock()
-        self._closeables: list[Any] = []
+        self._address: str | None = None  # of a store that this client opened, and closes
+        # Held weakly: a writer that is closed is to be forgotten. One that is open is held by its thread.
+        self._opened: WeakSet[EventWriter[Any] | StateSynchronizer[Any]] = WeakSet()
 
     @overload
     def writer(self, stream: str, *, timeout: float | None = None) -> EventWriter[bytes]: ...
@@ -69,7 +69,7 @@ class Client:
     ) -> EventWriter[Any]:
         """A writer of the stream, a context manager: leaving it in any way stores everything that was written."""
         writer = EventWriter(self.streams, stream, serializer=serializer or BytesSerializer(), timeout=timeout)
-        self._closed_with_the_client(writer)
+        self._opened.add(writer)
         return writer
 
     def synchronizer(self, name: str, *, initial: S, updates: Iterable[type[Update[S]]]) -> StateSynchronizer[S]:
@@ -77,25 +77,18 @@ class Client:
         synchronizer = StateSynchronizer(
             self.store, f"state/{name}", initial=initial, updates=updates, clock=self.clock, timeout=self.timeout
         )
-        self._closed_with_the_client(synchronizer)
+        self._opened.add(synchronizer)
         return synchronizer
-
-    def _closed_with_the_client(self, closeable: Any) -> None:
-        with self._lock:
-            self._closeables = [each for each in self._closeables if not getattr(each, "closed", False)]
-            self._closeables.append(closeable)
 
     def close(self) -> None:
         """Close everything that was opened with this client. Twice is no error."""
-        with self._lock:
-            closeables, self._closeables = self._closeables, []
         try:
-            for closeable in closeables:
-                closeable.close()
+            for opened in list(self._opened):
+                opened.close()
             self.groups.close()
             self.streams.close()
         finally:
-            if self._owns_store:
+            if self._address is not None:
                 self.store.close()
 
     def __enter__(self) -> Self:
@@ -108,9 +101,12 @@ class Client:
         return f"Client({self.store.url!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.store.url.startswith("memory:"):
-            raise InvalidArgumentError("a memory store cannot be reached from another process; use sqlite:///...")
-        return _reconnect, (self.store.url, self.timeout)
+        if self._address is None or not self.store.guarantees.many_processes:
+            raise InvalidArgumentError(
+                "only the client of an address that other processes reach can go to another process",
+                url=self.store.url,
+            )
+        return _reconnect, (self._address, self.timeout)
 
 
 def _reconnect(url: str, timeout: float) -> Client:

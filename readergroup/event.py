@@ -45,7 +45,8 @@ Position = Mapping[SegmentId, int]
 class Event(Generic[T]):
     """One event of a batch. Everything but the bytes is looked up, and decoded, when it is asked for."""
 
-    __slots__ = ("_batch", "_index")
+    __slots__ = ("_batch", "_data", "_index")
+    _data: T
 
     def __init__(self, batch: EventBatch[T], index: int) -> None:
         self._batch = batch
@@ -53,8 +54,12 @@ class Event(Generic[T]):
 
     @property
     def data(self) -> T:
-        """The event, decoded at each use; damaged data raises here and not in the reader."""
-        return self._batch.serializer.loads(self._batch.raw[self._index])
+        """The event, decoded when first used; damaged data raises here and not in the reader."""
+        try:
+            return self._data
+        except AttributeError:
+            self._data = self._batch.serializer.loads(self._batch.raw[self._index])
+            return self._data
 
     @property
     def raw(self) -> bytes:
