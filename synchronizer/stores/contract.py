@@ -26,6 +26,11 @@ def check_name(name: str, what: str = "segment") -> None:
         raise InvalidArgumentError(f"the name of a {what} holds characters that are not text", name=name)
 
 
+def check_prefix(prefix: str) -> None:
+    if prefix:
+        check_name(prefix, "segment or attribute, from its beginning on,")
+
+
 def check_append(
     segment: str, data: bytes, expected_offset: int | None, attributes: Mapping[str, AttributeChange] | None
 ) -> None:

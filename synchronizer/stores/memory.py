@@ -21,7 +21,16 @@ from ..store import (
     SegmentInfo,
     SegmentStore,
 )
-from .contract import check_append, check_name, check_read, check_within, name_is_used_up, not_found, sealed
+from .contract import (
+    check_append,
+    check_name,
+    check_prefix,
+    check_read,
+    check_within,
+    name_is_used_up,
+    not_found,
+    sealed,
+)
 
 
 class _Segment:
@@ -110,6 +119,7 @@ class MemoryStore(SegmentStore):
             return memory.segment(segment).info()
 
     def list(self, prefix: str = "") -> Iterator[str]:
+        check_prefix(prefix)
         with self._locked() as memory:
             names = [name for name, held in memory.segments.items() if held is not None and name.startswith(prefix)]
         return iter(sorted(names))
@@ -150,6 +160,7 @@ class MemoryStore(SegmentStore):
 
     def attributes(self, segment: str, prefix: str = "") -> Mapping[str, bytes]:
         check_name(segment)
+        check_prefix(prefix)
         with self._locked() as memory:
             held = memory.segment(segment)
             return {name: value for name, value in held.attributes.items() if name.startswith(prefix)}

@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Final, NamedTuple, NoReturn, TypeVar
 from urllib.parse import quote
 
@@ -47,7 +47,16 @@ from ..store import (
     SegmentStore,
     UnknownOutcome,
 )
-from .contract import check_append, check_name, check_read, check_within, name_is_used_up, not_found, sealed
+from .contract import (
+    check_append,
+    check_name,
+    check_prefix,
+    check_read,
+    check_within,
+    name_is_used_up,
+    not_found,
+    sealed,
+)
 from .file_lock import FairLock, Gate
 from .group_commit import Batch, GroupCommit, Step
 from .notify import NotifyFile, Watch, can_watch
@@ -109,15 +118,15 @@ class SqliteStore(SegmentStore):
         self._write_timeout = write_timeout
         self._process_id = os.getpid()
         self._closed = False
-        _check_file(self._path)
+        is_prepared = _check_file(self._path)
         with contextlib.ExitStack() as opened, _translated_errors(self._path):
             self._gate = Gate(f"{self._path}.lock")
             opened.callback(self._gate.close)
             self._notify = NotifyFile(f"{self._path}.notify")
             opened.callback(self._notify.close)
+            if not is_prepared:
+                self._prepare()
             self._writer = self._connect()
-            opened.callback(self._writer.close)
-            self._prepare(self._writer)
             opened.pop_all()  # nothing failed: all stays open
         self._fair_lock = FairLock(f"{self._path}.fair")
         self._commits: GroupCommit[sqlite3.Connection] = GroupCommit(self._execute)
@@ -140,6 +149,7 @@ class SqliteStore(SegmentStore):
             return _row(connection, segment).info(segment)
 
     def list(self, prefix: str = "") -> Iterator[str]:
+        check_prefix(prefix)
         self._check_open()
         return self._names(prefix)
 
@@ -169,6 +179,7 @@ class SqliteStore(SegmentStore):
 
     def attributes(self, segment: str, prefix: str = "") -> Mapping[str, bytes]:
         check_name(segment)
+        check_prefix(prefix)
         with self._reading() as connection:
             rows = connection.execute(
                 "SELECT name, value FROM attribute WHERE segment = ? AND name >= ? ORDER BY name",
@@ -370,10 +381,9 @@ class SqliteStore(SegmentStore):
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         return connection
 
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        if _is_prepared(connection):
-            return
-        with self._gate.held(self._write_timeout):
+    def _prepare(self) -> None:
+        """Make a new file a store. Nobody uses it meanwhile: who finds it like this comes here first, one by one."""
+        with self._gate.held(self._write_timeout), closing(self._connect()) as connection:
             if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
                 # Not yet with a write-ahead log, so that the file's own first page says what it is from the start.
                 connection.execute("BEGIN IMMEDIATE")
@@ -415,7 +425,7 @@ class _DataVersionWatch:
     def wait(self) -> None:
         while not self._woken.wait(_POLL_SECONDS):
             version = self._version()
-            if version != self._seen:
+            if version != self._seen or version is None:
                 self._seen = version
                 return
 
@@ -425,8 +435,12 @@ class _DataVersionWatch:
     def close(self) -> None:
         self._connection.close()
 
-    def _version(self) -> int:
-        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+    def _version(self) -> int | None:
+        """None if it cannot be found out: who waits looks for himself then, and runs into the reason."""
+        try:
+            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        except sqlite3.Error:
+            return None
         return int(version)
 
 
@@ -618,8 +632,8 @@ def _key(segment_id: int, offset: int) -> int:
 # Files and errors
 
 
-def _check_file(path: str) -> None:
-    """Refuse what is not ours before SQLite, or anything else here, touches it."""
+def _check_file(path: str) -> bool:
+    """Whether the file is a store already. What is not ours is refused before anything here touches it."""
     directory = os.path.dirname(path)
     if not os.path.isdir(directory):
         raise NotFoundError("the directory for the SQLite file does not exist; create it", directory=directory)
@@ -630,14 +644,14 @@ def _check_file(path: str) -> None:
             "the directory of the SQLite file is not writable; allow this user to write there", directory=directory
         )
     if not _size_of(path):
-        return
+        return False
     if not os.access(path, os.R_OK | os.W_OK):
         raise StoreUnavailableError("the SQLite file is not writable; allow this user to read and write it", path=path)
     with open(path, "rb") as file:
-        _check_header(file.read(100), path)
+        return _check_header(file.read(100), path)
 
 
-def _check_header(header: bytes, path: str) -> None:
+def _check_header(header: bytes, path: str) -> bool:
     # https://www.sqlite.org/fileformat2.html#the_database_header
     if not header.startswith(b"SQLite format 3\0") or len(header) < 100:
         raise CorruptStoreError("the file is not a database; name another file, or restore it from a backup", path=path)
@@ -648,13 +662,7 @@ def _check_header(header: bytes, path: str) -> None:
         raise UnsupportedError(
             "the SQLite file was written by a newer release; update this one", path=path, format=version, known=FORMAT
         )
-
-
-def _is_prepared(connection: sqlite3.Connection) -> bool:
-    return bool(
-        connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-        and connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-    )
+    return header[18:20] == b"\2\2"  # it has a write-ahead log
 
 
 def _size_of(path: str) -> int:

@@ -132,6 +132,12 @@ class SegmentStoreConformance:
             store.create(name)
         assert list(store.list(prefix)) == sorted(name for name in names if name.startswith(prefix))
 
+    def test_a_prefix_that_no_name_can_have_is_refused(self, store: SegmentStore) -> None:
+        _segment(store)
+        for call in (lambda: store.list("half \ud83d"), lambda: store.attributes("s", "half \ud83d")):
+            with pytest.raises(InvalidArgumentError):
+                call()
+
     def test_many_names_are_listed(self, store: SegmentStore) -> None:
         names = [f"n/{number:05}" for number in range(2100)]
         for name in names:

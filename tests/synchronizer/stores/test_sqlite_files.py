@@ -8,7 +8,9 @@ import shutil
 import sqlite3
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -18,11 +20,12 @@ from synchronizer.errors import (
     CorruptStoreError,
     InvalidArgumentError,
     NotFoundError,
+    OutcomeUnknownError,
     StoreFullError,
     StoreUnavailableError,
     UnsupportedError,
 )
-from synchronizer.store import ANY, Appended, AttributeChange, Conflict, SegmentStore
+from synchronizer.store import ANY, Appended, AttributeChange, Conflict, SegmentStore, UnknownOutcome
 from synchronizer.stores import open_store
 from synchronizer.stores.sqlite import APPLICATION_ID, FORMAT, SqliteStore
 
@@ -71,6 +74,29 @@ def test_a_link_leads_to_the_same_locks(path: Path, tmp_path: Path) -> None:
         with opened(link) as store:
             store.create("s")
     assert not list(tmp_path.glob("link.db.*"))
+
+
+def test_many_may_open_a_new_file_at_once(tmp_path: Path) -> None:
+    for turn in range(10):
+        begin = threading.Barrier(8)
+
+        def open_and_create(number: int, turn: int = turn, begin: threading.Barrier = begin) -> bool:
+            begin.wait(30)
+            with opened(tmp_path / f"store{turn}.db") as store:
+                return store.create("s") and store.create(f"s{number}")
+
+        with ThreadPoolExecutor(8) as threads:
+            assert sum(threads.map(open_and_create, range(8))) == 1
+
+
+def test_a_new_file_that_was_left_half_made_is_finished(path: Path) -> None:
+    opened_once(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")  # as if its maker had not come to the last step
+    with opened(path) as store:
+        store.create("s")
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
@@ -235,6 +261,39 @@ def test_a_disk_that_refuses_a_write_loses_nothing(path: Path) -> None:
         assert store.append("s", b"more", expected_offset=4) == Appended(4, 8)
     with opened(path) as store:
         assert store.read("s", 0, 100) == b"keptmore"
+
+
+class FailingSync:
+    """The connection of a disk that stores the commit and then fails to sync it. No real disk does so on demand."""
+
+    def __init__(self, connection: sqlite3.Connection, *, is_stored: bool) -> None:
+        self._connection = connection
+        self._is_stored = is_stored
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._connection, name)
+
+    def execute(self, statement: str, *arguments: object) -> sqlite3.Cursor:
+        if statement != "COMMIT":
+            return self._connection.execute(statement, *arguments)
+        self._connection.execute("COMMIT" if self._is_stored else "ROLLBACK")
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+        raise error
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_commit_that_cannot_be_synced_has_an_unknown_outcome(path: Path, is_stored: bool) -> None:
+    with SqliteStore(str(path)) as store:
+        store.create("s")
+        writer = store._writer
+        store._writer = FailingSync(writer, is_stored=is_stored)
+        assert isinstance(store.append("s", b"data", expected_offset=0), UnknownOutcome)
+        with pytest.raises(OutcomeUnknownError, match="repeat the call"):
+            store.seal("s")
+        store._writer = writer
+        assert store.info("s").sealed is is_stored
+        assert store.info("s").length == (4 if is_stored else 0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
