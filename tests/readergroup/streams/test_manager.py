@@ -339,6 +339,24 @@ def test_two_clients_that_complete_one_scale_publish_it_once(
     assert streams.fetch_state(NAME) == state
 
 
+def test_a_client_that_slept_does_not_publish_the_next_scale_before_its_time(
+    store: SegmentStore, streams: StreamManager
+) -> None:
+    streams.create(NAME, scaling=fixed(2))
+
+    def finish_and_announce_another() -> None:
+        streams.finish_pending(NAME)
+        streams.synchronizer(NAME).update_state(lambda state: [state.split([1])])
+
+    with pytest.raises(Died):
+        client_that_meets(store, Intruder("create", "data/", die)).scale(NAME, split=[0])
+    sleeper = client_that_meets(store, Intruder("append", "stream/", finish_and_announce_another))
+    state = sleeper.finish_pending(NAME)
+    assert (state.epoch, state.current) == (1, (2, 3, 1))
+    assert state.scale is not None
+    assert not store.info(state.data_segment(1)).sealed
+
+
 def test_a_store_that_is_away_for_a_moment_does_not_fail_a_scale(store: SegmentStore) -> None:
     failing = FailingStore(store)
     streams = StreamManager(failing)
@@ -397,16 +415,19 @@ def test_a_scaler_that_slept_through_delete_and_create_does_no_harm(
         assert left == []
 
 
+@pytest.mark.parametrize(("verb", "prefix"), [("seal", "data/"), ("append", "stream/")])
 def test_a_sealer_that_slept_through_delete_and_create_does_no_harm(
-    store: SegmentStore, streams: StreamManager
+    store: SegmentStore, streams: StreamManager, verb: str, prefix: str
 ) -> None:
     streams.create(NAME, scaling=fixed(2))
+    with pytest.raises(Died):
+        client_that_meets(store, Intruder("seal", "data/", die)).seal(NAME)
 
     def delete_and_create() -> None:
         streams.delete(NAME)
         streams.create(NAME, scaling=fixed(2))
 
-    client_that_meets(store, Intruder("seal", "data/", delete_and_create)).seal(NAME)
+    client_that_meets(store, Intruder(verb, prefix, delete_and_create)).finish_pending(NAME)
     state = streams.fetch_state(NAME)
     assert not state.sealing
     assert not any(store.info(segment).sealed for segment in store.list("data/"))

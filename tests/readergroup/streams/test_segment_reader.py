@@ -10,7 +10,7 @@ from readergroup.errors import CorruptDataError
 from readergroup.streams.block import MAX_BLOCK_BYTES, encode_block
 from readergroup.streams.segment_reader import SegmentReader, block_start
 from synchronizer import InvalidArgumentError, NotFoundError, SegmentStore, TruncatedError, open_store
-from synchronizer.testing import FailingStore
+from synchronizer.testing import FailingStore, Operation
 
 SEGMENT = "data/shop/orders/a1/0"
 
@@ -71,6 +71,24 @@ def test_the_end_is_reached_when_the_segment_is_sealed_and_everything_was_handed
     assert reader.next_block() is not None
     assert not reader.at_end
     assert reader.next_block() is None
+    assert reader.at_end
+
+
+def test_what_comes_in_just_before_the_seal_is_not_taken_for_the_end() -> None:
+    inner = store_with([b"first"])
+    store = FailingStore(inner)
+    reader = SegmentReader(store, SEGMENT)
+    read_all(reader)
+
+    def append_and_seal(operation: Operation) -> None:
+        if operation.verb == "info" and not inner.info(SEGMENT).sealed:
+            inner.append(SEGMENT, encode_block([b"last"], written_at=0, writer_id=bytes(16), first_number=2))
+            inner.seal(SEGMENT)
+
+    store.before = append_and_seal
+    assert reader.next_block() is None
+    assert not reader.at_end
+    assert [data for _, data in read_all(reader)] == [b"last"]
     assert reader.at_end
 
 

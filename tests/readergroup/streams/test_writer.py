@@ -20,6 +20,7 @@ from readergroup.streams.state import StreamState
 from readergroup.streams.writer import MAX_UNSTORED_BYTES, EventWriter
 from synchronizer import (
     ClosedError,
+    Deadline,
     DeadlineExceededError,
     InvalidArgumentError,
     ManualClock,
@@ -28,6 +29,7 @@ from synchronizer import (
     SealedError,
     SegmentStore,
     StoreUnavailableError,
+    SystemClock,
     open_store,
 )
 from synchronizer.testing import FailingStore, Operation
@@ -96,6 +98,14 @@ def once(failing: FailingStore, verb: str, action: Callable[[], object], after: 
                 action()
 
     failing.before = before
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    clock = SystemClock()
+    deadline = Deadline(clock, SECONDS)
+    while not condition():
+        assert not deadline.passed
+        clock.wait(threading.Event(), 0.001)
 
 
 # ---------------------------------------------------------------------- what is written
@@ -450,7 +460,7 @@ def test_scales_while_several_threads_write_and_answers_are_lost(
     streams: StreamManager, failing: FailingStore, writer: EventWriter[bytes]
 ) -> None:
     def write(key: str) -> None:
-        for event in numbered(3000):
+        for event in numbered(1500):
             writer.write(key.encode() + event, key)
             if int(event) % 100 == 0:
                 failing.lose_answers()
@@ -465,7 +475,7 @@ def test_scales_while_several_threads_write_and_answers_are_lost(
     for thread in threads:
         thread.join()
     writer.flush()
-    _check_order(streams, 3000)
+    _check_order(streams, 1500)
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -562,14 +572,38 @@ def test_what_is_left_over_for_two_merged_segments_is_all_stored_in_the_successo
 
     failing.before = before
     writer.write(b"0", "Foo")  # the first round, which takes until the others are written
-    while not failing.count("append"):
-        threading.Event().wait(0.001)
+    wait_until(lambda: failing.count("append") > 0)
     for event, key in ((b"1", "Foo"), (b"2", "0"), (b"3", "0"), (b"4", "Foo")):
         writer.write(event, key)
     everything_is_written.set()
     writer.flush()
     assert events_of(streams, 0) == [b"0"]
     assert events_of(streams, 2) == [b"1", b"4", b"2", b"3"]
+
+
+def test_what_waits_behind_an_append_that_finds_a_seal_follows_it_in_order(
+    streams: StreamManager, failing: FailingStore, writer: EventWriter[bytes]
+) -> None:
+    everything_is_written = threading.Event()
+
+    def scale() -> None:
+        everything_is_written.wait(SECONDS)
+        streams.scale(NAME, merge=[0, 1])
+
+    once(failing, "append", scale)
+    writer.write(b"first", "Foo")
+    wait_until(lambda: failing.count("append") > 0)
+    padding = bytes(400_000)  # so that it makes several batches
+    for event in numbered(10):
+        for key in ("Foo", "0"):
+            writer.write(key.encode() + event + padding, key)
+    everything_is_written.set()
+    writer.flush()
+    found = [event.removesuffix(padding) for event in events_of(streams, 2)]
+    for key in (b"Foo", b"0"):
+        assert [event for event in found if event.startswith(key) and len(event) == len(key) + 6] == [
+            key + event for event in numbered(10)
+        ]
 
 
 def test_a_writer_does_not_route_to_announced_segments(
@@ -643,6 +677,38 @@ def test_writing_to_a_stream_that_is_deleted_fails_also_when_another_is_created(
         if not again:
             streams.create(NAME)
     assert all_events(streams) == []
+
+
+def _write_in_a_process(url: str, number: int) -> None:
+    with open_store(url) as store, open_writer(store) as writer:
+        for event in numbered(3000):
+            for key in QUARTERS:
+                writer.write(b"%d %s %s" % (number, key.encode(), event), key)
+            if int(event) % 50 == 0:
+                writer.flush()
+
+
+def test_scales_while_several_processes_write(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/store.db"
+    with open_store(url) as store:
+        streams = StreamManager(store)
+        streams.create(NAME, scaling=ScalingPolicy.fixed(2))
+        spawn = multiprocessing.get_context("spawn")
+        processes = [spawn.Process(target=_write_in_a_process, args=(url, number)) for number in range(2)]
+        for process in processes:
+            process.start()
+        wait_until(lambda: len(all_events(streams)) > 0)
+        for _ in range(5):
+            streams.scale(NAME, split=[streams.fetch_state(NAME).current[0]])
+            streams.scale(NAME, merge=list(streams.fetch_state(NAME).current[:2]))
+        for process in processes:
+            process.join(SECONDS)
+            assert process.exitcode == 0
+        found = [event.split() for event in all_events(streams)]
+        for number in range(2):
+            for key in QUARTERS:
+                mine = [event for writer, of, event in found if (writer, of) == (b"%d" % number, key.encode())]
+                assert mine == numbered(3000)
 
 
 # ---------------------------------------------------------------------- marks
