@@ -124,11 +124,11 @@ class StreamManager:
         """Change the stream's config. The segments that it has stay as they are: see `scale`."""
         deadline = self._deadline(timeout)
         config = StreamConfig(scaling=scaling)
-        state = self._existing(name, deadline).update_state(
+        self._existing(name, deadline).update_state(
             lambda state: [] if state.exists and state.config == config else [ConfigureStream(config=config)],
             timeout=_left(deadline),
         )
-        return self._info(state, deadline)
+        return self._info(self.fetch_state(name, timeout=_left(deadline)), deadline)
 
     def truncate(self, name: str, cut: StreamCut, *, timeout: float | None = None) -> None:
         """Give up the data before ``cut``. What lies before the present head already changes nothing.
@@ -175,10 +175,9 @@ class StreamManager:
     def list(self, scope: str | None = None, *, timeout: float | None = None) -> Iterator[str]:
         """The names of the streams, of all scopes or of one."""
         prefix = _LOG_PREFIX if scope is None else f"{_LOG_PREFIX}{check_name(scope, 'scope')}/"
-        for log in list(self._patience(self._deadline(timeout)).call(lambda: list(self.store.list(prefix)))):
-            name = log.removeprefix(_LOG_PREFIX)
-            if self.exists(name, timeout=timeout):
-                yield name
+        logs = self._patience(self._deadline(timeout)).call(lambda: list(self.store.list(prefix)))
+        names = (log.removeprefix(_LOG_PREFIX) for log in logs)
+        return (name for name in names if self.exists(name, timeout=timeout))
 
     # ------------------------------------------------------------------ for writers and readers
 
@@ -387,20 +386,26 @@ class StreamManager:
         with self._lock:
             if self._closing.is_set():
                 raise ClosedError("the client is closed; open another", stream=name)
-            if name not in self._synchronizers:
-                try:
-                    self._synchronizers[name] = StateSynchronizer(
-                        self.store,
-                        f"{_LOG_PREFIX}{name}",
-                        initial=StreamState(name=name) if create else None,
-                        state_type=StreamState,
-                        updates=STREAM_UPDATES,
-                        clock=self.clock,
-                        timeout=self.timeout,
-                    )
-                except NotFoundError as error:
-                    raise _not_found(name) from error
-            return self._synchronizers[name]
+            if name in self._synchronizers:
+                return self._synchronizers[name]
+        try:
+            opened = StateSynchronizer(
+                self.store,
+                f"{_LOG_PREFIX}{name}",
+                initial=StreamState(name=name) if create else None,
+                state_type=StreamState,
+                updates=STREAM_UPDATES,
+                clock=self.clock,
+                timeout=self.timeout,
+            )
+        except NotFoundError as error:
+            raise _not_found(name) from error
+        with self._lock:
+            synchronizer = self._synchronizers.setdefault(name, opened)
+            unused = self._closing.is_set() or synchronizer is not opened
+        if unused:
+            opened.close()
+        return synchronizer
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self.clock, self.timeout if timeout is None else timeout)

@@ -151,7 +151,7 @@ def test_a_bad_name_is_refused_before_anything_is_written(streams: StreamManager
         with pytest.raises(InvalidArgumentError):
             call(name)
     with pytest.raises(InvalidArgumentError):
-        list(streams.list("sc ope"))
+        streams.list("sc ope")
     assert contents(streams.store) == {}
 
 
@@ -305,8 +305,9 @@ def test_a_scale_whose_publication_died_is_published_by_another(store: SegmentSt
     assert streams.finish_pending(NAME).current == (2, 3, 1)
 
 
+@pytest.mark.parametrize("through", ["fetch", "configure"])
 def test_a_creation_that_a_dead_client_began_is_completed_by_another(
-    store: SegmentStore, streams: StreamManager
+    store: SegmentStore, streams: StreamManager, through: str
 ) -> None:
     with pytest.raises(Died):
         client_that_meets(store, Intruder("create", "data/", die)).create(NAME, scaling=fixed(2))
