@@ -118,7 +118,7 @@ class StateCodec(Generic[S]):
                     "this class is not among the updates that the synchronizer was opened with",
                     update=type(update).__name__,
                 )
-            rows.append([update.tag, update.model_dump(exclude_none=True)])
+            rows.append([update.tag, _fields(update)])
         return _pack(["u", self.state_type.state_format, rows])
 
     def encode_initial(self, state: S) -> bytes:
@@ -205,9 +205,9 @@ def _written_by_a_newer_release(kind: object) -> UnknownUpdateError:
     return UnknownUpdateError("a newer release wrote this entry; deploy that release here", kind=kind)
 
 
-def _fields(state: State) -> dict[str, Any]:
-    # A value of another type than its field's is for encode_snapshot to refuse; pydantic would only warn of it.
-    return state.model_dump(exclude_none=True, warnings="none")
+def _fields(model: BaseModel) -> dict[str, Any]:
+    # A value of another type than its field's is refused when it is read back; pydantic would only warn of it.
+    return model.model_dump(exclude_none=True, warnings="none")
 
 
 def _is_same(read: State | None, written: State | None) -> bool:

@@ -75,10 +75,10 @@ UPDATES: list[type[Update[Account]]] = [Add, Take, Put, Drop, Note]
 Replica = StateSynchronizer[Account]
 
 
-def opened(store: SegmentStore, **options: Any) -> Replica:
+def opened(store: SegmentStore, *, name: str = "account", **options: Any) -> Replica:
     """A replica of its own, as another process would have it. It compacts only when told."""
     options.setdefault("compaction_bytes", None)
-    return StateSynchronizer(store, "account", initial=Account(), updates=UPDATES, **options)
+    return StateSynchronizer(store, name, initial=Account(), updates=UPDATES, **options)
 
 
 def failing() -> FailingStore:

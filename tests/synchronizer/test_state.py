@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import enum
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from synchronizer import (
+    InvalidArgumentError,
+    Map,
+    Revision,
+    State,
+    StateSynchronizer,
+    UnknownUpdateError,
+    Update,
+    open_store,
+)
+from synchronizer.state import StateCodec
+from tests.synchronizer.accounts import UPDATES, Account, Add, Drop, Note, opened
+
+
+class Color(enum.StrEnum):
+    RED = "red"
+
+
+class Point(BaseModel):
+    x: int
+    label: str | None = None
+
+
+class Everything(State):
+    number: float = 0.0
+    data: bytes = b""
+    color: Color = Color.RED
+    names: frozenset[str] = frozenset()
+    points: tuple[Point, ...] = ()
+    by_pair: Map[tuple[str, int], Map[str, Point]] = Map()
+    anything: Any = None
+
+
+class Become(Update[Everything], tag="become"):
+    fields: dict[str, Any]
+
+    def apply_to(self, state: Everything, revision: Revision) -> Everything:
+        return Everything(**self.fields)
+
+
+class Spoil(Update[Everything], tag="spoil"):
+    """Puts in what does not belong there, as a careless apply_to may."""
+
+    what: str
+
+    def apply_to(self, state: Everything, revision: Revision) -> Everything:
+        return state.replace(**SPOILED[self.what])
+
+
+SPOILED: dict[str, dict[str, Any]] = {
+    "a list for a tuple": {"points": [Point(x=1)]},
+    "a dict for a Map": {"by_pair": {}},
+    "an int for a float": {"number": 1},
+    "a value of no stored type": {"anything": datetime(2026, 1, 1, tzinfo=UTC)},
+    "a list where a tuple comes back": {"anything": [1]},
+    "a string for a number": {"number": "many"},
+    "nothing for a Map": {"by_pair": 5},
+    "an integer that is too large": {"anything": 1 << 70},
+}
+
+
+def everything(**options: Any) -> StateSynchronizer[Everything]:
+    return StateSynchronizer(
+        open_store("memory://"), "everything", initial=Everything(), updates=[Become, Spoil], **options
+    )
+
+
+def test_a_state_does_not_change() -> None:
+    with pytest.raises(Exception, match="frozen"):
+        Account().value = 3  # type: ignore[misc]
+    with pytest.raises(Exception, match="forbidden"):
+        Account(valeu=3)  # type: ignore[call-arg]
+
+
+def test_replace_gives_another_state_and_refuses_a_field_that_does_not_exist() -> None:
+    state = Account(value=1)
+    assert state.replace(value=2, note="x") == Account(value=2, note="x")
+    assert state == Account(value=1)
+    with pytest.raises(InvalidArgumentError, match="no such field") as raised:
+        state.replace(valeu=2)
+    assert raised.value.facts["fields"] == ["valeu"]
+
+
+def test_a_state_of_every_kind_of_field_comes_back_equal() -> None:
+    state = Everything(
+        number=1.5,
+        data=b"\xff",
+        names=frozenset({"b", "a"}),
+        points=(Point(x=1), Point(x=2, label="two")),
+        by_pair=Map({("a", 1): Map({"p": Point(x=3)})}),
+        anything=("a", {"b": (1, 2)}),
+    )
+    codec = StateCodec(Everything, (Become,))
+    assert codec.decode_snapshot(codec.encode_snapshot(state, 7)) == (state, 7)
+    assert codec.decode_body(codec.encode_initial(state)) == state
+
+
+def test_equal_sets_are_written_alike() -> None:
+    codec = StateCodec(Everything, ())
+    names = [f"name-{number}" for number in range(100)]
+    assert codec.encode_initial(Everything(names=frozenset(names))) == codec.encode_initial(
+        Everything(names=frozenset(reversed(names)))
+    )
+
+
+def test_the_format_of_a_state_is_inherited() -> None:
+    class Second(Account, format=2):
+        pass
+
+    class Derived(Second):
+        pass
+
+    assert (Account.state_format, Second.state_format, Derived.state_format) == (1, 2, 2)
+
+
+class TestWhatIsNotWritten:
+    def test_unused_optional_fields_are_not(self) -> None:
+        codec = StateCodec(Account, (Note,))
+        assert b"text" not in codec.encode_updates([Note()])
+        assert b"note" not in codec.encode_initial(Account())
+        assert codec.decode_body(codec.encode_updates([Note()])) == [Note()]
+
+    def test_so_a_field_that_may_be_none_has_to_default_to_none(self) -> None:
+        with pytest.raises(TypeError, match=r"Wrong\.size may be None"):
+
+            class Wrong(Update[Account], tag="wrong"):
+                size: int | None = 5
+
+        with pytest.raises(TypeError, match=r"WrongState\.size may be None"):
+
+            class WrongState(State):
+                size: int | None = 5
+
+        with pytest.raises(TypeError, match=r"WrongList\.sizes may be None"):
+
+            class WrongList(Update[Account], tag="wrong"):
+                sizes: list[int] | None = []
+
+    def test_in_nested_models_too(self) -> None:
+        class Size(BaseModel):
+            width: int | None = 5
+
+        with pytest.raises(TypeError, match=r"Size\.width may be None"):
+
+            class Resize(Update[Account], tag="resize"):
+                sizes: Map[str, tuple[Size, ...]] = Map()
+
+    def test_a_model_may_hold_itself(self) -> None:
+        class Grow(Update[Account], tag="grow"):
+            nodes: tuple[Node, ...] = ()
+
+        assert Grow.tag == "grow"
+
+    def test_none_inside_a_collection_is(self) -> None:
+        class Fill(Update[Account], tag="fill"):
+            sizes: Map[str, int | None] = Map()
+
+            def apply_to(self, state: Account, revision: Revision) -> Account:
+                return state
+
+        codec = StateCodec(Account, (Fill,))
+        fill = Fill(sizes=Map({"a": None}))
+        assert codec.decode_body(codec.encode_updates([fill])) == [fill]
+
+
+class Node(BaseModel):
+    children: tuple[Node, ...] = ()
+
+
+class TestUpdateClasses:
+    def test_one_without_a_tag_is_refused(self) -> None:
+        class Untagged(Update[Account]):
+            def apply_to(self, state: Account, revision: Revision) -> Account:
+                return state
+
+        with pytest.raises(TypeError, match="has no tag"):
+            StateCodec(Account, (Untagged,))
+
+    def test_two_of_one_tag_are_refused(self) -> None:
+        class Another(Update[Account], tag="add"):
+            def apply_to(self, state: Account, revision: Revision) -> Account:
+                return state
+
+        with pytest.raises(TypeError, match="two updates have the tag 'add'"):
+            StateCodec(Account, (Add, Another))
+        StateCodec(Account, (Add, Add))
+
+    def test_one_that_the_synchronizer_does_not_know_is_refused(self) -> None:
+        replica = StateSynchronizer(open_store("memory://"), "s", initial=Account(), updates=[Add])
+        with pytest.raises(InvalidArgumentError, match="not among the updates") as raised:
+            replica.update_state_unconditionally(Add(), Drop(key="a"))
+        assert raised.value.facts["update"] == "Drop"
+        assert replica.fetch_updates().value == 0
+
+    def test_one_without_apply_to_cannot_be_made(self) -> None:
+        class Nothing(Update[Account], tag="nothing"):
+            pass
+
+        with pytest.raises(TypeError, match="abstract"):
+            Nothing()  # type: ignore[abstract]
+
+    def test_one_that_returns_no_state_is_refused_before_it_is_written(self) -> None:
+        class Forget(Update[Account], tag="forget"):
+            def apply_to(self, state: Account, revision: Revision) -> Account:
+                state.replace(value=1)
+                return None  # type: ignore[return-value]
+
+        store = open_store("memory://")
+        replica = StateSynchronizer(store, "account", initial=Account(), updates=[Forget])
+        length = replica.applied_length
+        with pytest.raises(InvalidArgumentError, match="apply_to has to return a state"):
+            replica.update_state_unconditionally(Forget())
+        assert store.info("account").length == length
+        assert replica.fetch_updates() == Account()
+
+    def test_what_it_is_given_is_what_was_read_back(self) -> None:
+        """A list that the caller goes on changing does not get into the state."""
+        replica = everything()
+        mutable = ["a"]
+        replica.update_state_unconditionally(Become(fields={"anything": mutable}))
+        mutable.append("b")
+        assert replica.state.anything == ("a",)
+
+    @pytest.mark.parametrize("value", [datetime(2026, 1, 1, tzinfo=UTC), 1 << 70, {1, "a"}, object(), "\ud800"])
+    def test_a_value_that_cannot_be_stored_is_refused(self, value: object) -> None:
+        replica = everything()
+        length = replica.applied_length
+        with pytest.raises(InvalidArgumentError):
+            replica.update_state_unconditionally(Become(fields={"anything": value}))
+        assert replica.store.info("everything").length == length
+        replica.update_state_unconditionally(Become(fields={"anything": 1}))
+
+    def test_a_value_of_a_wrong_type_that_got_round_the_checks_is_refused(self) -> None:
+        replica = opened(open_store("memory://"))
+        with pytest.raises(InvalidArgumentError, match="does not survive"):
+            replica.update_state_unconditionally(Add.model_construct(amount="many"))
+
+
+class TestStatesThatWouldNotComeBack:
+    @pytest.mark.parametrize("what", SPOILED)
+    def test_a_snapshot_of_one_is_refused_before_the_mark_moves(self, what: str) -> None:
+        replica = everything(compaction_bytes=None)
+        assert replica.compact()
+        mark = replica.store.attributes("everything")["mark"]
+        snapshots = list(replica.store.list("snapshot/"))
+        replica.update_state_unconditionally(Spoil(what=what))
+        with pytest.raises(InvalidArgumentError):
+            replica.compact()
+        assert replica.store.attributes("everything")["mark"] == mark
+        assert list(replica.store.list("snapshot/")) == snapshots
+        replica.update_state_unconditionally(Become(fields={"data": b"mended"}))
+        assert replica.compact()
+
+    @pytest.mark.parametrize("what", SPOILED)
+    def test_the_update_whose_compaction_is_refused_succeeds_all_the_same(
+        self, what: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        replica = everything(compaction_bytes=1)
+        replica.update_state_unconditionally(Spoil(what=what))
+        for _ in range(20):
+            replica.update_state(lambda state: [Spoil(what=what)])
+        assert "compaction of everything failed" in caplog.text
+
+
+def test_a_beginning_of_another_class_is_refused() -> None:
+    replica = opened(open_store("memory://"))
+    replica.delete()
+    with pytest.raises(InvalidArgumentError, match="another class"):
+        replica.initialize(Everything())  # type: ignore[arg-type]
+
+
+def test_an_entry_of_an_unknown_kind_names_the_remedy() -> None:
+    codec = StateCodec(Account, tuple(UPDATES))
+    with pytest.raises(UnknownUpdateError, match="deploy"):
+        codec.decode_body(b"\x92\xa1z\x01")
+    with pytest.raises(UnknownUpdateError, match="deploy"):
+        codec.decode_snapshot(b"\x92\xa1z\x01")
