@@ -1,0 +1,1 @@
+"""How fast it is, beside what else does the same job: ``python -m benchmarks [NAME ...] [--json]``."""

@@ -1,0 +1,87 @@
+"""How the figures are taken: several rounds, what is compared in turn, medians."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.context import SpawnProcess
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+#: What runs in other processes is imported there and not forked: threads and open stores do not survive a fork.
+SPAWN = multiprocessing.get_context("spawn")
+
+PAYLOAD = bytes(range(100))
+_PATIENCE_SECONDS = 60.0
+
+
+def alternate(rounds: int, *runs: Callable[[], float]) -> list[list[float]]:
+    """What each of ``runs`` returned in each round, A B A B: what disturbs the machine disturbs all of them."""
+    results: list[list[float]] = [[] for _ in runs]
+    for _ in range(rounds):
+        for run, result in zip(runs, results, strict=True):
+            result.append(run())
+    return results
+
+
+def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
+    """The median of the ratios of each round."""
+    return median(a / b for a, b in zip(numerators, denominators, strict=True))
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that at least so many percent of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
+
+
+def seconds(run: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """An empty folder for one benchmark. Set TMPDIR to measure another disk."""
+    with tempfile.TemporaryDirectory(prefix="readergroup-bench-") as name:
+        yield Path(name)
+
+
+@contextmanager
+def process(target: Callable[..., object], *arguments: Any) -> Iterator[SpawnProcess]:
+    """Another process that runs ``target``, killed at the end if it still runs."""
+    child = SPAWN.Process(target=target, args=arguments, daemon=True)
+    child.start()
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.join()
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    """Look every millisecond until ``condition`` holds; `TimeoutError` after a minute."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited in vain for {what}")
+        time.sleep(0.001)
+
+
+def receive(pipe: Any, what: str) -> Any:
+    """The next object from another process; `TimeoutError` after a minute."""
+    if not pipe.poll(_PATIENCE_SECONDS):
+        raise TimeoutError(f"waited in vain for {what}")
+    return pipe.recv()
+
+
+def await_event(event: Event, what: str) -> None:
+    if not event.wait(_PATIENCE_SECONDS):
+        raise TimeoutError(f"waited in vain for {what}")

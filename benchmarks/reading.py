@@ -1,0 +1,116 @@
+"""Reading events of 100 bytes in one process: in batches, and one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count, islice
+from statistics import median
+
+import readergroup as rg
+
+from . import valkey
+from .figure import Figure, Result, Skipped
+from .measuring import PAYLOAD, alternate, folder, ratio, seconds
+
+EVENTS = 1_000_000
+VALKEY_EVENTS = 100_000
+ROUNDS = 7
+#: ``async for`` of aiokafka 0.14 over 100-byte events in one process, with librdkafka's mock broker on the same two
+#: cores (Xeon, Python 3.11). Measured once, and not in this run: a broker is no dependency of this project.
+AIOKAFKA_ASYNC_FOR = 230_000
+
+
+def read_batch() -> Iterator[Result]:
+    """`read_batch` on SQLite, and XREADGROUP with one XACK per answer on a local Valkey."""
+    with folder() as place, stream_of_events(f"sqlite:///{place}/events.db") as stream:
+        try:
+            with valkey.server(place, "none") as client:
+                valkey.fill(client, VALKEY_EVENTS)
+                ours, theirs = alternate(
+                    ROUNDS, stream.batches_per_second, lambda: valkey.read_events(client, VALKEY_EVENTS)
+                )
+            yield Figure(
+                what="read_batch compared with redis-py XREADGROUP COUNT 500 and batched XACK",
+                value=ratio(ours, theirs),
+                unit="x",
+                target=8,
+                beside=f"read_batch {median(ours):,.0f} events/s, XREADGROUP {median(theirs):,.0f} events/s",
+            )
+        except valkey.NoValkey as error:
+            yield Skipped("read_batch compared with redis-py XREADGROUP", str(error))
+            (ours,) = alternate(ROUNDS, stream.batches_per_second)
+        yield Figure(
+            what="read_batch, up to 1000 events of 100 bytes at a time, SQLite",
+            value=median(ours),
+            unit="events/s",
+            target=3_000_000,
+            beside=f"the rounds: {min(ours):,.0f} to {max(ours):,.0f}",
+        )
+
+
+def iterate() -> Iterator[Result]:
+    """`for event in reader` on SQLite."""
+    with folder() as place, stream_of_events(f"sqlite:///{place}/events.db") as stream:
+        (ours,) = alternate(ROUNDS, stream.events_per_second)
+    beside = f"aiokafka: {AIOKAFKA_ASYNC_FOR:,} events/s on a machine of this size, not measured in this run"
+    yield Figure(
+        what="for event in reader, compared with async for of aiokafka",
+        value=median(ours) / AIOKAFKA_ASYNC_FOR,
+        unit="x",
+        target=3,
+        beside=beside,
+    )
+    yield Figure(
+        what="for event in reader, events of 100 bytes, SQLite",
+        value=median(ours),
+        unit="events/s",
+        target=1_000_000,
+        beside=f"the rounds: {min(ours):,.0f} to {max(ours):,.0f}",
+        held_back_by="about 1 µs of Python for each event: an object, a position, a look at the lease",
+    )
+
+
+class StreamOfEvents:
+    """A stream that is full, read from its beginning by a new group each time."""
+
+    def __init__(self, client: rg.Client) -> None:
+        self._client = client
+        self._numbers = count()
+
+    def batches_per_second(self) -> float:
+        with self._reader() as reader:
+
+            def run() -> None:
+                left = EVENTS
+                while left:
+                    left -= len(reader.read_batch().data)
+
+            return EVENTS / seconds(run)
+
+    def events_per_second(self) -> float:
+        with self._reader() as reader:
+
+            def run() -> None:
+                for event in islice(reader, EVENTS):
+                    event.data  # noqa: B018  # it is decoded when it is asked for
+
+            return EVENTS / seconds(run)
+
+    @contextmanager
+    def _reader(self) -> Iterator[rg.Reader[bytes]]:
+        name = f"group-{next(self._numbers)}"
+        with self._client.groups.create(name, streams=["bench/events"]).reader("reader") as reader:
+            yield reader
+        self._client.groups.delete(name)
+
+
+@contextmanager
+def stream_of_events(url: str) -> Iterator[StreamOfEvents]:
+    """A stream of `EVENTS` events in four segments, each with one of a thousand routing keys."""
+    with rg.connect(url) as client:
+        client.streams.create("bench/events", scaling=rg.ScalingPolicy.fixed(4))
+        with client.writer("bench/events") as writer:
+            for index in range(EVENTS):
+                writer.write(PAYLOAD, routing_key=f"key-{index % 1000}")
+        yield StreamOfEvents(client)

