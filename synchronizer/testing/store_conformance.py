@@ -357,6 +357,26 @@ class SegmentStoreConformance:
             store.truncate("s", offset)
             assert store.read("s", offset, len(data)) == data[offset:]
 
+    def test_a_read_during_truncations_is_whole_or_refused(self, store: SegmentStore) -> None:
+        _segment(store, b"%08d" % 0)
+
+        def append_and_truncate() -> None:
+            for number in range(1, 200):
+                store.append("s", b"%08d" % number)
+                store.truncate("s", number * 8)
+
+        with ThreadPoolExecutor() as threads:
+            truncating = threads.submit(append_and_truncate)
+            while not truncating.done():
+                start = store.info("s").start_offset
+                try:
+                    data = store.read("s", start, 8)
+                except TruncatedError as error:
+                    assert error.start_offset > start
+                else:
+                    assert data == b"%08d" % (start // 8)
+            truncating.result()
+
     def test_a_sealed_segment_can_be_truncated(self, store: SegmentStore) -> None:
         _segment(store, b"0123456789")
         store.seal("s")

@@ -65,8 +65,7 @@ def test_the_one_who_was_through_lets_the_next_in_line_go_first(tmp_path: Path) 
         for _ in range(20):
             with one.held(LONG):
                 waiting = threads.submit(wait_in_line)
-                while not _is_locked(tmp_path / "lock.next"):
-                    threading.Event().wait(0.0001)
+                _until_locked(tmp_path / "lock.next")
             with one.held(LONG):
                 order.append("one")
             waiting.result(LONG)
@@ -98,6 +97,13 @@ def test_who_gives_up_leaves_the_queue(tmp_path: Path) -> None:
                 assert not is_held
     with lock.held("s", 0) as is_held:
         assert is_held
+
+
+def _until_locked(path: Path) -> None:
+    deadline = time.monotonic() + LONG
+    while not _is_locked(path):
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.0001)
 
 
 def _is_locked(path: Path) -> bool:

@@ -135,9 +135,11 @@ def test_closing_lets_finish_what_was_begun_and_refuses_more(commits: Commits) -
         assert commits.is_committing.wait(LONG)
         queued = commits.queue_up(threads, range(1, 3))
         closing = threads.submit(commits.group.close)
+        with pytest.raises(TimeoutError):
+            closing.result(0.2)
         commits.may_commit.set()
         closing.result(LONG)
-        assert all(future.done() or future.result(LONG) is not None for future in [first, *queued])
+        assert [future.result(LONG) for future in [first, *queued]] == [0, 10, 20]
     with pytest.raises(ClosedError):
         commits.add(3)
     assert commits.stored == [0, 1, 2]

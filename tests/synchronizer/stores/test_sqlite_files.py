@@ -197,6 +197,16 @@ def test_the_number_of_a_segment_is_never_used_again(path: Path) -> None:
     assert number_of("c") > first
 
 
+def test_of_a_deleted_segment_only_its_name_is_left(path: Path) -> None:
+    with opened(path) as store:
+        store.create("s")
+        store.append("s", b"data", attributes={"a": AttributeChange(None, b"1")})
+        store.delete("s")
+    with closing(sqlite3.connect(path)) as connection:
+        for table, count in (("segment", 1), ("chunk", 0), ("attribute", 0)):
+            assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (count,)
+
+
 @pytest.mark.parametrize("give_up", ["truncate", "delete"])
 def test_space_that_is_given_up_is_used_again(path: Path, give_up: str) -> None:
     with opened(path) as store:

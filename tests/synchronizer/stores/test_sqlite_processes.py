@@ -7,15 +7,17 @@ import signal
 import sqlite3
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from synchronizer.errors import StoreUnavailableError
+from synchronizer.errors import ClosedError, StoreUnavailableError
 from synchronizer.store import Appended
 from synchronizer.stores import open_store
 from synchronizer.stores.sqlite import SqliteStore
+from synchronizer.testing import ManualClock
 
 from .processes import (
     LONG,
@@ -68,6 +70,27 @@ def test_an_append_in_another_process_wakes_who_waits(path: Path) -> None:
         writer.send(False)
     # The safety net looks once a second. Nearly all must have been woken.
     assert sorted(late)[90] < 0.1, late
+
+
+def test_who_waits_is_woken_and_does_not_find_out_by_looking_again(path: Path) -> None:
+    """The clock stands still, so that the look once a second never comes."""
+    with (
+        running(append_when_told, path) as (_, writer),
+        open_store(f"sqlite:///{path}", clock=ManualClock()) as store,
+        ThreadPoolExecutor() as threads,
+    ):
+        receive(writer)
+        for turn in range(20):
+            waiting = threads.submit(store.wait, {"s": turn * RECORD}, LONG)
+            writer.send(True)
+            assert waiting.result(LONG) == {"s"}
+        waiting = threads.submit(store.wait, {"s": 20 * RECORD}, LONG)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.1)
+        store.close()
+        with pytest.raises(ClosedError):
+            waiting.result(LONG)
+        writer.send(False)
 
 
 def test_waiting_takes_no_processor_time(path: Path) -> None:
