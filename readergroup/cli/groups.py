@@ -1,0 +1,139 @@
+"""``readergroup group``: look at reader groups, and delete them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ..group import ReaderGroup
+from ..lag import GroupLag
+from ..state import ReaderGroupState, SegmentState
+from ..streams.config import SegmentId
+from .screen import count, out, print_json, say, size, table
+from .session import session
+from .streams import AsJson, Yes, confirm
+
+commands = typer.Typer(help="Look at reader groups, and delete them.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="GROUP", help="Its name.", show_default=False)]
+
+
+@commands.command(name="list")
+def list_groups(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the reader groups."""
+    with session(context).connect() as client:
+        found = {name: client.groups.get(name).state for name in client.groups.list()}
+    if as_json:
+        print_json([_summary(name, state) for name, state in found.items()])
+    elif not found:
+        say("There are no reader groups.")
+    else:
+        rows = [
+            (name, ", ".join(state.config.streams), f"{state.number_of_segments:,}", f"{len(state.readers):,}")
+            for name, state in found.items()
+        ]
+        numbers = ("segments", "readers")
+        out().print(table("group", "streams", *numbers, numbers=numbers, rows=rows))
+
+
+@commands.command()
+def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
+    """Show a group: its config, its readers, and who reads which segment from where."""
+    with session(context).connect() as client:
+        found = client.groups.get(group)
+        cuts = found.stream_cuts()
+        state = found.state
+    if as_json:
+        print_json(
+            {
+                **_summary(group, state),
+                "config": state.config,
+                "segments": {segment: _describe(segment, each) for segment, each in sorted(state.segments.items())},
+                "stream_cuts": dict(cuts),
+            }
+        )
+        return
+    positions = {segment: offset for cut in cuts.values() for segment, offset in cut.offsets.items()}
+    readers = count(len(state.readers), "reader")
+    ended = "; everything is read, and no more can come" if state.end_of_data else ""
+    say(f"{group}: reads {', '.join(state.config.streams)} with {readers}{ended}")
+    config = state.config.model_dump(exclude={"streams", "start", "end"}, exclude_none=True)
+    say(", ".join(f"{name} {value:g}" for name, value in config.items()))
+    say("")
+    rows = [
+        (segment, found.owner or "-", f"{positions.get(segment, found.offset):,}", _condition(found))
+        for segment, found in sorted(state.segments.items())
+    ]
+    out().print(table("segment", "reader", "offset", "is", numbers=("offset",), rows=rows))
+    idle = sorted(reader for reader in state.readers if not state.segments_of(reader))
+    if idle:
+        say(f"\nReaders without a segment: {', '.join(idle)}")
+
+
+@commands.command()
+def lag(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
+    """Show how far a group is behind its streams, by what its readers have committed."""
+    with session(context).connect() as client:
+        found = client.groups.get(group).lag()
+    if as_json:
+        print_json({"group": group, **_totals(found), "segments": dict(found.segments)})
+    else:
+        out().print(lag_table(found))
+        say(f"\n{group} is {count(found.events, 'event')} behind ({size(found.bytes)}, {found.seconds:,.1f} s)")
+
+
+@commands.command()
+def delete(context: typer.Context, group: Name, yes: Yes = False) -> None:
+    """Delete a group and its positions, for good. Asks first, where somebody is there to answer."""
+    with session(context).connect() as client:
+        client.groups.get(group)
+        confirm(f"Delete the reader group {group} and its positions?", yes)
+        client.groups.delete(group)
+    say(f"{group}: deleted")
+
+
+def lag_table(lag: GroupLag) -> Table:
+    """A row for each segment that is not read to its end."""
+    rows = [
+        (segment, each.owner or "-", f"{each.events:,}", size(each.bytes), f"{each.seconds:,.1f}")
+        for segment, each in lag.segments.items()
+    ]
+    numbers = ("events", "size", "seconds")
+    return table("segment", "reader", *numbers, numbers=numbers, rows=rows)
+
+
+def _totals(lag: GroupLag) -> dict[str, float]:
+    return {"events": lag.events, "bytes": lag.bytes, "seconds": lag.seconds}
+
+
+def _summary(name: str, state: ReaderGroupState) -> dict[str, object]:
+    return {
+        "group": name,
+        "streams": list(state.config.streams),
+        "number_of_segments": state.number_of_segments,
+        "readers": {reader: sorted(state.segments_of(reader)) for reader in sorted(state.readers)},
+        "unassigned": sorted(state.unassigned),
+        "end_of_data": state.end_of_data,
+    }
+
+
+def _describe(segment: SegmentId, found: SegmentState) -> dict[str, object]:
+    return {"owner": found.owner, "fencing_token": found.token, "target": found.target, "is": _condition(found)}
+
+
+def _condition(found: SegmentState) -> str:
+    if found.completed:
+        return "completed"
+    if found.waiting_for:
+        return f"waiting for {count(found.waiting_for, 'predecessor')}"
+    if found.target is not None:
+        return f"going to {found.target}"
+    return "being read" if found.owner is not None else "unassigned"
+
+
+def only_stream(group: ReaderGroup) -> str | None:
+    """The stream that the group reads, if it is one."""
+    streams = group.config.streams
+    return streams[0] if len(streams) == 1 else None

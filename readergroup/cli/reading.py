@@ -1,0 +1,134 @@
+"""``readergroup read``: events of a stream, read as one reader of a group."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import Annotated, Final
+
+import typer
+
+from synchronizer import NotFoundError, TruncatedError
+
+from ..client import Client
+from ..errors import EndOfDataError
+from ..event import Event, EventBatch
+from ..group import ReaderGroup
+from ..reader import Reader
+from .groups import only_stream
+from .screen import count, progress, warn
+from .session import Interruption, WrongUsage, check_not_negative, ended_by_signal, session
+from .streams import Name
+
+_BATCH: Final = 1000
+#: How long a look for new events lasts before the command sees whether it is at the end.
+_LOOK_SECONDS: Final = 0.25
+
+
+def read(
+    context: typer.Context,
+    stream: Name,
+    group: Annotated[str, typer.Option(help="The reader group; it is created if it does not exist.")],
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait for more, until Ctrl-C or the end of the data.")
+    ] = False,
+    reader: Annotated[str | None, typer.Option(metavar="ID", help="The reader's id; default: a new one.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(metavar="N", help="Read so many events at most.", callback=check_not_negative)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per event, with all about it.")] = False,
+) -> None:
+    """Print the events of a stream that its group has not read yet, one per line.
+
+    Other readers of the group share the events with this one. What was printed counts as read when the command goes
+    on or ends, with Ctrl-C too; the next reader of the group goes on from there.
+    """
+    with session(context).connect() as client:
+        found = _group(client, stream, group)
+        if limit == 0:
+            return
+        with found.reader(reader) as opened, ended_by_signal(opened.stop) as interruption:
+            # On a terminal the events themselves are what moves.
+            with progress(f"reading {stream}", limit, hidden=sys.stdout.isatty()) as advance:
+                done = 0
+                for batch in _batches(opened, found, interruption, follow=follow, limit=limit):
+                    _print(batch, _json_line if as_json else _raw_line)
+                    done += len(batch)
+                    advance(len(batch), count(done, "event"))
+
+
+def _batches(
+    reader: Reader[bytes], group: ReaderGroup, interruption: Interruption, *, follow: bool, limit: int | None
+) -> Iterator[EventBatch[bytes]]:
+    left = limit
+    while not interruption.came and (left is None or left > 0):
+        try:
+            batch = reader.read_batch(_BATCH if left is None else min(_BATCH, left), timeout=_LOOK_SECONDS)
+        except EndOfDataError:
+            return
+        except TruncatedError as error:
+            warn(str(error))
+            continue
+        if batch:
+            yield batch
+            left = None if left is None else left - len(batch)
+        elif not follow and _nothing_left(reader, group):
+            return
+
+
+def _print(batch: EventBatch[bytes], line_of: Callable[[Event[bytes]], bytes]) -> None:
+    # Flushed before the batch counts as processed: what nobody could read is read again.
+    sys.stdout.buffer.writelines(line_of(event) for event in batch)
+    sys.stdout.buffer.flush()
+
+
+def _nothing_left(reader: Reader[bytes], group: ReaderGroup) -> bool:
+    """Whether nothing is there now that would come to this reader."""
+    reader.commit()
+    lags = group.lag().segments
+    segments = group.state.segments
+    return not any(
+        lags[segment].bytes and found.readable and (found.target or found.owner or reader.reader_id) == reader.reader_id
+        for segment, found in segments.items()
+        if segment in lags
+    )
+
+
+def _raw_line(event: Event[bytes]) -> bytes:
+    return event.raw + b"\n"
+
+
+def _json_line(event: Event[bytes]) -> bytes:
+    found: dict[str, object] = {
+        "pointer": str(event.pointer),
+        "segment": event.segment,
+        "offset": event.offset,
+        "written_at": event.written_at.isoformat(),
+        "fencing_token": event.fencing_token,
+    }
+    if event.routing_key is not None:
+        found["routing_key"] = event.routing_key
+    if event.headers:
+        found["headers_base64"] = {name: _base64(value) for name, value in event.headers.items()}
+    try:
+        found["data"] = event.raw.decode()
+    except UnicodeDecodeError:
+        found["data_base64"] = _base64(event.raw)
+    return json.dumps(found, ensure_ascii=False).encode() + b"\n"
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
+
+
+def _group(client: Client, stream: str, name: str) -> ReaderGroup:
+    try:
+        group = client.groups.get(name)
+    except NotFoundError:
+        return client.groups.create(name, streams=[stream])
+    if only_stream(group) != stream:
+        streams = ", ".join(group.config.streams)
+        raise WrongUsage(f"the group {name!r} reads {streams}, not {stream} alone; name another group")
+    return group

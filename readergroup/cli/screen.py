@@ -1,0 +1,94 @@
+"""How commands show things: tables and progress bars for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+from pydantic import BaseModel
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+#: Where nobody sees a screen, nothing is to be wrapped.
+_PIPE_WIDTH: Final = 1000
+
+
+def out() -> Console:
+    """Standard output, for people."""
+    return _console(stderr=False)
+
+
+def _console(*, stderr: bool) -> Console:
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, highlight=False, markup=False, width=None if terminal else _PIPE_WIDTH)
+
+
+def say(text: str) -> None:
+    out().print(text)
+
+
+def warn(text: str) -> None:
+    _console(stderr=True).print(f"readergroup: {text}")
+
+
+def table(*columns: str, numbers: Sequence[str] = (), rows: Iterable[Sequence[str]] = ()) -> Table:
+    """A table that stays readable at 80 columns: long names are folded, numbers are not."""
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        if column in numbers:
+            made.add_column(column, justify="right", no_wrap=True)
+        else:
+            made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def print_json(value: object) -> None:
+    """One JSON document on one line. Models are in it as their JSON forms."""
+    print(json.dumps(value, default=_json_form, ensure_ascii=False, separators=(", ", ": ")))
+
+
+def _json_form(value: object) -> Any:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def count(number: int, unit: str) -> str:
+    """``1 event``, ``2,000 events``."""
+    return f"{number:,} {unit}{'' if number == 1 else 's'}"
+
+
+def size(number_of_bytes: int) -> str:
+    """``1.2 MB``."""
+    return decimal(number_of_bytes)
+
+
+class Advance(Protocol):
+    """Called with how much was done since the last call, and how much in all, in words."""
+
+    def __call__(self, step: int, so_far: str) -> None: ...
+
+
+@contextmanager
+def progress(title: str, total: int | None, *, hidden: bool = False) -> Iterator[Advance]:
+    """A bar on stderr while the block runs; nothing where that is no terminal. ``total`` None: the end is not known."""
+    if hidden or not sys.stderr.isatty():
+        yield lambda step, so_far: None
+        return
+    columns: list[ProgressColumn] = [
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[so_far]}"),
+        TimeElapsedColumn(),
+    ]
+    with Progress(*columns, console=_console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total, so_far="")
+        yield lambda step, so_far: bar.update(task, advance=step, so_far=so_far)

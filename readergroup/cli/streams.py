@@ -1,0 +1,167 @@
+"""``readergroup stream``: create, look at, scale, end and delete streams."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Final
+
+import typer
+from pydantic import ValidationError
+
+from ..config import reasons
+from ..streams.config import ScalingPolicy, SegmentId, StreamCut, StreamInfo, number_of
+from .screen import count, out, print_json, say, size, table
+from .session import WrongUsage, session
+
+commands = typer.Typer(help="Create, look at, scale, end and delete streams.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="STREAM", help="Its name, as 'scope/name'.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+SegmentNumbers = Annotated[list[str], typer.Option(metavar="NUMBERS", help="Segment numbers, such as 1,2.")]
+
+_NO_NUMBERS: Final[list[str]] = []
+
+
+@commands.command()
+def create(
+    context: typer.Context,
+    stream: Name,
+    segments: Annotated[int, typer.Option(help="How many readers can share it. It can be scaled later.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Create a stream. One that exists with as many segments is left as it is."""
+    with session(context).connect() as client:
+        _show_change(client.streams.create(stream, scaling=ScalingPolicy.fixed(segments)), as_json)
+
+
+@commands.command(name="list")
+def list_streams(
+    context: typer.Context,
+    scope: Annotated[str | None, typer.Argument(help="Only the streams of this scope.", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the streams."""
+    with session(context).connect() as client:
+        found = [client.streams.info(stream) for stream in client.streams.list(scope)]
+    if as_json:
+        print_json(found)
+    elif not found:
+        say("There are no streams.")
+    else:
+        rows = [(info.name, f"{len(info.segments):,}", f"{info.epoch:,}", _condition(info)) for info in found]
+        out().print(table("stream", "segments", "epoch", "is", numbers=("segments", "epoch"), rows=rows))
+
+
+@commands.command()
+def info(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
+    """Show a stream: its segments with their key ranges, and where its data starts and ends."""
+    with session(context).connect() as client:
+        found = client.streams.info(stream)
+    if as_json:
+        print_json(found)
+        return
+    say(f"{found.name}: {count(len(found.segments), 'segment')}, epoch {found.epoch}, {_condition(found)}")
+    say("")
+    rows = []
+    for segment, keys in found.segments.items():
+        starts, ends = found.head.offsets.get(segment, 0), found.tail.offsets[segment]
+        rows.append((segment, str(keys), f"{starts:,}", f"{ends:,}", size(ends - starts)))
+    numbers = ("starts at", "ends at", "size")
+    out().print(table("segment", "keys", *numbers, numbers=numbers, rows=rows))
+    earlier = sorted(set(found.head.offsets) - set(found.segments), key=number_of)
+    if earlier:
+        say(f"\nThere is data in earlier segments, from {_places(found.head, earlier)}.")
+
+
+@commands.command()
+def scale(
+    context: typer.Context,
+    stream: Name,
+    split: SegmentNumbers = _NO_NUMBERS,
+    merge: SegmentNumbers = _NO_NUMBERS,
+    as_json: AsJson = False,
+) -> None:
+    """Split segments in two halves each, or merge neighbours into one. Writers and readers go on meanwhile."""
+    if bool(split) == bool(merge):
+        raise WrongUsage("say either --split NUMBERS or --merge NUMBERS")
+    with session(context).connect() as client:
+        if split:
+            _show_change(client.streams.scale(stream, split=_numbers(split)), as_json)
+        else:
+            _show_change(client.streams.scale(stream, merge=_numbers(merge)), as_json)
+
+
+@commands.command()
+def seal(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
+    """End a stream: it takes no further events, and groups that come to its end are done."""
+    with session(context).connect() as client:
+        _show_change(client.streams.seal(stream), as_json)
+
+
+@commands.command()
+def truncate(
+    context: typer.Context,
+    stream: Name,
+    cut: Annotated[
+        str,
+        typer.Argument(
+            help="'tail', or a cut as 'stream info --json' and 'group describe --json' show it; '-': stdin."
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Give up the data before a cut, for good."""
+    with session(context).connect() as client:
+        client.streams.truncate(stream, client.streams.info(stream).tail if cut == "tail" else _parse_cut(cut))
+        found = client.streams.info(stream)
+    if as_json:
+        print_json(found)
+    else:
+        say(f"{found.name}: data starts at {_places(found.head, sorted(found.head.offsets, key=number_of))}")
+
+
+@commands.command()
+def delete(context: typer.Context, stream: Name, yes: Yes = False) -> None:
+    """Delete a stream and its data, for good. Asks first, where somebody is there to answer."""
+    with session(context).connect() as client:
+        client.streams.info(stream)
+        confirm(f"Delete the stream {stream} and all its data?", yes)
+        client.streams.delete(stream)
+    say(f"{stream}: deleted")
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask on a terminal, unless ``yes``."""
+    if not yes and sys.stdin.isatty():
+        typer.confirm(question, abort=True, err=True)
+
+
+def _show_change(found: StreamInfo, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    segments = ", ".join(str(number_of(segment)) for segment in found.segments)
+    say(f"{found.name}: {count(len(found.segments), 'segment')} ({segments}), epoch {found.epoch}, {_condition(found)}")
+
+
+def _condition(found: StreamInfo) -> str:
+    return "sealed" if found.sealed else "open"
+
+
+def _places(cut: StreamCut, segments: list[SegmentId]) -> str:
+    return ", ".join(f"{segment} at {cut.offsets[segment]:,}" for segment in segments)
+
+
+def _numbers(given: list[str]) -> list[int]:
+    parts = [part.strip() for each in given for part in each.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise WrongUsage(f"segment numbers are written like 1,2, not {','.join(given)!r}")
+    return [int(part) for part in parts]
+
+
+def _parse_cut(text: str) -> StreamCut:
+    try:
+        return StreamCut.model_validate_json(sys.stdin.read() if text == "-" else text)
+    except ValidationError as error:
+        raise WrongUsage(f"a cut is 'tail' or JSON as 'stream info --json' shows it: {reasons(error)}") from error

@@ -1,0 +1,134 @@
+"""``readergroup watch``: a group while it works."""
+
+from __future__ import annotations
+
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+
+from notifications import Notification
+from synchronizer import ReaderGroupError
+
+from ..group import ReaderGroup
+from ..notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
+from .groups import Name, lag_table
+from .screen import count, out, print_json, size
+from .session import ended_by_signal, session
+from .streams import AsJson
+
+#: How often the lag is looked at. What the notifiers tell comes at once.
+_LOOK_SECONDS: Final = 1.0
+
+
+def watch(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
+    """Show a group's segments, owners and lag as they change, and its notifications as they come.
+
+    Ends with Ctrl-C, or when the group has read all of its streams to their end. With --json, a line for each
+    notification.
+    """
+    heard = _Heard()
+    with session(context).connect() as client:
+        found = client.groups.get(group)
+        for notifier in (found.segment_notifier, found.reader_notifier, found.end_of_data_notifier):
+            notifier.register_listener(heard.put)
+        with ended_by_signal(heard.stop):
+            if as_json:
+                _print_json_lines(heard)
+            elif out().is_terminal:
+                _show_live(found, heard)
+            else:
+                _print_lines(heard)
+
+
+class _Heard:
+    """Notifications that wait to be shown."""
+
+    def __init__(self) -> None:
+        # A queue that a signal handler may put into; None is the end.
+        self._queue: SimpleQueue[Notification | None] = SimpleQueue()
+        self.put = self._queue.put
+
+    def stop(self) -> None:
+        self._queue.put(None)
+
+    def take(self) -> list[Notification] | None:
+        """What has come, after waiting a moment for it; None at the end."""
+        taken = []
+        try:
+            found = self._queue.get(timeout=_LOOK_SECONDS)
+            while found is not None:
+                taken.append(found)
+                found = self._queue.get_nowait()
+        except Empty:
+            return taken
+        return None
+
+
+def _print_json_lines(heard: _Heard) -> None:
+    while (taken := heard.take()) is not None:
+        for notification in taken:
+            print_json({"type": type(notification).__name__, **notification.model_dump(mode="json")})
+            out().file.flush()
+        if _ended(taken):
+            return
+
+
+def _print_lines(heard: _Heard) -> None:
+    while (taken := heard.take()) is not None:
+        for notification in taken:
+            out().print(line_of(notification))
+            out().file.flush()
+        if _ended(taken):
+            return
+
+
+def _show_live(group: ReaderGroup, heard: _Heard) -> None:
+    with Live(_picture(group), console=out(), auto_refresh=False) as live:
+        while (taken := heard.take()) is not None:
+            for notification in taken:
+                live.console.print(line_of(notification))
+            live.update(_picture(group), refresh=True)
+            if _ended(taken):
+                return
+
+
+def _ended(taken: list[Notification]) -> bool:
+    return any(isinstance(notification, EndOfDataNotification) for notification in taken)
+
+
+def _picture(group: ReaderGroup) -> RenderableType:
+    try:
+        lag = group.lag()
+    except ReaderGroupError as error:
+        return str(error)
+    readers = count(group.state.number_of_readers, "reader")
+    behind = f"{count(lag.events, 'event')} behind ({size(lag.bytes)}, {lag.seconds:,.1f} s)"
+    return Group("", lag_table(lag), f"\n{group.name}: {readers}, {behind}")
+
+
+def line_of(notification: Notification) -> str:
+    """A notification in one line, for people."""
+    at = notification.seen_at.astimezone().strftime("%H:%M:%S")
+    return f"{at}  {_words(notification)}{'  (some changes before this were not seen)' if notification.gap else ''}"
+
+
+def _words(notification: Notification) -> str:
+    match notification:
+        case SegmentNotification():
+            segments = ", ".join(notification.segments)
+            return f"segments: {notification.number_of_segments:,} to be read ({segments})"
+        case ReaderNotification():
+            changes = [f"{reader} joined" for reader in notification.joined]
+            changes += [
+                f"{reader} {'was declared dead' if reader in notification.dead else 'left'}"
+                for reader in notification.left
+            ]
+            there = f"{len(notification.readers):,} there"
+            return f"readers: {', '.join([*changes, there])}"
+        case EndOfDataNotification():
+            return f"end of data: {'; '.join(map(str, notification.cuts.values()))}"
+        case _:
+            return f"{type(notification).__name__}: {notification.cause}"

@@ -1,0 +1,107 @@
+"""``readergroup write``: the lines of a file, or of standard input, become events."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, BinaryIO, Final
+
+import typer
+
+from ..streams.block import MAX_EVENT_BYTES
+from ..streams.writer import EventWriter
+from .screen import Advance, count, print_json, progress, say
+from .session import Failed, session
+from .streams import AsJson, Name
+
+#: How many lines are written between two looks at the progress bar.
+_STEP: Final = 5000
+
+KeyOf = Callable[[bytes, int], str | None]
+
+
+def write(
+    context: typer.Context,
+    stream: Name,
+    file: Annotated[Path | None, typer.Argument(help="What to write; without it, or '-', standard input.")] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="FIELD", help="Lines are JSON objects; this field of them is the routing key."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write each line of a file as an event.
+
+    Events of one routing key are read in the order they were written; without --key, lines are spread over the
+    segments.
+    """
+    key_of: KeyOf = (lambda line, number: None) if key is None else (lambda line, number: _key(line, number, key))
+    with session(context).connect() as client, _open(file) as source:
+        with client.writer(stream) as writer, progress(f"writing to {stream}", _size(source)) as advance:
+            lines, size = _write_lines(writer, source, key_of, advance)
+    if as_json:
+        print_json({"stream": stream, "events": lines, "bytes": size})
+    else:
+        say(f"{stream}: {count(lines, 'event')} written")
+
+
+def _write_lines(writer: EventWriter[bytes], source: BinaryIO, key_of: KeyOf, advance: Advance) -> tuple[int, int]:
+    number = size = done = 0
+    for number, line in enumerate(_lines(source), 1):
+        try:
+            routing_key = key_of(line, number)
+        except ValueError as error:
+            raise Failed(f"line {number:,}: {error}; what comes before it is stored") from error
+        if len(line) > MAX_EVENT_BYTES:
+            raise Failed(
+                f"line {number:,} is longer than an event can be ({MAX_EVENT_BYTES:,} bytes); "
+                "what comes before it is stored"
+            )
+        writer.write(line, routing_key)
+        size += len(line)
+        if number % _STEP == 0:
+            advance(size + number - done, count(number, "event"))
+            done = size + number
+    return number, size
+
+
+def _lines(source: BinaryIO) -> Iterator[bytes]:
+    """The lines without their ends. One that is far too long is given up to the first byte too many."""
+    while line := source.readline(MAX_EVENT_BYTES + 2):
+        yield line.removesuffix(b"\n")
+
+
+def _key(line: bytes, number: int, field: str) -> str:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise ValueError("with --key a line is a JSON object, and this is no JSON") from error
+    if not isinstance(found, dict):
+        raise ValueError("with --key a line is a JSON object")
+    value = found.get(field)
+    if value is None:
+        raise ValueError(f"the object has no field {field!r}")
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+@contextmanager
+def _open(file: Path | None) -> Iterator[BinaryIO]:
+    if file is None or str(file) == "-":
+        yield sys.stdin.buffer
+        return
+    with file.open("rb") as opened:
+        yield opened
+
+
+def _size(source: BinaryIO) -> int | None:
+    """How many bytes will come, where that is known."""
+    try:
+        status = os.fstat(source.fileno())
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
