@@ -28,6 +28,7 @@ from synchronizer import UnknownUpdateError as UnknownUpdateError
 from synchronizer import UnsupportedError as UnsupportedError
 from synchronizer import Update as Update
 
+from .autoscale import Autoscaling as Autoscaling
 from .client import Client as Client
 from .client import connect as connect
 from .config import ReaderGroupConfig as ReaderGroupConfig
@@ -38,6 +39,7 @@ from .errors import HandlerError as HandlerError
 from .errors import ReaderGroupExistsError as ReaderGroupExistsError
 from .errors import ReaderNotInGroupError as ReaderNotInGroupError
 from .errors import StreamExistsError as StreamExistsError
+from .errors import WorkerError as WorkerError
 from .event import Event as Event
 from .event import EventBatch as EventBatch
 from .event import EventPointer as EventPointer
@@ -49,7 +51,12 @@ from .lag import SegmentLag as SegmentLag
 from .notifiers import EndOfDataNotification as EndOfDataNotification
 from .notifiers import ReaderNotification as ReaderNotification
 from .notifiers import SegmentNotification as SegmentNotification
+from .pool import ReaderPool as ReaderPool
 from .reader import Reader as Reader
+from .retry import DeadLetter as DeadLetter
+from .retry import RetryPolicy as RetryPolicy
+from .scaling import ReaderScalingPolicy as ReaderScalingPolicy
+from .scaling import ScalingDecision as ScalingDecision
 from .state import ReaderGroupState as ReaderGroupState
 from .streams.config import ScalingPolicy as ScalingPolicy
 from .streams.config import SegmentId as SegmentId

@@ -29,5 +29,9 @@ class EndOfDataError(ReaderGroupError, EOFError):
     """The whole group has read all of its streams to their end."""
 
 
+class WorkerError(ReaderGroupError):
+    """The workers of a pool cannot be started."""
+
+
 class HandlerError(ReaderGroupError):
     """A handler failed for the last time and there is nowhere to set the event aside. ``__cause__`` is its error."""

@@ -181,6 +181,16 @@ class EventBatch(Sequence[Event[T]]):
                 rest.append(part._replace(start=part.start + dropped))
         return EventBatch(rest, self.segment, self.incarnation, self.fencing_token, self.serializer)
 
+    def only(self, index: int) -> EventBatch[T]:
+        """A batch of the event at ``index``."""
+        for part in self._parts:
+            if index < part.stop - part.start:
+                start = part.start + index
+                one = part._replace(start=start, stop=start + 1)
+                return EventBatch([one], self.segment, self.incarnation, self.fencing_token, self.serializer)
+            index -= part.stop - part.start
+        raise IndexError(index)
+
     def __len__(self) -> int:
         return len(self.raw)
 

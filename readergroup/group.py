@@ -6,8 +6,9 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
+from weakref import WeakSet
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,18 +19,24 @@ from synchronizer import (
     StateSynchronizer,
 )
 
+from .autoscale import TURN, Autoscaling, Callback
 from .config import ReaderGroupConfig, check_group_name
 from .driver import GroupDriver
 from .errors import ReaderGroupExistsError
 from .event import Position
 from .lag import GroupLag, group_lag, positions
 from .notifiers import EndOfDataNotifier, ReaderNotifier, SegmentNotifier
+from .pool import ReaderPool
 from .reader import Reader, SegmentCallback
+from .retry import RetryPolicy
+from .scaler import Scaler
+from .scaling import ReaderScalingPolicy, ScalingDecision
 from .state import ReaderGroupState
 from .state_manager import ReaderGroupStateManager, initial_state
 from .streams.config import SegmentId, StreamCut
 from .streams.serializers import BytesSerializer, Serializer
 from .updates import UPDATES, ConfigureGroup
+from .worker import HandleBatch, HandleEvent
 
 if TYPE_CHECKING:
     from .client import Client
@@ -58,6 +65,8 @@ class ReaderGroup:
         self._manager = ReaderGroupStateManager(synchronizer, client.streams)
         self._driver = GroupDriver(self._manager)
         self._readers: list[Reader[Any]] = []
+        self._running: WeakSet[ReaderPool[Any] | Autoscaling] = WeakSet()
+        self._scalers: dict[ReaderScalingPolicy, Scaler] = {}
         self._closed = False
         self._lock = threading.Lock()
         self.segment_notifier = SegmentNotifier(self._manager, source=name)
@@ -122,6 +131,91 @@ class ReaderGroup:
             if reader in self._readers:
                 self._readers.remove(reader)
 
+    # ------------------------------------------------------------------ scaling readers
+
+    @overload
+    def pool(
+        self,
+        handle: HandleEvent[bytes] | None = None,
+        *,
+        readers: int | ReaderScalingPolicy = 1,
+        workers: Literal["thread", "process"] = "thread",
+        retry: RetryPolicy | None = None,
+        handle_batch: HandleBatch[bytes] | None = None,
+    ) -> ReaderPool[bytes]: ...
+    @overload
+    def pool(
+        self,
+        handle: HandleEvent[T] | None = None,
+        *,
+        serializer: Serializer[T],
+        readers: int | ReaderScalingPolicy = 1,
+        workers: Literal["thread", "process"] = "thread",
+        retry: RetryPolicy | None = None,
+        handle_batch: HandleBatch[T] | None = None,
+    ) -> ReaderPool[T]: ...
+    def pool(
+        self,
+        handle: HandleEvent[Any] | None = None,
+        *,
+        serializer: Serializer[Any] | None = None,
+        readers: int | ReaderScalingPolicy = 1,
+        workers: Literal["thread", "process"] = "thread",
+        retry: RetryPolicy | None = None,
+        handle_batch: HandleBatch[Any] | None = None,
+    ) -> ReaderPool[Any]:
+        """A pool of workers that hand each event to ``handle``, or each batch to ``handle_batch``; ``run`` runs it.
+
+        ``readers`` is their number, or the policy that decides it from the segments and the lag; its bounds are those
+        of this pool. Worker processes are spawned, so all that is given here has to pickle. Without ``retry`` a
+        handler has one attempt, and what fails ends the pool. While an event, or a batch, is retried, all segments of
+        its worker wait. With dead letters, a batch that failed for the last time is handed over once more event by
+        event, and those that fail alone are set aside.
+        """
+        pool = ReaderPool(
+            self._client,
+            self,
+            default_reader_id,
+            handle=handle,
+            handle_batch=handle_batch,
+            readers=readers,
+            workers=workers,
+            retry=retry,
+            serializer=serializer or BytesSerializer(),
+        )
+        self._close_before_readers(pool)
+        return pool
+
+    def autoscale(self, policy: ReaderScalingPolicy) -> Callable[[Callback], Autoscaling]:
+        """Decorates a function that is called with a `ScalingDecision` whenever the desired number of readers changes.
+
+        The first call tells the number at first. Of all processes that registered one for the group, one at a time is
+        called, in a thread of the SDK; what raised is called again, after a growing pause. A call that was not heard to
+        return, because its process died, is made again by another. ``close`` of what this returns ends it, and so does
+        the client's.
+        """
+
+        def register(callback: Callback) -> Autoscaling:
+            autoscaling = Autoscaling(self, policy, callback)
+            self._close_before_readers(autoscaling)
+            return autoscaling
+
+        return register
+
+    def scaling_decision(self, policy: ReaderScalingPolicy) -> ScalingDecision:
+        """How many readers the group should have now. Calls with one policy know of those before, in this process."""
+        with self._lock:
+            scaler = self._scalers.setdefault(policy, Scaler(self, policy))
+        return scaler.decide()
+
+    def _close_before_readers(self, running: ReaderPool[Any] | Autoscaling) -> None:
+        with self._lock:
+            if not self._closed:
+                self._running.add(running)
+                return
+        running.close()
+        raise ClosedError("the group's client is closed; open another", group=self.name)
+
     # ------------------------------------------------------------------ looking
 
     @property
@@ -182,9 +276,13 @@ class ReaderGroup:
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Close the readers and notifiers. The client does it. Twice is no error."""
+        """Close pools, autoscaling, readers and notifiers. The client does it. Twice is no error."""
         with self._lock:
             self._closed = True
+            running = list(self._running)
+        for each in running:
+            each.close()
+        with self._lock:
             readers = list(self._readers)
         for reader in readers:
             reader.close()
@@ -264,9 +362,9 @@ class ReaderGroupManager:
         """Delete the group and its positions. Its readers raise `NotFoundError` at their next call."""
         group = self.get(name)
         group.synchronizer.delete()
-        leases = {lease: AttributeChange(value, None) for lease, value in group._manager.leases().items()}
-        for lease, change in leases.items():
-            self._client.store.append(group.synchronizer.segment, b"", attributes={lease: change})
+        store, segment = self._client.store, group.synchronizer.segment
+        for attribute, value in {**group._manager.leases(), **store.attributes(segment, TURN)}.items():
+            store.append(segment, b"", attributes={attribute: AttributeChange(value, None)})
 
     def _open(self, name: str, initial: ReaderGroupState | None) -> ReaderGroup:
         log = _LOG_PREFIX + check_group_name(name)

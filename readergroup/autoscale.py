@@ -1,0 +1,260 @@
+"""`Autoscaling`: calls back with the number of readers that a group should have, whenever that changes.
+
+Of all processes that asked for it one at a time is called: the one that holds the *turn*, an attribute on the segment
+of the group's log that is changed only by comparing with the value before. As with readers, a holder is given up when
+the value has stood still for the group's timeout on the observer's own clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgpack
+
+from synchronizer import Appended, AttributeChange, Clock, ClosedError, NotFoundError, ReaderGroupError, SegmentStore
+
+from .liveness import RENEWALS, STOP_AFTER
+from .scaler import Scaler
+from .scaling import ReaderScalingPolicy, ScalingDecision, ScalingHistory
+
+if TYPE_CHECKING:
+    from .group import ReaderGroup
+
+TURN: Final = "autoscale"
+#: How often the holder looks at the lag.
+LOOK_SECONDS: Final = 2.0
+#: How often the others look at the turn, or six times per timeout if that is shorter.
+OBSERVE_SECONDS: Final = 0.5
+FIRST_PAUSE_SECONDS: Final = 0.5
+MAX_PAUSE_SECONDS: Final = 30.0
+#: How long closing waits for a call that is under way.
+CLOSE_SECONDS: Final = 5.0
+
+_logger = logging.getLogger(__name__)
+
+Callback = Callable[[ScalingDecision], object]
+
+
+class _Value(NamedTuple):
+    #: Empty: nobody's.
+    holder: bytes
+    counter: int
+    #: What a callback returned from last.
+    told: int | None
+
+
+class Turn:
+    """The right to be the one that is called. For one thread, but for ``valid_until``."""
+
+    def __init__(self, store: SegmentStore, segment: str, clock: Clock) -> None:
+        self._store = store
+        self._segment = segment
+        self._clock = clock
+        self._holder = secrets.token_bytes(8)
+        self._seen: tuple[bytes | None, float] | None = None  # the value, and since when
+        self._looked_at = self._renew_at = float("-inf")
+        #: Until when, on the clock, nobody else can have the turn, with a margin.
+        self.valid_until = float("-inf")
+        self.told: int | None = None
+
+    def take(self, timeout_seconds: float) -> bool:
+        """Take the turn if it is free or its holder is gone, or keep it; whether it is held now."""
+        now = self._clock.monotonic()
+        if now < self._renew_at:
+            return True
+        raw = self._store.attributes(self._segment, TURN).get(TURN)
+        value = _decode(raw)
+        if value.holder != self._holder and value.holder and not self._stood_still(raw, now, timeout_seconds):
+            return False
+        return self._write(raw, value._replace(holder=self._holder), now, timeout_seconds)
+
+    def record(self, told: int, timeout_seconds: float) -> bool:
+        """Remember for whoever has the turn next what was told; False if it is another's by now."""
+        return self._change(_Value(self._holder, 0, told), timeout_seconds)
+
+    def give_up(self) -> None:
+        """Let the next one take the turn at once."""
+        if self._clock.monotonic() < self.valid_until:
+            self._change(_Value(b"", 0, self.told), 0.0)
+        self.valid_until = float("-inf")
+
+    def _change(self, value: _Value, timeout_seconds: float) -> bool:
+        now = self._clock.monotonic()
+        raw = self._store.attributes(self._segment, TURN).get(TURN)
+        present = _decode(raw)
+        if present.holder != self._holder:
+            self.valid_until = self._renew_at = float("-inf")
+            return False
+        return self._write(raw, value._replace(counter=present.counter), now, timeout_seconds)
+
+    def _write(self, raw: bytes | None, value: _Value, sent_at: float, timeout_seconds: float) -> bool:
+        new = bytes(msgpack.packb(value._replace(counter=value.counter + 1)))
+        answer = self._store.append(self._segment, b"", attributes={TURN: AttributeChange(raw, new)})
+        if isinstance(answer, Appended):
+            self.valid_until = sent_at + STOP_AFTER * timeout_seconds
+            self._renew_at = sent_at + timeout_seconds / RENEWALS
+            self.told = value.told
+        return isinstance(answer, Appended)
+
+    def _stood_still(self, raw: bytes | None, now: float, timeout_seconds: float) -> bool:
+        """Whether the value has not changed for the timeout, as this process saw it without a gap in its looking."""
+        gap = now - self._looked_at > timeout_seconds / RENEWALS
+        self._looked_at = now
+        if self._seen is None or gap or self._seen[0] != raw:
+            self._seen = (raw, now)
+        return now - self._seen[1] >= timeout_seconds
+
+
+def _decode(raw: bytes | None) -> _Value:
+    return _Value(b"", 0, None) if raw is None else _Value(*msgpack.unpackb(raw))
+
+
+class Autoscaling:
+    """A callback that is registered until `close`. Calling it calls the function itself."""
+
+    def __init__(self, group: ReaderGroup, policy: ReaderScalingPolicy, callback: Callback) -> None:
+        self._group = group
+        self._policy = policy
+        self._callback = callback
+        synchronizer = group.synchronizer
+        self._clock = synchronizer.clock
+        self._turn = Turn(synchronizer.store, synchronizer.segment, self._clock)
+        self._scaler: Scaler | None = None  # while the turn is held
+        self._look_at = float("-inf")
+        self._call: _Call | None = None
+        self._failures = 0  # in a row
+        self._call_at = float("-inf")
+        self._wake = threading.Event()
+        self._closed = False
+        self._unregister = group.segment_notifier.register_listener(lambda _: self._on_segments())
+        self._thread = threading.Thread(target=self._run, name=f"autoscaling of {group.name}", daemon=True)
+        self._thread.start()
+
+    def __call__(self, decision: ScalingDecision) -> object:
+        return self._callback(decision)
+
+    def close(self) -> None:
+        """Call no more, and let another process. Waits a few seconds for a call under way. Twice is no error."""
+        self._closed = True
+        self._unregister()
+        self._wake.set()
+        call = self._call
+        if call is None or call.thread is not threading.current_thread():
+            self._thread.join(2 * CLOSE_SECONDS)
+
+    # ------------------------------------------------------------------ the thread
+
+    def _on_segments(self) -> None:
+        self._look_at = float("-inf")
+        self._wake.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                due = self._step_or_warn()
+                self._clock.wait(self._wake, due - self._clock.monotonic())
+                self._wake.clear()
+            if self._call is not None:
+                self._call.thread.join(CLOSE_SECONDS)
+                self._take_up_call()
+            self._turn.give_up()
+        except (ClosedError, NotFoundError) as error:
+            _logger.info("autoscaling of %s ends: %s", self._group.name, error)
+        except ReaderGroupError as error:
+            _logger.warning("the turn of %s could not be given up and runs out: %s", self._group.name, error)
+
+    def _step_or_warn(self) -> float:
+        try:
+            return self._step()
+        except (ClosedError, NotFoundError):
+            raise
+        except ReaderGroupError as error:
+            _logger.warning("autoscaling of %s: %s", self._group.name, error)
+            return self._clock.monotonic() + self._interval_seconds
+
+    def _step(self) -> float:
+        """One round; when the next is due."""
+        due = self._clock.monotonic() + self._interval_seconds
+        if not self._turn.take(self._timeout_seconds):
+            self._scaler = None
+            return due
+        if self._call is not None and not self._take_up_call():
+            return due
+        decision = self._look()
+        if decision is not None and decision.desired_readers != self._turn.told:
+            return min(due, self._call_with(decision))
+        return min(due, self._look_at)
+
+    def _look(self) -> ScalingDecision | None:
+        """The decision now, as often as it is due."""
+        now = self._clock.monotonic()
+        if self._scaler is None:
+            told = self._turn.told
+            history = None if told is None else ScalingHistory(told, None, float("-inf"), None)
+            self._scaler = Scaler(self._group, self._policy, history=history)
+        elif now < self._look_at:
+            return None
+        self._look_at = now + LOOK_SECONDS
+        return self._scaler.decide()
+
+    def _call_with(self, decision: ScalingDecision) -> float:
+        """Begin a call, in a thread of its own: the turn is renewed meanwhile, however long it takes."""
+        now = self._clock.monotonic()
+        if now >= self._call_at and now < self._turn.valid_until:
+            self._call = _Call(self._callback, decision, self._wake)
+            return float("inf")
+        self._look_at = min(self._look_at, self._call_at)
+        return self._look_at
+
+    def _take_up_call(self) -> bool:
+        """See how the call went; False while it is under way."""
+        call = self._call
+        if call is None or not call.done:
+            return False
+        self._call = None
+        self._look_at = float("-inf")
+        if call.error is None:
+            self._failures = 0
+            self._turn.record(call.decision.desired_readers, self._timeout_seconds)
+            return True
+        self._failures += 1
+        pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 20))
+        self._call_at = self._clock.monotonic() + pause
+        _logger.error(
+            "the callback raised and is called again in %.3g s: %r", pause, self._callback, exc_info=call.error
+        )
+        return True
+
+    @property
+    def _timeout_seconds(self) -> float:
+        return self._group.config.reader_timeout_seconds
+
+    @property
+    def _interval_seconds(self) -> float:
+        return min(OBSERVE_SECONDS, self._timeout_seconds / (2 * RENEWALS))
+
+
+class _Call:
+    """One call of the callback, in its own thread."""
+
+    def __init__(self, callback: Callback, decision: ScalingDecision, wake: threading.Event) -> None:
+        self.decision = decision
+        self.error: BaseException | None = None
+        self.done = False
+        self._callback = callback
+        self._wake = wake
+        self.thread = threading.Thread(target=self._run, name="autoscaling callback", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._callback(self.decision)
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.done = True
+            self._wake.set()

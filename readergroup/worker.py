@@ -1,0 +1,184 @@
+"""One worker of a pool: a reader, and what is done with each of its events.
+
+Runs in the thread that calls it, so that threads, processes and tests do the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
+
+from synchronizer import TruncatedError
+
+from .errors import EventTooLargeError, HandlerError
+from .event import Event, EventBatch
+from .reader import Reader
+from .retry import DeadLetter, RetryPolicy
+from .streams.serializers import PydanticSerializer, Serializer
+from .streams.writer import EventWriter
+
+if TYPE_CHECKING:
+    from .client import Client
+    from .group import ReaderGroup
+
+T = TypeVar("T")
+
+HandleEvent = Callable[[Event[T]], object]
+HandleBatch = Callable[[EventBatch[T]], object]
+
+MAX_BATCH_EVENTS: Final = 1000
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Task(Generic[T]):
+    """What all workers of a pool do. Pickles where all of it does; then the client and the group reconnect."""
+
+    client: Client
+    group: ReaderGroup
+    handle: HandleEvent[T] | None
+    handle_batch: HandleBatch[T] | None
+    serializer: Serializer[T]
+    retry: RetryPolicy
+
+
+class _StoppedError(Exception):
+    """The worker was stopped while it waited for the next attempt; what is in hand is not processed."""
+
+
+class Worker(Generic[T]):
+    """Reads and handles until the end of the data or `stop`. While an event is retried, its reader reads nothing."""
+
+    def __init__(self, task: Task[T], reader_id: str) -> None:
+        self.reader_id = reader_id
+        self._task = task
+        self._clock = task.client.clock
+        self._stopping = threading.Event()
+        self._reader: Reader[T] | None = None
+        self._dead_letters: EventWriter[DeadLetter] | None = None
+
+    def run(self, on_ready: Callable[[], object]) -> None:
+        """Join the group, call ``on_ready``, and work. The group is left at once at the end, however that comes.
+
+        Raises `HandlerError` for an event that failed for the last time and could not be set aside, and what the
+        reader raises.
+        """
+        try:
+            with self._task.group.reader(self.reader_id, serializer=self._task.serializer) as reader:
+                self._reader = reader
+                on_ready()
+                while not self._stopping.is_set() and not self._work(reader):
+                    pass
+        except _StoppedError:
+            _logger.info("worker %s was stopped before another attempt", self.reader_id)
+        finally:
+            if self._dead_letters is not None:
+                self._dead_letters.close()
+
+    def stop(self) -> None:
+        """Let `run` return after the event, or batch, in hand. From any thread."""
+        self._stopping.set()
+        if self._reader is not None:
+            self._reader.stop()
+
+    def leave(self) -> None:
+        """Leave the group now, whatever `run` is in. What is in hand is not processed."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def _work(self, reader: Reader[T]) -> bool:
+        """Handle what comes; False where there is more to come, after a piece that was truncated before it was read."""
+        try:
+            if self._task.handle_batch is not None:
+                for batch in reader.batches(MAX_BATCH_EVENTS):
+                    self._handle_batch(self._task.handle_batch, batch)
+            elif self._task.handle is not None:
+                handle = self._task.handle
+                for event in reader:
+                    try:
+                        handle(event)
+                    except Exception as error:
+                        self._retry(partial(handle, event), event, error)
+        except TruncatedError as error:
+            _logger.warning("worker %s goes on behind what was truncated: %s", self.reader_id, error)
+            return False
+        return True
+
+    # ------------------------------------------------------------------ when the handler fails
+
+    def _handle_batch(self, handle: HandleBatch[T], batch: EventBatch[T]) -> None:
+        try:
+            handle(batch)
+        except Exception as error:
+            last = self._try_again(partial(handle, batch), batch[0], error)
+            if last is None:
+                return
+            if self._task.retry.dead_letters is None:
+                raise self._failed(batch[0], last) from last
+            # One by one, once more: only what fails alone is set aside, and not what stood beside it.
+            for index, event in enumerate(batch):
+                try:
+                    handle(batch.only(index))
+                except Exception as alone:
+                    self._set_aside(event, alone)
+
+    def _retry(self, call: Callable[[], object], event: Event[T], error: Exception) -> None:
+        last = self._try_again(call, event, error)
+        if last is not None:
+            self._set_aside(event, last)
+
+    def _try_again(self, call: Callable[[], object], event: Event[T], error: Exception) -> Exception | None:
+        """After a first attempt that raised ``error``: call until it returns; the error of the last attempt."""
+        retry = self._task.retry
+        for attempt in range(1, retry.attempts):
+            delay = retry.delay_after(attempt)
+            _logger.warning(
+                "attempt %d of %d at %s failed, the next is in %.3g s: %s: %s",
+                attempt,
+                retry.attempts,
+                event.pointer,
+                delay,
+                type(error).__name__,
+                error,
+            )
+            if self._clock.wait(self._stopping, delay):
+                raise _StoppedError
+            try:
+                call()
+            except Exception as raised:
+                error = raised
+            else:
+                return None
+        return error
+
+    def _set_aside(self, event: Event[T], error: Exception) -> None:
+        """Write the event to the dead letters, durably: when this returns it counts as processed."""
+        retry = self._task.retry
+        if retry.dead_letters is None:
+            raise self._failed(event, error) from error
+        letter = DeadLetter(
+            data=event.raw, pointer=event.pointer, error=f"{type(error).__name__}: {error}", attempts=retry.attempts
+        )
+        if self._dead_letters is None:
+            self._dead_letters = self._task.client.writer(retry.dead_letters, serializer=PydanticSerializer(DeadLetter))
+        try:
+            self._dead_letters.write(letter, routing_key=event.routing_key, headers=event.headers)
+        except EventTooLargeError as too_large:
+            error.add_note(f"It could not be set aside: {too_large}")
+            raise self._failed(event, error) from error
+        self._dead_letters.flush()
+        _logger.error("%s is set aside in %s", event.pointer, retry.dead_letters, exc_info=error)
+
+    def _failed(self, event: Event[T], error: Exception) -> HandlerError:
+        return HandlerError(
+            "the handler failed for the last time and the event stays unprocessed; mend the handler, or set such "
+            "events aside with RetryPolicy(dead_letters=...)",
+            pointer=str(event.pointer),
+            attempts=self._task.retry.attempts,
+            error=f"{type(error).__name__}: {error}",
+        )

@@ -1,0 +1,227 @@
+"""A worker of a pool in a process of its own: the parent's handle on it, and what runs in the child.
+
+They talk through a pipe: "stop" and "end" go to the child, `Ready` and `Failure` come back. When the pipe breaks, the
+other side is gone; so a child never outlives its parent for long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+from synchronizer import InvalidArgumentError
+
+from .errors import WorkerError
+from .worker import Task, Worker
+
+#: How long a worker whose parent died may take for what it has in hand.
+ORPHAN_SECONDS: Final = 10.0
+#: How long a worker that is broken off may take to leave its group before it is killed.
+LEAVE_SECONDS: Final = 1.0
+
+# Forking a process that has threads and open stores copies their locks as they are.
+_spawn = multiprocessing.get_context("spawn")
+
+
+def pickled(task: Task[Any]) -> bytes:
+    """The task for a worker process; `InvalidArgumentError` names what cannot go there."""
+    for name in ("handle", "handle_batch", "serializer"):
+        value = getattr(task, name)
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            raise InvalidArgumentError(
+                "worker processes need something that pickles, such as a function at the top of a module; or use "
+                "workers='thread'",
+                **{name: repr(value)},
+            ) from error
+    return pickle.dumps(task)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The worker is in the group."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error on its way to another process: pickling alone would lose its cause and traceback."""
+
+    error: BaseException
+    cause: BaseException | None
+    trace: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> Failure:
+        cause, trace = error.__cause__, "".join(traceback.format_exception(error))
+        return cls(_picklable(error), None if cause is None else _picklable(cause), trace)
+
+    def rebuilt(self) -> BaseException:
+        self.error.__cause__ = self.cause
+        self.error.add_note(f"In the worker process:\n{self.trace}")
+        return self.error
+
+
+def _picklable(error: BaseException) -> BaseException:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+class ProcessWorker:
+    """Starts at once. The caller looks at `alive`, which also takes up what the process has sent."""
+
+    def __init__(self, task: bytes, reader_id: str) -> None:
+        self.reader_id = reader_id
+        self.stopping = False
+        self._failure: BaseException | None = None
+        self._ready = False
+        self._pipe, theirs = _spawn.Pipe()
+        # Daemonic, so that a program that ends without ending its pool is not waited for by its own children.
+        self._process = _spawn.Process(
+            target=work_in_process, args=(task, reader_id, theirs), name=f"worker {reader_id}", daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    @property
+    def alive(self) -> bool:
+        alive = self._process.is_alive()
+        self._receive()
+        return alive
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What it ended with, if not with the end of the data or because it was asked to."""
+        code = self._process.exitcode
+        if self._failure is not None or not code:
+            return self._failure
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        if self._ready or code < 0:
+            return ChildProcessError(f"the process {self.pid} {how}")
+        return WorkerError(
+            "a worker process could not start: see what it printed; the program that runs the pool has to do so under "
+            "if __name__ == '__main__'",
+            exit_code=code,
+        )
+
+    def stop(self) -> None:
+        """Ask it to end after the event in hand."""
+        self.stopping = True
+        self._send("stop")
+
+    def end(self) -> None:
+        """End it now: break off its handler, and kill it if that is of no use."""
+        self._send("end")
+        self._process.join(LEAVE_SECONDS)
+        self._process.kill()
+        self._process.join()
+        self._receive()
+
+    def _send(self, message: str) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            self._pipe.send(message)
+
+    def _receive(self) -> None:
+        try:
+            while self._pipe.poll():
+                message = self._pipe.recv()
+                if isinstance(message, Failure):
+                    self._failure = message.rebuilt()
+                else:
+                    self._ready = True
+        except (EOFError, OSError):
+            return  # it has ended
+
+    def __repr__(self) -> str:
+        return f"ProcessWorker({self.reader_id!r}, pid {self.pid})"
+
+
+# ---------------------------------------------------------------------- in the child
+
+
+def work_in_process(task: bytes, reader_id: str, pipe: Connection) -> None:
+    """The main function of a worker process."""
+    parent = _Parent(pipe)
+    signal.signal(signal.SIGINT, lambda number, frame: None)  # a Ctrl-C goes to all; the parent says what to do
+    signal.signal(signal.SIGTERM, parent.on_terminate)
+    threading.Thread(target=parent.listen, name="parent", daemon=True).start()
+    try:
+        unpickled: Task[Any] = pickle.loads(task)
+        with unpickled.client:
+            worker = Worker(unpickled, reader_id)
+            parent.stop_with(worker.stop)
+            worker.run(lambda: parent.tell(Ready()))
+    except BaseException as error:
+        parent.tell(Failure.of(error))
+    finally:
+        parent.done.set()
+
+
+class _Parent:
+    """The parent process as its worker sees it."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.done = threading.Event()
+        self._pipe = pipe
+        self._ending = False
+        self._stopped = False
+        self._stop: Callable[[], object] | None = None
+
+    def stop_with(self, stop: Callable[[], object]) -> None:
+        """Call ``stop`` when the worker is to stop; at once if that was said already."""
+        self._stop = stop
+        if self._stopped:
+            stop()
+
+    def tell(self, message: Ready | Failure) -> None:
+        with contextlib.suppress(OSError):  # the parent is gone
+            self._pipe.send(message)
+
+    def listen(self) -> None:
+        """Do what the parent says until it is gone, and then see to it that this process ends. In a thread."""
+        try:
+            while True:
+                if self._pipe.recv() == "stop":
+                    self._request_stop()
+                else:
+                    self._break_off()
+        except (EOFError, OSError):
+            self._request_stop()
+        if not self.done.wait(ORPHAN_SECONDS):
+            self._break_off()
+        if not self.done.wait(LEAVE_SECONDS):
+            os._exit(1)
+
+    def on_terminate(self, number: int, frame: object) -> None:
+        if self._ending:
+            raise SystemExit("the worker did not end in time")
+        # In a thread: the main thread may be anywhere, also inside the locks that stopping takes.
+        threading.Thread(target=self._request_stop, daemon=True).start()
+
+    def _request_stop(self) -> None:
+        self._stopped = True
+        if self._stop is not None:
+            self._stop()
+
+    def _break_off(self) -> None:
+        """Raise SystemExit in the main thread, so that it leaves the group without what it has in hand."""
+        self._ending = True
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGTERM)

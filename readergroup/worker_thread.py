@@ -1,0 +1,62 @@
+"""A worker of a pool in a thread of this process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from synchronizer import ClosedError, ReaderGroupError
+
+from .worker import Task, Worker
+
+_logger = logging.getLogger(__name__)
+
+
+class ThreadWorker:
+    """Starts at once. ``on_end`` is called in its thread when it has ended, or soon will have."""
+
+    def __init__(self, task: Task[Any], reader_id: str, on_end: Callable[[], object]) -> None:
+        self.reader_id = reader_id
+        self.pid = os.getpid()
+        self.stopping = False
+        #: What the worker ended with, if not with the end of the data or because it was asked to.
+        self.failure: BaseException | None = None
+        self._left = False
+        self._on_end = on_end
+        self._worker = Worker(task, reader_id)
+        self._thread = threading.Thread(target=self._run, name=f"worker {reader_id}", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """Ask it to end after the event in hand."""
+        self.stopping = True
+        self._worker.stop()
+
+    def end(self) -> None:
+        """Take it out of the group now. A thread cannot be ended: it does when its handler returns."""
+        self._left = True
+        try:
+            self._worker.leave()
+        except ReaderGroupError as error:
+            _logger.warning("worker %s could not leave its group; its lease runs out: %s", self.reader_id, error)
+
+    def _run(self) -> None:
+        try:
+            self._worker.run(lambda: None)
+        except ClosedError as error:
+            if not self._left:
+                self.failure = error
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self._on_end()
+
+    def __repr__(self) -> str:
+        return f"ThreadWorker({self.reader_id!r})"
