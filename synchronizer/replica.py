@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, Generic
+from typing import Final, Generic, NamedTuple
 
 from .errors import CorruptStateError, InvalidArgumentError, ReaderGroupError
 from .revisioned import Entry, Mark, Revision
@@ -17,8 +17,7 @@ from .state import S, StateCodec, Update
 MAX_TRANSITIONS: Final = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Replica(Generic[S]):
+class Replica(NamedTuple, Generic[S]):
     """``state`` after all entries before ``next_offset``; None where none is there or it was deleted."""
 
     state: S | None = None

@@ -82,8 +82,7 @@ class Mark(NamedTuple):
         return cls(Revision(offset, index), next_offset, snapshot, state_format)
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One entry of the log, as read."""
 
     offset: int

@@ -39,8 +39,8 @@ class State(BaseModel):
 
     def replace(self, **changes: Any) -> Self:
         """This state with other values in the named fields. The cost does not depend on the size of the others."""
-        unknown = changes.keys() - type(self).model_fields.keys()
-        if unknown:
+        if not self.__dict__.keys() >= changes.keys():
+            unknown = changes.keys() - self.__dict__.keys()
             raise InvalidArgumentError("the state has no such field", state=type(self).__name__, fields=sorted(unknown))
         return self.model_copy(update=changes)
 
@@ -206,8 +206,10 @@ def _written_by_a_newer_release(kind: object) -> UnknownUpdateError:
 
 
 def _fields(model: BaseModel) -> dict[str, Any]:
-    # A value of another type than its field's is refused when it is read back; pydantic would only warn of it.
-    return model.model_dump(exclude_none=True, warnings="none")
+    # As model_dump, which takes three times as long over its arguments. A value of another type than its field's is
+    # refused when it is read back; pydantic would only warn of it.
+    fields: dict[str, Any] = model.__pydantic_serializer__.to_python(model, exclude_none=True, warnings=False)
+    return fields
 
 
 def _is_same(read: State | None, written: State | None) -> bool:

@@ -57,9 +57,12 @@ DEFAULT_STATE_LIMIT_BYTES: Final = 1024 * 1024
 #: An automatic compaction is due when the log since the mark has this many bytes, or this many times the state's own.
 COMPACTION_BYTES: Final = 512 * 1024
 COMPACTION_FACTOR: Final = 2
-#: Lost races in a row after which a process queues for the store's fair lock, and for how many appends it does so.
-POLITE_AFTER_CONFLICTS: Final = 3
-POLITE_APPENDS: Final = 32
+#: A lost race counts for so much, an append for 1 off; from ``POLITE_FROM`` on a process queues for the store's fair
+#: lock. So those who win most races get into line as well, and not only those who lose: a line that the winners stay
+#: out of would keep the others waiting.
+CONFLICT_WEIGHT: Final = 8
+POLITE_FROM: Final = 16
+MAX_CONTENTION: Final = 48
 FAIR_LOCK_SECONDS: Final = 1.0
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 _FIRST_PAUSE_SECONDS: Final = 0.005
@@ -211,8 +214,7 @@ class StateSynchronizer(Generic[S]):
         self._open: _Batch[S] | None = None
         self._sending: _Batch[S] | None = None
         self._has_leader = False  # a thread that sends it
-        self._conflicts_in_row = 0
-        self._polite_appends = 0
+        self._contention = 0
         self._line: tuple[int, AbstractContextManager[bool]] | None = None  # the fair lock, and the thread that took it
         self._mark: Mark | None = None
         self._compacting = False
@@ -451,37 +453,40 @@ class StateSynchronizer(Generic[S]):
 
     def _decide(self, decide: Callable[[S | None], _Decision[R]], deadline: Deadline) -> _Attempt[S, R]:
         """Run ``decide`` on the newest state here, that of the batch in the making if there is one, and join that."""
-        with self._turn_to_decide(deadline):
+        self._await_turn(deadline)
+        self._generating = threading.get_ident()
+        try:
             while True:
-                self._check_usable(generating=True)
-                with self._changed:
-                    under, base = self._tip()
-                try:
-                    decision = decide(base.state)
-                    entry = None if decision.body is None else self._new_entry(decision.body, base)
-                except Exception as error:
-                    return _Attempt(under, error=error)
-                if entry is None:
-                    return _Attempt(under, decision, state=base.state)
-                batch = self._join(entry, decision.attributes, deadline)
-                if batch is not None:
-                    return _Attempt(batch, decision, state=entry.after.state)
+                attempt = self._try(decide, deadline)
+                if attempt is not None:
+                    return attempt
                 if deadline.passed:
                     raise DeadlineExceededError("the state changed too often to be decided on in time", name=self.name)
+        finally:
+            self._generating = None
+            self._deciding.release()
 
-    @contextmanager
-    def _turn_to_decide(self, deadline: Deadline) -> Iterator[None]:
+    def _await_turn(self, deadline: Deadline) -> None:
         """One generator runs at a time, so that each sees the result of the one before."""
         while not self._deciding.acquire(timeout=deadline.remaining(1.0)):
             self._check_usable()
             if deadline.passed:
                 raise DeadlineExceededError("the generator of another call did not return in time", name=self.name)
-        self._generating = threading.get_ident()
+
+    def _try(self, decide: Callable[[S | None], _Decision[R]], deadline: Deadline) -> _Attempt[S, R] | None:
+        """One run of ``decide``; None if the state has gone on meanwhile, or there was no room for its entry."""
+        self._check_usable(generating=True)
+        with self._changed:
+            under, base = self._tip()
         try:
-            yield
-        finally:
-            self._generating = None
-            self._deciding.release()
+            decision = decide(base.state)
+            entry = None if decision.body is None else self._new_entry(decision.body, base)
+        except Exception as error:
+            return _Attempt(under, error=error)
+        if entry is None:
+            return _Attempt(under, decision, state=base.state)
+        batch = self._join(entry, decision.attributes, deadline)
+        return None if batch is None else _Attempt(batch, decision, state=entry.after.state)
 
     def _tip(self) -> tuple[_Batch[S] | None, Replica[S]]:
         """The last batch, and what the next entry is to be applied to."""
@@ -627,9 +632,8 @@ class StateSynchronizer(Generic[S]):
                 "the answer to the append was lost, and it was not found out in time whether it is stored",
                 name=self.name,
             ) from error
-        self._conflicts_in_row = 0 if batch.status is _Status.STORED else self._conflicts_in_row + 1
-        if self._conflicts_in_row >= POLITE_AFTER_CONFLICTS:
-            self._polite_appends = POLITE_APPENDS
+        change = -1 if batch.status is _Status.STORED else CONFLICT_WEIGHT
+        self._contention = min(MAX_CONTENTION, max(0, self._contention + change))
 
     def _append(self, batch: _Batch[S], deadline: Deadline) -> None:
         data = b"".join(batch.entries)
@@ -685,14 +689,13 @@ class StateSynchronizer(Generic[S]):
             batch.end(_Status.AGAIN)
 
     def _queue_up(self, batch: _Batch[S], deadline: Deadline) -> bool:
-        """After several lost races: wait in line, so that those who are slow get their turn. One process, one place.
+        """Where races are lost, wait in line, so that those who are slow get their turn. One process, one place.
 
         Whether the batch can still go, with nothing lost in front of it. The place is kept until the call of this
         thread ends, so that deciding again is done while it is held.
         """
-        if self._polite_appends == 0 or self._line is not None or not self.store.guarantees.fair_lock:
+        if self._contention < POLITE_FROM or self._line is not None or not self.store.guarantees.fair_lock:
             return True
-        self._polite_appends -= 1
         line = self.store.fair_lock(self.segment, deadline.remaining(FAIR_LOCK_SECONDS))
         try:
             has_turn = line.__enter__()
@@ -702,7 +705,7 @@ class StateSynchronizer(Generic[S]):
         if not has_turn:
             # Whoever has it may be stopped. The lock is politeness; what is safe is the compare alone.
             self._leave_line()
-            self._polite_appends = self._conflicts_in_row = 0
+            self._contention = 0
             return True
         if batch.lost_answer is None:
             self._fetch(deadline)
