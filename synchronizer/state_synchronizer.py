@@ -454,8 +454,9 @@ class StateSynchronizer(Generic[S]):
     def _decide(self, decide: Callable[[S | None], _Decision[R]], deadline: Deadline) -> _Attempt[S, R]:
         """Run ``decide`` on the newest state here, that of the batch in the making if there is one, and join that."""
         self._await_turn(deadline)
-        self._generating = threading.get_ident()
         try:
+            self._queue_up(deadline)
+            self._generating = threading.get_ident()
             while True:
                 attempt = self._try(decide, deadline)
                 if attempt is not None:
@@ -619,8 +620,6 @@ class StateSynchronizer(Generic[S]):
 
     def _send(self, batch: _Batch[S], deadline: Deadline) -> None:
         """Append the batch at the end of its base, and decide it. Raises at the deadline."""
-        if not self._queue_up(batch, deadline):
-            return batch.end(_Status.AGAIN)
         try:
             self._append(batch, deadline)
         except ReaderGroupError as error:
@@ -688,28 +687,26 @@ class StateSynchronizer(Generic[S]):
         else:
             batch.end(_Status.AGAIN)
 
-    def _queue_up(self, batch: _Batch[S], deadline: Deadline) -> bool:
+    def _queue_up(self, deadline: Deadline) -> None:
         """Where races are lost, wait in line, so that those who are slow get their turn. One process, one place.
 
-        Whether the batch can still go, with nothing lost in front of it. The place is kept until the call of this
-        thread ends, so that deciding again is done while it is held.
+        What comes then is decided on the newest state, with everybody else in line behind. The place is kept until the
+        call of this thread ends, also while it decides again.
         """
         if self._contention < POLITE_FROM or self._line is not None or not self.store.guarantees.fair_lock:
-            return True
+            return
         line = self.store.fair_lock(self.segment, deadline.remaining(FAIR_LOCK_SECONDS))
         try:
             has_turn = line.__enter__()
         except StoreUnavailableError:
-            return True
+            return
         self._line = threading.get_ident(), line
-        if not has_turn:
+        if has_turn:
+            self._fetch(deadline)
+        else:
             # Whoever has it may be stopped. The lock is politeness; what is safe is the compare alone.
             self._leave_line()
             self._contention = 0
-            return True
-        if batch.lost_answer is None:
-            self._fetch(deadline)
-        return self._replica.next_offset <= batch.base.next_offset or batch.lost_answer is not None
 
     def _leave_line(self) -> None:
         """Let the next process have its turn, if it was this thread that stood in line."""
