@@ -19,6 +19,7 @@ from synchronizer import (
     SegmentStore,
     State,
     StateSynchronizer,
+    UnknownOutcome,
     Update,
     open_store,
 )
@@ -104,7 +105,7 @@ class LateStore(FailingStore):
 
     def __init__(self, inner: SegmentStore) -> None:
         super().__init__(inner)
-        self.sent: list[tuple[str, bytes, int | None, Mapping[str, AttributeChange] | None]] = []
+        self.lost: list[tuple[str, bytes, int | None, Mapping[str, AttributeChange] | None]] = []
 
     def append(
         self,
@@ -114,11 +115,13 @@ class LateStore(FailingStore):
         expected_offset: int | None = None,
         attributes: Mapping[str, AttributeChange] | None = None,
     ) -> AppendResult:
-        self.sent.append((segment, data, expected_offset, attributes))
-        return super().append(segment, data, expected_offset=expected_offset, attributes=attributes)
+        answer = super().append(segment, data, expected_offset=expected_offset, attributes=attributes)
+        if isinstance(answer, UnknownOutcome):
+            self.lost.append((segment, data, expected_offset, attributes))
+        return answer
 
     def let_arrive(self, number: int) -> AppendResult:
-        segment, data, expected_offset, attributes = self.sent[number]
+        segment, data, expected_offset, attributes = self.lost[number]
         return self.inner.append(segment, data, expected_offset=expected_offset, attributes=attributes)
 
 
