@@ -1,19 +1,20 @@
 """Who should own what: one pure function of the group's state, so that every reader comes to the same plan.
 
-The planner is part of the protocol: two releases that plan differently would move segments to and fro. A change of
-`plan` is a new `PLANNER`.
+The planner is part of the protocol: two releases that plan differently would move segments to and fro. So the state
+says which planner its group uses, and a release that has another one proposes nothing.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from .state import ReaderGroupState
 from .streams.config import SegmentId
 from .updates import ReassignSegment
 
+#: Grows with every change of what `plan` returns.
 PLANNER: Final = 1
 
 
@@ -24,56 +25,90 @@ def plan(state: ReaderGroupState) -> list[ReassignSegment]:
     and the one that has least. A segment that is marked for hand-over counts as its target's. Ties go by name, so
     that ``plan`` of the planned state is empty and every process plans alike.
     """
-    if not state.readers:
+    if not state.readers or state.planner != PLANNER:
         return []
-    held: dict[str, list[tuple[int, SegmentId]]] = {reader: [] for reader in sorted(state.readers)}
+    shares = {reader: _Share(reader) for reader in state.readers}
+    before: dict[SegmentId, str | None] = {}
     free: list[tuple[int, SegmentId]] = []
     for segment, found in state.segments.items():
-        if not found.readable:
+        if found.readable:
+            holder = before[segment] = found.target or found.owner
+            if holder is None:
+                free.append((found.weight, segment))
+            else:
+                shares[holder].give(found.weight, segment)
+    after = dict(_moves(list(shares.values()), free))
+    moved = sorted(segment for segment, reader in after.items() if reader != before[segment])
+    return [ReassignSegment(segment=segment, reader=after[segment]) for segment in moved]
+
+
+class _Share:
+    """What one reader is to have, by weight."""
+
+    def __init__(self, reader: str) -> None:
+        self.reader = reader
+        self.load = 0
+        self._segments: dict[int, list[SegmentId]] = {}  # heaps, by the weight's exponent
+
+    def give(self, weight: int, segment: SegmentId) -> None:
+        heapq.heappush(self._segments.setdefault(weight, []), segment)
+        self.load += 1 << weight
+
+    def take(self, below: int) -> tuple[int, SegmentId] | None:
+        """Take out the heaviest segment that weighs less than ``below``, of several the first by name."""
+        weight = max((weight for weight, held in self._segments.items() if held and 1 << weight < below), default=None)
+        if weight is None:
+            return None
+        self.load -= 1 << weight
+        return weight, heapq.heappop(self._segments[weight])
+
+
+class _Ranking:
+    """Shares in the order of their loads: the greatest first with ``sign`` -1, else the least."""
+
+    def __init__(self, shares: Iterable[_Share], sign: int) -> None:
+        self._sign = sign
+        self._heap = [(sign * share.load, share.reader, share) for share in shares]
+        heapq.heapify(self._heap)
+
+    def put(self, share: _Share) -> None:
+        """Rank the share anew. What it was ranked by before is passed over from now on."""
+        heapq.heappush(self._heap, (self._sign * share.load, share.reader, share))
+
+    def first(self) -> _Share | None:
+        while self._heap and self._heap[0][0] != self._sign * self._heap[0][2].load:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    def drop_first(self) -> None:
+        heapq.heappop(self._heap)
+
+
+def _moves(shares: Iterable[_Share], free: list[tuple[int, SegmentId]]) -> Iterator[tuple[SegmentId, str]]:
+    """Hand out what is free, the heaviest first, each to the reader that has least; then even out.
+
+    A segment goes from the reader that has most to the one that has least, if it weighs less than their difference.
+    The least load never falls by that, so a reader that has nothing to give is done with until it is given more.
+    """
+    least = _Ranking(shares, 1)
+    most = _Ranking((), -1)
+    for weight, segment in sorted(free, key=lambda each: (-each[0], each[1])):
+        target = least.first()
+        assert target is not None
+        target.give(weight, segment)
+        least.put(target)
+        yield segment, target.reader
+    for share in shares:
+        most.put(share)
+    while (source := most.first()) is not None:
+        target = least.first()
+        assert target is not None
+        taken = source.take(below=source.load - target.load)
+        if taken is None:
+            most.drop_first()
             continue
-        # A mark counts only while its target is there: the rest of the rule is in the updates.
-        holder = found.target if found.target in held else found.owner
-        weighed = (1 << found.weight, segment)
-        free.append(weighed) if holder is None else held[holder].append(weighed)
-
-    load = {reader: sum(weight for weight, _ in segments) for reader, segments in held.items()}
-    moved: dict[SegmentId, str] = {}
-    by_load = [(weight, reader) for reader, weight in load.items()]
-    heapq.heapify(by_load)
-    for weight, segment in _heaviest_first(free):
-        _, least = by_load[0]
-        moved[segment] = least
-        load[least] += weight
-        held[least].append((weight, segment))
-        heapq.heapreplace(by_load, (load[least], least))
-    for reader in held:
-        held[reader] = _heaviest_first(held[reader])
-    while (move := _next_move(held, load)) is not None:
-        source, target, weighed = move
-        held[source].remove(weighed)
-        held[target].append(weighed)
-        held[target] = _heaviest_first(held[target])
-        load[source] -= weighed[0]
-        load[target] += weighed[0]
-        moved[weighed[1]] = target
-    return [ReassignSegment(segment=segment, reader=moved[segment]) for segment in sorted(moved)]
-
-
-def _heaviest_first(segments: Iterable[tuple[int, SegmentId]]) -> list[tuple[int, SegmentId]]:
-    return sorted(segments, key=lambda weighed: (-weighed[0], weighed[1]))
-
-
-def _least(load: dict[str, int]) -> str:
-    return min(load, key=lambda reader: (load[reader], reader))
-
-
-def _next_move(
-    held: dict[str, list[tuple[int, SegmentId]]], load: dict[str, int]
-) -> tuple[str, str, tuple[int, SegmentId]] | None:
-    """The heaviest segment whose move from the most to the least loaded reader brings the two closer."""
-    least = _least(load)
-    for source in sorted(load, key=lambda reader: (-load[reader], reader)):
-        for weighed in held[source]:
-            if weighed[0] < load[source] - load[least]:
-                return source, least, weighed
-    return None
+        target.give(*taken)
+        for share in (source, target):
+            least.put(share)
+            most.put(share)
+        yield taken[1], target.reader

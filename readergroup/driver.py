@@ -1,8 +1,9 @@
-"""What the readers of one process do for their group beside reading: one thread for all of them.
+"""What the readers of one process do for their group beside reading: two threads for all of them.
 
-It renews their leases (which commits their positions), follows the group's log and the metadata of its streams,
-declares readers dead whose leases stand still, and proposes the planner's moves. `GroupDriver.step` is one round of
-that and says when the next is due; the thread only calls it, so tests and simulations can call it instead.
+One renews their leases (which commits their positions) and does nothing else, so that nothing delays it. The other
+follows the group's log and the metadata of its streams, declares readers dead whose leases stand still, and proposes
+the planner's moves. `GroupDriver.step` is one round of both and says when the next is due; tests and simulations call
+it instead of starting the threads.
 """
 
 from __future__ import annotations
@@ -29,21 +30,26 @@ OBSERVE_SECONDS: Final = 0.5
 #: The longest that a reader of a high rank waits before it proposes moves that nobody else has proposed.
 MAX_STAGGER_SECONDS: Final = 1.0
 _STAGGER_SECONDS: Final = 0.1
+#: How soon what has failed is tried again.
+RETRY_SECONDS: Final = 0.1
 
 
 class GroupDriver:
     """Works for the readers that joined it, which it holds weakly: one that is forgotten without being closed is let
-    go, and its lease runs out."""
+    go, and its lease runs out. The threads begin with the first reader and end with the last one, or the client."""
 
     def __init__(self, manager: ReaderGroupStateManager, *, threads: bool = True) -> None:
         self._manager = manager
         self._synchronizer = manager.synchronizer
         self._clock = manager.synchronizer.clock
-        self._threads = threads
+        self._threaded = threads
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._threads: dict[str, threading.Thread] = {}
         self._readers: WeakValueDictionary[str, Reader[Any]] = WeakValueDictionary()
-        self._joined = threading.Event()
+        self._renewals_changed = threading.Event()  # another time may be the next
+        self._pause = threading.Event()  # never set
+        self._complaint: str | None = None  # what was logged last
+        self._failed = False  # in this round
         self._observer = LeaseObserver()
         self._observe_at = float("-inf")
         self._follow_at = float("-inf")
@@ -55,81 +61,121 @@ class GroupDriver:
         """Work for the reader from now on."""
         with self._lock:
             self._readers[reader.reader_id] = reader
-            self._joined.set()
-            if self._threads and (self._thread is None or not self._thread.is_alive()):
-                self._thread = threading.Thread(
-                    target=self._run, name=f"readergroup-{self._synchronizer.name}", daemon=True
-                )
-                self._thread.start()
+            if self._threaded:
+                self._start("leases", self.renew, self._wait_for_renewals)
+                self._start("group", self.work, self._wait_for_work)
+        self._renewals_changed.set()
 
     def leave(self, reader: Reader[Any]) -> None:
         """Stop working for the reader. Its lease is its own to give up."""
         with self._lock:
             if self._readers.get(reader.reader_id) is reader:
                 del self._readers[reader.reader_id]
+        self._renewals_changed.set()
 
-    # ------------------------------------------------------------------ the thread
+    def step(self) -> float:
+        """Do what is due and return when, on the clock, something is due again. Never raises but `ClosedError`."""
+        return min(self.renew(), self.work())
 
-    def _run(self) -> None:
+    # ------------------------------------------------------------------ the threads
+
+    def _start(self, name: str, step: Callable[[], float], wait: Callable[[float], None]) -> None:
+        if name not in self._threads or not self._threads[name].is_alive():
+            self._threads[name] = threading.Thread(
+                target=self._run, args=(name, step, wait), name=f"{self._synchronizer.name}-{name}", daemon=True
+            )
+            self._threads[name].start()
+
+    def _run(self, name: str, step: Callable[[], float], wait: Callable[[float], None]) -> None:
         try:
-            while self._has_readers():
-                due = self.step()
-                self._wait(due - self._clock.monotonic())
+            while self._has_readers(name):
+                wait(step() - self._clock.monotonic())
         except ClosedError:
             _logger.debug("%s was closed", self._synchronizer.name)
 
-    def _has_readers(self) -> bool:
+    def _has_readers(self, name: str) -> bool:
         """Whether there is a reader to work for. The last look of a thread that ends is under the lock of `join`."""
         with self._lock:
             if not self._readers:
-                self._thread = None
+                del self._threads[name]
             return bool(self._readers)
 
-    def _wait(self, timeout: float) -> None:
+    def _wait_for_renewals(self, timeout: float) -> None:
+        self._clock.wait(self._renewals_changed, timeout)
+        self._renewals_changed.clear()
+
+    def _wait_for_work(self, timeout: float) -> None:
         """Until the group's log or a stream's metadata grew, or until something is due."""
         if timeout <= 0:
             return
         known = {**self._followed, self._synchronizer.segment: self._synchronizer.applied_length}
         try:
-            changed = self._synchronizer.store.wait(known, timeout)
+            if self._failed:  # what has grown may be what failed
+                self._clock.wait(self._pause, timeout)
+            elif self._synchronizer.store.wait(known, timeout) - {self._synchronizer.segment}:
+                self._follow_at = float("-inf")
         except ClosedError:
             raise
         except ReaderGroupError as error:
-            _logger.warning("%s: the store cannot be watched: %s", self._synchronizer.name, error)
-            self._joined.clear()
-            self._clock.wait(self._joined, timeout)
-        else:
-            if changed - {self._synchronizer.segment}:
-                self._follow_at = float("-inf")
+            self._complain(error)
+            self._clock.wait(self._pause, min(timeout, RETRY_SECONDS))
 
-    # ------------------------------------------------------------------ one round
+    # ------------------------------------------------------------------ leases
 
-    def step(self) -> float:
-        """Do what is due and return when, on the clock, something is due again. Never raises but `ClosedError`."""
-        due = self._clock.monotonic() + self._manager.state.config.refresh_interval_seconds
-        steps: tuple[Callable[[], float], ...] = (self._renew, self._fetch, self._observe, self._follow, self._balance)
-        for step in steps:
+    def renew(self) -> float:
+        """Renew the leases that are due, and return when the next is. Never raises but `ClosedError`."""
+        due = float("inf")
+        for reader in list(self._readers.values()):
+            try:
+                due = min(due, reader.renew_if_due())
+            except ClosedError:
+                raise
+            except ReaderGroupError as error:
+                _logger.info("reader %s of %s: %s", reader.reader_id, self._synchronizer.name, error)
+                due = min(due, self._clock.monotonic() + RETRY_SECONDS)
+        return due
+
+    # ------------------------------------------------------------------ the group
+
+    def work(self) -> float:
+        """Follow, observe and balance, and return when that is due again. Never raises but `ClosedError`."""
+        self._failed = False
+        due = float("inf")
+        for step in (self._fetch, self._observe, self._follow, self._balance):
             try:
                 due = min(due, step())
             except ClosedError:
                 raise
             except ReaderGroupError as error:
-                _logger.warning("%s: %s", self._synchronizer.name, error)
+                self._failed = True
+                self._complain(error)
+                due = min(due, self._clock.monotonic() + RETRY_SECONDS)
+        if not self._failed:
+            self._complaint = None
         return due
 
-    def _renew(self) -> float:
-        due = float("inf")
-        for reader in list(self._readers.values()):
-            due = min(due, reader.renew_if_due())
-        return due
+    def _complain(self, error: ReaderGroupError) -> None:
+        """Log it, a trouble that lasts once."""
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            _logger.warning("%s: %s", self._synchronizer.name, error)
 
     def _fetch(self) -> float:
         before = self._synchronizer.revision
-        self._synchronizer.fetch_updates(timeout=self._timeout_seconds / RENEWALS)
+        try:
+            config = self._synchronizer.fetch_updates().config
+        except ReaderGroupError as error:
+            if not error.retryable:
+                self._look_up()  # to tell those who read: the group was deleted, or its log cannot be applied
+            raise
         if self._synchronizer.revision != before:
-            for reader in list(self._readers.values()):
-                reader.look_up()
-        return float("inf")
+            self._look_up()
+        return self._clock.monotonic() + config.refresh_interval_seconds
+
+    def _look_up(self) -> None:
+        for reader in list(self._readers.values()):
+            reader.look_up()
+        self._renewals_changed.set()
 
     def _observe(self) -> float:
         """Look at all leases and take out those readers that are dead, with the moves that follow."""
@@ -139,7 +185,9 @@ class GroupDriver:
         self._observe_at = now + min(OBSERVE_SECONDS, self._timeout_seconds / (2 * RENEWALS))
         state = self._manager.state
         values = self._manager.leases()
-        dead = self._observer.observe(self._clock.monotonic(), state.readers, values, self._timeout_seconds)
+        dead = self._observer.observe(
+            self._clock.monotonic(), state.readers, values, self._timeout_seconds, renewed_at=self._renewed_at
+        )
         if dead:
             removed = self._manager.remove_dead({reader: self._observer.seen(state.readers, reader) for reader in dead})
             for reader in removed:
@@ -151,8 +199,8 @@ class GroupDriver:
         now = self._clock.monotonic()
         if now < self._follow_at:
             return self._follow_at
-        self._follow_at = now + 2 * self._manager.state.config.refresh_interval_seconds
         self._followed = follow_streams(self._manager)
+        self._follow_at = now + self._manager.state.config.refresh_interval_seconds
         return self._follow_at
 
     def _balance(self) -> float:
@@ -179,6 +227,11 @@ class GroupDriver:
     def _timeout_seconds(self) -> float:
         return self._manager.state.config.reader_timeout_seconds
 
+    @property
+    def _renewed_at(self) -> float:
+        """When the last renewal of this process was sent."""
+        return max((reader.renewed_at for reader in list(self._readers.values())), default=float("-inf"))
+
 
 def follow_streams(manager: ReaderGroupStateManager) -> Mapping[str, int]:
     """Follow all streams of the group; the lengths of their metadata logs, as far as that goes, to wait on."""
@@ -189,7 +242,7 @@ def follow_streams(manager: ReaderGroupStateManager) -> Mapping[str, int]:
         try:
             synchronizer = manager.streams.synchronizer(stream)
             known[synchronizer.segment] = synchronizer.applied_length
-            manager.follow_streams([stream])
+            manager.follow_stream(stream)
         except NotFoundError:
             _logger.debug("stream %s was deleted", stream)  # its readers are told when they read
     return known

@@ -116,6 +116,11 @@ class Part(NamedTuple):
         """The offset after the last of them."""
         return self.block.end if self.stop == len(self.block) else self.block.offsets[self.stop]
 
+    @property
+    def size(self) -> int:
+        """How many events it has."""
+        return self.stop - self.start
+
 
 class EventBatch(Sequence[Event[T]]):
     """Events of one segment, in order. Lists of their columns are the fast way to use it; they are not to be changed.
@@ -171,24 +176,24 @@ class EventBatch(Sequence[Event[T]]):
         """Where the reader stands in the segment when the first ``count`` events are processed."""
         return self.offsets[count] if count < len(self.raw) else self.end
 
-    def after(self, count: int) -> EventBatch[T]:
-        """The batch without its first ``count`` events."""
+    def parts_after(self, count: int) -> list[Part]:
+        """What the batch is made of, without its first ``count`` events."""
         rest = []
         for part in self._parts:
-            dropped = min(count, part.stop - part.start)
+            dropped = min(count, part.size)
             count -= dropped
-            if dropped < part.stop - part.start:
+            if dropped < part.size:
                 rest.append(part._replace(start=part.start + dropped))
-        return EventBatch(rest, self.segment, self.incarnation, self.fencing_token, self.serializer)
+        return rest
 
     def only(self, index: int) -> EventBatch[T]:
         """A batch of the event at ``index``."""
         for part in self._parts:
-            if index < part.stop - part.start:
+            if index < part.size:
                 start = part.start + index
                 one = part._replace(start=start, stop=start + 1)
                 return EventBatch([one], self.segment, self.incarnation, self.fencing_token, self.serializer)
-            index -= part.stop - part.start
+            index -= part.size
         raise IndexError(index)
 
     def __len__(self) -> int:

@@ -7,21 +7,24 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 from weakref import WeakSet
 
 from pydantic import BaseModel, ConfigDict
 
 from synchronizer import (
+    ANY,
     AttributeChange,
     ClosedError,
+    ManualClock,
     NotFoundError,
     StateSynchronizer,
 )
 
 from .autoscale import TURN, Autoscaling, Callback
 from .config import ReaderGroupConfig, check_group_name
-from .driver import GroupDriver
+from .driver import GroupDriver, follow_streams
 from .errors import ReaderGroupExistsError
 from .event import Position
 from .lag import GroupLag, group_lag, positions
@@ -63,8 +66,9 @@ class ReaderGroup:
         self.synchronizer = synchronizer
         self._client = client
         self._manager = ReaderGroupStateManager(synchronizer, client.streams)
-        self._driver = GroupDriver(self._manager)
-        self._readers: list[Reader[Any]] = []
+        # As for notifiers: with a clock that is moved by hand nothing runs in the background.
+        self._driver = GroupDriver(self._manager, threads=not isinstance(synchronizer.clock, ManualClock))
+        self._readers: WeakSet[Reader[Any]] = WeakSet()  # one that is forgotten is to be let go
         self._running: WeakSet[ReaderPool[Any] | Autoscaling] = WeakSet()
         self._scalers: dict[ReaderScalingPolicy, Scaler] = {}
         self._closed = False
@@ -121,15 +125,14 @@ class ReaderGroup:
         )
         with self._lock:
             if not self._closed:
-                self._readers.append(reader)
+                self._readers.add(reader)
                 return reader
         reader.close()
         raise ClosedError("the group's client is closed; open another", group=self.name)
 
     def _forget(self, reader: Reader[Any]) -> None:
         with self._lock:
-            if reader in self._readers:
-                self._readers.remove(reader)
+            self._readers.discard(reader)
 
     # ------------------------------------------------------------------ scaling readers
 
@@ -241,19 +244,24 @@ class ReaderGroup:
 
     def lag(self) -> GroupLag:
         """How far the group is behind its streams now, by what its readers have committed."""
-        self._manager.follow_streams()
-        state = self.synchronizer.fetch_updates()
-        store = self.synchronizer.store
-        return group_lag(state, self._manager.leases(), store, self.synchronizer.clock.time())
+        follow_streams(self._manager)
+        offsets, state = self._positions()
+        return group_lag(state, offsets, self.synchronizer.store, self.synchronizer.clock.time())
 
     def stream_cuts(self) -> Mapping[str, StreamCut]:
         """Per stream where the group stands, by what its readers have committed."""
-        state = self.synchronizer.fetch_updates()
-        offsets = positions(state, self._manager.leases())
+        offsets, state = self._positions()
         return {
             stream: cut.model_copy(update={"offsets": {segment: offsets[segment] for segment in cut.offsets}})
             for stream, cut in state.cuts.items()
         }
+
+    def _positions(self) -> tuple[Mapping[SegmentId, int], ReaderGroupState]:
+        """Where the group stands in each segment, and its state."""
+        # In this order: what was committed before a segment changed hands is in the state that comes after.
+        leases = self._manager.leases()
+        state = self.synchronizer.fetch_updates()
+        return positions(state, leases), state
 
     # ------------------------------------------------------------------ changing
 
@@ -280,15 +288,20 @@ class ReaderGroup:
         with self._lock:
             self._closed = True
             running = list(self._running)
-        for each in running:
-            each.close()
+        with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
+            closing.callback(self.synchronizer.close)
+            for notifier in (self.segment_notifier, self.end_of_data_notifier, self.reader_notifier):
+                closing.callback(notifier.close)
+            closing.callback(self._close_readers)
+            for each in running:
+                closing.callback(each.close)
+
+    def _close_readers(self) -> None:
         with self._lock:
             readers = list(self._readers)
-        for reader in readers:
-            reader.close()
-        for notifier in (self.segment_notifier, self.end_of_data_notifier, self.reader_notifier):
-            notifier.close()
-        self.synchronizer.close()
+        with ExitStack() as closing:
+            for reader in readers:
+                closing.callback(reader.close)
 
     def __repr__(self) -> str:
         return f"ReaderGroup({self.name!r}, {self.synchronizer.store.url!r})"
@@ -361,10 +374,12 @@ class ReaderGroupManager:
     def delete(self, name: str) -> None:
         """Delete the group and its positions. Its readers raise `NotFoundError` at their next call."""
         group = self.get(name)
-        group.synchronizer.delete()
         store, segment = self._client.store, group.synchronizer.segment
-        for attribute, value in {**group._manager.leases(), **store.attributes(segment, TURN)}.items():
-            store.append(segment, b"", attributes={attribute: AttributeChange(value, None)})
+        # Listed before: later ones may be those of a new group of the name.
+        attributes = {**group._manager.leases(), **store.attributes(segment, TURN)}
+        group.synchronizer.delete()
+        for attribute in attributes:
+            store.append(segment, b"", attributes={attribute: AttributeChange(ANY, None)})
 
     def _open(self, name: str, initial: ReaderGroupState | None) -> ReaderGroup:
         log = _LOG_PREFIX + check_group_name(name)
@@ -395,8 +410,9 @@ class ReaderGroupManager:
         with self._lock:
             self._closed = True
             groups = list(self._groups.values())
-        for group in groups:
-            group.close()
+        with ExitStack() as closing:
+            for group in groups:
+                closing.callback(group.close)
 
 
 def _not_found(name: str) -> NotFoundError:

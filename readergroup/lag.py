@@ -7,7 +7,7 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
-from synchronizer import NotFoundError, SegmentStore
+from synchronizer import NotFoundError, SegmentStore, TruncatedError
 
 from .liveness import current_offsets, lease_attribute
 from .state import ReaderGroupState
@@ -63,9 +63,8 @@ def positions(state: ReaderGroupState, leases: Mapping[str, bytes]) -> Mapping[S
     return offsets
 
 
-def group_lag(state: ReaderGroupState, leases: Mapping[str, bytes], store: SegmentStore, now: float) -> GroupLag:
-    """The lag at the moment. ``now`` is the time of day, in seconds since 1970."""
-    offsets = positions(state, leases)
+def group_lag(state: ReaderGroupState, offsets: Mapping[SegmentId, int], store: SegmentStore, now: float) -> GroupLag:
+    """The lag of a group that stands at ``offsets``. ``now`` is the time of day, in seconds since 1970."""
     lags = {}
     for segment, found in sorted(state.segments.items()):
         if not found.completed:
@@ -84,6 +83,8 @@ def _segment_lag(
         blocks = _next_blocks(store, name, offset) if end > offset else []
     except NotFoundError:  # truncated away, or its stream deleted
         return SegmentLag(owner=owner, offset=offset, bytes=0, events=0, seconds=0.0)
+    except TruncatedError as error:  # in between
+        return _segment_lag(store, name, owner, error.start_offset, end, now)
     behind = max(0, end - offset)
     events = sum(map(len, blocks))
     if blocks and blocks[-1].end < end:

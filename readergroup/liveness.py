@@ -25,6 +25,9 @@ PREFIX: Final = "lease/"
 STOP_AFTER: Final = 0.8
 #: Renewals per timeout.
 RENEWALS: Final = 3
+#: A process that has not looked at the leases, or not had a renewal of its own accepted, for this part of the timeout
+#: does not judge others. A store that takes no writes is noticed by that before the first lease can look dead.
+CONTACT: Final = 0.5
 
 
 class Held(NamedTuple):
@@ -77,7 +80,10 @@ class Lease:
         self._tried: set[bytes] = set()  # sent since then, and the answers lost
         #: Until when, on the clock, nobody else can have been given the reader's segments, with a margin.
         self.valid_until = float("-inf")
-        self._lost = False
+        #: When the last renewal that was accepted was sent.
+        self.renewed_at = float("-inf")
+        #: The reader is no longer in the group, or has closed.
+        self.lost = False
 
     @property
     def attribute(self) -> str:
@@ -88,18 +94,19 @@ class Lease:
         """What `AddReader` writes."""
         return encode_lease(0, {})
 
-    @property
-    def value(self) -> bytes:
-        """What a removal by the reader itself compares with."""
-        return self._value
-
     def begin(self, sent_at: float, timeout_seconds: float) -> None:
-        """The lease was created by an append that was sent at ``sent_at``."""
-        self.valid_until = sent_at + STOP_AFTER * timeout_seconds
+        """The lease was created, or renewed, by an append that was sent at ``sent_at``."""
+        self.renewed_at = sent_at
+        self.keep_to(timeout_seconds)
+
+    def keep_to(self, timeout_seconds: float) -> None:
+        """The others judge by this timeout from now on."""
+        if not self.lost:
+            self.valid_until = self.renewed_at + STOP_AFTER * timeout_seconds
 
     def lose(self) -> None:
         """The reader is no longer in the group."""
-        self._lost = True
+        self.lost = True
         self.valid_until = float("-inf")
 
     def renew(self, positions: Positions, timeout_seconds: float) -> bool:
@@ -108,7 +115,7 @@ class Lease:
         Raises what the store raises; then it is not known whether the renewal went in, and the next call finds out.
         """
         with self._lock:
-            while not self._lost:
+            while not self.lost:
                 sent_at = self._clock.monotonic()
                 self._counter += 1
                 value = encode_lease(self._counter, positions)
@@ -137,20 +144,32 @@ class LeaseObserver:
     """The others' side: which leases have not changed for the timeout, as this process saw it.
 
     No clock of another process is looked at. A silence counts only while this process itself is in contact with the
-    store: after a gap in its own observations it begins anew, so that a store that was away has evicted nobody.
+    store, to read and to write: after a gap it begins anew, so that a store that was away has evicted nobody.
     """
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[bytes | None, float]] = {}  # lease: its value, and since when
-        self._last: float | None = None
+        self._last = float("-inf")
+        self._timeout_seconds = 0.0
 
     def observe(
-        self, now: float, readers: Mapping[str, ReaderState], values: Mapping[str, bytes], timeout_seconds: float
+        self,
+        now: float,
+        readers: Mapping[str, ReaderState],
+        values: Mapping[str, bytes],
+        timeout_seconds: float,
+        *,
+        renewed_at: float,
     ) -> list[str]:
-        """Take note of the leases as they are now and return the readers that are dead."""
-        if self._last is None or now - self._last > timeout_seconds / RENEWALS:
+        """Take note of the leases as they are now and return the readers that are dead.
+
+        ``renewed_at`` is when this process last sent a renewal of its own that was accepted.
+        """
+        in_contact = now - min(self._last, renewed_at) <= CONTACT * timeout_seconds
+        # Under a timeout that has just been made shorter, a reader may not have known how soon to renew.
+        if not in_contact or timeout_seconds != self._timeout_seconds:
             self._seen.clear()
-        self._last = now
+        self._last, self._timeout_seconds = now, timeout_seconds
         seen, dead = {}, []
         for reader, found in readers.items():
             key = f"{reader}@{found.incarnation}"

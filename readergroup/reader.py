@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import TracebackType
@@ -20,6 +21,7 @@ from synchronizer import (
     DeadlineExceededError,
     InvalidArgumentError,
     NotFoundError,
+    OutcomeUnknownError,
     ReaderGroupError,
     Revision,
     StoreUnavailableError,
@@ -33,11 +35,11 @@ from .errors import EndOfDataError, ReaderNotInGroupError
 from .event import Event, EventBatch, Position
 from .liveness import RENEWALS, Held, Lease, Positions
 from .source import Source
-from .state import ReaderGroupState
-from .state_manager import ReaderGroupStateManager
-from .streams.config import SegmentId, data_segment, stream_of
+from .state import ReaderGroupState, SegmentState
+from .state_manager import ReaderGroupStateManager, check_same_stream
+from .streams.config import SegmentId, stream_of
 from .streams.serializers import Serializer
-from .updates import Cause, RemoveReader
+from .updates import RemoveReader
 
 T = TypeVar("T")
 
@@ -50,6 +52,16 @@ _LOOK_AT_IDLE_SECONDS: Final = 0.02
 
 #: How many events are taken from a segment at a time when they are handed out one by one.
 _EVENTS_AHEAD: Final = 4096
+
+#: The pause between two tries while the store is away.
+_PAUSE_SECONDS: Final = 0.02
+
+#: Why a reader that is out of its group does not come back by itself.
+_STAYS_OUT: Final[Mapping[str, str]] = {
+    "replaced": "another process took over the reader's id; this one stays out",
+    "removed": "the reader was removed from the group; open another if it is to read again",
+    "deleted": "the group was deleted and created again; open another reader",
+}
 
 SegmentCallback = Callable[[SegmentId], object]
 
@@ -88,8 +100,11 @@ class Reader(Generic[T]):
         self._on_close = on_close
 
         self._thread: int | None = None
-        self._stopping = threading.Event()
+        # Not an event: its lock could be held by the very thread that a signal handler interrupts.
+        self._stopped = False
+        self._pause = threading.Event()  # never set
         self._closed = False
+        self._is_cut_off = False  # from the store, as was logged
         self._gone: ReaderNotInGroupError | None = None  # removed for good
 
         # What is assigned. The driver's thread looks at it, so it is replaced and not changed.
@@ -109,12 +124,11 @@ class Reader(Generic[T]):
         self._in_hand_since: float | None = None
 
         self._feed: TransitionFeed[ReaderGroupState] = self._synchronizer.transitions()
-        self._lease = self._new_lease()
-        self._incarnation = manager.add_reader(self.reader_id, self._lease)
+        weakref.finalize(self, self._feed.close).atexit = False  # of a reader that is forgotten without being closed
         self._committed: Positions = {}
-        self._renew_at = self._commit_at = 0.0
-        self._plan_renewal()
-        driver.join(self)
+        self._commit_at = 0.0
+        self._lease = self._new_lease()
+        self._join(None)
 
     # ------------------------------------------------------------------ reading
 
@@ -153,7 +167,7 @@ class Reader(Generic[T]):
 
     def batches(self, max_events: int = 1000) -> Iterator[EventBatch[T]]:
         """Batches, waiting for more, until the end of the data or `stop`."""
-        while not self._stopping.is_set():
+        while not self._stopped:
             try:
                 batch = self.read_batch(max_events, self._timeout)
             except EndOfDataError:
@@ -164,7 +178,7 @@ class Reader(Generic[T]):
     def __iter__(self) -> Iterator[Event[T]]:
         """Events, waiting for more, until the end of the data or `stop`."""
         monotonic = self._clock.monotonic
-        while not self._stopping.is_set():
+        while not self._stopped:
             deadline = self._enter(self._timeout)
             try:
                 batch = self._next_batch(_EVENTS_AHEAD, deadline)
@@ -187,7 +201,7 @@ class Reader(Generic[T]):
 
     def stop(self) -> None:
         """Let iterating end after the event in hand. From any thread, or a signal handler."""
-        self._stopping.set()
+        self._stopped = True
         self._look = True
 
     # ------------------------------------------------------------------ positions
@@ -229,22 +243,22 @@ class Reader(Generic[T]):
         """Leave the group: others go on at once where the reader stands, or at ``at``. Closing twice is no error."""
         if self._closed:
             return
+        if at is not None:
+            self._manager.check_position(at)
         self._closed = True
-        self._stopping.set()
+        self.stop()
         self._driver.leave(self)
-        self._feed.close()
         try:
             if self._gone is None:
                 self._take_over_progress()
                 self._manager.remove_reader(
-                    self.reader_id,
-                    incarnation=self._incarnation,
-                    reached=self._held(),
-                    position=at,
-                    cause="closed",
+                    self.reader_id, lease=self._lease.name, reached=self._held(), position=at, cause="closed"
                 )
+        except NotFoundError:
+            _logger.debug("reader %s: its group was deleted", self.reader_id)
         finally:
             self._lease.lose()
+            self._feed.close()
             if self._on_close is not None:
                 self._on_close(self)
 
@@ -268,19 +282,26 @@ class Reader(Generic[T]):
 
     # ------------------------------------------------------------------ for the driver
 
+    @property
+    def renewed_at(self) -> float:
+        """When the last renewal that was accepted was sent."""
+        return self._lease.renewed_at
+
     def renew_if_due(self) -> float:
         """Renew the lease if it is due, and return when it is due next. In the driver's thread."""
-        now = self._clock.monotonic()
-        config = self._config
-        since = self._in_hand_since
-        limit = config.max_processing_seconds
+        if self._lease.lost:
+            return float("inf")  # until the reader has joined again
+        now, config = self._clock.monotonic(), self._config
+        since, limit = self._in_hand_since, config.max_processing_seconds
         if limit is not None and since is not None and now - since > limit:
             return now + config.reader_timeout_seconds / RENEWALS  # no renewal: liveness decides
-        if now >= self._renew_at or (now >= self._commit_at and self._held() != self._committed):
-            self._renew()
+        interval = config.reader_timeout_seconds / RENEWALS
+        if now >= self._lease.renewed_at + interval or (now >= self._commit_at and self._held() != self._committed):
+            if not self._renew():
+                return float("inf")
         elif now >= self._commit_at:
             self._commit_at = now + config.position_interval_seconds
-        return min(self._renew_at, self._commit_at)
+        return min(self._lease.renewed_at + interval, self._commit_at)
 
     def look_up(self) -> None:
         """The group's state has changed: look before the next event is handed out. From any thread."""
@@ -295,20 +316,22 @@ class Reader(Generic[T]):
     def _config(self) -> ReaderGroupConfig:
         return self._synchronizer.state.config
 
+    def _join(self, timeout: float | None) -> None:
+        """Join the group under a new lease."""
+        self._lease = self._new_lease()
+        self._manager.add_reader(self.reader_id, self._lease, timeout=timeout)
+        self._commit_at = self._clock.monotonic() + self._config.position_interval_seconds
+        self._driver.join(self)
+
     def _renew(self) -> bool:
         """Renew the lease and commit the positions; False if the reader is no longer in the group."""
-        self._plan_renewal()
-        held = self._held()
-        if not self._lease.renew(held, self._config.reader_timeout_seconds):
+        held, config = self._held(), self._config
+        if not self._lease.renew(held, config.reader_timeout_seconds):
             self._look = True
             return False
         self._committed = held
+        self._commit_at = self._clock.monotonic() + config.position_interval_seconds
         return True
-
-    def _plan_renewal(self) -> None:
-        now, config = self._clock.monotonic(), self._config
-        self._renew_at = now + config.reader_timeout_seconds / RENEWALS
-        self._commit_at = now + config.position_interval_seconds
 
     def _renew_until(self, deadline: Deadline) -> None:
         """Renew, waiting for a store that is away."""
@@ -323,7 +346,7 @@ class Reader(Generic[T]):
             except StoreUnavailableError as error:
                 if deadline.passed:
                     raise DeadlineExceededError("the positions could not be committed in time") from error
-            self._clock.wait(self._stopping, deadline.remaining(_LOOK_AT_IDLE_SECONDS))
+            self._clock.wait(self._pause, deadline.remaining(_PAUSE_SECONDS))
 
     def _held(self, *, moved_only: bool = True) -> Positions:
         """The reader's positions, of one moment; from any thread."""
@@ -370,64 +393,63 @@ class Reader(Generic[T]):
         if self._auto_commit and self._done:
             source.committed = max(source.committed, batch.offset_after(self._done))
 
-    def _drop_batch(self) -> EventBatch[T] | None:
-        """Empty the hand; what is left of the batch, if its segment is still the reader's."""
+    def _empty_hand(self) -> None:
+        """Put what was not handed out of the batch back to where it came from."""
         batch, source, handed = self._batch, self._batch_source, self._handed
         self._take_over_progress()
         self._batch = None
         self._handed = self._done = 0
         self._in_hand_since = None
-        if batch is None or source is None or handed >= len(batch):
-            return None
-        return batch.after(handed)
+        if batch is not None and source is not None and handed < len(batch):
+            source.put_back(batch.parts_after(handed))
 
     def _next_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
-        """The next batch, which becomes the one in hand with nothing of it handed out; None at the deadline."""
+        """The next batch, which becomes the one in hand with nothing of it handed out; None at the deadline.
+
+        A store that is away is waited for, like events.
+        """
         if self._auto_commit:
             self._done = self._handed
-        source = self._batch_source
-        rest = self._drop_batch()
-        while not self._stopping.is_set():
-            if not self._ready_to_hand_out(deadline):
-                return None
-            if rest is not None and source is not None and self._sources.get(rest.segment) is source:
-                return self._put_in_hand(source, rest)
-            rest = None
-            if self._complete_segments():
-                continue
-            found = self._take(max_events)
-            if found is not None:
-                return self._put_in_hand(*found)
-            if self._ending and self._complete_segments():
-                continue
-            if self._synchronizer.state.end_of_data:
-                raise EndOfDataError("the group has read all of its streams", group=self._synchronizer.name)
+        self._empty_hand()
+        while not self._stopped:
+            try:
+                batch = self._look_for_batch(max_events, deadline)
+                if batch is None and not deadline.passed:
+                    self._wait(deadline)
+                self._is_cut_off = False
+            except (StoreUnavailableError, DeadlineExceededError, OutcomeUnknownError) as error:
+                # What became of an update whose answer was lost is seen in the group's state.
+                batch, self._look = None, True
+                if not self._is_cut_off:
+                    _logger.warning("reader %s waits for the store: %s", self.reader_id, error)
+                self._is_cut_off = True
+                self._clock.wait(self._pause, deadline.remaining(_PAUSE_SECONDS))
+            if batch is not None:
+                return batch
             if deadline.passed:
-                return None
-            self._wait(deadline)
+                break
         return None
 
-    def _put_in_hand(self, source: Source[T], batch: EventBatch[T]) -> EventBatch[T]:
-        self._batch_source = source
-        self._batch = batch
-        return batch
-
-    def _ready_to_hand_out(self, deadline: Deadline) -> bool:
-        """Follow the group's decisions and make sure of the lease; False if that took until the deadline."""
+    def _look_for_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
+        """The next batch, without waiting for one. Raises `EndOfDataError` if there will be none."""
         while True:
-            self._look = False
-            try:
-                self._settle()
-                if self._clock.monotonic() < self._lease.valid_until or self._renew():
-                    return True
-            except StoreUnavailableError as error:
-                _logger.warning("reader %s waits for the store: %s", self.reader_id, error)
-                if deadline.passed or self._stopping.is_set():
-                    return False
-                self._clock.wait(self._stopping, deadline.remaining(_LOOK_AT_IDLE_SECONDS))
+            self._follow_group(deadline)
+            if self._complete_segments(deadline):
                 continue
-            # Not in the group any more, which the state will say.
-            self._synchronizer.fetch_updates(timeout=deadline.remaining(self._timeout))
+            ending = len(self._ending)
+            found = self._take(max_events)
+            if found is None:
+                if len(self._ending) == ending:
+                    break
+            elif self._clock.monotonic() < self._lease.valid_until:
+                self._batch_source, self._batch = found
+                return self._batch
+            else:  # it took too long
+                source, batch = found
+                source.put_back(batch.parts_after(0))
+        if self._synchronizer.state.end_of_data:
+            raise EndOfDataError("the group has read all of its streams", group=self._synchronizer.name)
+        return None
 
     def _take(self, max_events: int) -> tuple[Source[T], EventBatch[T]] | None:
         """The next batch, from the segments in turn."""
@@ -436,18 +458,15 @@ class Reader(Generic[T]):
             self._look_at_idle_at = now + _LOOK_AT_IDLE_SECONDS
             self._wake_idle(self._store.wait({name: s.known_length for name, s in self._idle.items()}, 0))
         while self._ready:
-            source = self._ready.popleft()
+            self._ready.rotate(-1)  # whatever becomes of this one, the others come first then
+            source = self._ready[-1]
             try:
                 batch = source.take(max_events)
             except NotFoundError:
-                self._ready.append(source)
                 self._explain_missing(source)
-            except BaseException:
-                self._ready.append(source)
-                raise
             if batch is not None:
-                self._ready.append(source)
                 return source, batch
+            self._ready.pop()
             if source.exhausted:
                 self._ending.append(source)
             else:
@@ -461,8 +480,10 @@ class Reader(Generic[T]):
                 self._ready.append(source)
 
     def _explain_missing(self, source: Source[T]) -> NoReturn:
-        """The data segment does not exist: raises, unless the stream exists and has only lost this data."""
-        self._manager.streams.fetch_state(stream_of(source.segment))
+        """The data segment does not exist: raises, once if the stream exists and has only lost this data."""
+        stream = stream_of(source.segment)
+        metadata = self._manager.streams.fetch_state(stream)
+        check_same_stream(metadata, self._synchronizer.state.streams[stream].incarnation)
         source.skip_to_end()
         raise TruncatedError(
             "all data of the segment was truncated; reading goes on with its successors",
@@ -473,87 +494,104 @@ class Reader(Generic[T]):
 
     def _wait(self, deadline: Deadline) -> None:
         """Until there is something new in a segment, or in the group."""
+        if self._look:
+            return
         log = self._synchronizer.segment
         known = {name: source.known_length for name, source in self._idle.items()}
         known[log] = self._synchronizer.applied_length
-        try:
-            changed = self._store.wait(known, deadline.remaining(_WAIT_SECONDS))
-            if log in changed:
-                self._synchronizer.fetch_updates(timeout=deadline.remaining(self._timeout))
-        except StoreUnavailableError as error:
-            _logger.warning("reader %s waits for the store: %s", self.reader_id, error)
-            self._clock.wait(self._stopping, deadline.remaining(_LOOK_AT_IDLE_SECONDS))
-        else:
-            self._wake_idle(changed - {log})
+        changed = self._store.wait(known, deadline.remaining(_WAIT_SECONDS))
+        self._look |= log in changed
+        self._wake_idle(changed - {log})
 
     # ------------------------------------------------------------------ following the group's decisions
 
-    def _settle(self) -> None:
+    def _follow_group(self, deadline: Deadline) -> None:
+        """Do what the group's state asks for, and make sure of the lease."""
+        if self._look:
+            self._fetch(deadline)
+            self._look = False
+        while True:
+            self._settle(deadline)
+            if self._clock.monotonic() < self._lease.valid_until or self._renew():
+                return
+            state = self._fetch(deadline)
+            if self._is_in(state):
+                _logger.warning("reader %s has lost its lease and joins again", self.reader_id)
+                self._join(deadline.remaining(self._timeout))
+
+    def _fetch(self, deadline: Deadline) -> ReaderGroupState:
+        return self._synchronizer.fetch_updates(timeout=deadline.remaining(self._timeout))
+
+    def _is_in(self, state: ReaderGroupState) -> bool:
+        """Whether the group holds the reader that this is, not another one of its id."""
+        found = state.readers.get(self.reader_id)
+        return found is not None and found.lease == self._lease.name
+
+    def _settle(self, deadline: Deadline) -> None:
         """Make what the reader holds what the group's state says: join again, give up, take over."""
         while True:
             state, revision = self._synchronizer.snapshot_of_state
             if revision == self._settled:
                 return
-            me = state.readers.get(self.reader_id)
-            if me is None or me.incarnation != self._incarnation:
-                self._join_again(state)
+            if not self._is_in(state):
+                self._join_again(state, deadline)
                 continue
+            self._lease.keep_to(state.config.reader_timeout_seconds)
             owned = state.segments_of(self.reader_id)
             self._drop([s for s, source in self._sources.items() if s not in owned or owned[s].token != source.token])
-            marked = [segment for segment, found in owned.items() if found.target is not None]
+            marked = {segment: found for segment, found in owned.items() if found.target is not None}
             if marked:
-                self._release(marked)
+                self._release(marked, deadline)
                 continue
             self._acquire(state)
             self._feed.drain()
             self._settled = revision
 
-    def _join_again(self, state: ReaderGroupState) -> None:
+    def _join_again(self, state: ReaderGroupState, deadline: Deadline) -> None:
         """The reader is out: it comes back as a new incarnation, unless somebody meant it to stay out."""
         self._drop(list(self._sources))
         self._lease.lose()
-        cause = self._cause_of_removal()
-        if self.reader_id in state.readers or cause == "replaced":
-            cause, why = "replaced", "another process took over the reader's id; this one stays out"
-        elif cause == "removed":
-            why = "the reader was removed from the group; open another if it is to read again"
-        else:
+        why = _STAYS_OUT["replaced"] if self.reader_id in state.readers else self._why_it_stays_out()
+        if why is None:
             _logger.warning("reader %s was declared dead and joins again", self.reader_id)
-            self._lease = self._new_lease()
-            self._incarnation = self._manager.add_reader(self.reader_id, self._lease)
-            self._plan_renewal()
+            self._join(deadline.remaining(self._timeout))
             return
         self._driver.leave(self)
         self._gone = ReaderNotInGroupError(why, reader=self.reader_id, group=self._synchronizer.name)
         raise self._gone
 
-    def _cause_of_removal(self) -> Cause | None:
-        """Why the group removed this incarnation; None if the entry was compacted before this process saw it."""
+    def _why_it_stays_out(self) -> str | None:
+        """None if this life of the reader was declared dead, or it ended in entries that were compacted unseen."""
         for transition in reversed(self._feed.drain()):
-            before = transition.before.readers.get(self.reader_id) if transition.before is not None else None
-            if before is None or before.incarnation != self._incarnation:
+            if transition.after is None:
+                return _STAYS_OUT["deleted"]
+            if transition.before is None or not self._is_in(transition.before):
                 continue
             for update in transition.updates:
                 if isinstance(update, RemoveReader) and update.reader == self.reader_id:
-                    return update.cause or "removed"
+                    return _STAYS_OUT.get(update.cause or "removed")
         return None
 
-    def _release(self, segments: list[SegmentId]) -> None:
-        """Give up segments that are marked for hand-over, where the reader stands."""
-        for segment in segments:
-            if segment in self._sources and self._on_release is not None:
-                self._on_release(segment)
-        found = {segment: self._sources[segment].held for segment in segments if segment in self._sources}
-        state = self._synchronizer.state
-        # A segment that came and goes again before it was taken over has its place in the state.
-        for segment, owned in state.segments_of(self.reader_id).items():
-            if segment in segments and segment not in found:
-                found[segment] = Held(cast(int, owned.token), owned.offset)
-        self._drop(segments)
+    def _release(self, marked: Mapping[SegmentId, SegmentState], deadline: Deadline) -> None:
+        """Give up segments that are marked for hand-over, where the reader stands. The state tells when it is done."""
+        positions: dict[SegmentId, Held] = {}
+        for segment, found in marked.items():
+            source = self._sources.get(segment)
+            if source is not None:
+                self._announce_release(source)
+            # One that comes and goes again before it was taken over has its place in the state.
+            positions[segment] = source.held if source is not None else Held(cast(int, found.token), found.offset)
         try:
-            self._manager.release(self.reader_id, self._incarnation, found)
+            self._manager.release(
+                self.reader_id, self._lease.name, positions, timeout=deadline.remaining(self._timeout)
+            )
         except ReaderNotInGroupError:
-            self._synchronizer.fetch_updates()  # the state says what happened
+            self._fetch(deadline)  # the state says what happened
+
+    def _announce_release(self, source: Source[T]) -> None:
+        if self._on_release is not None and not source.leaving:
+            self._on_release(source.segment)
+        source.leaving = True
 
     def _acquire(self, state: ReaderGroupState) -> None:
         """Take over what is assigned and not here yet."""
@@ -562,13 +600,10 @@ class Reader(Generic[T]):
                 continue
             if self._on_assign is not None:
                 self._on_assign(segment)
-            stream = stream_of(segment)
-            incarnation = state.streams[stream].incarnation
             source = Source(
                 self._store,
                 segment,
-                data_segment(segment, incarnation),
-                incarnation,
+                state.streams[stream_of(segment)].incarnation,
                 cast(int, found.token),
                 found.offset,
                 found.end,
@@ -587,22 +622,20 @@ class Reader(Generic[T]):
         self._idle = {name: source for name, source in self._idle.items() if source not in dropped}
         self._ending = [source for source in self._ending if source not in dropped]
 
-    def _complete_segments(self) -> bool:
-        """Report segments whose last event is processed; whether there were any."""
-        done = [source for source in self._ending if source.completed]
-        for source in done:
-            if self._on_release is not None:
-                self._on_release(source.segment)
-            self._drop([source.segment])
-            try:
-                self._complete(source)
-            except ReaderNotInGroupError:
-                self._synchronizer.fetch_updates()  # the state says what happened
-        return bool(done)
+    def _complete_segments(self, deadline: Deadline) -> bool:
+        """Report the first segment whose last event is processed; whether there was one."""
+        return any(self._complete(source, deadline) for source in self._ending if source.completed)
 
-    def _complete(self, source: Source[T]) -> None:
-        arguments = (self.reader_id, self._incarnation, source.segment, source.held)
-        if not self._manager.complete(*arguments):
+    def _complete(self, source: Source[T], deadline: Deadline) -> bool:
+        """Whether the segment is no longer the reader's; the state says what is."""
+        self._announce_release(source)
+        arguments = (self.reader_id, self._lease.name, source.segment, source.held)
+        try:
+            if self._manager.complete(*arguments, timeout=deadline.remaining(self._timeout)):
+                return True
             # What comes after the segment is not known here yet, or whoever scaled the stream has not finished it.
-            self._manager.follow_streams([stream_of(source.segment)])
-            self._manager.complete(*arguments)
+            self._manager.finish_scale(stream_of(source.segment), timeout=deadline.remaining(self._timeout))
+            return self._manager.complete(*arguments, timeout=deadline.remaining(self._timeout))
+        except ReaderNotInGroupError:
+            self._fetch(deadline)
+            return True

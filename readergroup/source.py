@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from synchronizer import SegmentStore, TruncatedError
+from synchronizer import InvalidArgumentError, SegmentStore, TruncatedError
 
+from .errors import CorruptDataError
 from .event import EventBatch, Part
 from .liveness import Held
 from .streams.block import Block
-from .streams.config import SegmentId
+from .streams.config import SegmentId, data_segment
 from .streams.segment_reader import SegmentReader
 from .streams.serializers import Serializer
 
 T = TypeVar("T")
+
+
+def check_offset(store: SegmentStore, segment: SegmentId, incarnation: str, offset: int) -> None:
+    """Refuse an offset that a reader could not start at: beyond the end of the segment, or inside an event.
+
+    One whose data was truncated is good: its reader is told.
+    """
+    if offset < 0:
+        raise InvalidArgumentError("an offset is not negative", segment=segment, offset=offset)
+    data = data_segment(segment, incarnation)
+    length = store.info(data).length
+    if offset > length:
+        raise InvalidArgumentError(
+            "the offset lies beyond the end of the segment", segment=segment, offset=offset, length=length
+        )
+    try:
+        SegmentReader(store, data, offset).next_block()
+    except TruncatedError:
+        return
+    except CorruptDataError as error:
+        raise InvalidArgumentError(
+            "no event starts at this offset; take offsets only from events, positions and cuts",
+            segment=segment,
+            offset=offset,
+        ) from error
 
 
 class Source(Generic[T]):
@@ -23,7 +51,6 @@ class Source(Generic[T]):
         self,
         store: SegmentStore,
         segment: SegmentId,
-        data_segment: str,
         incarnation: str,
         token: int,
         offset: int,
@@ -31,7 +58,7 @@ class Source(Generic[T]):
         serializer: Serializer[T],
     ) -> None:
         self.segment = segment
-        self.data_segment = data_segment
+        self.data_segment = data_segment(segment, incarnation)
         self.token = token
         #: Where the next owner would start: before this, everything is processed.
         self.committed = offset
@@ -40,10 +67,12 @@ class Source(Generic[T]):
         self._began = offset
         self._incarnation = incarnation
         self._serializer = serializer
-        self._reader = SegmentReader(store, data_segment, offset)
+        self._reader = SegmentReader(store, self.data_segment, offset)
         self._end = end
-        self._rest: tuple[Block, int] | None = None  # of a block that was handed out in part
-        self._exhausted = False
+        self._ahead: deque[Part] = deque()  # read, and not handed out
+        self._at_end = False  # nothing more is to be read
+        #: Whether the application was told that the segment is given up.
+        self.leaving = False
 
     @property
     def known_length(self) -> int:
@@ -52,12 +81,12 @@ class Source(Generic[T]):
     @property
     def completed(self) -> bool:
         """Whether everything that the segment will ever hold, or that the group reads of it, is processed."""
-        return self._exhausted and self.committed >= self.handed
+        return self.exhausted and self.committed >= self.handed
 
     @property
     def exhausted(self) -> bool:
         """Whether everything that the segment will ever hold was handed out."""
-        return self._exhausted
+        return self._at_end and not self._ahead
 
     @property
     def held(self) -> Held:
@@ -70,58 +99,57 @@ class Source(Generic[T]):
 
     def skip_to_end(self) -> None:
         """The segment's data is gone for good."""
-        self._rest, self._exhausted = None, True
+        self._ahead.clear()
+        self._at_end = True
 
     def take(self, max_events: int) -> EventBatch[T] | None:
         """The next events, at most ``max_events``; None if there are none now.
 
         Raises `TruncatedError` once where the data is gone, and goes on where the remaining data starts.
         """
-        if self._exhausted:
-            return None
         parts: list[Part] = []
         wanted = max_events
-        while wanted > 0:
-            found = self._next_part(wanted, may_read=not parts)
-            if found is None:
-                break
-            parts.append(found)
-            wanted -= found.stop - found.start
+        while wanted > 0 and (self._ahead or self._read_on(may_ask=not parts)):
+            part = self._ahead.popleft()
+            if part.size > wanted:
+                self._ahead.appendleft(part._replace(start=part.start + wanted))
+                part = part._replace(stop=part.start + wanted)
+            parts.append(part)
+            wanted -= part.size
         if not parts:
             return None
         return EventBatch(parts, self.segment, self._incarnation, self.token, self._serializer)
 
-    def _next_part(self, max_events: int, *, may_read: bool) -> Part | None:
-        if self._rest is None:
-            if not may_read and not self._reader.buffered:
-                return None
-            block = self._next_block()
-            if block is None:
-                return None
-            start = 0
-        else:
-            block, start = self._rest
-        last = self._last(block)
-        stop = min(last, start + max_events)
-        self._rest = (block, stop) if stop < last else None
-        if self._end is not None and self._rest is None and block.end >= self._end:
-            self._exhausted = True
-        return Part(block, start, stop) if stop > start else None
+    def put_back(self, parts: Sequence[Part]) -> None:
+        """What was taken last was not handed out: it comes next."""
+        self._ahead.extendleft(reversed(parts))
 
-    def _next_block(self) -> Block | None:
-        if self._end is not None and self._reader.offset >= self._end:
-            self._exhausted = True
-            return None
+    def _read_on(self, *, may_ask: bool) -> bool:
+        """Whether there is a further part, for which the store is asked if it ``may_ask``."""
+        if self._at_end or not (may_ask or self._reader.buffered):
+            return False
+        if self._is_beyond(self._reader.offset):
+            self._at_end = True
+            return False
         try:
             block = self._reader.next_block()
         except TruncatedError as error:
             # What is gone counts as processed: the caller is told, and retention meant it.
             self.committed = self.handed = error.start_offset
             raise
-        self._exhausted |= self._reader.at_end
-        return block
+        if block is None:
+            self._at_end = self._reader.at_end
+            return False
+        self._at_end = self._is_beyond(block.end)
+        wanted = self._wanted_of(block)
+        if wanted:
+            self._ahead.append(Part(block, 0, wanted))
+        return wanted > 0
 
-    def _last(self, block: Block) -> int:
+    def _is_beyond(self, offset: int) -> bool:
+        return self._end is not None and offset >= self._end
+
+    def _wanted_of(self, block: Block) -> int:
         """How many of the block's events the group reads."""
         if self._end is None or block.end <= self._end:
             return len(block)

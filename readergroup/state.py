@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from synchronizer import Map, NotFoundError, State
 
@@ -19,6 +26,12 @@ from .streams.config import SegmentId, StreamCut, stream_of
 
 class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_serializer(mode="wrap")
+    def _leave_defaults_out(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """There are thousands of these in a state, and most of their fields are not used."""
+        fields = type(self).model_fields
+        return {name: value for name, value in handler(self).items() if getattr(self, name) != fields[name].default}
 
 
 class ReaderState(_Value):
@@ -77,6 +90,8 @@ class ReaderGroupState(State):
     """Who is in the group, which segments it reads, who owns each of them, and from where."""
 
     config: ReaderGroupConfig
+    #: Which `balance.PLANNER` moves the segments of this group.
+    planner: int = 1
     streams: Map[str, StreamState] = Map()
     readers: Map[str, ReaderState] = Map()
     segments: Map[SegmentId, SegmentState] = Map()
@@ -113,6 +128,18 @@ class ReaderGroupState(State):
         return frozenset(
             segment for segment, found in self.segments.items() if not found.completed and not found.successors
         )
+
+    def knows_successors(self, segment: SegmentId) -> bool:
+        """Whether the state says what comes after the segment: segments for all of its keys, or nothing."""
+        found = self.segment(segment)
+        if self.streams[stream_of(segment)].ended:
+            return True
+        at = found.low
+        for successor in sorted((self.segments[each] for each in found.successors), key=lambda each: each.low):
+            if successor.low > at:
+                return False
+            at = max(at, successor.high)
+        return at >= found.high
 
     @property
     def number_of_segments(self) -> int:

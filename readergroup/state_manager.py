@@ -6,16 +6,29 @@ group again in the same entry, so that the group is never seen in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
 
-from synchronizer import AttributeChange, InvalidArgumentError, Map, Proposal, Revision, StateSynchronizer, Update
+from synchronizer import (
+    AttributeChange,
+    InvalidArgumentError,
+    Map,
+    NotFoundError,
+    Proposal,
+    Revision,
+    StateSynchronizer,
+    StateTooLargeError,
+    Update,
+)
 
 from . import balance
 from .config import ReaderGroupConfig
 from .errors import ReaderNotInGroupError
 from .liveness import PREFIX, Held, Lease, Positions, current_offsets, lease_attribute
+from .source import check_offset
 from .state import ReaderGroupState, ReaderState, SegmentState, StreamState
-from .streams.config import SegmentId, StreamCut
+from .streams.config import KeyRange, SegmentId, StreamCut, number_of, stream_of
 from .streams.manager import StreamManager
 from .streams.state import StreamState as StreamMetadata
 from .updates import (
@@ -29,11 +42,16 @@ from .updates import (
     RemoveReader,
 )
 
+R = TypeVar("R")
+
 Updates = Sequence[Update[ReaderGroupState]]
 
 
 class ReaderGroupStateManager:
-    """The updates of one group. Holds nothing but the synchronizer, which it borrows. Threads may share it."""
+    """The updates of one group. Holds nothing but the synchronizer, which it borrows. Threads may share it.
+
+    A ``lease`` names one life of a reader: another process that came with the same id has another one.
+    """
 
     def __init__(self, synchronizer: StateSynchronizer[ReaderGroupState], streams: StreamManager) -> None:
         self.synchronizer = synchronizer
@@ -45,159 +63,192 @@ class ReaderGroupStateManager:
 
     # ------------------------------------------------------------------ membership
 
-    def add_reader(self, reader: str, lease: Lease) -> int:
-        """Let the reader in and return its incarnation. One of the same id that is in the group is replaced."""
+    def add_reader(self, reader: str, lease: Lease, *, timeout: float | None = None) -> None:
+        """Let the reader in. One of the same id that is in the group is replaced."""
 
         def join(state: ReaderGroupState) -> Proposal[ReaderGroupState, None]:
             attributes = {lease.attribute: AttributeChange(None, lease.first_value)}
             updates: list[Update[ReaderGroupState]] = []
             before = state.readers.get(reader)
             if before is not None:
-                removal, changes = self._removal(state, reader, before, "replaced")
+                removal, changes = _removal(state, reader, self.leases(), "replaced")
                 updates.append(removal)
                 attributes.update(changes)
             updates.append(AddReader(reader=reader, lease=lease.name))
-            return Proposal(with_moves(state, updates), None, attributes)
+            return Proposal(updates, None, attributes)
 
         sent_at = self.synchronizer.clock.monotonic()
-        self.synchronizer.update_state_with_attributes(join)
-        joined = self.state.readers.get(reader)
-        if joined is None or joined.lease != lease.name:
-            raise ReaderNotInGroupError("another reader took over the id at once", reader=reader)
+        self._update_and_balance(join, timeout)
         lease.begin(sent_at, self.state.config.reader_timeout_seconds)
-        return int(joined.incarnation)
 
     def remove_reader(
         self,
         reader: str,
         *,
-        incarnation: int | None = None,
+        lease: str | None = None,
         position: Mapping[SegmentId, int] | None = None,
         reached: Positions | None = None,
         cause: Cause = "removed",
+        timeout: float | None = None,
     ) -> bool:
         """Take the reader out, and whether this call did it; its segments go on where it committed.
 
         ``reached`` are later positions that the reader itself knows of. ``position`` overrules both, in either
-        direction. With an ``incarnation``, another life of the id is left alone.
+        direction; what it says of other segments has no effect. With a ``lease``, another life of the id is left alone.
         """
+        self.check_position(position or {})
 
         def leave(state: ReaderGroupState) -> Proposal[ReaderGroupState, bool]:
             found = state.readers.get(reader)
-            if found is None or incarnation not in (None, found.incarnation):
+            if found is None or lease not in (None, found.lease):
                 return Proposal((), False)
-            removal, attributes = self._removal(state, reader, found, cause, reached or {}, position or {})
-            return Proposal(with_moves(state, [removal]), True, attributes)
+            removal, attributes = _removal(state, reader, self.leases(), cause, reached or {}, position or {})
+            return Proposal([removal], True, attributes)
 
-        return self.synchronizer.update_state_with_attributes(leave)
+        return self._update_and_balance(leave, timeout)
 
-    def remove_dead(self, dead: Mapping[str, tuple[int, bytes | None]]) -> list[str]:
+    def remove_dead(self, dead: Mapping[str, tuple[int, bytes | None]], *, timeout: float | None = None) -> list[str]:
         """Take out these readers, of whom an incarnation and the unchanged value of its lease were observed.
 
         One that has renewed since, or is another incarnation by now, stays. Returns those that were removed.
         """
 
         def evict(state: ReaderGroupState) -> Proposal[ReaderGroupState, list[str]]:
+            # The entry compares with these very values, so that a renewal from now on saves the reader.
             values = self.leases()
             updates: list[Update[ReaderGroupState]] = []
+            removed: list[str] = []
             attributes: dict[str, AttributeChange] = {}
             for reader, (incarnation, observed) in dead.items():
                 found = state.readers.get(reader)
                 if found is None or found.incarnation != incarnation or _value(found, values) != observed:
                     continue
-                removal, changes = self._removal(state, reader, found, "dead")
+                removal, changes = _removal(state, reader, values, "dead")
                 updates.append(removal)
+                removed.append(reader)
                 attributes.update(changes)
-            removed = [update.reader for update in updates if isinstance(update, RemoveReader)]
-            return Proposal(with_moves(state, updates) if updates else (), removed, attributes)
+            return Proposal(updates, removed, attributes)
 
-        return self.synchronizer.update_state_with_attributes(evict)
+        return self._update_and_balance(evict, timeout)
 
     def leases(self) -> Mapping[str, bytes]:
         """The values of all leases of the group, by attribute."""
         return self.synchronizer.store.attributes(self.synchronizer.segment, PREFIX)
 
-    def _removal(
-        self,
-        state: ReaderGroupState,
-        reader: str,
-        found: ReaderState,
-        cause: Cause,
-        reached: Positions | None = None,
-        position: Mapping[SegmentId, int] | None = None,
-    ) -> tuple[RemoveReader, Mapping[str, AttributeChange]]:
-        """The update that takes the reader out where it stands by its lease, and the lease's deletion."""
-        value = _value(found, self.leases())
-        offsets = current_offsets(state, reader, value)
-        for segment, held in (reached or {}).items():
-            if _holds(state, reader, segment, held) and held.offset > offsets.get(segment, 0):
-                offsets[segment] = held.offset
-        offsets.update(position or {})
-        changes = {} if found.lease is None else {lease_attribute(found.lease): AttributeChange(value, None)}
-        return RemoveReader(reader=reader, position=offsets or None, cause=cause), changes
+    def check_position(self, position: Mapping[SegmentId, int]) -> None:
+        """Refuse a place that no reader could go on from."""
+        state = self.state
+        for segment, offset in position.items():
+            if segment in state.segments:
+                incarnation = state.streams[stream_of(segment)].incarnation
+                check_offset(self.synchronizer.store, segment, incarnation, offset)
 
     # ------------------------------------------------------------------ segments
 
-    def rebalance(self) -> None:
+    def rebalance(self, *, timeout: float | None = None) -> None:
         """Propose the planner's moves, if there are any."""
-        self.synchronizer.update_state(balance.plan)
+        self.synchronizer.update_state(balance.plan, timeout=timeout)
 
-    def release(self, reader: str, incarnation: int, positions: Positions) -> None:
+    def release(self, reader: str, lease: str, positions: Positions, *, timeout: float | None = None) -> None:
         """Give up these segments where the reader stands in them; those that it lost meanwhile are left alone."""
 
-        def give_up(state: ReaderGroupState) -> Updates:
-            _check_member(state, reader, incarnation)
+        def give_up(state: ReaderGroupState) -> Proposal[ReaderGroupState, None]:
+            _check_member(state, reader, lease)
             updates = [
                 ReleaseSegment(reader=reader, segment=segment, offset=held.offset)
                 for segment, held in positions.items()
                 if _holds(state, reader, segment, held)
             ]
-            return with_moves(state, updates) if updates else ()
+            return Proposal(updates, None)
 
-        self.synchronizer.update_state(give_up)
+        self._update_and_balance(give_up, timeout)
 
-    def complete(self, reader: str, incarnation: int, segment: SegmentId, held: Held) -> bool:
+    def complete(
+        self, reader: str, lease: str, segment: SegmentId, held: Held, *, timeout: float | None = None
+    ) -> bool:
         """Record that the segment's last event is processed, at ``held``; False where that has to wait.
 
         It has to wait for the stream's metadata to say what comes after the segment: its successors, or the end.
         """
 
-        def finish(state: ReaderGroupState) -> tuple[Updates, bool]:
-            _check_member(state, reader, incarnation)
+        def finish(state: ReaderGroupState) -> Proposal[ReaderGroupState, bool]:
+            _check_member(state, reader, lease)
             if not _holds(state, reader, segment, held):
-                return (), True
-            found = state.segments[segment]
-            stream, _, _ = segment.rpartition("/")
-            if not found.successors and not state.streams[stream].ended and found.end is None:
-                return (), False
-            update = CompleteSegment(reader=reader, segment=segment, offset=held.offset)
-            return with_moves(state, [update]), True
+                return Proposal((), True)
+            if not state.knows_successors(segment):
+                return Proposal((), False)
+            return Proposal([CompleteSegment(reader=reader, segment=segment, offset=held.offset)], True)
 
-        return self.synchronizer.update_state_returning(finish)
+        return self._update_and_balance(finish, timeout)
+
+    def _update_and_balance(
+        self, propose: Callable[[ReaderGroupState], Proposal[ReaderGroupState, R]], timeout: float | None
+    ) -> R:
+        """Apply what ``propose`` answers, and the moves that it calls for, as one entry.
+
+        A state that is over its limit may have no room for the moves. What they are to follow goes in without them:
+        otherwise nobody could leave a group that is too large.
+        """
+
+        def with_its_moves(state: ReaderGroupState) -> Proposal[ReaderGroupState, R]:
+            proposal = propose(state)
+            return replace(proposal, updates=with_moves(state, proposal.updates)) if proposal.updates else proposal
+
+        try:
+            return self.synchronizer.update_state_with_attributes(with_its_moves, timeout=timeout)
+        except StateTooLargeError:
+            return self.synchronizer.update_state_with_attributes(propose, timeout=timeout)
 
     # ------------------------------------------------------------------ streams
 
-    def follow_streams(self, streams: Iterable[str] | None = None) -> None:
-        """Bring what the group knows of its streams up to their metadata: new epochs, one entry each, and the end.
+    def follow_stream(self, stream: str, *, timeout: float | None = None) -> None:
+        """Bring what the group knows of the stream up to its metadata: new epochs, one entry each, and the end.
 
-        A scale that somebody began and did not finish is finished.
+        Raises `NotFoundError` where the stream was deleted, or is another one of its name by now.
         """
-        state = self.state
-        for stream in streams if streams is not None else state.streams:
-            known = state.streams[stream]
-            if known.ended:
-                continue
-            metadata = self.streams.fetch_state(stream)
-            if metadata.is_pending:
-                metadata = self.streams.finish_pending(stream)
-            if metadata.incarnation != known.incarnation:
-                raise ReaderNotInGroupError(
-                    "the stream was deleted and created again; create a group for the new one", stream=stream
-                )
-            for epoch in range(known.epoch + 1, metadata.epoch + 1):
-                self.synchronizer.update_state(_epoch_adder(stream, epoch, metadata))
-            if metadata.sealed:
-                self.synchronizer.update_state(_ender(stream))
+        known = self.state.streams[stream]
+        if known.ended:
+            return
+        metadata = self.streams.fetch_state(stream, timeout=timeout)
+        check_same_stream(metadata, known.incarnation)
+        for epoch in range(known.epoch + 1, metadata.epoch + 1):
+            self.synchronizer.update_state(_epoch_adder(stream, epoch, metadata), timeout=timeout)
+        if metadata.sealed:
+            self.synchronizer.update_state(_ender(stream), timeout=timeout)
+
+    def finish_scale(self, stream: str, *, timeout: float | None = None) -> None:
+        """Finish what somebody began with the stream and perhaps died over, a scale or its sealing, and follow that."""
+        self.streams.finish_pending(stream, timeout=timeout)
+        self.follow_stream(stream, timeout=timeout)
+
+
+def check_same_stream(metadata: StreamMetadata, incarnation: str) -> None:
+    """Refuse another stream of the name than the one that the group was created for."""
+    if metadata.incarnation != incarnation:
+        raise NotFoundError(
+            "the stream was deleted and created again; delete the group and create it for the new one",
+            stream=metadata.name,
+        )
+
+
+def _removal(
+    state: ReaderGroupState,
+    reader: str,
+    leases: Mapping[str, bytes],
+    cause: Cause,
+    reached: Positions | None = None,
+    position: Mapping[SegmentId, int] | None = None,
+) -> tuple[RemoveReader, Mapping[str, AttributeChange]]:
+    """The update that takes the reader out where it stands by its lease, and the lease's deletion."""
+    found = state.readers[reader]
+    value = _value(found, leases)
+    offsets = current_offsets(state, reader, value)
+    for segment, held in (reached or {}).items():
+        if _holds(state, reader, segment, held) and held.offset > offsets.get(segment, 0):
+            offsets[segment] = held.offset
+    offsets.update(position or {})
+    changes = {} if found.lease is None else {lease_attribute(found.lease): AttributeChange(value, None)}
+    return RemoveReader(reader=reader, position=offsets or None, cause=cause), changes
 
 
 def with_moves(state: ReaderGroupState, updates: Updates) -> Updates:
@@ -219,6 +270,10 @@ def initial_state(config: ReaderGroupConfig, streams: StreamManager) -> ReaderGr
             start = metadata.head_cut
         elif start == "tail":
             start = streams.tail_cut(metadata)
+        else:
+            metadata.check_cut(start)
+            for segment, offset in start.offsets.items():
+                check_offset(streams.store, segment, metadata.incarnation, offset)
         segments.update(_segments(metadata, start, end))
         ended = metadata.sealed or end is not None
         followed[stream] = StreamState(incarnation=metadata.incarnation, epoch=metadata.epoch, ended=ended)
@@ -254,12 +309,18 @@ def _epoch_adder(stream: str, epoch: int, metadata: StreamMetadata) -> Callable[
     def add(state: ReaderGroupState) -> Updates:
         if state.streams[stream].epoch + 1 != epoch or state.streams[stream].ended:
             return ()
+        forgotten = [
+            segment
+            for segment in state.segments
+            if stream_of(segment) == stream and number_of(segment) not in metadata.segments
+        ]
         segments = {
             metadata.segment(number): NewSegment(
                 low=each.keys.low,
                 high=each.keys.high,
-                predecessors=tuple(
-                    before for before in map(metadata.segment, each.predecessors) if before in state.segments
+                predecessors=(
+                    *(before for before in map(metadata.segment, each.predecessors) if before in state.segments),
+                    *(before for before in forgotten if _comes_next(state, before, each.keys)),
                 ),
             )
             for number, each in metadata.segments.items()
@@ -268,6 +329,19 @@ def _epoch_adder(stream: str, epoch: int, metadata: StreamMetadata) -> Callable[
         return with_moves(state, [AddEpoch(stream=stream, epoch=epoch, segments=segments)])
 
     return add
+
+
+def _comes_next(state: ReaderGroupState, forgotten: SegmentId, keys: KeyRange) -> bool:
+    """Whether a segment of these ``keys`` takes over from one that the stream itself has forgotten, truncated as it is.
+
+    Those that were between the two may be forgotten as well, so only the keys can tell.
+    """
+    before = state.segments[forgotten]
+    return _overlaps(before, keys) and not any(_overlaps(state.segments[each], keys) for each in before.successors)
+
+
+def _overlaps(segment: SegmentState, keys: KeyRange) -> bool:
+    return segment.low < keys.high and keys.low < segment.high
 
 
 def _ender(stream: str) -> Callable[[ReaderGroupState], Updates]:
@@ -283,6 +357,6 @@ def _holds(state: ReaderGroupState, reader: str, segment: SegmentId, held: Held)
     return found is not None and found.owner == reader and found.token == held.token
 
 
-def _check_member(state: ReaderGroupState, reader: str, incarnation: int) -> None:
-    if state.reader(reader).incarnation != incarnation:
+def _check_member(state: ReaderGroupState, reader: str, lease: str) -> None:
+    if state.reader(reader).lease != lease:
         raise ReaderNotInGroupError("another process took over the reader's id", reader=reader)

@@ -15,7 +15,7 @@ from synchronizer import InvalidArgumentError, Revision, Update
 
 from .config import ReaderGroupConfig
 from .state import ReaderGroupState, ReaderState, SegmentState
-from .streams.config import SegmentId, stream_of
+from .streams.config import SegmentId
 
 Offset = Annotated[int, Field(ge=0)]
 
@@ -107,8 +107,7 @@ class CompleteSegment(Update[ReaderGroupState], tag="complete"):
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         found = state.owned_segment(self.reader, self.segment)
-        stream = stream_of(self.segment)
-        if not found.successors and not state.streams[stream].ended and found.end is None:
+        if not state.knows_successors(self.segment):
             raise InvalidArgumentError(
                 "a segment is not completed before its successors are known or its stream has ended",
                 segment=self.segment,
