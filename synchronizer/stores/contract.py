@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from typing import Final
 
 from ..errors import (
     AlreadyExistsError,
@@ -13,6 +15,8 @@ from ..errors import (
 )
 from ..store import MAX_APPEND_BYTES, MAX_NAME_LENGTH, AttributeChange
 
+_NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")
+
 
 def check_name(name: str, what: str = "segment") -> None:
     """Refuse what cannot be the name of a segment or an attribute in every backend."""
@@ -22,7 +26,7 @@ def check_name(name: str, what: str = "segment") -> None:
         raise InvalidArgumentError(
             f"the name of a {what} is too long; shorten it", length=len(name), limit=MAX_NAME_LENGTH
         )
-    if "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
+    if _NOT_TEXT.search(name):
         raise InvalidArgumentError(f"the name of a {what} holds characters that are not text", name=name)
 
 
