@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+
+from ..demo import Outcome, run
+from ..demo.corpus import of_path, standard_library
+from .screen import count, out, warn
+from .session import Failed
 
 
 def demo(
@@ -15,7 +27,72 @@ def demo(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Keep everything in this new folder; default: a temporary one."),
+        typer.Option(metavar="FOLDER", help="Keep everything in this new folder; default: only the picture is kept."),
     ] = None,
 ) -> None:
-    """Count the words of many files with a pool of processes, one of which is killed, and check the result."""
+    """Count the words of many files with a pool of processes while one is killed, and check every line.
+
+    A stream on SQLite is written, split while it is read, and sealed; the pool grows, loses a reader and stops, all by
+    notifications. At the end what was read is compared with the files, and a picture shows who read what when.
+    """
+    if find_spec("matplotlib") is None:
+        raise Failed("the demo draws a picture with matplotlib; install it: pip install 'readergroup[demo]'")
+    console = out()
+    files = standard_library() if path is None else of_path(path)
+    if files.unreadable:
+        warn(f"{count(files.unreadable, 'file')} cannot be read and are left out")
+    folder = _new_folder(output)
+    with _warnings_on(console):
+        outcome = run(files, folder, console)
+    _report(outcome, console)
+    if not outcome.verdict.right:
+        raise Failed(f"{count(outcome.verdict.number_of_differences, 'difference')}; everything is kept in {folder}")
+    if output is None:
+        _keep_only(outcome.picture)
+
+
+@contextmanager
+def _warnings_on(console: Console) -> Iterator[None]:
+    """Inside, warnings appear where the live table does, and not across it."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            console.print(f"         {self.format(record)}")
+
+    root, handler = logging.getLogger(), Handler(logging.WARNING)
+    before = root.handlers[:]
+    root.handlers[:] = [handler]
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
+
+
+def _new_folder(output: Path | None) -> Path:
+    if output is None:
+        return Path(tempfile.mkdtemp(prefix="readergroup-demo-"))
+    output.mkdir(parents=True, exist_ok=True)
+    if any(output.iterdir()):
+        raise Failed(f"the folder is not empty; name a new one: {output}")
+    return output
+
+
+def _keep_only(picture: Path) -> None:
+    for path in picture.parent.iterdir():
+        if path != picture:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _report(outcome: Outcome, console: Console) -> None:
+    verdict = outcome.verdict
+    say = console.print
+    say("")
+    say(f"{count(outcome.readers, 'reader')} read the stream in {outcome.seconds:.0f} s.")
+    if verdict.right:
+        say(f"Each of the {verdict.lines:,} lines was read at least once; {verdict.repeated:,} of them twice, because")
+        say("a reader was killed before it had committed what it had read.")
+        say(f"The lines of each of the {verdict.files:,} files came in their order, and none was skipped.")
+        say(f"{verdict.words:,} words were counted, as many as there are in the files.")
+    for difference in verdict.differences:
+        say(f"wrong: {difference}")
+    say(f"The picture of it: {outcome.picture}")

@@ -1,0 +1,5 @@
+"""The main job, to look at: many files, a pool of processes, a split, a kill, and a check of every line."""
+
+from .run import DemoFailedError as DemoFailedError
+from .run import Outcome as Outcome
+from .run import run as run

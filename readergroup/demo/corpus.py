@@ -1,0 +1,80 @@
+"""The input: files whose lines become events. Any bytes will do."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..streams.serializers import Serializer
+
+#: A longer line counts as several.
+MAX_LINE_BYTES: Final = 1024 * 1024
+
+#: A line: its number in its file, from 0, and its bytes without the end.
+Line = tuple[int, bytes]
+
+
+class LineSerializer(Serializer[Line]):
+    """A line as its number, a space, and its bytes."""
+
+    def dumps(self, event: Line) -> bytes:
+        return b"%d %b" % event
+
+    def loads(self, data: bytes) -> Line:
+        number, _, line = data.partition(b" ")
+        return int(number), line
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Files by their names, which are the routing keys of their lines."""
+
+    title: str
+    files: dict[str, Path]
+    #: How many files were left out, because they cannot be read.
+    unreadable: int = 0
+
+    def lines(self, name: str) -> Iterator[bytes]:
+        """The lines of a file, without their ends."""
+        with self.files[name].open("rb") as source:
+            while line := source.readline(MAX_LINE_BYTES):
+                yield line.removesuffix(b"\n")
+
+    def number_of_lines(self) -> int:
+        return sum(1 for name in self.files for _ in self.lines(name))
+
+
+def standard_library() -> Corpus:
+    """Every ``.py`` file of the running Python's own standard library."""
+    root = Path(sysconfig.get_path("stdlib"))
+    return _corpus("this Python's standard library", root, [path for path in _walk(root) if path.suffix == ".py"])
+
+
+def of_path(path: Path) -> Corpus:
+    """The file at ``path``, or every file in that folder. Raises `OSError` where there is none."""
+    if stat.S_ISDIR(path.stat().st_mode):
+        return _corpus(path.resolve().name, path, list(_walk(path)))
+    path.open("rb").close()
+    return _corpus(path.name, path.parent, [path])
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(set(folders) - {"site-packages", "dist-packages", "__pycache__"})
+        for file in sorted(files):
+            yield Path(folder, file)
+
+
+def _corpus(title: str, root: Path, paths: list[Path]) -> Corpus:
+    readable = [path for path in paths if path.is_file() and os.access(path, os.R_OK)]
+    return Corpus(title, {_name(path.relative_to(root)): path for path in readable}, len(paths) - len(readable))
+
+
+def _name(path: Path) -> str:
+    """The path as text that can be a routing key, also where it is no valid UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -1,0 +1,131 @@
+"""What the workers do: they count the words of each line, and record what they did outside of the product.
+
+Each worker process appends to a file of its own. A batch is one record, written before the batch counts as processed,
+so that a killed process has recorded all that counted. What of its last record is missing did not count.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
+
+import msgpack
+
+from ..event import EventBatch
+from .corpus import Line
+
+#: The length of a record's body, and how many lines it is about.
+_HEADER: Final = struct.Struct("<II")
+
+
+_WORD: Final = re.compile(r"\w+")
+
+
+class Record(NamedTuple):
+    """What a worker did with one batch. The lists have an item per line, ``files`` a pair per run of one file."""
+
+    segment: str
+    fencing_token: int
+    files: list[tuple[str, int]]
+    numbers: list[int]
+    offsets: list[int]
+    words: list[int]
+    checksums: list[int]
+
+
+@dataclass
+class CountWords:
+    """Handles a batch of lines. Pickles, and opens its file in the process that it works in."""
+
+    folder: Path
+    _file: BinaryIO | None = field(default=None, init=False)
+
+    def __call__(self, batch: EventBatch[Line]) -> None:
+        if self._file is None:
+            # A worker has no screen. What it warns of, the notifications tell too.
+            logging.getLogger("readergroup").addHandler(logging.NullHandler())
+            self._file = record_file(self.folder, os.getpid()).open("ab")
+        self._file.write(encode(_record(batch)))
+        self._file.flush()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "_file": None}
+
+
+def _record(batch: EventBatch[Line]) -> Record:
+    lines = [line for _, line in batch.data]
+    return Record(
+        segment=batch.segment,
+        fencing_token=batch.fencing_token,
+        files=[(key or "", sum(1 for _ in run)) for key, run in groupby(batch.routing_keys)],
+        numbers=[number for number, _ in batch.data],
+        offsets=list(batch.offsets),
+        words=[number_of_words(line) for line in lines],
+        checksums=[zlib.crc32(line) for line in lines],
+    )
+
+
+def number_of_words(line: bytes) -> int:
+    """How many words there are: runs of letters, digits and underscores. What is no UTF-8 separates them."""
+    return len(_WORD.findall(line.decode("utf-8", "replace")))
+
+
+def record_file(folder: Path, pid: int) -> Path:
+    return folder / f"worker-{pid}.records"
+
+
+def encode(record: Record) -> bytes:
+    body: bytes = msgpack.packb(record)
+    return _HEADER.pack(len(body), len(record.numbers)) + body
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """The whole records of a file; a last one that was cut off is left out."""
+    data = memoryview(path.read_bytes())
+    start = _HEADER.size
+    while start <= len(data):
+        length, _ = _HEADER.unpack_from(data, start - _HEADER.size)
+        if start + length > len(data):
+            return
+        yield Record(*msgpack.unpackb(data[start : start + length], use_list=True))
+        start += length + _HEADER.size
+
+
+class Progress:
+    """How many lines each worker process has recorded, seen by looking at the records' headers only."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read_up_to: dict[Path, int] = {}
+        self.lines: dict[int, int] = {}  # by pid
+
+    @property
+    def total(self) -> int:
+        return sum(self.lines.values())
+
+    def look(self) -> None:
+        for path in sorted(self._folder.glob("worker-*.records")):
+            pid = int(path.stem.partition("-")[2])
+            self.lines[pid] = self.lines.get(pid, 0) + self._look_at(path)
+
+    def _look_at(self, path: Path) -> int:
+        """The lines of the records that were added since the last look."""
+        found, at, size = 0, self._read_up_to.get(path, 0), path.stat().st_size
+        with path.open("rb") as file:
+            while at + _HEADER.size <= size:
+                file.seek(at)
+                length, lines = _HEADER.unpack(file.read(_HEADER.size))
+                if at + _HEADER.size + length > size:
+                    break
+                found += lines
+                at += _HEADER.size + length
+        self._read_up_to[path] = at
+        return found
