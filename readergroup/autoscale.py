@@ -39,78 +39,99 @@ _logger = logging.getLogger(__name__)
 Callback = Callable[[ScalingDecision], object]
 
 
-class _Value(NamedTuple):
+class TurnValue(NamedTuple):
+    """What the store holds of a turn."""
+
     #: Empty: nobody's.
-    holder: bytes
-    counter: int
-    #: What a callback returned from last.
-    told: int | None
+    holder: bytes = b""
+    counter: int = 0
+    #: The number that a callback returned from last, and how many segments there were when it still held.
+    told: int | None = None
+    number_of_segments: int | None = None
+
+    @property
+    def history(self) -> ScalingHistory | None:
+        """What the next holder's decisions begin with."""
+        if self.told is None:
+            return None
+        return ScalingHistory(self.told, self.number_of_segments, changed_at=float("-inf"), calm_since=None)
 
 
 class Turn:
-    """The right to be the one that is called. For one thread, but for ``valid_until``."""
+    """The right to be the one that is called. For one thread."""
 
     def __init__(self, store: SegmentStore, segment: str, clock: Clock) -> None:
+        self.holder = secrets.token_bytes(8)
+        #: Until when, on the clock, nobody else can have the turn, with a margin.
+        self.valid_until = float("-inf")
+        #: As it was written last.
+        self.value = TurnValue()
         self._store = store
         self._segment = segment
         self._clock = clock
-        self._holder = secrets.token_bytes(8)
-        self._seen: tuple[bytes | None, float] | None = None  # the value, and since when
+        self._seen: tuple[bytes | None, float] | None = None  # the stored value, and since when
         self._looked_at = self._renew_at = float("-inf")
-        #: Until when, on the clock, nobody else can have the turn, with a margin.
-        self.valid_until = float("-inf")
-        self.told: int | None = None
 
     def take(self, timeout_seconds: float) -> bool:
         """Take the turn if it is free or its holder is gone, or keep it; whether it is held now."""
         now = self._clock.monotonic()
         if now < self._renew_at:
             return True
-        raw = self._store.attributes(self._segment, TURN).get(TURN)
-        value = _decode(raw)
-        if value.holder != self._holder and value.holder and not self._stood_still(raw, now, timeout_seconds):
+        stored, value = self.look()
+        if value.holder == self.holder:
+            value = self.value  # also what was noted since
+        elif value.holder and not self._stood_still(stored, now, timeout_seconds):
             return False
-        return self._write(raw, value._replace(holder=self._holder), now, timeout_seconds)
+        return self._write(stored, value._replace(holder=self.holder), now, timeout_seconds)
 
-    def record(self, told: int, timeout_seconds: float) -> bool:
+    def note(self, number_of_segments: int | None) -> None:
+        """What was told holds with so many segments: the next renewal remembers it."""
+        self.value = self.value._replace(number_of_segments=number_of_segments)
+
+    def record(self, told: int, number_of_segments: int | None, timeout_seconds: float) -> bool:
         """Remember for whoever has the turn next what was told; False if it is another's by now."""
-        return self._change(_Value(self._holder, 0, told), timeout_seconds)
+        value = self.value._replace(told=told, number_of_segments=number_of_segments)
+        return self._change(value, timeout_seconds)
 
     def give_up(self) -> None:
         """Let the next one take the turn at once."""
         if self._clock.monotonic() < self.valid_until:
-            self._change(_Value(b"", 0, self.told), 0.0)
-        self.valid_until = float("-inf")
+            self._change(self.value._replace(holder=b""), 0.0)
+        self._lose()
 
-    def _change(self, value: _Value, timeout_seconds: float) -> bool:
+    def look(self) -> tuple[bytes | None, TurnValue]:
+        """What the store holds, as bytes and as what they mean."""
+        stored = self._store.attributes(self._segment, TURN).get(TURN)
+        return stored, TurnValue() if stored is None else TurnValue(*msgpack.unpackb(stored))
+
+    def _change(self, value: TurnValue, timeout_seconds: float) -> bool:
         now = self._clock.monotonic()
-        raw = self._store.attributes(self._segment, TURN).get(TURN)
-        present = _decode(raw)
-        if present.holder != self._holder:
-            self.valid_until = self._renew_at = float("-inf")
+        stored, present = self.look()
+        if present.holder != self.holder:
+            self._lose()
             return False
-        return self._write(raw, value._replace(counter=present.counter), now, timeout_seconds)
+        return self._write(stored, value, now, timeout_seconds)
 
-    def _write(self, raw: bytes | None, value: _Value, sent_at: float, timeout_seconds: float) -> bool:
-        new = bytes(msgpack.packb(value._replace(counter=value.counter + 1)))
-        answer = self._store.append(self._segment, b"", attributes={TURN: AttributeChange(raw, new)})
-        if isinstance(answer, Appended):
-            self.valid_until = sent_at + STOP_AFTER * timeout_seconds
-            self._renew_at = sent_at + timeout_seconds / RENEWALS
-            self.told = value.told
-        return isinstance(answer, Appended)
+    def _write(self, stored: bytes | None, value: TurnValue, sent_at: float, timeout_seconds: float) -> bool:
+        value = value._replace(counter=value.counter + 1)
+        change = AttributeChange(stored, bytes(msgpack.packb(value)))
+        if not isinstance(self._store.append(self._segment, b"", attributes={TURN: change}), Appended):
+            return False
+        self.value = value
+        self.valid_until = sent_at + STOP_AFTER * timeout_seconds
+        self._renew_at = sent_at + timeout_seconds / RENEWALS
+        return True
 
-    def _stood_still(self, raw: bytes | None, now: float, timeout_seconds: float) -> bool:
+    def _lose(self) -> None:
+        self.valid_until = self._renew_at = float("-inf")
+
+    def _stood_still(self, stored: bytes | None, now: float, timeout_seconds: float) -> bool:
         """Whether the value has not changed for the timeout, as this process saw it without a gap in its looking."""
         gap = now - self._looked_at > timeout_seconds / RENEWALS
         self._looked_at = now
-        if self._seen is None or gap or self._seen[0] != raw:
-            self._seen = (raw, now)
+        if self._seen is None or gap or self._seen[0] != stored:
+            self._seen = (stored, now)
         return now - self._seen[1] >= timeout_seconds
-
-
-def _decode(raw: bytes | None) -> _Value:
-    return _Value(b"", 0, None) if raw is None else _Value(*msgpack.unpackb(raw))
 
 
 class Autoscaling:
@@ -184,28 +205,30 @@ class Autoscaling:
             return due
         if self._call is not None and not self._take_up_call():
             return due
-        decision = self._look()
-        if decision is not None and decision.desired_readers != self._turn.told:
-            return min(due, self._call_with(decision))
-        return min(due, self._look_at)
+        found = self._look()
+        if found is None:
+            return min(due, self._look_at)
+        decision, number_of_segments = found
+        if decision.desired_readers == self._turn.value.told:
+            self._turn.note(number_of_segments)
+            return min(due, self._look_at)
+        return min(due, self._call_with(decision, number_of_segments))
 
-    def _look(self) -> ScalingDecision | None:
-        """The decision now, as often as it is due."""
+    def _look(self) -> tuple[ScalingDecision, int | None] | None:
+        """The decision now, as often as it is due, and the number of segments that it was made on."""
         now = self._clock.monotonic()
         if self._scaler is None:
-            told = self._turn.told
-            history = None if told is None else ScalingHistory(told, None, float("-inf"), None)
-            self._scaler = Scaler(self._group, self._policy, history=history)
+            self._scaler = Scaler(self._group, self._policy, history=self._turn.value.history)
         elif now < self._look_at:
             return None
         self._look_at = now + LOOK_SECONDS
-        return self._scaler.decide()
+        return self._scaler.decide(), self._scaler.number_of_segments
 
-    def _call_with(self, decision: ScalingDecision) -> float:
+    def _call_with(self, decision: ScalingDecision, number_of_segments: int | None) -> float:
         """Begin a call, in a thread of its own: the turn is renewed meanwhile, however long it takes."""
         now = self._clock.monotonic()
         if now >= self._call_at and now < self._turn.valid_until:
-            self._call = _Call(self._callback, decision, self._wake)
+            self._call = _Call(self._callback, decision, number_of_segments, self._wake)
             return float("inf")
         self._look_at = min(self._look_at, self._call_at)
         return self._look_at
@@ -219,7 +242,7 @@ class Autoscaling:
         self._look_at = float("-inf")
         if call.error is None:
             self._failures = 0
-            self._turn.record(call.decision.desired_readers, self._timeout_seconds)
+            self._turn.record(call.decision.desired_readers, call.number_of_segments, self._timeout_seconds)
             return True
         self._failures += 1
         pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 20))
@@ -241,8 +264,11 @@ class Autoscaling:
 class _Call:
     """One call of the callback, in its own thread."""
 
-    def __init__(self, callback: Callback, decision: ScalingDecision, wake: threading.Event) -> None:
+    def __init__(
+        self, callback: Callback, decision: ScalingDecision, number_of_segments: int | None, wake: threading.Event
+    ) -> None:
         self.decision = decision
+        self.number_of_segments = number_of_segments
         self.error: BaseException | None = None
         self.done = False
         self._callback = callback

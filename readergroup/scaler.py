@@ -37,3 +37,8 @@ class Scaler:
             now = self._group.synchronizer.clock.monotonic()
             decision, self._history = decide(self._policy, load, self._history, now)
             return decision
+
+    @property
+    def number_of_segments(self) -> int | None:
+        """As the last decision saw it."""
+        return None if self._history is None else self._history.number_of_segments

@@ -1,0 +1,168 @@
+"""Handlers that pools in other processes import, and what the tests of pools share."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from readergroup import Client, DeadLetter, Event, EventBatch, PydanticSerializer
+
+
+def until(condition: Callable[[], object], *, seconds: float = 60) -> None:
+    """Wait for the condition to hold."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to pass in time"
+        time.sleep(0.01)
+
+
+class InThread:
+    """A call in a thread of its own."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.error: BaseException | None = None
+        self._call = call
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, seconds: float = 60) -> None:
+        """Wait for it to return, and raise what it raised."""
+        self._thread.join(seconds)
+        assert not self.running, "the call did not return in time"
+        if self.error is not None:
+            raise self.error
+
+
+class Fault(Exception):
+    """What handlers here fail with."""
+
+
+@dataclass(frozen=True)
+class Diary:
+    """What handlers have seen, in a folder that processes share: a line per event, one file per process."""
+
+    folder: Path
+
+    def note(self, event: Event[bytes]) -> None:
+        with open(self.folder / f"{os.getpid()}.txt", "a") as file:
+            file.write(f"{event.fencing_token} {event.segment} {event.routing_key} {event.raw.decode()}\n")
+
+    @property
+    def lines(self) -> list[tuple[int, str, str, str]]:
+        """Token, segment, key and text of the events seen, those of each process in order."""
+        found = []
+        for file in sorted(self.folder.glob("*.txt")):
+            for line in file.read_text().splitlines():
+                token, segment, key, text = line.split(" ")
+                found.append((int(token), segment, key, text))
+        return found
+
+    @property
+    def texts(self) -> list[str]:
+        return [text for _, _, _, text in self.lines]
+
+    @property
+    def pids(self) -> set[int]:
+        return {int(file.stem) for file in self.folder.glob("*.txt")}
+
+
+@dataclass(frozen=True)
+class Note:
+    """Notes events, and batches."""
+
+    diary: Diary
+
+    def __call__(self, event: Event[bytes]) -> None:
+        self.diary.note(event)
+
+    def batch(self, batch: EventBatch[bytes]) -> None:
+        for event in batch:
+            self.diary.note(event)
+
+
+@dataclass(frozen=True)
+class HoldAt:
+    """Notes events, and at one of them says so and waits until it is let go."""
+
+    diary: Diary
+    text: str
+
+    def __call__(self, event: Event[bytes]) -> None:
+        if event.raw.decode() == self.text:
+            (self.diary.folder / "holding").touch()
+            until(lambda: (self.diary.folder / "let go").exists(), seconds=120)
+        self.diary.note(event)
+
+    @property
+    def holding(self) -> bool:
+        return (self.diary.folder / "holding").exists()
+
+    def let_go(self) -> None:
+        (self.diary.folder / "let go").touch()
+
+
+@dataclass(frozen=True)
+class FailAt:
+    """Notes events, and fails at those with one of the texts."""
+
+    diary: Diary
+    texts: tuple[str, ...]
+
+    def __call__(self, event: Event[bytes]) -> None:
+        if event.raw.decode() in self.texts:
+            raise Fault(f"cannot handle {event.raw.decode()}")
+        self.diary.note(event)
+
+    def batch(self, batch: EventBatch[bytes]) -> None:
+        for event in batch:
+            self(event)
+
+
+@dataclass(frozen=True)
+class DieAt:
+    """Notes events; the first process that comes to a text ends there, in one of several ways."""
+
+    diary: Diary
+    text: str
+    how: str
+
+    def __call__(self, event: Event[bytes]) -> None:
+        mark = self.diary.folder / "died"
+        if event.raw.decode() == self.text and not mark.exists():
+            mark.touch()
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif self.how == "exit":
+                os._exit(3)
+            raise SystemExit("enough")
+        self.diary.note(event)
+
+
+def write(client: Client, stream: str, texts: Sequence[str], *, keys: int = 7) -> None:
+    """Write the texts, under keys in turn."""
+    with client.writer(stream) as writer:
+        for number, text in enumerate(texts):
+            writer.write(text.encode(), routing_key=f"k{number % keys}")
+
+
+def dead_letters(client: Client, stream: str) -> Iterator[Event[DeadLetter]]:
+    """All dead letters in the stream, which is sealed."""
+    client.streams.seal(stream)
+    group = client.groups.create("undertaker", streams=[stream])
+    with group.reader(serializer=PydanticSerializer(DeadLetter)) as reader:
+        yield from reader

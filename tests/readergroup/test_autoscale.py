@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+import readergroup as rg
+from readergroup.autoscale import TURN, Turn
+from readergroup.scaling import ScalingHistory
+from synchronizer import Clock, SegmentStore, open_store
+from tests.readergroup.handlers import Fault, until, write
+
+STREAM = "shop/orders"
+POLICY = rg.ReaderScalingPolicy(min_readers=1, max_readers=8, target_lag_seconds=1000, cooldown_seconds=1000)
+READER_TIMEOUT_SECONDS = 2.0
+
+
+class Calls:
+    """A callback that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.decisions: list[rg.ScalingDecision] = []
+        self.fail = 0
+
+    def __call__(self, decision: rg.ScalingDecision) -> None:
+        self.decisions.append(decision)
+        if self.fail:
+            self.fail -= 1
+            raise Fault
+
+    @property
+    def told(self) -> list[int]:
+        return [decision.desired_readers for decision in self.decisions]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/shop.db"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[rg.Client]:
+    with rg.connect(url) as client:
+        yield client
+
+
+@pytest.fixture
+def group(client: rg.Client) -> rg.ReaderGroup:
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
+    return create_group(client)
+
+
+def create_group(client: rg.Client) -> rg.ReaderGroup:
+    return client.groups.create("billing", streams=[STREAM], reader_timeout_seconds=READER_TIMEOUT_SECONDS)
+
+
+# ---------------------------------------------------------------------- what is told
+
+
+def test_the_number_is_told_at_first_and_when_it_changes(client: rg.Client, group: rg.ReaderGroup) -> None:
+    calls = Calls()
+    write(client, STREAM, ["waiting"])
+    group.autoscale(POLICY)(calls)
+    until(lambda: calls.told == [1])
+    client.streams.scale(STREAM, split=[0, 1])
+    until(lambda: calls.told == [1, 3])
+    assert calls.decisions[1].reason == "segments grew from 2 to 4"
+    assert calls.decisions[1].current_readers == 0
+    assert calls.decisions[0].revision < calls.decisions[1].revision <= group.synchronizer.revision
+
+
+def test_lag_is_told_of_without_a_notification(client: rg.Client, group: rg.ReaderGroup) -> None:
+    calls = Calls()
+    policy = rg.ReaderScalingPolicy(max_readers=2, target_lag_seconds=0.5, cooldown_seconds=0)
+    group.autoscale(policy)(calls)
+    until(lambda: calls.told == [1])
+    write(client, STREAM, ["waiting"])
+    until(lambda: calls.told == [1, 2])
+    assert "behind, over 0.5 s" in calls.decisions[1].reason
+
+
+def test_the_same_can_be_asked_for(client: rg.Client, group: rg.ReaderGroup) -> None:
+    write(client, STREAM, ["waiting"])
+    assert group.scaling_decision(POLICY).desired_readers == 1
+    client.streams.scale(STREAM, split=[0])
+    decision = group.scaling_decision(POLICY)
+    assert (decision.desired_readers, decision.current_readers) == (2, 0)
+    with group.reader("r1"):
+        assert group.scaling_decision(POLICY).current_readers == 1
+
+
+def test_a_callback_that_raised_is_called_again(client: rg.Client, group: rg.ReaderGroup) -> None:
+    calls = Calls()
+    calls.fail = 2
+    group.autoscale(POLICY)(calls)
+    until(lambda: len(calls.told) == 3)
+    assert calls.told == [1, 1, 1]
+    write(client, STREAM, ["waiting"])
+    client.streams.scale(STREAM, split=[0])
+    until(lambda: len(calls.told) == 4)
+    assert calls.told == [1, 1, 1, 2]
+
+
+def test_the_decorated_function_can_still_be_called(group: rg.ReaderGroup) -> None:
+    told: list[int] = []
+
+    @group.autoscale(POLICY)
+    def resize(decision: rg.ScalingDecision) -> None:
+        told.append(decision.desired_readers)
+
+    until(lambda: told == [1])
+    resize.close()
+    resize(rg.ScalingDecision(desired_readers=5, current_readers=0, reason="by hand", revision=rg.Revision(0, 0)))
+    assert told == [1, 5]
+
+
+def test_after_close_nothing_is_told_any_more(client: rg.Client, group: rg.ReaderGroup) -> None:
+    calls, others = Calls(), Calls()
+    write(client, STREAM, ["waiting"])
+    autoscaling = group.autoscale(POLICY)(calls)
+    until(lambda: calls.told == [1])
+    autoscaling.close()
+    autoscaling.close()
+    client.streams.scale(STREAM, split=[0])
+    group.autoscale(POLICY.model_copy(update={"min_readers": 4}))(others)
+    until(lambda: others.told == [4])
+    assert calls.told == [1]
+
+
+def test_closing_the_client_ends_it(url: str, group: rg.ReaderGroup) -> None:
+    calls = Calls()
+    with rg.connect(url) as other:
+        autoscaling = other.groups.get("billing").autoscale(POLICY)(calls)
+        until(lambda: calls.told == [1])
+    assert not autoscaling._thread.is_alive()
+
+
+# ---------------------------------------------------------------------- one at a time
+
+
+def test_of_two_only_one_is_called_and_the_other_goes_on_where_it_ended(
+    client: rg.Client, group: rg.ReaderGroup, url: str
+) -> None:
+    first, second = Calls(), Calls()
+    write(client, STREAM, ["waiting"])
+    with rg.connect(url) as other:
+        autoscaling = group.autoscale(POLICY)(first)
+        until(lambda: first.told == [1])
+        other.groups.get("billing").autoscale(POLICY)(second)
+        client.streams.scale(STREAM, split=[0])
+        until(lambda: first.told == [1, 2])
+        assert second.told == []
+        autoscaling.close()
+        # What the first was told is known and not told again; nor is growth missed while nobody has the turn.
+        client.streams.scale(STREAM, split=[1])
+        until(lambda: second.told)
+        assert second.told == [3]
+        assert first.told == [1, 2]
+
+
+def test_a_call_that_takes_long_keeps_its_turn(group: rg.ReaderGroup, url: str) -> None:
+    """Longer than a holder that has died would keep it."""
+    entered, let_go = threading.Event(), threading.Event()
+    second = Calls()
+
+    def slow(decision: rg.ScalingDecision) -> None:
+        entered.set()
+        let_go.wait(60)
+
+    with rg.connect(url) as other:
+        autoscaling = group.autoscale(POLICY)(slow)
+        assert entered.wait(60)
+        other.groups.get("billing").autoscale(POLICY)(second)
+        clock = group.synchronizer.clock
+        began = clock.monotonic()
+        until(lambda: clock.monotonic() - began > 1.5 * READER_TIMEOUT_SECONDS)
+        assert second.told == []
+        let_go.set()
+        autoscaling.close()
+
+
+def autoscale_in_a_process(url: str, pipe: Connection) -> None:
+    """Runs in a process of its own, and tells what it is told."""
+    with rg.connect(url) as client:
+        client.groups.get("billing").autoscale(POLICY)(lambda decision: pipe.send(decision.desired_readers))
+        pipe.send("registered")
+        pipe.recv()
+
+
+def test_of_two_processes_the_other_takes_over_when_the_one_that_is_called_is_killed(
+    client: rg.Client, group: rg.ReaderGroup, url: str
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    write(client, STREAM, ["waiting"])
+    try:
+        for expected in (["registered", 1], ["registered"]):
+            here, there = context.Pipe()
+            process = context.Process(target=autoscale_in_a_process, args=(url, there), daemon=True)
+            process.start()
+            pipes.append(here)
+            processes.append(process)
+            assert sorted((receive(here) for _ in expected), key=str, reverse=True) == expected
+        client.streams.scale(STREAM, split=[0])
+        assert receive(pipes[0]) == 2
+        until(lambda: turn(group, group.synchronizer.clock).look()[1].told == 2)
+        processes[0].kill()
+        client.streams.scale(STREAM, split=[1])
+        assert receive(pipes[1]) == 3
+        assert not pipes[1].poll(0)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def receive(pipe: Connection) -> object:
+    assert pipe.poll(60), "nothing came in time"
+    return pipe.recv()
+
+
+# ---------------------------------------------------------------------- the turn
+
+
+@pytest.fixture
+def store() -> Iterator[SegmentStore]:
+    with open_store("memory://") as store:
+        store.create("log")
+        yield store
+
+
+def turn(group: rg.ReaderGroup, clock: Clock) -> Turn:
+    return Turn(group.synchronizer.store, group.synchronizer.segment, clock)
+
+
+def test_a_turn_is_taken_over_when_it_has_stood_still_for_the_timeout(store: SegmentStore) -> None:
+    clock = rg.ManualClock()
+    first, second = Turn(store, "log", clock), Turn(store, "log", clock)
+    assert first.take(9)
+    assert first.record(5, 2, 9)
+    for _ in range(9):
+        assert not second.take(9)
+        clock.advance(1)
+    assert second.take(9)
+    assert second.value.history == ScalingHistory(5, 2, float("-inf"), None)
+    # The first one stopped before the second could have it, and cannot have it back.
+    assert first.valid_until < clock.monotonic()
+    assert not first.record(6, 2, 9)
+    assert not first.take(9)
+    assert second.look()[1].told == 5
+
+
+def test_a_turn_that_is_renewed_is_kept(store: SegmentStore) -> None:
+    clock = rg.ManualClock()
+    first, second = Turn(store, "log", clock), Turn(store, "log", clock)
+    for _ in range(30):
+        assert first.take(9)
+        assert first.valid_until > clock.monotonic() + 3
+        assert not second.take(9)
+        clock.advance(1)
+
+
+def test_an_observer_that_did_not_look_begins_anew(store: SegmentStore) -> None:
+    clock = rg.ManualClock()
+    first, second = Turn(store, "log", clock), Turn(store, "log", clock)
+    assert first.take(9)
+    assert not second.take(9)
+    clock.advance(100)
+    assert not second.take(9)
+
+
+def test_a_turn_that_was_given_up_is_free_at_once_and_what_was_told_is_kept(store: SegmentStore) -> None:
+    clock = rg.ManualClock()
+    first, second = Turn(store, "log", clock), Turn(store, "log", clock)
+    assert first.take(9)
+    assert first.record(5, 2, 9)
+    first.give_up()
+    assert second.take(9)
+    assert second.value.told == 5
+    first.give_up()
+    assert second.take(9)
+
+
+def test_a_group_that_was_deleted_leaves_no_turn_behind(client: rg.Client, group: rg.ReaderGroup) -> None:
+    calls = Calls()
+    group.autoscale(POLICY)(calls)
+    until(lambda: calls.told == [1])
+    until(lambda: turn(group, group.synchronizer.clock).look()[1].told == 1)
+    client.groups.delete("billing")
+    assert TURN not in client.store.attributes(group.synchronizer.segment)

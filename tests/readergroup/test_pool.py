@@ -1,0 +1,622 @@
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import readergroup as rg
+from tests.readergroup.handlers import (
+    Diary,
+    DieAt,
+    FailAt,
+    Fault,
+    HoldAt,
+    InThread,
+    Note,
+    dead_letters,
+    until,
+    write,
+)
+
+STREAM = "shop/orders"
+DEAD = "shop/orders-dead"
+#: As short as liveness allows on a busy machine.
+READER_TIMEOUT_SECONDS = 2.0
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/shop.db"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[rg.Client]:
+    with rg.connect(url) as client:
+        yield client
+
+
+@pytest.fixture
+def group(client: rg.Client) -> rg.ReaderGroup:
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
+    return client.groups.create("billing", streams=[STREAM], reader_timeout_seconds=READER_TIMEOUT_SECONDS)
+
+
+@pytest.fixture
+def diary(tmp_path: Path) -> Diary:
+    (tmp_path / "diary").mkdir()
+    return Diary(tmp_path / "diary")
+
+
+@pytest.fixture(params=["thread", "process"])
+def workers(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def texts(number: int) -> list[str]:
+    return [f"e{index:05}" for index in range(number)]
+
+
+def one_key(client: rg.Client, number: int) -> list[str]:
+    """Write events that lie in one segment, in their order, and seal the stream."""
+    write(client, STREAM, texts(number), keys=1)
+    client.streams.seal(STREAM)
+    return texts(number)
+
+
+def fast(attempts: int, dead: str | None = None) -> rg.RetryPolicy:
+    return rg.RetryPolicy(attempts=attempts, first_delay_seconds=0.001, dead_letters=dead)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def assert_in_order_per_owner_and_key(diary: Diary) -> None:
+    """Each owner of a segment hands out the events of a key in the order in which they were written."""
+    last: dict[tuple[int, str, str], str] = {}
+    for token, segment, key, text in diary.lines:
+        assert last.get((token, segment, key), "") < text
+        last[token, segment, key] = text
+
+
+# ---------------------------------------------------------------------- the way of events
+
+
+def test_every_event_is_handled_once_and_run_returns_at_the_end_of_the_data(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, workers: str
+) -> None:
+    write(client, STREAM, texts(3000))
+    client.streams.seal(STREAM)
+    pool = group.pool(Note(diary), readers=2, workers=workers)  # type: ignore[call-overload]
+    pool.run()
+    assert sorted(diary.texts) == texts(3000)
+    assert_in_order_per_owner_and_key(diary)
+    assert group.online_readers() == []
+    assert group.lag().events == 0
+    if workers == "process":
+        assert os.getpid() not in diary.pids
+    else:
+        assert diary.pids == {os.getpid()}
+
+
+def test_batches_are_handled_whole(client: rg.Client, group: rg.ReaderGroup, diary: Diary, workers: str) -> None:
+    write(client, STREAM, texts(5000))
+    client.streams.seal(STREAM)
+    group.pool(handle_batch=Note(diary).batch, workers=workers).run()  # type: ignore[call-overload]
+    assert sorted(diary.texts) == texts(5000)
+    assert_in_order_per_owner_and_key(diary)
+
+
+def test_a_serializer_types_what_the_handler_gets(client: rg.Client, group: rg.ReaderGroup) -> None:
+    with client.writer(STREAM, serializer=rg.JsonSerializer()) as writer:
+        writer.write({"id": 1})
+    client.streams.seal(STREAM)
+    seen: list[object] = []
+    group.pool(lambda event: seen.append(event.data), serializer=rg.JsonSerializer()).run()
+    assert seen == [{"id": 1}]
+
+
+def test_events_written_while_the_pool_runs_are_handled(client: rg.Client, group: rg.ReaderGroup) -> None:
+    seen: list[bytes] = []
+    pool = group.pool(lambda event: seen.append(event.raw), readers=2)
+    running = InThread(pool.run)
+    write(client, STREAM, ["one", "two"])
+    until(lambda: len(seen) == 2)
+    write(client, STREAM, ["three"])
+    client.streams.seal(STREAM)
+    running.join()
+    assert sorted(seen) == [b"one", b"three", b"two"]
+
+
+def test_what_was_truncated_before_it_was_read_does_not_end_the_pool(
+    client: rg.Client, group: rg.ReaderGroup, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(client, STREAM, ["lost"], keys=1)
+    client.streams.truncate(STREAM, client.streams.info(STREAM).tail)
+    write(client, STREAM, ["kept"], keys=1)
+    client.streams.seal(STREAM)
+    seen: list[bytes] = []
+    group.pool(lambda event: seen.append(event.raw)).run()
+    assert seen == [b"kept"]
+    assert "truncated" in caplog.text
+
+
+# ---------------------------------------------------------------------- how many workers
+
+
+def test_a_pool_by_policy_grows_when_a_split_brings_segments_and_ends_at_the_end_of_the_data(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, workers: str
+) -> None:
+    """The lag never comes over the target: it is the notification that makes the pool grow."""
+    policy = rg.ReaderScalingPolicy(min_readers=2, max_readers=4, target_lag_seconds=1000, cooldown_seconds=1000)
+    hold = HoldAt(diary, "e00100")
+    pool = group.pool(hold, readers=policy, workers=workers)  # type: ignore[call-overload]
+    running = InThread(pool.run)
+    until(lambda: len(pool.workers) == 2)
+    write(client, STREAM, texts(3000))
+    until(lambda: hold.holding)
+    first = {worker.reader_id for worker in pool.workers}
+    client.streams.scale(STREAM, split=[0, 1])
+    until(lambda: len(pool.workers) == 4)
+    assert pool.desired_readers == 4
+    assert first < {worker.reader_id for worker in pool.workers}
+    hold.let_go()
+    client.streams.seal(STREAM)
+    running.join()
+    assert sorted(diary.texts) == texts(3000)
+    assert_in_order_per_owner_and_key(diary)
+    assert pool.workers == ()
+
+
+def test_a_pool_by_policy_grows_with_its_lag_and_shrinks_when_it_is_calm(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary
+) -> None:
+    group.configure(position_interval_seconds=0.05)
+    policy = rg.ReaderScalingPolicy(min_readers=1, max_readers=2, target_lag_seconds=1, cooldown_seconds=0.1)
+    hold = HoldAt(diary, "e00000")
+    pool = group.pool(hold, readers=policy)
+    running = InThread(pool.run)
+    write(client, STREAM, texts(100))
+    until(lambda: hold.holding)
+    until(lambda: len(pool.workers) == 2)
+    hold.let_go()
+    until(lambda: len(pool.workers) == 1)
+    pool.stop()
+    running.join()
+    assert sorted(diary.texts) == texts(100)
+
+
+def test_the_workers_can_be_looked_at_while_they_live_and_after(group: rg.ReaderGroup, diary: Diary) -> None:
+    pool = group.pool(Note(diary), readers=2, workers="process")
+    running = InThread(pool.run)
+    until(lambda: len(group.online_readers()) == 2)
+    seen = pool.workers
+    assert sorted(worker.reader_id for worker in seen) == group.online_readers()
+    assert all(worker.alive and is_running(worker.pid) for worker in seen)
+    pool.stop()
+    running.join()
+    assert pool.workers == ()
+    assert not any(worker.alive or is_running(worker.pid) for worker in seen)
+
+
+# ---------------------------------------------------------------------- workers that die
+
+
+@pytest.mark.parametrize("how", ["kill", "exit", "raise"])
+def test_a_worker_process_that_dies_is_replaced_and_its_events_are_handled(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, how: str
+) -> None:
+    write(client, STREAM, texts(2000))
+    client.streams.seal(STREAM)
+    group.pool(DieAt(diary, "e01000", how), readers=2, workers="process").run()
+    assert set(diary.texts) == set(texts(2000))
+    assert_in_order_per_owner_and_key(diary)
+    assert len(diary.pids) >= 2
+    assert group.online_readers() == []
+
+
+def test_a_worker_thread_that_ends_by_system_exit_is_replaced(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary
+) -> None:
+    written = one_key(client, 100)
+    group.pool(DieAt(diary, "e00050", "raise")).run()
+    # It left in good order: nothing is repeated but what it had in hand, which it had not noted.
+    assert diary.texts == written
+
+
+def test_a_reader_taken_out_by_hand_is_replaced_by_another(client: rg.Client, group: rg.ReaderGroup) -> None:
+    seen: list[bytes] = []
+    pool = group.pool(lambda event: seen.append(event.raw))
+    running = InThread(pool.run)
+    until(lambda: len(group.online_readers()) == 1)
+    (first,) = group.online_readers()
+    assert group.remove_reader(first)
+    until(lambda: group.online_readers() not in ([], [first]))
+    write(client, STREAM, ["after"])
+    client.streams.seal(STREAM)
+    running.join()
+    assert seen == [b"after"]
+
+
+def test_worker_processes_end_when_their_parent_is_killed(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, url: str
+) -> None:
+    program = start_pool_in_a_program(url, diary, "Note(diary)", readers=2)
+    try:
+        until(lambda: len(group.online_readers()) == 2)
+        write(client, STREAM, texts(100))
+        until(lambda: len(diary.texts) == 100)
+        assert diary.pids
+        program.kill()
+        program.wait(30)
+        until(lambda: not any(map(is_running, diary.pids)))
+        # They were not cut off but left in good order, without the lease running out.
+        until(lambda: group.online_readers() == [], seconds=READER_TIMEOUT_SECONDS)
+    finally:
+        program.kill()
+
+
+# ---------------------------------------------------------------------- stopping
+
+
+def test_stop_finishes_what_is_in_hand_and_leaves_the_rest(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, workers: str
+) -> None:
+    write(client, STREAM, texts(500), keys=1)
+    hold = HoldAt(diary, "e00200")
+    pool = group.pool(hold, workers=workers)  # type: ignore[call-overload]
+    running = InThread(pool.run)
+    until(lambda: hold.holding)
+    pool.stop()
+    until(lambda: all(worker.stopping for worker in pool.workers))
+    assert running.running
+    hold.let_go()
+    running.join()
+    if workers == "thread":
+        assert diary.texts == texts(500)[:201]
+    assert group.online_readers() == []
+    client.streams.seal(STREAM)
+    group.pool(Note(diary)).run()
+    assert sorted(diary.texts) == texts(500)
+
+
+def test_stop_before_run_returns_at_once(client: rg.Client, group: rg.ReaderGroup) -> None:
+    write(client, STREAM, texts(10))
+    seen: list[object] = []
+    pool = group.pool(seen.append)
+    pool.stop()
+    pool.run()
+    assert seen == []
+
+
+def test_a_pool_runs_once(group: rg.ReaderGroup) -> None:
+    pool = group.pool(print)
+    pool.stop()
+    pool.run()
+    with pytest.raises(rg.InvalidArgumentError, match="runs once"):
+        pool.run()
+
+
+def test_a_worker_process_that_does_not_finish_in_time_is_ended_and_its_event_handled_again(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = one_key(client, 100)
+    hold = HoldAt(diary, "e00050")
+    pool = group.pool(hold, workers="process")
+    running = InThread(lambda: pool.run(drain_timeout=0.2))
+    until(lambda: hold.holding)
+    (worker,) = pool.workers
+    pool.stop()
+    running.join()
+    assert not is_running(worker.pid)
+    assert "did not finish within 0.2 s and is ended" in caplog.text
+    assert diary.texts == written[:50]
+    hold.let_go()
+    group.pool(hold).run()
+    assert sorted(diary.texts) == written
+
+
+def test_a_worker_thread_that_does_not_finish_in_time_leaves_the_group_without_its_event(
+    client: rg.Client, group: rg.ReaderGroup
+) -> None:
+    one_key(client, 100)
+    let_go = threading.Event()
+    seen: list[bytes] = []
+
+    def handle(event: rg.Event[bytes]) -> None:
+        if event.raw == b"e00050":
+            let_go.wait(60)
+        seen.append(event.raw)
+
+    pool = group.pool(handle)
+    running = InThread(lambda: pool.run(drain_timeout=0.2))
+    until(lambda: len(seen) == 50)
+    (worker,) = pool.workers
+    pool.stop()
+    running.join()
+    assert group.online_readers() == []
+    let_go.set()
+    until(lambda: not worker.alive)
+    again: list[bytes] = []
+    group.pool(lambda event: again.append(event.raw)).run()
+    assert again == [text.encode() for text in texts(100)[50:]]
+
+
+def test_closing_the_client_stops_the_pool(url: str, client: rg.Client, group: rg.ReaderGroup, diary: Diary) -> None:
+    with rg.connect(url) as other:
+        hold = HoldAt(diary, "e00020")
+        write(client, STREAM, texts(100), keys=1)
+        running = InThread(other.groups.get("billing").pool(hold).run)
+        until(lambda: hold.holding)
+        closing = InThread(other.close)
+        hold.let_go()
+        closing.join()
+    running.join()
+    assert diary.texts == texts(100)[: len(diary.texts)]
+    assert group.online_readers() == []
+
+
+def start_pool_in_a_program(url: str, diary: Diary, handle: str, **options: object) -> subprocess.Popen[str]:
+    program = f"""
+import readergroup as rg
+from pathlib import Path
+from tests.readergroup.handlers import *
+if __name__ == "__main__":
+    diary = Diary(Path({str(diary.folder)!r}))
+    with rg.connect({url!r}) as client:
+        client.groups.get("billing").pool({handle}, workers="process", **{options!r}).run()
+    print("returned")
+"""
+    script = diary.folder / "program.py"
+    script.write_text(program)
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    return subprocess.Popen(
+        [sys.executable, str(script)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize("to_all", [False, True], ids=["to the parent", "to parent and workers"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_drains_a_program(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, url: str, number: signal.Signals, to_all: bool
+) -> None:
+    """Ctrl-C in a terminal, and a service manager, send the signal to all processes."""
+    write(client, STREAM, texts(500), keys=1)
+    hold = HoldAt(diary, "e00200")
+    program = start_pool_in_a_program(url, diary, "HoldAt(diary, 'e00200')")
+    try:
+        until(lambda: hold.holding)
+        for pid in [*(diary.pids if to_all else ()), program.pid]:
+            os.kill(pid, number)
+        hold.let_go()
+        out, err = program.communicate(timeout=60)
+        assert (out, program.returncode) == ("returned\n", 0), err
+    finally:
+        program.kill()
+    assert not any(map(is_running, diary.pids))
+    assert group.online_readers() == []
+    client.streams.seal(STREAM)
+    group.pool(Note(diary)).run()
+    assert sorted(diary.texts) == texts(500)
+
+
+def test_signal_handlers_are_put_back(group: rg.ReaderGroup) -> None:
+    def before(number: int, frame: object) -> None: ...
+
+    saved = {number: signal.signal(number, before) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        pool = group.pool(print)
+        during: list[object] = []
+
+        def stop() -> None:
+            until(lambda: pool.workers)
+            during.append(signal.getsignal(signal.SIGTERM))
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        stopping = InThread(stop)
+        pool.run()
+        stopping.join()
+        assert during != [before]
+        assert [signal.getsignal(number) for number in saved] == [before, before]
+    finally:
+        for number, handler in saved.items():
+            signal.signal(number, handler)
+
+
+# ---------------------------------------------------------------------- handlers that fail
+
+
+def test_an_event_is_tried_again_and_its_segment_waits(client: rg.Client, group: rg.ReaderGroup) -> None:
+    written = one_key(client, 20)
+    seen: list[str] = []
+    failures = 3
+
+    def handle(event: rg.Event[bytes]) -> None:
+        nonlocal failures
+        if event.raw == b"e00007" and failures:
+            failures -= 1
+            raise Fault
+        seen.append(event.raw.decode())
+
+    group.pool(handle, retry=fast(4)).run()
+    assert failures == 0
+    assert seen == written
+
+
+def test_the_pauses_double_up_to_their_limit() -> None:
+    retry = rg.RetryPolicy(first_delay_seconds=0.2, max_delay_seconds=1)
+    assert [retry.delay_after(attempt) for attempt in (1, 2, 3, 4, 5000)] == [0.2, 0.4, 0.8, 1, 1]
+
+
+def test_stop_interrupts_the_pause_before_the_next_attempt(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, workers: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = one_key(client, 20)
+    retry = rg.RetryPolicy(attempts=2, first_delay_seconds=1000, max_delay_seconds=1000)
+    pool = group.pool(FailAt(diary, ("e00007",)), retry=retry, workers=workers)  # type: ignore[call-overload]
+    running = InThread(lambda: pool.run(drain_timeout=1000))
+    until(lambda: len(diary.texts) == 7)
+    pool.stop()
+    running.join()
+    group.pool(Note(diary)).run()
+    assert sorted(diary.texts) == written
+
+
+def test_an_event_that_fails_to_the_last_is_set_aside_whole_and_the_others_go_on(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, workers: str
+) -> None:
+    client.streams.create(DEAD)
+    damaged = b"\xff\x00 damaged"
+    with client.writer(STREAM) as writer:
+        writer.write(b"one", routing_key="alice")
+        writer.write(damaged, routing_key="alice", headers={"trace": b"\x01"})
+        writer.write(b"two", routing_key="alice")
+    client.streams.seal(STREAM)
+    pool = group.pool(Note(diary), retry=fast(3, DEAD), workers=workers)  # type: ignore[call-overload]
+    pool.run()
+    assert diary.texts == ["one", "two"]
+    (event,) = dead_letters(client, DEAD)
+    letter = event.data
+    assert (letter.data, letter.attempts) == (damaged, 3)
+    assert letter.error.startswith("UnicodeDecodeError: 'utf-8' codec can't decode byte 0xff")
+    assert letter.pointer.segment.startswith("shop/orders/")
+    assert rg.EventPointer.parse(str(letter.pointer)) == letter.pointer
+    assert (event.routing_key, event.headers) == ("alice", {"trace": b"\x01"})
+
+
+def test_of_a_batch_only_what_fails_alone_is_set_aside(client: rg.Client, group: rg.ReaderGroup, diary: Diary) -> None:
+    client.streams.create(DEAD)
+    written = one_key(client, 1500)
+    bad = ("e00000", "e00007", "e01400")
+    group.pool(handle_batch=FailAt(diary, bad).batch, retry=fast(2, DEAD)).run()
+    assert set(diary.texts) == set(written) - set(bad)
+    assert [event.data.data.decode() for event in dead_letters(client, DEAD)] == list(bad)
+
+
+def test_an_event_too_large_to_be_set_aside_stays_unprocessed(client: rg.Client, group: rg.ReaderGroup) -> None:
+    client.streams.create(DEAD)
+    large = b"x" * (8 * 1024 * 1024)
+    with client.writer(STREAM) as writer:
+        writer.write(large)
+    client.streams.seal(STREAM)
+
+    def fail(event: rg.Event[bytes]) -> None:
+        raise Fault("no")
+
+    with pytest.raises(rg.HandlerError) as raised:
+        group.pool(fail, retry=fast(1, DEAD)).run()
+    assert isinstance(raised.value.__cause__, Fault)
+    assert "could not be set aside" in raised.value.__cause__.__notes__[0]
+    assert [event.raw for event in group.reader()] == [large]
+
+
+def test_without_dead_letters_the_pool_drains_and_run_raises(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, workers: str
+) -> None:
+    written = one_key(client, 100)
+    pool = group.pool(FailAt(diary, ("e00050",)), retry=fast(2), workers=workers)  # type: ignore[call-overload]
+    with pytest.raises(rg.HandlerError) as raised:
+        pool.run()
+    error = raised.value
+    assert rg.EventPointer.parse(error.facts["pointer"]).segment.startswith("shop/orders/")  # type: ignore[arg-type]
+    assert error.facts["attempts"] == 2
+    assert isinstance(error.__cause__, Fault)
+    assert str(error.__cause__) == "cannot handle e00050"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert group.online_readers() == []
+    # What came before it is processed and not repeated; it is not.
+    assert diary.texts == written[:50]
+    group.pool(Note(diary)).run()
+    assert sorted(diary.texts) == written
+
+
+def test_a_batch_that_fails_without_dead_letters_is_repeated_from_its_start(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary
+) -> None:
+    written = one_key(client, 10)
+    with pytest.raises(rg.HandlerError):
+        group.pool(handle_batch=FailAt(diary, ("e00005",)).batch).run()
+    group.pool(handle_batch=Note(diary).batch).run()
+    assert diary.texts == written[:5] + written
+
+
+def test_the_other_workers_finish_what_they_have_in_hand_when_one_fails(
+    client: rg.Client, group: rg.ReaderGroup
+) -> None:
+    both = threading.Barrier(2)
+    finished: list[bytes] = []
+
+    def handle(event: rg.Event[bytes]) -> None:
+        both.wait(60)
+        if event.segment == "shop/orders/0":
+            raise Fault
+        until(lambda: all(worker.stopping for worker in pool.workers))
+        finished.append(event.raw)
+
+    pool = group.pool(handle, readers=2)
+    running = InThread(pool.run)
+    until(lambda: sorted(map(len, group.distribution().readers.values())) == [1, 1])
+    with client.writer(STREAM) as writer:
+        for number in range(20):
+            writer.write(b"e", routing_key=f"k{number}")
+    with pytest.raises(rg.HandlerError):
+        running.join()
+    assert finished == [b"e"]
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+def make(group: rg.ReaderGroup, **arguments: object) -> object:
+    return group.pool(**arguments)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({}, "either handle or handle_batch"),
+        ({"handle": print, "handle_batch": print}, "either handle or handle_batch"),
+        ({"handle": print, "workers": "fibre"}, "'thread' or 'process'"),
+        ({"handle": print, "readers": 0}, "at least one reader"),
+        ({"handle": lambda event: None, "workers": "process"}, "handle='<function .*lambda"),
+        ({"handle_batch": lambda batch: None, "workers": "process"}, "handle_batch='<function .*lambda"),
+        ({"handle": print, "retry": rg.RetryPolicy(dead_letters=STREAM)}, "its own dead letters"),
+    ],
+)
+def test_a_pool_that_cannot_be_right_is_refused(group: rg.ReaderGroup, arguments: dict[str, object], says: str) -> None:
+    with pytest.raises(rg.InvalidArgumentError, match=says):
+        make(group, **arguments)
+
+
+def test_dead_letters_need_a_stream(group: rg.ReaderGroup) -> None:
+    with pytest.raises(rg.NotFoundError, match="create it first"):
+        group.pool(print, retry=rg.RetryPolicy(dead_letters=DEAD))
+
+
+def test_worker_processes_cannot_share_memory() -> None:
+    with rg.connect("memory://") as client:
+        client.streams.create(STREAM)
+        group = client.groups.create("billing", streams=[STREAM])
+        with pytest.raises(rg.InvalidArgumentError, match="other process"):
+            group.pool(print, workers="process")
+
+
+def test_a_program_without_a_guard_is_told_what_is_missing(group: rg.ReaderGroup, url: str, diary: Diary) -> None:
+    script = diary.folder / "program.py"
+    script.write_text(
+        f"import readergroup as rg\nrg.connect({url!r}).groups.get('billing').pool(print, workers='process').run()\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "WorkerError" in done.stderr
+    assert "if __name__ == '__main__'" in done.stderr
