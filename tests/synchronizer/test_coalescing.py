@@ -326,7 +326,7 @@ class TestDeadlines:
             second = pool.submit(replica.update_state_unconditionally, Put(key=large, value=1))
             joined(replica, 1)
             third = pool.submit(replica.update_state_unconditionally, Put(key=large, value=2), timeout=5)
-            eventually(lambda: replica._generating is not None, "the third call deciding")
+            eventually(lambda: replica._follower.barred_thread is not None, "the third call deciding")
             clock.advance(5)
             with pytest.raises(DeadlineExceededError):
                 answer(third)

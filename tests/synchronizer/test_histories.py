@@ -142,7 +142,7 @@ class Histories(RuleBasedStateMachine):
     def restart(self, number: int) -> None:
         self.replicas[number] = self.opened(LateStore(self.inner))
         self.replicas[number].store = self.stores[number]
-        self.replicas[number]._log.store = self.stores[number]
+        self.replicas[number]._follower.log.store = self.stores[number]
 
     @rule(number=replica, which=st.integers(0, 50))
     def let_a_lost_append_arrive(self, number: int, which: int) -> None:

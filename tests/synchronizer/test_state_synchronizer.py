@@ -91,7 +91,7 @@ class TestOpening:
     def test_two_given_the_same_rng_are_still_two_writers(self) -> None:
         store = failing()
         one, two = (opened(s, rng=random.Random(1)) for s in (store, store.inner))
-        assert one._process_id != two._process_id
+        assert one._writer._process_id != two._writer._process_id
 
 
 class TestConditionalUpdates:
@@ -138,7 +138,7 @@ class TestConditionalUpdates:
             first = pool.submit(replica.update_state_unconditionally, Add())
             barrier.await_reached()
             second = pool.submit(replica.update_state_unconditionally, Add())
-            eventually(lambda: replica._open is not None, "the second call in the open batch")
+            eventually(lambda: replica._writer._open is not None, "the second call in the open batch")
             barrier.release()
             assert answer(first).value == 1
             assert answer(second).value == 2
@@ -582,7 +582,7 @@ class TestClosing:
             return True
 
         # Held by another thread at the moment of the fork: the child would wait for it for ever.
-        with replica._changed, replica._deciding:
+        with replica._follower.changed, replica._writer._deciding:
             child = os.fork()
             if child == 0:
                 os._exit(0 if all_refused() else 1)

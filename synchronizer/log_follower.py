@@ -1,0 +1,189 @@
+"""The local replica of a state: follows the log in the store, and says so when it cannot go on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, TypeVar
+
+from .clock import Clock, Deadline
+from .errors import (
+    ClosedError,
+    CorruptStateError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    ReaderGroupError,
+    StoreUnavailableError,
+    TruncatedError,
+    UnknownUpdateError,
+)
+from .replica import Replica, Transition, TransitionFeed
+from .revisioned import Entry, Mark, RevisionedStream
+from .state import S, StateCodec
+
+R = TypeVar("R")
+
+FIRST_PAUSE_SECONDS: Final = 0.005
+MAX_PAUSE_SECONDS: Final = 0.5
+#: How often a reload is tried when each snapshot is replaced by a newer one while it is read.
+_MAX_RELOADS: Final = 20
+
+
+class LogFollower(Generic[S]):
+    """The replica of one process, as far as it has applied the log. Threads share it.
+
+    ``replica`` is read without a lock, and replaced with ``changed`` held. Entries that cannot be applied stop the
+    follower for good: every later call raises the error.
+    """
+
+    def __init__(self, log: RevisionedStream, codec: StateCodec[S], clock: Clock) -> None:
+        self.log = log
+        self.codec = codec
+        self.clock = clock
+        self.closing = threading.Event()
+        self.barred_thread: int | None = None  # the one that runs a generator, which must not call
+        self.changed = threading.Condition()  # guards what follows
+        self.replica: Replica[S] = Replica()
+        self.mark: Mark | None = None  # as last seen
+        self.reloads = 0  # from snapshots past what was applied here
+        #: Called with every entry that was applied from the log, with ``changed`` held.
+        self.on_entry: Callable[[Entry], None] = lambda entry: None
+        self._broken: ReaderGroupError | None = None
+        self._feeds: list[TransitionFeed[S]] = []
+        self._pid = os.getpid()
+
+    def transitions(self) -> TransitionFeed[S]:
+        with self.changed:
+            feed = TransitionFeed(self.replica, self._forget)
+            self._feeds.append(feed)
+            return feed
+
+    def _forget(self, feed: TransitionFeed[S]) -> None:
+        with self.changed:
+            if feed in self._feeds:
+                self._feeds.remove(feed)
+
+    def begin(self, deadline: Deadline) -> None:
+        """Load the newest snapshot, if there is one, and what came after it."""
+        self._reload(deadline)
+        self.fetch(deadline)
+
+    def fetch(self, deadline: Deadline) -> Replica[S]:
+        """Apply the log up to where it ended when the call began, at least."""
+        reloads = 0
+        while True:
+            self.check_usable()
+            try:
+                at_end = self._read_on(self.replica, deadline)
+            except TruncatedError:
+                reloads += 1
+                if reloads > _MAX_RELOADS:
+                    raise DeadlineExceededError(
+                        "the log was truncated again after each reload", segment=self.log.segment, tries=_MAX_RELOADS
+                    ) from None
+                continue
+            except (CorruptStateError, UnknownUpdateError) as error:
+                self.stop(error)
+                raise
+            if at_end:
+                return self.replica
+            if deadline.passed:
+                raise DeadlineExceededError("the log was not read to its end in time", segment=self.log.segment)
+
+    def _read_on(self, replica: Replica[S], deadline: Deadline) -> bool:
+        """Apply entries after ``replica``; whether these were all."""
+        try:
+            entries, at_end = self.retry(deadline, lambda: self.log.read(replica.next_offset, replica.checksum))
+        except TruncatedError:
+            if not self._reload(deadline, past=replica.next_offset):
+                raise CorruptStateError(
+                    "the log was truncated and no snapshot is there to go on from; restore the store from a backup",
+                    segment=self.log.segment,
+                    offset=replica.next_offset,
+                ) from None
+            raise
+        if entries:
+            self.apply(entries)
+        return at_end
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        """Apply those of ``entries`` that are next."""
+        with self.changed:
+            for entry in entries:
+                if entry.offset != self.replica.next_offset:
+                    continue  # another thread has applied it, or a snapshot that is newer
+                self.replica, transition = self.replica.follow(entry, self.codec, self.log.segment)
+                self.on_entry(entry)
+                self._tell(transition)
+
+    def take_over(self, tail: Replica[S], transitions: Sequence[Transition[S]]) -> None:
+        """Go on from ``tail``, which ``transitions`` lead to, but for what came in through the log meanwhile."""
+        with self.changed:
+            if self.replica.next_offset < tail.next_offset:
+                for transition in transitions:
+                    if transition.revision > self.replica.revision:
+                        self._tell(transition)
+                self.replica = tail
+
+    def stop(self, error: ReaderGroupError) -> None:
+        """Let every later call raise ``error``."""
+        self._broken = error
+
+    def _tell(self, transition: Transition[S]) -> None:
+        for feed in self._feeds:
+            feed.put(transition)
+
+    def _reload(self, deadline: Deadline, *, past: int = 0) -> bool:
+        """Go on from the newest snapshot; False if there is none that is past the offset ``past``."""
+        for _ in range(_MAX_RELOADS):
+            mark = self.retry(deadline, self.log.mark)
+            if mark is None or mark.next_offset <= past:
+                return False
+            try:
+                replica = self._read_snapshot(mark, deadline)
+            except NotFoundError:
+                continue  # a newer mark has replaced it
+            with self.changed:
+                self.mark = mark
+                if replica.next_offset > self.replica.next_offset:
+                    before, self.replica = self.replica, replica
+                    self.reloads += 1
+                    self._tell(Transition(before.state, replica.state, replica.revision, gap=True))
+            return True
+        raise DeadlineExceededError(
+            "each snapshot was replaced while it was read", segment=self.log.segment, tries=_MAX_RELOADS
+        )
+
+    def _read_snapshot(self, mark: Mark, deadline: Deadline) -> Replica[S]:
+        body = self.retry(deadline, lambda: self.log.read_snapshot(mark))
+        return Replica.from_snapshot(mark, body, self.codec)
+
+    def retry(self, deadline: Deadline, call: Callable[[], R]) -> R:
+        """Call until the store answers. The one place that waits for a store that is away."""
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return call()
+            except StoreUnavailableError as error:
+                if deadline.passed:
+                    raise DeadlineExceededError("the store did not answer in time", segment=self.log.segment) from error
+            self.pause(deadline, pause)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    def pause(self, deadline: Deadline, seconds: float) -> None:
+        if self.clock.wait(self.closing, deadline.remaining(seconds)):
+            raise ClosedError("the synchronizer was closed", segment=self.log.segment)
+
+    def check_usable(self, *, deciding: bool = False) -> None:
+        if self.closing.is_set():
+            raise ClosedError("the synchronizer is closed; open another", segment=self.log.segment)
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                "the synchronizer belongs to the parent process; open one after the fork", segment=self.log.segment
+            )
+        if self.barred_thread == threading.get_ident() and not deciding:
+            raise InvalidArgumentError("a generator must not call the synchronizer; use the state it is given")
+        if self._broken is not None:
+            raise self._broken.with_traceback(None)

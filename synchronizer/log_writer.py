@@ -1,0 +1,474 @@
+"""Calls that change a state: decided one after the other, sent together, and stored once.
+
+An entry goes in only at the end of what its writer has applied. What follows from that:
+
+- ``apply_to`` has run on exactly the state that an entry lands on, before it is written. What raises is not written.
+- Each call is in the log once. Its entry carries the number of the process and of the call; after a conflict or a lost
+  answer the process looks for it among the entries that it has not applied yet. Only a further append at the same
+  offset rules out that a lost one lands later, so that is how a lost answer is retried.
+- "Nothing to do", and errors raised by the caller's generator, stand when the state they were decided on was read
+  after the call began. One fetch is enough for that, so no call waits for a moment of rest.
+- In a process, calls that come while an append is on its way run one after the other, each on the result of the one
+  before and in its own thread, and go out together as the next append. If that loses, they all decide again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, Generic, TypeVar
+
+from .clock import Deadline
+from .errors import (
+    CorruptStateError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    ReaderGroupError,
+    StateTooLargeError,
+    StoreUnavailableError,
+    UnknownUpdateError,
+)
+from .log_follower import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, LogFollower
+from .replica import Replica, Transition
+from .revisioned import Entry, decode_entries, encode_entry, log_is_shorter
+from .state import S
+from .store import Appended, AttributeChange, Conflict
+
+R = TypeVar("R")
+
+#: A lost race counts for so much, an append for 1 off; from ``POLITE_FROM`` on a process queues for the store's fair
+#: lock. So those who win most races get into line as well, and not only those who lose: a line that the winners stay
+#: out of would keep the others waiting.
+CONFLICT_WEIGHT: Final = 8
+POLITE_FROM: Final = 16
+MAX_CONTENTION: Final = 48
+FAIR_LOCK_SECONDS: Final = 1.0
+MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Decision(Generic[R]):
+    """What a call makes of a state: the body of its entry, or None for nothing to do."""
+
+    value: R
+    body: bytes | None = None
+    attributes: Mapping[str, AttributeChange] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[S, R]):
+    """What the caller gets back, the state after his call, and whether that has an entry in the log."""
+
+    value: R
+    state: S | None
+    wrote: bool
+
+
+class _Status(Enum):
+    UNDECIDED = "undecided"
+    STORED = "stored"
+    AGAIN = "again"  # the batch, or one that it was built on, was not stored: decide anew
+    FAILED = "failed"
+
+
+class _Batch(Generic[S]):
+    """The entries of several calls, one after the other, for one append at the end of ``base``."""
+
+    def __init__(self, base: Replica[S]) -> None:
+        self.base = base
+        self.tail = base  # after all entries of the batch
+        self.entries: list[bytes] = []
+        self.calls: list[int] = []
+        self.transitions: list[Transition[S]] = []
+        self.attributes: dict[str, AttributeChange] = {}
+        self.status = _Status.UNDECIDED
+        self.error: ReaderGroupError | None = None
+        self.callers = 0  # that wait for the outcome
+        self.lost_answer: BaseException | None = None  # to an append of the batch
+        self.landed = False  # its entries were seen in the log
+        self.reloads = 0  # of the replica before the batch was first sent
+
+    @property
+    def size(self) -> int:
+        return self.tail.next_offset - self.base.next_offset
+
+    def add(self, entry: _NewEntry[S]) -> None:
+        self.entries.append(entry.data)
+        self.calls.append(entry.call)
+        self.transitions.append(entry.transition)
+        self.tail = entry.after
+
+    def end(self, status: _Status, error: ReaderGroupError | None = None) -> None:
+        self.status, self.error = status, error
+
+
+@dataclass(slots=True)
+class _NewEntry(Generic[S]):
+    """An entry that was applied to ``base`` and is to be written behind it."""
+
+    base: Replica[S]
+    call: int
+    data: bytes
+    after: Replica[S]
+    transition: Transition[S]
+
+
+@dataclass(slots=True)
+class _Attempt(Generic[S, R]):
+    """What one run of a call came to. It counts when ``batch``, which it belongs to or was built on, is stored."""
+
+    batch: _Batch[S] | None
+    decision: Decision[R] | None = None
+    error: Exception | None = None  # raised instead of a decision
+    state: S | None = None  # after it
+
+    @property
+    def has_entry(self) -> bool:
+        return self.decision is not None and self.decision.body is not None
+
+
+class LogWriter(Generic[S]):
+    """Puts the calls of one process into the log that ``follower`` follows. Threads share it."""
+
+    def __init__(self, follower: LogFollower[S], state_limit_bytes: int) -> None:
+        self._follower = follower
+        self._log = follower.log
+        self._state_limit_bytes = state_limit_bytes
+        self._size = 0  # of the state when it was last measured, and where that was
+        self._size_offset = 0
+        self._process_id = secrets.token_bytes(8)
+        self._calls = itertools.count(1)
+        self._deciding = threading.Lock()  # held by the one thread that runs a generator
+        self._changed = follower.changed  # guards what follows
+        self._open: _Batch[S] | None = None
+        self._sending: _Batch[S] | None = None
+        self._has_leader = False  # a thread that sends it
+        self._contention = 0
+        self._line: tuple[int, AbstractContextManager[bool]] | None = None  # the fair lock, and the thread that took it
+        follower.on_entry = self._look_for_own
+
+    def submit(self, decide: Callable[[S | None], Decision[R]], deadline: Deadline) -> Outcome[S, R]:
+        """Run ``decide`` until its decision stands: its entry is stored, or it saw the newest state and has none."""
+        self._follower.check_usable()
+        try:
+            return self._settle(decide, deadline)
+        finally:
+            self._leave_line()
+
+    def _settle(self, decide: Callable[[S | None], Decision[R]], deadline: Deadline) -> Outcome[S, R]:
+        fetched = False  # since the call began
+        while True:
+            attempt = self._decide(decide, deadline)
+            if not attempt.has_entry and not fetched:
+                self._follower.fetch(deadline)
+                fetched = True
+                continue
+            status = self._outcome(attempt, deadline)
+            if status is _Status.STORED:
+                if attempt.error is not None:
+                    raise attempt.error
+                assert attempt.decision is not None
+                return Outcome(attempt.decision.value, attempt.state, attempt.has_entry)
+            if status is _Status.FAILED and attempt.has_entry:
+                assert attempt.batch is not None and attempt.batch.error is not None
+                raise attempt.batch.error
+            if deadline.passed:
+                raise DeadlineExceededError(
+                    "every attempt lost against another process; nothing was written", segment=self._segment
+                )
+
+    def _outcome(self, attempt: _Attempt[S, R], deadline: Deadline) -> _Status:
+        if attempt.batch is None:
+            return _Status.STORED
+        try:
+            return self._await(attempt.batch, deadline)
+        except OutcomeUnknownError as error:
+            if attempt.has_entry:
+                raise
+            raise DeadlineExceededError(
+                "what this was decided on was not known to be stored in time; nothing was written",
+                segment=self._segment,
+            ) from error
+
+    def _decide(self, decide: Callable[[S | None], Decision[R]], deadline: Deadline) -> _Attempt[S, R]:
+        """Run ``decide`` on the newest state here, that of the batch in the making if there is one, and join that."""
+        self._await_turn(deadline)
+        try:
+            self._queue_up(deadline)
+            self._follower.barred_thread = threading.get_ident()
+            while True:
+                attempt = self._try(decide, deadline)
+                if attempt is not None:
+                    return attempt
+                if deadline.passed:
+                    raise DeadlineExceededError(
+                        "the state changed too often to be decided on in time", segment=self._segment
+                    )
+        finally:
+            self._follower.barred_thread = None
+            self._deciding.release()
+
+    def _await_turn(self, deadline: Deadline) -> None:
+        """One generator runs at a time, so that each sees the result of the one before."""
+        while not self._deciding.acquire(timeout=deadline.remaining(1.0)):
+            self._follower.check_usable()
+            if deadline.passed:
+                raise DeadlineExceededError(
+                    "the generator of another call did not return in time", segment=self._segment
+                )
+
+    def _try(self, decide: Callable[[S | None], Decision[R]], deadline: Deadline) -> _Attempt[S, R] | None:
+        """One run of ``decide``; None if the state has gone on meanwhile, or there was no room for its entry."""
+        self._follower.check_usable(deciding=True)
+        with self._changed:
+            under, base = self._tip()
+        try:
+            decision = decide(base.state)
+            entry = None if decision.body is None else self._new_entry(decision.body, base)
+        except Exception as error:
+            return _Attempt(under, error=error)
+        if entry is None:
+            return _Attempt(under, decision, state=base.state)
+        batch = self._join(entry, decision.attributes, deadline)
+        return None if batch is None else _Attempt(batch, decision, state=entry.after.state)
+
+    def _tip(self) -> tuple[_Batch[S] | None, Replica[S]]:
+        """The last batch, and what the next entry is to be applied to."""
+        batch = self._open or self._sending
+        return batch, self._follower.replica if batch is None else batch.tail
+
+    def _new_entry(self, body: bytes, base: Replica[S]) -> _NewEntry[S]:
+        if len(body) > MAX_BATCH_BYTES:
+            raise InvalidArgumentError("the updates of one call are too large", segment=self._segment, bytes=len(body))
+        call = next(self._calls)
+        data, checksum = encode_entry(self._process_id, call, base.checksum, body)
+        entry = Entry(base.next_offset, base.next_offset + len(data), self._process_id, call, checksum, body)
+        # What is applied is what was written, read back: here as in every other process.
+        after, transition = base.apply(entry, self._follower.codec.read_back(body))
+        self._check_size(base, after)
+        return _NewEntry(base, call, data, after, transition)
+
+    def _check_size(self, before: Replica[S], after: Replica[S]) -> None:
+        """Refuse what makes a state that is over the limit larger.
+
+        Measuring costs as much as the state is large, so it is done when the log has grown by an eighth of what is
+        left: seldom in a small state, at every update close to the limit.
+        """
+        limit = self._state_limit_bytes
+        if after.state is None or after.next_offset - self._size_offset <= (limit - self._size) // 8:
+            return
+        size = self._follower.codec.size(after.state)
+        if size > limit and (before.state is None or size > self._follower.codec.size(before.state)):
+            raise StateTooLargeError(
+                "the state would be over its limit; remove something first, or open it with a higher state_limit_bytes",
+                segment=self._segment,
+                bytes=size,
+                limit=limit,
+            )
+        self._size, self._size_offset = size, after.next_offset
+
+    def _join(
+        self, entry: _NewEntry[S], attributes: Mapping[str, AttributeChange], deadline: Deadline
+    ) -> _Batch[S] | None:
+        """Put the entry into the open batch. None if it has to be decided anew: the state has gone on meanwhile, or
+        there was no room in the batch, which has been waited for."""
+        with self._changed:
+            _, tip = self._tip()
+            if (tip.next_offset, tip.checksum) != (entry.base.next_offset, entry.base.checksum):
+                return None
+            batch = self._open or _Batch(tip)
+            if batch.size + len(entry.data) > MAX_BATCH_BYTES or batch.attributes.keys() & attributes.keys():
+                self._changed.wait_for(lambda: self._open is not batch, deadline.remaining(1.0))
+                return None
+            batch.add(entry)
+            batch.attributes.update(attributes)
+            self._open = batch
+            return batch
+
+    def _await(self, batch: _Batch[S], deadline: Deadline) -> _Status:
+        """Wait until the batch is decided, sending it if it is the next to go and nobody else does."""
+        with self._changed:
+            batch.callers += 1
+            try:
+                while batch.status is _Status.UNDECIDED:
+                    if not self._has_leader and (self._sending or self._open) is batch:
+                        self._lead(batch, deadline)
+                    elif deadline.passed:
+                        self._give_up(batch)
+                    else:
+                        self._changed.wait(deadline.remaining(1.0))
+            finally:
+                self._leave(batch)
+            return batch.status
+
+    def _give_up(self, batch: _Batch[S]) -> None:
+        """The deadline of a caller who is not sending the batch himself."""
+        if self._sending is batch:
+            raise OutcomeUnknownError(
+                "the deadline came while the update was on its way; it may be stored", segment=self._segment
+            )
+        raise DeadlineExceededError("the deadline came before the update was sent", segment=self._segment)
+
+    def _leave(self, batch: _Batch[S]) -> None:
+        """A caller has his answer, or gives up before there is one."""
+        batch.callers -= 1
+        if batch.status is not _Status.UNDECIDED:
+            return
+        if self._open is batch:
+            self._drop_open()  # not sent yet: the others in it decide again without this call
+        elif batch.callers == 0:
+            self._end_sending(batch, _Status.AGAIN)  # nobody is left who asks what became of it
+
+    def _lead(self, batch: _Batch[S], deadline: Deadline) -> None:
+        """Send the batch and tell everyone in it what became of it. Called, and returns, with the lock held.
+
+        What is raised is this caller's alone, mostly his deadline. The others go on: if an answer was lost, one of
+        them takes over to find out, and if none was, they decide again.
+        """
+        if self._sending is None:
+            self._open, self._sending, batch.reloads = None, batch, self._follower.reloads
+        self._has_leader = True
+        try:
+            with self._unlocked():
+                self._send(batch, deadline)
+        finally:
+            self._has_leader = False
+            if batch.status is not _Status.UNDECIDED:
+                self._end_sending(batch, batch.status)
+            elif batch.lost_answer is None:
+                self._end_sending(batch, _Status.AGAIN)
+            self._changed.notify_all()
+
+    def _end_sending(self, batch: _Batch[S], status: _Status) -> None:
+        self._sending = None
+        batch.status = status
+        if status is not _Status.STORED:
+            self._drop_open()  # it was built on what is not there
+
+    def _drop_open(self) -> None:
+        if self._open is not None:
+            self._open.end(_Status.AGAIN)
+            self._open = None
+            self._changed.notify_all()
+
+    @contextmanager
+    def _unlocked(self) -> Iterator[None]:
+        self._changed.release()
+        try:
+            yield
+        finally:
+            self._changed.acquire()
+
+    def _send(self, batch: _Batch[S], deadline: Deadline) -> None:
+        """Append the batch at the end of its base, and decide it. Raises at the deadline."""
+        try:
+            self._append(batch, deadline)
+        except ReaderGroupError as error:
+            if batch.landed:
+                return batch.end(_Status.STORED)
+            if batch.lost_answer is None:
+                raise
+            raise OutcomeUnknownError(
+                "the answer to the append was lost, and it was not found out in time whether it is stored",
+                segment=self._segment,
+            ) from error
+        except BaseException as error:
+            batch.lost_answer = error  # an interrupt may come when the store has the entries
+            raise
+        if batch.status is _Status.STORED:
+            self._contention = max(0, self._contention - 1)
+        elif batch.status is _Status.AGAIN:
+            self._contention = min(MAX_CONTENTION, self._contention + CONFLICT_WEIGHT)
+
+    def _append(self, batch: _Batch[S], deadline: Deadline) -> None:
+        data = b"".join(batch.entries)
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            problem: BaseException
+            try:
+                answer = self._log.append(data, batch.base.next_offset, batch.attributes)
+            except StoreUnavailableError as error:
+                problem = error
+            except ReaderGroupError as error:
+                if batch.lost_answer is not None:
+                    raise
+                return batch.end(_Status.FAILED, error)
+            else:
+                if isinstance(answer, Appended):
+                    self._follower.take_over(batch.tail, batch.transitions)
+                    return batch.end(_Status.STORED)
+                if isinstance(answer, Conflict):
+                    return self._settle_conflict(batch, answer, deadline)
+                problem = batch.lost_answer = answer.cause
+            if deadline.passed:
+                raise DeadlineExceededError(
+                    "the store did not take the update in time", segment=self._segment
+                ) from problem
+            self._follower.pause(deadline, pause)
+            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    def _settle_conflict(self, batch: _Batch[S], conflict: Conflict, deadline: Deadline) -> None:
+        """Apply what the batch lost to. After a lost answer that may be the batch itself."""
+        base = batch.base
+        try:
+            if conflict.length < base.next_offset:
+                raise log_is_shorter(self._segment, base.next_offset)
+            entries = decode_entries(self._segment, conflict.delta, base.next_offset, base.checksum)
+            self._follower.apply(entries)
+        except (CorruptStateError, UnknownUpdateError) as error:
+            self._follower.stop(error)
+            raise
+        if self._follower.replica.next_offset < conflict.length:
+            self._follower.fetch(deadline)
+        if batch.landed:
+            batch.end(_Status.STORED)
+        elif batch.lost_answer is not None and self._follower.reloads != batch.reloads:
+            batch.end(
+                _Status.FAILED,
+                OutcomeUnknownError(
+                    "the answer was lost, and the log was compacted before it could be looked up", segment=self._segment
+                ),
+            )
+        else:
+            batch.end(_Status.AGAIN)
+
+    def _queue_up(self, deadline: Deadline) -> None:
+        """Where races are lost, wait in line, so that those who are slow get their turn. One process, one place.
+
+        What comes then is decided on the newest state, with everybody else in line behind. The place is kept until the
+        call of this thread ends, also while it decides again.
+        """
+        if self._contention < POLITE_FROM or self._line is not None or not self._log.store.guarantees.fair_lock:
+            return
+        line = self._log.store.fair_lock(self._segment, deadline.remaining(FAIR_LOCK_SECONDS))
+        try:
+            has_turn = line.__enter__()
+        except StoreUnavailableError:
+            return
+        self._line = threading.get_ident(), line
+        if has_turn:
+            self._follower.fetch(deadline)
+        else:
+            # Whoever has it may be stopped. The lock is politeness; what is safe is the compare alone.
+            self._leave_line()
+            self._contention = 0
+
+    def _leave_line(self) -> None:
+        """Let the next process have its turn, if it was this thread that stood in line."""
+        if self._line is not None and self._line[0] == threading.get_ident():
+            line, self._line = self._line[1], None
+            line.__exit__(None, None, None)
+
+    def _look_for_own(self, entry: Entry) -> None:
+        if self._sending is not None and entry.process_id == self._process_id:
+            self._sending.landed |= entry.call in self._sending.calls
+
+    @property
+    def _segment(self) -> str:
+        return self._log.segment
