@@ -508,8 +508,8 @@ class Reader(Generic[T]):
     def _follow_group(self, deadline: Deadline) -> None:
         """Do what the group's state asks for, and make sure of the lease."""
         if self._look:
+            self._look = False  # before: what comes during the fetch has to be looked at again
             self._fetch(deadline)
-            self._look = False
         while True:
             self._settle(deadline)
             if self._clock.monotonic() < self._lease.valid_until or self._renew():
