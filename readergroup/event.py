@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import chain
-from typing import Final, Generic, NamedTuple, Self, TypeVar, overload
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, overload
 
 from synchronizer import InvalidArgumentError
 
@@ -17,6 +17,7 @@ from .streams.serializers import BytesSerializer, Serializer
 T = TypeVar("T")
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NOT_DECODED: Final[Any] = object()
 
 
 class EventPointer(NamedTuple):
@@ -51,15 +52,14 @@ class Event(Generic[T]):
     def __init__(self, batch: EventBatch[T], index: int) -> None:
         self._batch = batch
         self._index = index
+        self._data = _NOT_DECODED
 
     @property
     def data(self) -> T:
         """The event, decoded when first used; damaged data raises here and not in the reader."""
-        try:
-            return self._data
-        except AttributeError:
+        if self._data is _NOT_DECODED:
             self._data = self._batch.serializer.loads(self._batch.raw[self._index])
-            return self._data
+        return self._data
 
     @property
     def raw(self) -> bytes:
