@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -58,7 +59,7 @@ def _kill_one(place: Path) -> tuple[float, float]:
                 went_on = []
                 while orphans:
                     segment, at = receive(ours, "events of the dead reader's segments")
-                    if segment in orphans:
+                    if segment in orphans and at > killed_at:
                         orphans.remove(segment)
                         went_on.append(at - killed_at)
     return went_on[0], went_on[-1]
@@ -70,6 +71,7 @@ def _share(group: rg.ReaderGroup, reader: str) -> int:
 
 def _read(client: rg.Client, reader_id: str, pipe: Connection | None) -> None:
     """Read, and tell of the first event after each assignment of a segment."""
+    logging.getLogger("readergroup").setLevel(logging.ERROR)  # that a reader is dead is no news here
     told: set[SegmentId] = set()
     with client.groups.get("readers").reader(reader_id, on_release=told.discard) as reader:
         for batch in reader.batches():
