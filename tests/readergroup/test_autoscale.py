@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import readergroup as rg
+from readergroup import autoscale
 from readergroup.autoscale import TURN, Turn
 from readergroup.scaling import ScalingHistory
 from synchronizer import Clock, SegmentStore, open_store
@@ -61,7 +62,10 @@ def create_group(client: rg.Client) -> rg.ReaderGroup:
 # ---------------------------------------------------------------------- what is told
 
 
-def test_the_number_is_told_at_first_and_when_it_changes(client: rg.Client, group: rg.ReaderGroup) -> None:
+def test_the_number_is_told_at_first_and_when_a_notification_changes_it(
+    client: rg.Client, group: rg.ReaderGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(autoscale, "LOOK_SECONDS", 1000)
     calls = Calls()
     write(client, STREAM, ["waiting"])
     group.autoscale(POLICY)(calls)

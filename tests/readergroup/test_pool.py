@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 import readergroup as rg
+from readergroup import pool as pool_module
+from synchronizer import open_store
+from synchronizer.testing import FailingStore, Operation
 from tests.readergroup.handlers import (
     Diary,
     DieAt,
@@ -155,9 +158,9 @@ def test_what_was_truncated_before_it_was_read_does_not_end_the_pool(
 
 
 def test_a_pool_by_policy_grows_when_a_split_brings_segments_and_ends_at_the_end_of_the_data(
-    client: rg.Client, group: rg.ReaderGroup, diary: Diary, workers: str
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, workers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lag never comes over the target: it is the notification that makes the pool grow."""
+    monkeypatch.setattr(pool_module, "LOOK_SECONDS", 1000)  # so that it is the notification that makes it grow
     policy = rg.ReaderScalingPolicy(min_readers=2, max_readers=4, target_lag_seconds=1000, cooldown_seconds=1000)
     hold = HoldAt(diary, "e00100")
     pool = group.pool(hold, readers=policy, workers=workers)  # type: ignore[call-overload]
@@ -501,6 +504,37 @@ def test_of_a_batch_only_what_fails_alone_is_set_aside(client: rg.Client, group:
     group.pool(handle_batch=FailAt(diary, bad).batch, retry=fast(2, DEAD)).run()
     assert set(diary.texts) == set(written) - set(bad)
     assert [event.data.data.decode() for event in dead_letters(client, DEAD)] == list(bad)
+
+
+def test_an_event_counts_only_when_its_dead_letter_is_stored(diary: Diary) -> None:
+    store = FailingStore(open_store("memory://"))
+    full = True
+    attempts = 0
+
+    def no_room_for_the_dead(operation: Operation) -> None:
+        if full and operation.verb == "append" and operation.segment.startswith(f"data/{DEAD}"):
+            raise rg.StoreFullError("no room")
+
+    def handle(event: rg.Event[bytes]) -> None:
+        nonlocal attempts
+        if event.raw == b"e00005":
+            attempts += 1
+            raise Fault
+        diary.note(event)
+
+    store.before = no_room_for_the_dead
+    with rg.Client(store, timeout=0.1) as client:
+        client.streams.create(STREAM)
+        client.streams.create(DEAD)
+        group = client.groups.create("billing", streams=[STREAM])
+        written = one_key(client, 10)
+        running = InThread(group.pool(handle, retry=fast(1, DEAD)).run)
+        until(lambda: attempts == 3)
+        assert diary.texts == written[:5]
+        full = False
+        running.join()
+        assert diary.texts == written[:5] + written[6:]
+        assert [event.data.data for event in dead_letters(client, DEAD)] == [b"e00005"]
 
 
 def test_an_event_too_large_to_be_set_aside_stays_unprocessed(client: rg.Client, group: rg.ReaderGroup) -> None:
