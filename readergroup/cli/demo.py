@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from ..demo import Outcome, run
 from ..demo.corpus import of_path, standard_library
@@ -41,14 +42,13 @@ def demo(
     files = standard_library() if path is None else of_path(path)
     if files.unreadable:
         warn(f"{count(files.unreadable, 'file')} cannot be read and are left out")
-    folder = _new_folder(output)
-    with _warnings_on(console):
+    with _folder(output) as folder, _warnings_on(console):
         outcome = run(files, folder, console)
-    _report(outcome, console)
+        _report(outcome, console)
+        if output is None and outcome.verdict.right:
+            _keep_only(outcome.picture)
     if not outcome.verdict.right:
         raise Failed(f"{count(outcome.verdict.number_of_differences, 'difference')}; everything is kept in {folder}")
-    if output is None:
-        _keep_only(outcome.picture)
 
 
 @contextmanager
@@ -68,13 +68,21 @@ def _warnings_on(console: Console) -> Iterator[None]:
         root.handlers[:] = before
 
 
-def _new_folder(output: Path | None) -> Path:
-    if output is None:
-        return Path(tempfile.mkdtemp(prefix="readergroup-demo-"))
-    output.mkdir(parents=True, exist_ok=True)
-    if any(output.iterdir()):
-        raise Failed(f"the folder is not empty; name a new one: {output}")
-    return output
+@contextmanager
+def _folder(output: Path | None) -> Iterator[Path]:
+    """The folder to work in. A temporary one goes with whatever ends the block by an exception."""
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        if any(output.iterdir()):
+            raise Failed(f"the folder is not empty; name a new one: {output}")
+        yield output
+        return
+    temporary = Path(tempfile.mkdtemp(prefix="readergroup-demo-"))
+    try:
+        yield temporary
+    except BaseException:
+        shutil.rmtree(temporary)
+        raise
 
 
 def _keep_only(picture: Path) -> None:
@@ -85,14 +93,18 @@ def _keep_only(picture: Path) -> None:
 
 def _report(outcome: Outcome, console: Console) -> None:
     verdict = outcome.verdict
-    say = console.print
-    say("")
-    say(f"{count(outcome.readers, 'reader')} read the stream in {outcome.seconds:.0f} s.")
+    console.print(f"\n{count(outcome.readers, 'reader')} read the stream in {outcome.seconds:.0f} s.")
     if verdict.right:
-        say(f"Each of the {verdict.lines:,} lines was read at least once; {verdict.repeated:,} of them twice, because")
-        say("a reader was killed before it had committed what it had read.")
-        say(f"The lines of each of the {verdict.files:,} files came in their order, and none was skipped.")
-        say(f"{verdict.words:,} words were counted, as many as there are in the files.")
+        facts = Table.grid(padding=(0, 2))
+        facts.add_row("lines", f"{verdict.lines:,}, each read at least once")
+        facts.add_row("read twice", _repeated(verdict.repeated))
+        facts.add_row("order", f"as in each of the {count(verdict.files, 'file')}, and nothing skipped")
+        facts.add_row("words", f"{verdict.words:,}, as counted in the files")
+        console.print(facts)
     for difference in verdict.differences:
-        say(f"wrong: {difference}")
-    say(f"The picture of it: {outcome.picture}")
+        console.print(f"wrong: {difference}")
+    console.print(f"\nThe picture of it: {outcome.picture}", soft_wrap=True)
+
+
+def _repeated(lines: int) -> str:
+    return f"{lines:,}, which the killed reader had not committed" if lines else "none"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import lt
 from typing import Final
 
 from .corpus import Corpus
-from .counting import Record, number_of_words
+from .counting import UNSIGNED, Record, number_of_words
 
 _MAX_DIFFERENCES: Final = 20
 
@@ -19,8 +19,8 @@ class FileTruth:
     """What there is in a file: per line the number of its words and its checksum."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
-        self.words = array("Q")
-        self.checksums = array("Q")
+        self.words = array(UNSIGNED)
+        self.checksums = array(UNSIGNED)
         for line in lines:
             self.words.append(number_of_words(line))
             self.checksums.append(zlib.crc32(line))
@@ -43,7 +43,7 @@ class _Read:
     new: int = 0
     token: int = -1
     words: int = 0
-    offsets: array[int] = field(default_factory=lambda: array("Q"))
+    offsets: array[int] = field(default_factory=lambda: array(UNSIGNED))
     segments: list[tuple[int, str]] = field(default_factory=list)  # from which line on
 
     def segment_of(self, number: int) -> str:
@@ -113,7 +113,7 @@ def _check_run(
     """Lines of one file that were read one after the other."""
     numbers = record.numbers[run]
     first, end = numbers[0], numbers[0] + len(numbers)
-    if numbers != list(range(first, end)):
+    if numbers != array(UNSIGNED, range(first, end)):
         verdict.differ(f"{name}: lines {_few(numbers)} were read in this order")
         return
     if first != read.next:
@@ -125,7 +125,7 @@ def _check_run(
         ("words", record.words[run], truth.words[first:end]),
         ("text", record.checksums[run], truth.checksums[first:end]),
     ):
-        if found != wanted.tolist():
+        if found != wanted:
             wrong = next(n for n, (a, b) in enumerate(zip(found, wanted, strict=True), first) if a != b)
             verdict.differ(f"{name}: the {what} of line {wrong} were counted wrong or came in changed")
     _take_in(name, read, record, run, first, end, verdict)
@@ -147,7 +147,7 @@ def _take_in(name: str, read: _Read, record: Record, run: slice, first: int, end
     repeated = max(0, min(end, read.new) - first)
     if repeated:
         verdict.repeated += repeated
-        same = offsets[:repeated] == read.offsets[first : first + repeated].tolist()
+        same = offsets[:repeated] == read.offsets[first : first + repeated]
         if not same or read.segment_of(first) != record.segment:
             verdict.differ(f"{name}: lines from {first} on had another pointer when they were read again")
     if end > read.new and first <= read.new:
@@ -169,5 +169,5 @@ def _check_whole(name: str, truth: FileTruth, read: _Read, verdict: Verdict) -> 
         verdict.differ(f"{name}: {read.words} words were counted, and there are {words}")
 
 
-def _few(numbers: list[int]) -> str:
+def _few(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")

@@ -11,7 +11,8 @@ import os
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -26,19 +27,21 @@ from .corpus import Line
 _HEADER: Final = struct.Struct("<II")
 
 
+#: The type code of arrays of whole numbers, 8 bytes each.
+UNSIGNED: Final = "Q"
 _WORD: Final = re.compile(r"\w+")
 
 
 class Record(NamedTuple):
-    """What a worker did with one batch. The lists have an item per line, ``files`` a pair per run of one file."""
+    """What a worker did with one batch. The arrays have an item per line, ``files`` a pair per run of one file."""
 
     segment: str
     fencing_token: int
-    files: list[tuple[str, int]]
-    numbers: list[int]
-    offsets: list[int]
-    words: list[int]
-    checksums: list[int]
+    files: Sequence[tuple[str, int]]
+    numbers: array[int]
+    offsets: array[int]
+    words: array[int]
+    checksums: array[int]
 
 
 @dataclass
@@ -66,10 +69,10 @@ def _record(batch: EventBatch[Line]) -> Record:
         segment=batch.segment,
         fencing_token=batch.fencing_token,
         files=[(key or "", sum(1 for _ in run)) for key, run in groupby(batch.routing_keys)],
-        numbers=[number for number, _ in batch.data],
-        offsets=list(batch.offsets),
-        words=[number_of_words(line) for line in lines],
-        checksums=[zlib.crc32(line) for line in lines],
+        numbers=array(UNSIGNED, [number for number, _ in batch.data]),
+        offsets=array(UNSIGNED, batch.offsets),
+        words=array(UNSIGNED, map(number_of_words, lines)),
+        checksums=array(UNSIGNED, map(zlib.crc32, lines)),
     )
 
 
@@ -83,7 +86,8 @@ def record_file(folder: Path, pid: int) -> Path:
 
 
 def encode(record: Record) -> bytes:
-    body: bytes = msgpack.packb(record)
+    segment, token, files, *columns = record
+    body: bytes = msgpack.packb((segment, token, files, *(column.tobytes() for column in columns)))
     return _HEADER.pack(len(body), len(record.numbers)) + body
 
 
@@ -95,7 +99,8 @@ def read_records(path: Path) -> Iterator[Record]:
         length, _ = _HEADER.unpack_from(data, start - _HEADER.size)
         if start + length > len(data):
             return
-        yield Record(*msgpack.unpackb(data[start : start + length], use_list=True))
+        segment, token, files, *columns = msgpack.unpackb(data[start : start + length])
+        yield Record(segment, token, files, *(array(UNSIGNED, column) for column in columns))
         start += length + _HEADER.size
 
 

@@ -28,7 +28,7 @@ _GAP: Final = 0.03
 _WIDE: Final = 0.13
 _PAPER: Final = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
 #: Notifications that are closer to each other than this part of the whole time share one label.
-_NEAR: Final = 0.02
+_NEAR: Final = 0.05
 #: A bar that is narrower than this part of the whole time has no label.
 _NARROW: Final = 0.012
 
@@ -190,7 +190,7 @@ def _draw_legend(axes: Axes, colour: dict[str, str], killed: bool) -> None:
 def _draw_lines(axes: Axes, story: Story) -> None:
     at = [sample.at for sample in story.samples]
     axes.plot(at, [sample.written for sample in story.samples], color="#888888", linewidth=1.6, label="written")
-    axes.plot(at, [sample.read for sample in story.samples], color=_INK, linewidth=1.6, label="read")
+    axes.plot(at, [sample.read for sample in story.samples], color=_INK, linewidth=1.6, label="read,\nrepeats included")
     axes.yaxis.set_major_formatter(_thousands)
     axes.set_ylim(bottom=0)
     axes.set_title("lines", loc="left", fontsize=10, color=_FAINT)

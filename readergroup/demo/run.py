@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -46,7 +46,7 @@ _BEFORE_TAKEOVER: Final = 0.9
 _BACKLOG: Final = 0.05
 
 #: With fewer lines the pool may have read everything before it could grow.
-_ENOUGH_LINES: Final = 20_000
+_ENOUGH_LINES: Final = 50_000
 _TICK_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 60.0
 _PATIENCE_FOR_FEW_LINES_SECONDS: Final = 3.0
@@ -69,18 +69,19 @@ class Outcome:
 
 def run(corpus: Corpus, folder: Path, console: Console) -> Outcome:
     """Write, read, split, kill, check and draw. Everything is stored in ``folder``, which exists."""
-    total = corpus.number_of_lines()
+    with _busy(console, f"looking at {corpus.title}"):
+        total = corpus.number_of_lines()
     if not total:
         raise DemoFailedError("there are no lines to read", input=corpus.title)
-    console.print(f"{total:,} lines of {len(corpus.files):,} files: {corpus.title}")
+    console.print(f"{corpus.title}: {total:,} lines in {len(corpus.files):,} files")
     with Display(console, total) as display:
         performance = _Performance(corpus, folder, total, display)
         performance.run()
-    console.print("comparing with the files ...")
-    records = [record for path in sorted(folder.glob("worker-*.records")) for record in read_records(path)]
-    verdict = check(truth_of(corpus), records, performance.ownership.died)
+    with _busy(console, "comparing with the files"):
+        verdict = _check(corpus, folder, performance.ownership)
     picture = folder / "demo.png"
-    draw(performance.story, performance.ownership, _title(corpus, total), picture)
+    with _busy(console, "drawing"):
+        draw(performance.story, performance.ownership, _title(corpus, total), picture)
     return Outcome(
         verdict=verdict,
         picture=picture,
@@ -88,6 +89,16 @@ def run(corpus: Corpus, folder: Path, console: Console) -> Outcome:
         seconds=performance.story.samples[-1].at,
         takeover_seconds=performance.takeover_seconds,
     )
+
+
+def _check(corpus: Corpus, folder: Path, ownership: Ownership) -> Verdict:
+    records = [record for path in sorted(folder.glob("worker-*.records")) for record in read_records(path)]
+    return check(truth_of(corpus), records, ownership.died)
+
+
+def _busy(console: Console, what: str) -> AbstractContextManager[object]:
+    """Says on a terminal that this takes a moment."""
+    return console.status(what) if console.is_terminal else contextlib.nullcontext()
 
 
 def _title(corpus: Corpus, total: int) -> str:
@@ -167,12 +178,10 @@ class _Performance:
     def _row(self, reader: str) -> ReaderRow:
         pid = self._pids.get(reader, 0)
         segments = [number_of(SegmentId(segment)) for segment in self.ownership.segments_of(reader)]
-        if reader in self.ownership.dead:
-            condition = "declared dead"
-        elif reader == self._killed:
-            condition = "killed"
+        if reader in self._group.state.readers:
+            condition = "killed" if reader == self._killed else "working"
         else:
-            condition = "working" if reader in self._group.state.readers else "left"
+            condition = "declared dead" if reader in self.ownership.dead else "left"
         return ReaderRow(self.story.name(reader), pid, condition, segments, self._progress.lines.get(pid, 0))
 
     # ------------------------------------------------------------------ the script

@@ -1,0 +1,586 @@
+"""The command ``readergroup``: most of it in this process, signals, pipes and terminals with processes of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import readergroup as rg
+from readergroup.cli import app
+
+PATIENCE_SECONDS = 30.0
+COMMAND = (sys.executable, "-m", "readergroup.cli")
+
+
+class Cli:
+    """Runs commands on one store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"sqlite:///{folder / 'cli.db'}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "READERGROUP_URL": self.url}
+
+    def __call__(self, *args: str, input: str | bytes | None = None) -> Result:
+        return CliRunner(env={"READERGROUP_URL": self.url}).invoke(app, list(args), input=input)
+
+    def ok(self, *args: str, input: str | bytes | None = None) -> str:
+        result = self(*args, input=input)
+        assert result.exit_code == 0, (result.stderr, result.exception)
+        return result.stdout
+
+    def json(self, *args: str) -> object:
+        return json.loads(self.ok(*args, "--json"))
+
+    def fails(self, exit_code: int, *args: str, input: str | bytes | None = None) -> str:
+        """What is on stderr, which is one line."""
+        result = self(*args, input=input)
+        assert result.exit_code == exit_code, (result.stdout, result.stderr, result.exception)
+        assert result.stdout == ""
+        assert result.stderr.startswith("readergroup: ")
+        assert result.stderr.count("\n") == 1
+        assert isinstance(result.exception, SystemExit)
+        return result.stderr
+
+    def process(self, *args: str, **options: object) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*COMMAND, *args],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,  # type: ignore[call-overload]
+        )
+
+    def on_terminal(
+        self,
+        *args: str,
+        input: bytes | None = None,
+        seeing: str | None = None,
+        do: Callable[[], object] = lambda: None,
+    ) -> tuple[int, str]:
+        """The exit code and what was shown on a terminal of 80 columns. When ``seeing`` is there, ``do`` is called."""
+        controller, terminal = pty.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+        environment = {name: value for name, value in self.environment.items() if name not in ("COLUMNS", "NO_COLOR")}
+        process = subprocess.Popen(
+            [*COMMAND, *args],
+            env={**environment, "TERM": "xterm"},
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            close_fds=True,
+        )
+        os.close(terminal)
+        if input is not None:
+            os.write(controller, input)
+        shown = b""
+        while True:
+            try:
+                part = os.read(controller, 65536)
+            except OSError:  # the other side is closed
+                break
+            if not part:
+                break
+            shown += part
+            if seeing is not None and seeing in shown.decode(errors="replace"):
+                seeing = None
+                do()
+        os.close(controller)
+        return process.wait(PATIENCE_SECONDS), shown.decode()
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path)
+
+
+@pytest.fixture
+def orders(cli: Cli) -> Cli:
+    """A store with a stream of two segments."""
+    cli.ok("stream", "create", "shop/orders", "--segments", "2")
+    return cli
+
+
+def plain(shown: str) -> list[str]:
+    """The lines on a terminal, without what moves its cursor and colours them."""
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown).replace("\r", "").split("\n")
+
+
+# ---------------------------------------------------------------------- streams
+
+
+def test_a_stream_is_created_listed_and_shown(cli: Cli) -> None:
+    assert "2 segments (0, 1)" in cli.ok("stream", "create", "shop/orders", "--segments", "2")
+    assert "shop/orders" in cli.ok("stream", "list")
+    shown = cli.ok("stream", "info", "shop/orders")
+    assert "shop/orders/0" in shown and "[0.5, 1)" in shown
+
+
+def test_creating_what_exists_is_no_error_unless_it_differs(orders: Cli) -> None:
+    orders.ok("stream", "create", "shop/orders", "--segments", "2")
+    assert "another config" in orders.fails(1, "stream", "create", "shop/orders", "--segments", "3")
+
+
+def test_streams_are_listed_by_scope(orders: Cli) -> None:
+    orders.ok("stream", "create", "bank/accounts")
+    found = orders.json("stream", "list", "bank")
+    assert isinstance(found, list)
+    assert [each["name"] for each in found] == ["bank/accounts"]
+    assert orders.json("stream", "list", "nobody") == []
+
+
+def test_a_stream_is_split_merged_and_sealed(orders: Cli) -> None:
+    assert "(2, 3, 1), epoch 1" in orders.ok("stream", "scale", "shop/orders", "--split", "0")
+    assert "(2, 4), epoch 2" in orders.ok("stream", "scale", "shop/orders", "--merge", "3,1")
+    assert "sealed" in orders.ok("stream", "seal", "shop/orders")
+    info = orders.json("stream", "info", "shop/orders")
+    assert isinstance(info, dict)
+    assert info["sealed"] is True and info["epoch"] == 2
+
+
+def test_a_stream_is_truncated_at_its_tail_and_at_a_cut(orders: Cli) -> None:
+    orders.ok("write", "shop/orders", input="one\ntwo\n")
+    cut = json.dumps(rg.StreamCut.model_validate(orders.json("stream", "info", "shop/orders")["tail"]).model_dump())  # type: ignore[index]
+    orders.ok("write", "shop/orders", input="three\nfour\n")
+    orders.ok("stream", "truncate", "shop/orders", cut)
+    assert sorted(orders.ok("read", "shop/orders", "--group", "a").split()) == ["four", "three"]
+    orders.ok("stream", "truncate", "shop/orders", "-", input=cut)
+    orders.ok("stream", "truncate", "shop/orders", "tail")
+    assert orders.ok("read", "shop/orders", "--group", "b") == ""
+
+
+def test_a_deleted_stream_is_gone(orders: Cli) -> None:
+    orders.ok("stream", "delete", "shop/orders")
+    assert "no stream of this name" in orders.fails(1, "stream", "info", "shop/orders")
+
+
+def test_deleting_asks_on_a_terminal(orders: Cli) -> None:
+    exit_code, shown = orders.on_terminal("stream", "delete", "shop/orders", input=b"n\n")
+    assert exit_code == 1
+    assert "all its data?" in shown and "nothing was done" in shown
+    exit_code, _ = orders.on_terminal("stream", "delete", "shop/orders", input=b"y\n")
+    assert exit_code == 0
+    assert orders.json("stream", "list") == []
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def test_each_line_becomes_an_event_with_its_bytes_as_they_are(orders: Cli) -> None:
+    written = b"\xff\xfe\n\nlast \r\nwithout an end"
+    assert "4 events written" in orders.ok("write", "shop/orders", input=written)
+    result = orders("read", "shop/orders", "--group", "g")
+    assert sorted(result.stdout_bytes.split(b"\n")[:-1]) == sorted(written.split(b"\n"))
+
+
+def test_a_file_is_written(orders: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_text("".join(f"{n}\n" for n in range(10_000)))
+    found = orders.json("write", "shop/orders", str(file))
+    assert found == {"stream": "shop/orders", "events": 10_000, "bytes": sum(len(str(n)) for n in range(10_000))}
+
+
+def test_the_events_of_a_key_stay_in_order(orders: Cli) -> None:
+    lines = [{"user": f"u{n % 7}", "n": n} for n in range(700)]
+    orders.ok("write", "shop/orders", "--key", "user", input="".join(json.dumps(line) + "\n" for line in lines))
+    events = [json.loads(line) for line in orders.ok("read", "shop/orders", "--group", "g", "--json").splitlines()]
+    read = [(event["routing_key"], json.loads(event["data"])) for event in events]
+    for user in {line["user"] for line in lines}:
+        assert [line for key, line in read if key == user] == [line for line in lines if line["user"] == user]
+
+
+@pytest.mark.parametrize("key", [7, 1.5, True, [1, 2], {"b": 1, "a": 2}])
+def test_a_key_that_is_no_text_is_its_json(orders: Cli, key: object) -> None:
+    orders.ok("write", "shop/orders", "--key", "k", input=json.dumps({"k": key}))
+    event = json.loads(orders.ok("read", "shop/orders", "--group", "g", "--json"))
+    assert json.loads(event["routing_key"]) == key
+
+
+@pytest.mark.parametrize("line", ["no json", "[1]", '{"other": 1}', '{"k": null}', "", "\udcff"])
+def test_a_line_without_its_key_ends_the_writing_and_says_which(orders: Cli, line: str) -> None:
+    text = '{"k": "a"}\n' + line + '\n{"k": "b"}\n'
+    message = orders.fails(1, "write", "shop/orders", "--key", "k", input=text.encode("utf-8", "surrogateescape"))
+    assert "line 2" in message and "what comes before it is stored" in message
+    assert orders.ok("read", "shop/orders", "--group", "g") == '{"k": "a"}\n'
+
+
+def test_a_line_that_is_too_long_for_an_event_is_refused(orders: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "long"
+    file.write_bytes(b"short\n" + b"x" * (9 * 1024 * 1024) + b"\n")
+    assert "line 2 is longer" in orders.fails(1, "write", "shop/orders", str(file))
+    assert orders.ok("read", "shop/orders", "--group", "g") == "short\n"
+
+
+def test_a_sealed_stream_takes_no_lines(orders: Cli) -> None:
+    orders.ok("stream", "seal", "shop/orders")
+    assert "sealed" in orders.fails(1, "write", "shop/orders", input="one\n")
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def test_a_group_reads_each_event_once_over_many_commands(orders: Cli) -> None:
+    orders.ok("write", "shop/orders", input="".join(f"{n}\n" for n in range(50)))
+    read = orders.ok("read", "shop/orders", "--group", "g", "--limit", "7").splitlines()
+    assert len(read) == 7
+    assert orders.ok("read", "shop/orders", "--group", "g", "--limit", "0") == ""
+    read += orders.ok("read", "shop/orders", "--group", "g").splitlines()
+    assert sorted(map(int, read)) == list(range(50))
+    assert orders.ok("read", "shop/orders", "--group", "g") == ""
+    assert len(orders.ok("read", "shop/orders", "--group", "another").splitlines()) == 50
+
+
+def test_events_in_json_say_all_about_themselves(orders: Cli) -> None:
+    orders.ok("write", "shop/orders", input=b"text\n\xff\xfe\n")
+    events = [json.loads(line) for line in orders.ok("read", "shop/orders", "--group", "g", "--json").splitlines()]
+    assert {event.get("data") for event in events} == {"text", None}
+    assert {event.get("data_base64") for event in events} == {"//4=", None}
+    for event in events:
+        assert event["pointer"].startswith(event["segment"])
+        assert event["written_at"].endswith("+00:00")
+        assert {"offset", "fencing_token"} <= set(event)
+
+
+def test_reading_ends_at_the_end_of_a_sealed_stream(orders: Cli) -> None:
+    orders.ok("write", "shop/orders", input="one\ntwo\n")
+    orders.ok("stream", "scale", "shop/orders", "--split", "0")
+    orders.ok("stream", "seal", "shop/orders")
+    assert sorted(orders.ok("read", "shop/orders", "--group", "g", "--follow").split()) == ["one", "two"]
+
+
+def test_what_was_truncated_is_told_and_the_rest_is_read(orders: Cli) -> None:
+    orders.ok("read", "shop/orders", "--group", "g")  # which begins before what is written now
+    orders.ok("write", "shop/orders", input="gone\ngone\n")
+    orders.ok("stream", "truncate", "shop/orders", "tail")
+    orders.ok("write", "shop/orders", input="there\n")
+    result = orders("read", "shop/orders", "--group", "g")
+    assert (result.exit_code, result.stdout) == (0, "there\n")
+    assert "truncated" in result.stderr or "is gone" in result.stderr
+
+
+def test_a_group_of_other_streams_is_refused(orders: Cli) -> None:
+    orders.ok("stream", "create", "bank/accounts")
+    orders.ok("read", "shop/orders", "--group", "g")
+    assert "reads shop/orders, not bank/accounts" in orders.fails(2, "read", "bank/accounts", "--group", "g")
+
+
+def test_a_reader_has_the_id_that_it_is_given(orders: Cli) -> None:
+    process = orders.process("read", "shop/orders", "--group", "g", "--follow", "--reader", "me")
+    try:
+        wait_for(lambda: list(group_state(orders)["readers"]) == ["me"])
+    finally:
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE_SECONDS) == 0
+    assert group_state(orders)["readers"] == {}
+
+
+def test_following_hears_what_is_written_later_and_ctrl_c_commits_what_was_printed(orders: Cli) -> None:
+    process = orders.process("read", "shop/orders", "--group", "g", "--follow")
+    assert process.stdout is not None
+    orders.ok("write", "shop/orders", input="one\n")
+    assert read_line(process) == "one\n"
+    orders.ok("write", "shop/orders", input="two\n")
+    assert read_line(process) == "two\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, out, err) == (0, "", "")
+    assert orders.ok("read", "shop/orders", "--group", "g") == ""
+
+
+def test_a_closed_pipe_ends_reading_without_a_word_and_loses_nothing(orders: Cli) -> None:
+    lines = [f"{n} {'x' * 1000}" for n in range(2000)]
+    orders.ok("write", "shop/orders", input="".join(line + "\n" for line in lines))
+    process = orders.process("read", "shop/orders", "--group", "g")
+    first = read_line(process)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    process.wait(PATIENCE_SECONDS)
+    rest = orders.ok("read", "shop/orders", "--group", "g").splitlines()
+    # What stood in the pipe is lost with it; what was not written to it is not.
+    assert len(rest) >= 1000
+    assert first.strip() in lines
+
+
+def test_a_closed_pipe_ends_a_table_without_a_word(orders: Cli) -> None:
+    process = subprocess.run(
+        f"{' '.join(COMMAND)} stream info shop/orders | true; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        env=orders.environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert process.stderr == ""
+    assert process.returncode in (0, 1)  # 0: it was quicker than the other end
+
+
+# ---------------------------------------------------------------------- groups
+
+
+def test_groups_are_listed_and_described(orders: Cli) -> None:
+    assert "no reader groups" in orders.ok("group", "list")
+    orders.ok("read", "shop/orders", "--group", "g")
+    assert "shop/orders" in orders.ok("group", "list")
+    described = orders.ok("group", "describe", "g")
+    assert "reader_timeout_seconds 10" in described and "unassigned" in described
+    found = orders.json("group", "list")
+    assert isinstance(found, list)
+    assert [each["group"] for each in found] == ["g"]
+    assert group_state(orders)["unassigned"] == ["shop/orders/0", "shop/orders/1"]
+
+
+def test_the_lag_is_what_was_written_and_not_read(orders: Cli) -> None:
+    orders.ok("read", "shop/orders", "--group", "g")
+    orders.ok("write", "shop/orders", input="one\ntwo\nthree\n")
+    assert "g is 3 events behind" in orders.ok("group", "lag", "g")
+    lag = orders.json("group", "lag", "g")
+    assert isinstance(lag, dict)
+    assert lag["events"] == 3 == sum(each["events"] for each in lag["segments"].values())
+    orders.ok("read", "shop/orders", "--group", "g")
+    assert "g is 0 events behind" in orders.ok("group", "lag", "g")
+
+
+def test_the_cuts_of_a_group_can_be_given_to_truncate(orders: Cli) -> None:
+    orders.ok("write", "shop/orders", input="one\ntwo\n")
+    orders.ok("read", "shop/orders", "--group", "g")
+    orders.ok("write", "shop/orders", input="three\n")
+    cuts = group_state(orders)["stream_cuts"]
+    orders.ok("stream", "truncate", "shop/orders", json.dumps(cuts["shop/orders"]))
+    assert orders.ok("read", "shop/orders", "--group", "new") == "three\n"
+
+
+def test_a_deleted_group_is_gone(orders: Cli) -> None:
+    orders.ok("read", "shop/orders", "--group", "g")
+    orders.ok("group", "delete", "g", "--yes")
+    assert "no reader group of this name" in orders.fails(1, "group", "describe", "g")
+
+
+# ---------------------------------------------------------------------- watching
+
+
+def test_watching_prints_each_notification_as_json_until_the_end_of_data(orders: Cli) -> None:
+    orders.ok("read", "shop/orders", "--group", "g")
+    process = orders.process("watch", "g", "--json")
+    first = json.loads(read_line(process))
+    assert (first["type"], first["number_of_segments"]) == ("SegmentNotification", 2)
+    orders.ok("stream", "scale", "shop/orders", "--split", "0")
+    orders.ok("stream", "seal", "shop/orders")
+    orders.ok("read", "shop/orders", "--group", "g")
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, err) == (0, "")
+    notifications = [json.loads(line) for line in out.splitlines()]
+    assert 3 in [each.get("number_of_segments") for each in notifications]
+    assert "EndOfDataNotification" in [each["type"] for each in notifications]
+
+
+def test_watching_ends_quietly_with_ctrl_c(orders: Cli) -> None:
+    orders.ok("read", "shop/orders", "--group", "g")
+    process = orders.process("watch", "g")
+    assert "segments: 2 to be read" in read_line(process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert (process.returncode, err) == (0, "")
+    assert "Traceback" not in out
+
+
+def test_watching_on_a_terminal_shows_the_segments_and_what_was_told(orders: Cli) -> None:
+    orders.ok("read", "shop/orders", "--group", "g")
+    orders.ok("write", "shop/orders", input="one\ntwo\n")
+
+    def end() -> None:
+        orders.ok("stream", "seal", "shop/orders")
+        orders.ok("read", "shop/orders", "--group", "g")
+
+    exit_code, shown = orders.on_terminal("watch", "g", seeing="events behind", do=end)
+    assert exit_code == 0
+    assert any(line.startswith("shop/orders/0") for line in plain(shown))
+    assert any("end of data" in line for line in plain(shown))
+
+
+# ---------------------------------------------------------------------- screens
+
+
+def test_everything_fits_80_columns(cli: Cli) -> None:
+    stream = "a-scope-with-a-long-name/" + "a-stream-whose-name-is-" + "very-" * 12 + "long"
+    cli.ok("stream", "create", stream, "--segments", "3")
+    cli.ok("write", stream, input="one\ntwo\nthree\n")
+    cli.ok("read", stream, "--group", "a-group-with-a-long-name", "--limit", "1")
+    for command in (
+        ("stream", "list"),
+        ("stream", "info", stream),
+        ("group", "list"),
+        ("group", "describe", "a-group-with-a-long-name"),
+        ("group", "lag", "a-group-with-a-long-name"),
+    ):
+        exit_code, shown = cli.on_terminal(*command)
+        assert exit_code == 0
+        assert max(map(len, plain(shown))) <= 80, shown
+
+
+def test_names_are_whole_where_no_terminal_is(cli: Cli) -> None:
+    stream = "scope/" + "x" * 200
+    cli.ok("stream", "create", stream)
+    assert stream + "/0" in cli.ok("stream", "info", stream)
+
+
+def test_a_progress_bar_is_shown_on_a_terminal_only(orders: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_text("x" * 100 + "\n" + "y\n" * 100_000)
+    exit_code, shown = orders.on_terminal("write", "shop/orders", str(file))
+    assert exit_code == 0 and "writing to shop/orders" in shown
+    process = orders.process("write", "shop/orders", str(file))
+    assert process.communicate(timeout=PATIENCE_SECONDS) == ("shop/orders: 100,001 events written\n", "")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", "stream", "group", "write", "read", "watch", "demo", *(f"stream {each}" for each in ("create", "scale"))],
+)
+def test_every_command_explains_itself(command: str) -> None:
+    result = CliRunner().invoke(app, [*command.split(), "--help"])
+    assert result.exit_code == 0
+    assert "Usage: " in result.stdout
+
+
+def test_the_version_is_printed() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, "readergroup 0.1.0\n")
+
+
+def test_the_console_script_is_installed(orders: Cli) -> None:
+    script = Path(sys.executable).with_name("readergroup")
+    process = subprocess.run(
+        [script, "stream", "list", "--json"], env=orders.environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(process.stdout)[0]["name"] == "shop/orders"
+
+
+# ---------------------------------------------------------------------- wrong input
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("nonsense", "No such command"),
+        ("stream create", "Missing argument"),
+        ("stream create a/b --segments x", "not a valid int"),
+        ("stream create a/b --nonsense", "No such option"),
+        ("stream scale a/b", "say either --split"),
+        ("stream scale a/b --split 0 --merge 1,2", "say either --split"),
+        ("stream scale shop/orders --split x", "segment numbers are written like"),
+        ("stream scale shop/orders --split -1", "segment numbers are written like"),
+        ("stream truncate shop/orders nonsense", "a cut is 'tail' or JSON"),
+        ("stream truncate shop/orders {}", "a cut is 'tail' or JSON"),
+        ("read shop/orders", "Missing option"),
+        ("read shop/orders --group g --limit -1", "cannot be negative"),
+        ("read shop/orders --group g --limit x", "not a valid int"),
+        ("--url memory:// stream list", "a store in memory ends with the command"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(orders: Cli, command: str, says: str) -> None:
+    assert says in orders.fails(2, *command.split(" "))
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("stream create orders", "scope/name"),
+        ("stream create shop/or!ders", "letters, digits"),
+        ("stream create shop/new --segments 0", "1 to 10000 segments"),
+        ("stream info shop/nothing", "no stream of this name"),
+        ("stream seal shop/nothing", "no stream of this name"),
+        ("stream delete shop/nothing", "no stream of this name"),
+        ("stream truncate shop/nothing tail", "no stream of this name"),
+        ("stream scale shop/orders --split 7", "7"),
+        ("stream scale shop/orders --merge 0", "merge"),
+        ("write shop/nothing /dev/null", "no stream of this name"),
+        ("write shop/orders /nonexistent", "No such file or directory: /nonexistent"),
+        ("write shop/orders /", "Is a directory: /"),
+        ("read shop/nothing --group g", "no stream of this name"),
+        ("read shop/orders --group g!", "letters, digits"),
+        ("read shop/orders --group g --reader r!", "letters, digits"),
+        ("group describe nobody", "no reader group of this name"),
+        ("group lag nobody", "no reader group of this name"),
+        ("group delete nobody", "no reader group of this name"),
+        ("watch nobody", "no reader group of this name"),
+        ("--url sqlite:////nonexistent/x.db stream list", "directory"),
+        ("--url nonsense stream list", "not an address"),
+        ("demo /nonexistent", "No such file or directory: /nonexistent"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_exit_code_1(orders: Cli, command: str, says: str) -> None:
+    assert says in orders.fails(1, *command.split(" "))
+
+
+def test_without_a_store_the_command_says_how_to_name_one() -> None:
+    result = CliRunner(env={"READERGROUP_URL": ""}).invoke(app, ["stream", "list"])
+    assert result.exit_code == 2
+    assert "--url sqlite:///shop.db" in result.stderr and "READERGROUP_URL" in result.stderr
+
+
+def test_a_file_that_is_no_store_is_refused_and_stays_as_it_is(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("these are notes\n" * 100)
+    assert "not a database" in cli.fails(1, "--url", f"sqlite:///{file}", "stream", "list")
+    assert file.read_text() == "these are notes\n" * 100
+
+
+@pytest.mark.parametrize("url", ["mysql://me:secret@host/db", "sqlite://me:secret@host/db?secret"])
+def test_no_password_is_shown(cli: Cli, url: str) -> None:
+    assert "secret" not in cli.fails(1, "--url", url, "stream", "list")
+
+
+# ---------------------------------------------------------------------- waiting
+
+
+def group_state(cli: Cli) -> dict[str, dict[str, object]]:
+    result = cli("group", "describe", "g", "--json")
+    found: dict[str, dict[str, object]] = json.loads(result.stdout) if result.exit_code == 0 else {"readers": {}}
+    return found
+
+
+def read_line(process: subprocess.Popen[str]) -> str:
+    """A line of its output; the process is ended if there is none in time."""
+    assert process.stdout is not None
+    timer = threading.Timer(PATIENCE_SECONDS, process.kill)
+    timer.start()
+    try:
+        return process.stdout.readline()
+    finally:
+        timer.cancel()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "this did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+def _no_folder_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is left beside the tests' own folder."""
+    monkeypatch.chdir(tmp_path)
+    yield
