@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from queue import Empty
 from typing import Annotated
 
 import typer
 from rich.console import Console
-
-from readergroup import ReaderGroupError
 
 from .figure import Result, Skipped, as_json, show
 from .group_state import apply
@@ -64,7 +61,8 @@ def _run(name: str) -> Iterator[Result]:
     """The figures of one benchmark; where it fails, that, so that the others are measured nevertheless."""
     try:
         yield from BENCHMARKS[name]()
-    except (ReaderGroupError, TimeoutError, Empty) as error:
+    except Exception as error:
+        Console(stderr=True).print_exception()
         yield Skipped("not measured", f"{type(error).__name__}: {error}", failed=True)
 
 

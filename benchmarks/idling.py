@@ -6,50 +6,98 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 from statistics import median
+from typing import NamedTuple
 
 import msgpack
 
 import readergroup as rg
-from readergroup.liveness import PREFIX
+from readergroup import SegmentId
+from readergroup.liveness import PREFIX, Held, LeaseObserver, encode_lease, lease_attribute
+from readergroup.state import ReaderState
+from synchronizer import AttributeChange, open_store
 
 from .figure import Figure, Result
-from .measuring import SPAWN, folder, process, receive
+from .measuring import SPAWN, folder, process, rate, receive
 
-READERS = 4
-_SETTLE_SECONDS = 2.0
-_WATCHED_SECONDS = 20.0
+#: Sizes of groups: a renewal of any reader wakes the processes of all, so the cost of each grows with the others.
+FEW, MANY = 2, 16
+#: A group so large is measured without its processes: what each of them does twice a second.
+LARGE = 1000
+LOOKS = 200
+_SETTLE_SECONDS = 3.0
+_WATCHED_SECONDS = 15.0
+
+
+class Cost(NamedTuple):
+    processor_seconds: float  # of one process, in a minute
+    renewals: float  # of all, a second
+    log_bytes: int
 
 
 def idle() -> Iterator[Result]:
-    """Four processes with a reader each, all asleep."""
+    """Processes with a reader each, all asleep; and one look at the leases of a large group."""
+    few, many = _watch(FEW), _watch(MANY)
+    yield Figure(
+        what=f"an idle reader's process, one of {MANY}: processor time for a minute",
+        value=many.processor_seconds,
+        unit="s",
+        beside=f"one of {FEW}: {few.processor_seconds:.2g} s",
+    )
+    yield Figure(
+        what=f"an idle group of {MANY} readers: appends, all of them renewed leases",
+        value=many.renewals,
+        unit="/s",
+        beside=f"the group's log grew by {many.log_bytes} bytes",
+    )
+    yield Figure(
+        what=f"one look of a reader's process at the leases of {LARGE:,} readers, as it takes two a second",
+        value=_look(LARGE) * 1000,
+        unit="ms",
+        beside=f"at those of 10: {_look(10) * 1000:.2g} ms",
+    )
+
+
+def _watch(readers: int) -> Cost:
     with folder() as place, rg.connect(f"sqlite:///{place}/events.db") as client, ExitStack() as running:
-        client.streams.create("bench/events", scaling=rg.ScalingPolicy.fixed(READERS))
+        client.streams.create("bench/events", scaling=rg.ScalingPolicy.fixed(readers))
         group = client.groups.create("readers", streams=["bench/events"])
         ours, theirs = SPAWN.Pipe()
-        for number in range(READERS):
-            running.enter_context(process(_read, client, f"reader-{number}", theirs))
-        for _ in range(READERS):
-            receive(ours, "a reader that is settled")
+        start = SPAWN.Barrier(readers + 1)
+        for number in range(readers):
+            running.enter_context(process(_read, client, f"reader-{number}", start, theirs))
+        start.wait(60)
         group.synchronizer.fetch_updates()
         length, renewals, begin = group.synchronizer.applied_length, _renewals(group), time.monotonic()
-        costs = [receive(ours, "a reader that was watched") for _ in range(READERS)]
+        costs = [receive(ours, "a reader that was watched") for _ in range(readers)]
         took = time.monotonic() - begin
-        renewed = (_renewals(group) - renewals) / took
         group.synchronizer.fetch_updates()
-        grown = group.synchronizer.applied_length - length
-    yield Figure(
-        what="an idle reader's process: processor time for a minute",
-        value=median(costs) / _WATCHED_SECONDS * 60,
-        unit="s",
-        beside=f"{READERS} processes of one reader each, watched for {_WATCHED_SECONDS:.0f} s",
-    )
-    yield Figure(
-        what=f"an idle group of {READERS} readers: appends, all of them renewed leases",
-        value=renewed,
-        unit="/s",
-        beside=f"the group's log grew by {grown} bytes",
-    )
+        return Cost(
+            median(costs) / _WATCHED_SECONDS * 60,
+            (_renewals(group) - renewals) / took,
+            group.synchronizer.applied_length - length,
+        )
+
+
+def _look(readers: int) -> float:
+    """Seconds for reading the leases of a group and judging them."""
+    with folder() as place, open_store(f"sqlite:///{place}/leases.db") as store:
+        store.create("group")
+        states = {}
+        for number in range(readers):
+            lease = f"{number:016x}"
+            value = encode_lease(number, {SegmentId(f"bench/events/{number}"): Held(number, number)})
+            store.append("group", b"", attributes={lease_attribute(lease): AttributeChange(None, value)})
+            states[f"reader-{number}"] = ReaderState(incarnation=number, lease=lease)
+        observer = LeaseObserver()
+
+        def looks() -> None:
+            for _ in range(LOOKS):
+                now = time.monotonic()
+                assert not observer.observe(now, states, store.attributes("group", PREFIX), 10.0, renewed_at=now)
+
+        return 1 / rate(LOOKS, looks).wall
 
 
 def _renewals(group: rg.ReaderGroup) -> int:
@@ -58,11 +106,11 @@ def _renewals(group: rg.ReaderGroup) -> int:
     return sum(msgpack.unpackb(value)[0] for value in store.attributes(group.synchronizer.segment, PREFIX).values())
 
 
-def _read(client: rg.Client, reader_id: str, pipe: Connection) -> None:
+def _read(client: rg.Client, reader_id: str, start: Barrier, pipe: Connection) -> None:
     with client.groups.get("readers").reader(reader_id) as reader:
         reader.read(_SETTLE_SECONDS)
-        pipe.send("settled")
+        start.wait(60)
         begin = time.process_time()
         reader.read(_WATCHED_SECONDS)
         pipe.send(time.process_time() - begin)
-        reader.read(_WATCHED_SECONDS)
+        reader.read(_WATCHED_SECONDS)  # the others are still watched

@@ -12,7 +12,7 @@ from multiprocessing.context import SpawnProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 #: What runs in other processes is imported there and not forked: threads and open stores do not survive a fork.
 SPAWN = multiprocessing.get_context("spawn")
@@ -21,18 +21,28 @@ PAYLOAD = bytes(range(100))
 _PATIENCE_SECONDS = 60.0
 
 
-def alternate(rounds: int, *runs: Callable[[], float]) -> list[list[float]]:
+T = TypeVar("T")
+
+
+class Rate(NamedTuple):
+    """How many a second, by the clock on the wall and by the time that this process had a processor."""
+
+    wall: float
+    processor: float
+
+
+def alternate(rounds: int, *runs: Callable[[], T]) -> list[list[T]]:
     """What each of ``runs`` returned in each round, A B A B: what disturbs the machine disturbs all of them."""
-    results: list[list[float]] = [[] for _ in runs]
+    results: list[list[T]] = [[] for _ in runs]
     for _ in range(rounds):
         for run, result in zip(runs, results, strict=True):
             result.append(run())
     return results
 
 
-def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """The median of the ratios of each round."""
-    return median(a / b for a, b in zip(numerators, denominators, strict=True))
+def ratio(numerators: Sequence[Rate], denominators: Sequence[Rate]) -> float:
+    """The median of the ratios of each round, by the clock on the wall."""
+    return median(a.wall / b.wall for a, b in zip(numerators, denominators, strict=True))
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -41,10 +51,22 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
-def seconds(run: Callable[[], object]) -> float:
-    begin = time.perf_counter()
+def rate(count: int, run: Callable[[], object]) -> Rate:
+    """``run`` does something so many times."""
+    begin, processor = time.perf_counter(), time.process_time()
     run()
-    return time.perf_counter() - begin
+    return Rate(count / (time.perf_counter() - begin), count / (time.process_time() - processor))
+
+
+def wall(rates: Sequence[Rate]) -> float:
+    return median(each.wall for each in rates)
+
+
+def described(rates: Sequence[Rate]) -> str:
+    """The rounds, for the table. The rate by processor time hardly depends on what else the machine does."""
+    slowest, fastest = min(each.wall for each in rates), max(each.wall for each in rates)
+    processor = median(each.processor for each in rates)
+    return f"the rounds: {slowest:,.0f} to {fastest:,.0f}; by processor time {processor:,.0f}/s"
 
 
 @contextmanager

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count, islice
-from statistics import median
 
 import readergroup as rg
 
 from . import valkey
 from .figure import Figure, Result, Skipped
-from .measuring import PAYLOAD, alternate, folder, ratio, seconds
+from .measuring import PAYLOAD, Rate, alternate, described, folder, rate, ratio, wall
 
 EVENTS = 1_000_000
 VALKEY_EVENTS = 100_000
@@ -27,46 +26,44 @@ def read_batch() -> Iterator[Result]:
         try:
             with valkey.server(place, "none") as client:
                 valkey.fill(client, VALKEY_EVENTS)
-                ours, theirs = alternate(
-                    ROUNDS, stream.batches_per_second, lambda: valkey.read_events(client, VALKEY_EVENTS)
-                )
+                ours, theirs = alternate(ROUNDS, stream.batches, lambda: valkey.read_events(client, VALKEY_EVENTS))
             yield Figure(
                 what="read_batch compared with redis-py XREADGROUP COUNT 500 and batched XACK",
                 value=ratio(ours, theirs),
                 unit="x",
                 target=8,
-                beside=f"read_batch {median(ours):,.0f} events/s, XREADGROUP {median(theirs):,.0f} events/s",
+                beside=f"read_batch {wall(ours):,.0f} events/s, XREADGROUP {wall(theirs):,.0f} events/s",
             )
         except valkey.NoValkey as error:
             yield Skipped("read_batch compared with redis-py XREADGROUP", str(error))
-            (ours,) = alternate(ROUNDS, stream.batches_per_second)
+            (ours,) = alternate(ROUNDS, stream.batches)
         yield Figure(
             what="read_batch, up to 1000 events of 100 bytes at a time, SQLite",
-            value=median(ours),
+            value=wall(ours),
             unit="events/s",
             target=3_000_000,
-            beside=f"the rounds: {min(ours):,.0f} to {max(ours):,.0f}",
+            beside=described(ours),
         )
 
 
 def iterate() -> Iterator[Result]:
     """`for event in reader` on SQLite."""
     with folder() as place, stream_of_events(f"sqlite:///{place}/events.db") as stream:
-        (ours,) = alternate(ROUNDS, stream.events_per_second)
+        (ours,) = alternate(ROUNDS, stream.events)
     beside = f"aiokafka: {AIOKAFKA_ASYNC_FOR:,} events/s on a machine of this size, not measured in this run"
     yield Figure(
         what="for event in reader, compared with async for of aiokafka",
-        value=median(ours) / AIOKAFKA_ASYNC_FOR,
+        value=wall(ours) / AIOKAFKA_ASYNC_FOR,
         unit="x",
         target=3,
         beside=beside,
     )
     yield Figure(
         what="for event in reader, events of 100 bytes, SQLite",
-        value=median(ours),
+        value=wall(ours),
         unit="events/s",
         target=1_000_000,
-        beside=f"the rounds: {min(ours):,.0f} to {max(ours):,.0f}",
+        beside=described(ours),
         held_back_by="about 1 µs of Python for each event: an object, a position, a look at the lease",
     )
 
@@ -78,7 +75,7 @@ class StreamOfEvents:
         self._client = client
         self._numbers = count()
 
-    def batches_per_second(self) -> float:
+    def batches(self) -> Rate:
         with self._reader() as reader:
 
             def run() -> None:
@@ -86,16 +83,16 @@ class StreamOfEvents:
                 while left:
                     left -= len(reader.read_batch().data)
 
-            return EVENTS / seconds(run)
+            return rate(EVENTS, run)
 
-    def events_per_second(self) -> float:
+    def events(self) -> Rate:
         with self._reader() as reader:
 
             def run() -> None:
                 for event in islice(reader, EVENTS):
                     event.data  # noqa: B018  # it is decoded when it is asked for
 
-            return EVENTS / seconds(run)
+            return rate(EVENTS, run)
 
     @contextmanager
     def _reader(self) -> Iterator[rg.Reader[bytes]]:

@@ -15,7 +15,7 @@ from synchronizer import Revision, State, StateSynchronizer, Update, open_store
 from synchronizer.store import Appended, SegmentStore
 
 from .figure import Figure, Result
-from .measuring import SPAWN, alternate, folder, process, ratio, seconds
+from .measuring import SPAWN, Rate, alternate, folder, process, rate, ratio, wall
 
 UPDATES_A_ROUND = 200
 ROUNDS = 25
@@ -50,33 +50,33 @@ def update() -> Iterator[Result]:
         store.create("bench/log")
         updates, appends = alternate(
             ROUNDS,
-            lambda: _a_second(lambda: shared.update_state(lambda state: [Add()])),
-            lambda: _a_second(_appender(store, entry)),
+            lambda: _rate(lambda: shared.update_state(lambda state: [Add()])),
+            lambda: _rate(_appender(store, entry)),
         )
         memory = counter(open_store("memory://"))
-        (in_memory,) = alternate(ROUNDS, lambda: _a_second(lambda: memory.update_state(lambda state: [Add()])))
+        (in_memory,) = alternate(ROUNDS, lambda: _rate(lambda: memory.update_state(lambda state: [Add()])))
         store.close()
     share = ratio(updates, appends)
-    cost = 1 / median(in_memory)
+    cost = 1 / wall(in_memory)
     yield Figure(
         what="update_state compared with the conditional append of its entry, same SQLite file",
         value=share * 100,
         unit="%",
         target=70,
-        beside=f"update_state {median(updates):,.0f}/s, append {median(appends):,.0f}/s",
-        held_back_by=f"the update's own work, {cost * 1e6:.0f} µs, beside an append of {1e6 / median(appends):.0f} µs",
+        beside=f"update_state {wall(updates):,.0f}/s, append {wall(appends):,.0f}/s",
+        held_back_by=f"the update's own work, {cost * 1e6:.0f} µs, beside an append of {1e6 / wall(appends):.0f} µs",
     )
     yield Figure(
-        what="update_state without a disk: its own work (memory store)", value=median(in_memory), unit="updates/s"
+        what="update_state without a disk: its own work (memory store)", value=wall(in_memory), unit="updates/s"
     )
 
 
-def _a_second(run: Callable[[], object]) -> float:
+def _rate(run: Callable[[], object]) -> Rate:
     def several() -> None:
         for _ in range(UPDATES_A_ROUND):
             run()
 
-    return UPDATES_A_ROUND / seconds(several)
+    return rate(UPDATES_A_ROUND, several)
 
 
 def _appender(store: SegmentStore, entry: bytes) -> Callable[[], None]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from .measuring import PAYLOAD, seconds
+from .measuring import PAYLOAD, Rate, rate
 
 STREAM, GROUP = "events", "readers"
 #: What one call of XREADGROUP brings, and how many commands one pipeline sends.
@@ -41,8 +41,8 @@ def server(folder: Path, sync: Sync) -> Iterator[Any]:
         raise NoValkey(f"Valkey does not start here: {error}") from error
 
 
-def write_events(client: Any, count: int, keys: list[str]) -> float:
-    """Events per second, each with a routing key, written with pipelined XADD."""
+def write_events(client: Any, count: int, keys: list[str]) -> Rate:
+    """Events, each with a routing key, written with pipelined XADD."""
     client.delete(STREAM)
 
     def run() -> None:
@@ -52,7 +52,7 @@ def write_events(client: Any, count: int, keys: list[str]) -> float:
                 pipeline.xadd(STREAM, {"key": keys[index % len(keys)], "data": PAYLOAD})
             pipeline.execute()
 
-    return count / seconds(run)
+    return rate(count, run)
 
 
 def fill(client: Any, count: int) -> None:
@@ -65,8 +65,8 @@ def fill(client: Any, count: int) -> None:
         pipeline.execute()
 
 
-def read_events(client: Any, count: int) -> float:
-    """Events per second, read as a new group with XREADGROUP COUNT 500, and one XACK for each answer."""
+def read_events(client: Any, count: int) -> Rate:
+    """Events, read as a new group with XREADGROUP COUNT 500, and one XACK for each answer."""
     client.xgroup_create(STREAM, GROUP, id="0")
 
     def run() -> None:
@@ -76,6 +76,6 @@ def read_events(client: Any, count: int) -> float:
             left -= len([fields[b"data"] for _, fields in events])
             client.xack(STREAM, GROUP, *[event_id for event_id, _ in events])
 
-    rate = count / seconds(run)
+    measured = rate(count, run)
     client.xgroup_destroy(STREAM, GROUP)
-    return rate
+    return measured

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import count
-from statistics import median
 from typing import Any
 
 import readergroup as rg
 
 from . import valkey
 from .figure import Figure, Result, Skipped
-from .measuring import PAYLOAD, alternate, folder, ratio, seconds
+from .measuring import PAYLOAD, Rate, alternate, described, folder, rate, ratio, wall
 
 EVENTS = 300_000
 VALKEY_EVENTS = 50_000
@@ -26,8 +25,8 @@ def write() -> Iterator[Result]:
     with folder() as place, rg.connect(f"sqlite:///{place}/events.db") as client, ExitStack() as servers:
         numbers = count()
 
-        def ours() -> float:
-            return events_per_second(client, f"bench/events-{next(numbers)}")
+        def ours() -> Rate:
+            return write_events(client, f"bench/events-{next(numbers)}")
 
         try:
             always = servers.enter_context(valkey.server(place, "always"))
@@ -43,20 +42,20 @@ def write() -> Iterator[Result]:
                     value=ratio(rates, theirs),
                     unit="x",
                     target=2.5,
-                    beside=f"write {median(rates):,.0f} events/s, XADD {median(theirs):,.0f} events/s",
+                    beside=f"write {wall(rates):,.0f} events/s, XADD {wall(theirs):,.0f} events/s",
                     held_back_by=HELD_BACK_BY,
                 )
         yield Figure(
             what="write with a routing key until flush returns, one writer, four segments, SQLite",
-            value=median(rates),
+            value=wall(rates),
             unit="events/s",
             target=500_000,
-            beside=f"the rounds: {min(rates):,.0f} to {max(rates):,.0f}",
+            beside=described(rates),
             held_back_by=HELD_BACK_BY,
         )
 
 
-def events_per_second(client: rg.Client, stream: str) -> float:
+def write_events(client: rg.Client, stream: str) -> Rate:
     client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(4))
     with client.writer(stream) as writer:
 
@@ -65,11 +64,11 @@ def events_per_second(client: rg.Client, stream: str) -> float:
                 writer.write(PAYLOAD, routing_key=KEYS[index % len(KEYS)])
             writer.flush()
 
-        rate = EVENTS / seconds(run)
+        measured = rate(EVENTS, run)
     client.streams.seal(stream)
     client.streams.delete(stream)
-    return rate
+    return measured
 
 
-def xadd(client: Any) -> float:
+def xadd(client: Any) -> Rate:
     return valkey.write_events(client, VALKEY_EVENTS, KEYS)
