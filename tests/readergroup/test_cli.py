@@ -16,9 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import Result
 from typer.testing import CliRunner
 
 import readergroup as rg
@@ -39,7 +39,7 @@ class Cli:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "READERGROUP_URL": self.url}
 
-    def __call__(self, *args: str, input: str | bytes | None = None) -> Result:
+    def __call__(self, *args: str, input: str | bytes | None = None) -> Any:
         return CliRunner(env={"READERGROUP_URL": self.url}).invoke(app, list(args), input=input)
 
     def ok(self, *args: str, input: str | bytes | None = None) -> str:
@@ -485,7 +485,7 @@ def test_the_console_script_is_installed(orders: Cli) -> None:
     [
         ("nonsense", "No such command"),
         ("stream create", "Missing argument"),
-        ("stream create a/b --segments x", "not a valid int"),
+        ("stream create a/b --segments x", "valid integer"),
         ("stream create a/b --nonsense", "No such option"),
         ("stream scale a/b", "say either --split"),
         ("stream scale a/b --split 0 --merge 1,2", "say either --split"),
@@ -495,7 +495,7 @@ def test_the_console_script_is_installed(orders: Cli) -> None:
         ("stream truncate shop/orders {}", "a cut is 'tail' or JSON"),
         ("read shop/orders", "Missing option"),
         ("read shop/orders --group g --limit -1", "cannot be negative"),
-        ("read shop/orders --group g --limit x", "not a valid int"),
+        ("read shop/orders --group g --limit x", "valid integer"),
         ("--url memory:// stream list", "a store in memory ends with the command"),
     ],
 )
@@ -547,7 +547,7 @@ def test_a_file_that_is_no_store_is_refused_and_stays_as_it_is(cli: Cli, tmp_pat
     assert file.read_text() == "these are notes\n" * 100
 
 
-@pytest.mark.parametrize("url", ["mysql://me:secret@host/db", "sqlite://me:secret@host/db?secret"])
+@pytest.mark.parametrize("url", ["mysql://me:secret@host/db", "nonsense://secret@host/db?password=secret"])
 def test_no_password_is_shown(cli: Cli, url: str) -> None:
     assert "secret" not in cli.fails(1, "--url", url, "stream", "list")
 
