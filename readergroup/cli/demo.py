@@ -99,6 +99,9 @@ def _report(outcome: Outcome, console: Console) -> None:
         facts.add_row("lines", f"{verdict.lines:,}, each read at least once")
         facts.add_row("read twice", _repeated(verdict.repeated))
         facts.add_row("order", f"as in each of the {count(verdict.files, 'file')}, and nothing skipped")
+        facts.add_row(
+            "takeover", f"{outcome.takeover_seconds:.1f} s after the kill all its segments had another reader"
+        )
         facts.add_row("words", f"{verdict.words:,}, as counted in the files")
         console.print(facts)
     for difference in verdict.differences:

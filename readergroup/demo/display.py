@@ -35,7 +35,9 @@ class Display:
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
         self._total = total
-        self._live = Live(Text(""), console=console, auto_refresh=False) if console.is_terminal else None
+        self._live = (
+            Live(Text(""), console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        )
         self._next = float("-inf")
         self._lines_before: dict[str, tuple[float, int]] = {}
 
@@ -48,7 +50,6 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._live is not None:
-            self._live.update(Text(""), refresh=True)
             self._live.stop()
 
     def say(self, sentence: str) -> None:
