@@ -37,7 +37,7 @@ $(VENV)/.installed-bench: pyproject.toml | $(VENV)/bin/python
 	@touch $@ $(VENV)/.installed-dev $(VENV)/.installed-demo
 
 demo: $(VENV)/.installed-demo
-	@$(BIN)/readergroup demo $(if $(INPUT),'$(INPUT)')
+	@$(BIN)/readergroup demo $(if $(INPUT),"$$INPUT")
 
 test: $(VENV)/.installed-dev
 	$(BIN)/pytest $(TESTS) --quiet

@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from ..demo import Outcome, run
 from ..demo.corpus import of_path, standard_library
@@ -95,15 +94,14 @@ def _report(outcome: Outcome, console: Console) -> None:
     verdict = outcome.verdict
     console.print(f"\n{count(outcome.readers, 'reader')} read the stream in {outcome.seconds:.0f} s.")
     if verdict.right:
-        facts = Table.grid(padding=(0, 2))
-        facts.add_row("lines", f"{verdict.lines:,}, each read at least once")
-        facts.add_row("read twice", _repeated(verdict.repeated))
-        facts.add_row("order", f"as in each of the {count(verdict.files, 'file')}, and nothing skipped")
-        facts.add_row(
-            "takeover", f"{outcome.takeover_seconds:.1f} s after the kill all its segments had another reader"
-        )
-        facts.add_row("words", f"{verdict.words:,}, as counted in the files")
-        console.print(facts)
+        for title, fact in (
+            ("lines", f"{verdict.lines:,}, each read at least once"),
+            ("read twice", _repeated(verdict.repeated)),
+            ("order", "as in the files, and nothing skipped"),
+            ("words", f"{verdict.words:,}, as counted in the files"),
+            ("takeover", f"{outcome.takeover_seconds:.1f} s after the kill its segments had other readers"),
+        ):
+            console.print(f"{title:<10}  {fact}")
     for difference in verdict.differences:
         console.print(f"wrong: {difference}")
     console.print(f"\nThe picture of it: {outcome.picture}", soft_wrap=True)

@@ -16,7 +16,7 @@ _PATIENCE_SECONDS: Final = 120.0
 
 
 class Feeder:
-    """A thread that writes. ``backlog`` is how many lines may be written and not yet read."""
+    """A thread that writes. ``backlog`` is how many lines may be written and not yet read, at first."""
 
     def __init__(self, client: Client, stream: str, corpus: Corpus, *, backlog: int) -> None:
         self.written = 0
@@ -38,11 +38,12 @@ class Feeder:
     def done(self) -> bool:
         return not self._thread.is_alive()
 
-    def let(self, *, read: int | None = None, may_write: int | None = None) -> None:
-        """So many lines were read; so many may be written in all."""
+    def let(self, *, read: int | None = None, may_write: int | None = None, backlog: int | None = None) -> None:
+        """So many lines were read; so many may be written in all; so many may be written and not yet read."""
         with self._gate:
             self._read = self._read if read is None else read
             self._may_write = self._may_write if may_write is None else may_write
+            self._backlog = self._backlog if backlog is None else backlog
             self._gate.notify_all()
 
     def stop(self) -> None:

@@ -39,10 +39,10 @@ READER_TIMEOUT_SECONDS: Final = 3.0
 #: the pool has grown, the reader is killed and its segments are taken over, the writer goes no further than that.
 _SPLIT: Final = 0.2
 _BEFORE_GROWTH: Final = 0.4
-_KILL: Final = 0.6
-_BEFORE_KILL: Final = 0.75
-_BEFORE_TAKEOVER: Final = 0.9
-#: The writer is ahead of the readers by this part of all lines at most.
+_KILL: Final = 0.45
+_BEFORE_KILL: Final = 0.6
+_BEFORE_TAKEOVER: Final = 0.85
+#: The writer is ahead of the readers by this part of all lines at most, until the kill.
 _BACKLOG: Final = 0.05
 
 #: With fewer lines the pool may have read everything before it could grow.
@@ -196,13 +196,16 @@ class _Performance:
         self._feeder.let(may_write=int(self.total * _BEFORE_KILL))
         yield from self._until("a part is read", lambda: self._progress.total >= int(self.total * _KILL))
         victim, owned = self._kill()
-        self._feeder.let(may_write=int(self.total * _BEFORE_TAKEOVER))
+        # What is written to the segments of the killed reader has to wait, and nothing else.
+        self._feeder.let(may_write=int(self.total * _BEFORE_TAKEOVER), backlog=self.total)
         killed_at = self.now()
         yield from self._until(
             "the segments of the killed reader are taken over", lambda: self._taken_over(owned, victim, killed_at)
         )
         self.takeover_seconds = self.now() - killed_at
-        self.story.say(f"its segments have other readers, {self.takeover_seconds:.1f} s after the kill")
+        self.story.happened(
+            "taken over", f"its segments have other readers, {self.takeover_seconds:.1f} s after the kill"
+        )
         self._feeder.let(may_write=self.total)
         yield from self._until("everything is written", lambda: self._feeder.done)
         self._client.streams.seal(STREAM)
