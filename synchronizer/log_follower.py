@@ -123,7 +123,7 @@ class LogFollower(Generic[S]):
         with self.changed:
             if self.replica.next_offset < tail.next_offset:
                 for transition in transitions:
-                    if transition.revision > self.replica.revision:
+                    if transition.revision.offset >= self.replica.next_offset:
                         self._tell(transition)
                 self.replica = tail
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 import itertools
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Generic, TypeVar
@@ -283,7 +283,7 @@ class LogWriter(Generic[S]):
             if (tip.next_offset, tip.checksum) != (entry.base.next_offset, entry.base.checksum):
                 return None
             batch = self._open or _Batch(tip)
-            if batch.size + len(entry.data) > MAX_BATCH_BYTES or batch.attributes.keys() & attributes.keys():
+            if batch.size + len(entry.data) > MAX_BATCH_BYTES or not batch.attributes.keys().isdisjoint(attributes):
                 self._changed.wait_for(lambda: self._open is not batch, deadline.remaining(1.0))
                 return None
             batch.add(entry)
@@ -334,10 +334,11 @@ class LogWriter(Generic[S]):
         if self._sending is None:
             self._open, self._sending, batch.reloads = None, batch, self._follower.reloads
         self._has_leader = True
+        self._changed.release()
         try:
-            with self._unlocked():
-                self._send(batch, deadline)
+            self._send(batch, deadline)
         finally:
+            self._changed.acquire()
             self._has_leader = False
             if batch.status is not _Status.UNDECIDED:
                 self._end_sending(batch, batch.status)
@@ -356,14 +357,6 @@ class LogWriter(Generic[S]):
             self._open.end(_Status.AGAIN)
             self._open = None
             self._changed.notify_all()
-
-    @contextmanager
-    def _unlocked(self) -> Iterator[None]:
-        self._changed.release()
-        try:
-            yield
-        finally:
-            self._changed.acquire()
 
     def _send(self, batch: _Batch[S], deadline: Deadline) -> None:
         """Append the batch at the end of its base, and decide it. Raises at the deadline."""
