@@ -26,6 +26,7 @@ from tests.synchronizer.accounts import (
     Drop,
     LateStore,
     Put,
+    Replica,
     Take,
     answer,
     failing,
@@ -432,6 +433,57 @@ class TestF22StoppedHolderOfTheFairLock:
                 replica.update_state_unconditionally(Add(), timeout=10)
         assert store.count("fair_lock") == 1
         assert replica.state.value == 13
+
+
+class TestFairness:
+    def _contended(self, store: FailingStore) -> Replica:
+        """A replica that has just lost several races, so that it stands in line from now on."""
+        replica, other = opened(store), opened(store.inner)
+        for _ in range(3):
+            just_before(store, "append", lambda: other.update_state_unconditionally(Add()))
+            replica.update_state_unconditionally(Add())
+        return replica
+
+    def test_who_loses_races_decides_while_holding_the_fair_lock_and_then_lets_go_of_it(self) -> None:
+        store = failing()
+        replica = self._contended(store)
+        free = []
+
+        def look(state: Account) -> list[Add]:
+            with store.inner.fair_lock("account", 0) as is_free:
+                free.append(is_free)
+            return [Add()]
+
+        replica.update_state(look)
+        assert free == [False]
+        with store.inner.fair_lock("account", 0) as is_free:
+            assert is_free
+
+    def test_it_lets_go_when_the_call_fails(self) -> None:
+        store = failing()
+        replica = self._contended(store)
+        with pytest.raises(ValueError):
+            replica.update_state_unconditionally(Take(amount=1000))
+        assert store.count("fair_lock") >= 1
+        with store.inner.fair_lock("account", 0) as is_free:
+            assert is_free
+
+    def test_a_process_stands_in_line_once_for_all_its_threads(self) -> None:
+        store = failing()
+        replica = self._contended(store)
+        with threads(8) as pool:
+            for future in [pool.submit(replica.update_state_unconditionally, Add()) for _ in range(8)]:
+                answer(future)
+        assert replica.state.value == 14
+
+    def test_who_meets_nobody_for_a_while_does_without_the_lock(self) -> None:
+        store = failing()
+        replica = self._contended(store)
+        for _ in range(30):
+            replica.update_state_unconditionally(Add())
+        locks = store.count("fair_lock")
+        replica.update_state_unconditionally(Add())
+        assert 0 < store.count("fair_lock") == locks
 
 
 class TestF23StoreThatLostData:

@@ -26,6 +26,7 @@ from synchronizer import (
     State,
     StateSynchronizer,
     StoreFullError,
+    StoreUnavailableError,
     Transition,
     Update,
     open_store,
@@ -42,6 +43,7 @@ from tests.synchronizer.accounts import (
     answer,
     eventually,
     failing,
+    joined,
     just_before,
     opened,
     threads,
@@ -249,6 +251,26 @@ class TestAttributes:
         assert store.attributes("account", "count") == {"count": b"80"}
         assert replica.state.value == 80
 
+    def test_calls_that_change_the_same_one_do_not_share_an_append(self) -> None:
+        store = failing()
+        replica = opened(store)
+
+        def count(state: Account) -> Proposal[Account, None]:
+            found = store.inner.attributes("account", "count").get("count")
+            return Proposal([Add()], None, {"count": AttributeChange(found, str(int(found or 0) + 1).encode())})
+
+        barrier = Barrier(store, "append")
+        with threads(3) as pool:
+            calls = [pool.submit(replica.update_state_unconditionally, Add())]
+            barrier.await_reached()
+            calls += [pool.submit(replica.update_state_with_attributes, count) for _ in range(2)]
+            joined(replica, 1)
+            eventually(lambda: replica._follower.barred_thread is not None, "the other one waiting for room")
+            barrier.release()
+            for call in calls:
+                answer(call)
+        assert store.attributes("account", "count") == {"count": b"2"}
+
     def test_a_change_of_attributes_without_an_update_is_refused(self) -> None:
         replica = opened(open_store("memory://"))
         with pytest.raises(InvalidArgumentError):
@@ -426,6 +448,19 @@ class TestFollowing:
             store.unavailable = False
             assert answer(following).value == 1
 
+    def test_watching_survives_an_outage_while_it_waits(self) -> None:
+        store = failing()
+        watcher, other = opened(store), opened(store.inner)
+        watching = watcher.watch()
+        next(watching)
+
+        def break_off() -> None:
+            other.update_state_unconditionally(Add())
+            raise StoreUnavailableError("gone for a moment")
+
+        just_before(store, "wait", break_off)
+        assert next(watching).value == 1
+
     def test_closing_ends_the_watching(self) -> None:
         replica = opened(open_store("memory://"))
         seen = []
@@ -497,6 +532,25 @@ class TestTransitions:
             replica.fetch_updates()
             values = [t.after.value for t in feed.drain() if t.after is not None]
             assert values == list(range(len(values))) and len(values) == 401
+
+    def test_what_came_in_through_the_log_before_the_answer_did_is_not_told_again(self) -> None:
+        """Another thread may have fetched a part of what this one has just appended."""
+        store = open_store("memory://")
+        writer = opened(store)
+        follower = opened(store)._follower
+        for _ in range(3):
+            writer.update_state_unconditionally(Add())
+        entries, _ = follower.log.read(follower.replica.next_offset, follower.replica.checksum)
+        tail, transitions = follower.replica, []
+        for entry in entries:
+            tail, transition = tail.apply(entry, follower.codec.decode_body(entry.body))
+            transitions.append(transition)
+        feed = follower.transitions()
+        follower.apply(entries[:2])
+        follower.take_over(tail, transitions)
+        follower.take_over(tail, transitions)
+        assert [t.after and t.after.value for t in feed.drain()] == [0, 1, 2, 3]
+        assert follower.replica == tail
 
     def test_a_feed_that_nobody_drains_keeps_the_gap_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("synchronizer.replica.MAX_TRANSITIONS", 5)

@@ -1,0 +1,108 @@
+"""Real processes that update one state on SQLite at the same time."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import pytest
+
+from synchronizer import Appended, AppendResult, AttributeChange, open_store
+from synchronizer.testing import FailingStore
+from tests.synchronizer.accounts import Account, Add, Put, opened
+
+LONG = 60.0
+PROCESSES = 8
+
+
+class CountingStore(FailingStore):
+    """Counts the appends that were stored and those that lost a race."""
+
+    stored = lost = 0
+
+    def append(
+        self,
+        segment: str,
+        data: bytes,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        answer = super().append(segment, data, expected_offset=expected_offset, attributes=attributes)
+        won = isinstance(answer, Appended)
+        self.stored += won
+        self.lost += not won
+        return answer
+
+
+def contend(connection: Connection, path: Path, name: str, everybody: int) -> None:
+    """Update until all processes together have made so many updates."""
+    with open_store(f"sqlite:///{path}") as inner:
+        store = CountingStore(inner)
+        replica = opened(store, compaction_bytes=20_000)
+        store.stored = store.lost = 0
+        connection.send("ready")
+        connection.recv()
+        own = 0
+        while replica.state.value < everybody:
+
+            def count(state: Account, own: int = own) -> list[Add | Put]:
+                assert state.entries.get(name, 0) == own, "an update of this process is missing or there twice"
+                return [Add(), Put(key=name, value=own + 1)]
+
+            replica.update_state(count, timeout=LONG)
+            own += 1
+        connection.send((own, store.stored, store.lost))
+
+
+@contextmanager
+def running(path: Path, everybody: int) -> Iterator[list[Connection]]:
+    """Processes that are killed at the end if they still run."""
+    context = multiprocessing.get_context("spawn")
+    processes, connections = [], []
+    for number in range(PROCESSES):
+        here, there = context.Pipe()
+        process = context.Process(target=contend, args=(there, path, f"process-{number}", everybody), daemon=True)
+        process.start()
+        there.close()
+        processes.append(process)
+        connections.append(here)
+    try:
+        yield connections
+    finally:
+        for process in processes:
+            process.kill()
+            process.join(LONG)
+            assert process.exitcode in (0, -signal.SIGKILL)
+
+
+def receive(connection: Connection) -> object:
+    assert wait([connection], LONG), "a process does not answer"
+    return connection.recv()
+
+
+@pytest.mark.timeout(180)
+def test_eight_processes_all_get_their_turn_and_each_update_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    everybody = 800
+    with open_store(f"sqlite:///{path}") as store:
+        opened(store)
+    with running(path, everybody) as connections:
+        for connection in connections:
+            assert receive(connection) == "ready"
+        for connection in connections:
+            connection.send("go")
+        results = [receive(connection) for connection in connections]
+    counts = [own for own, _, _ in results]  # type: ignore[attr-defined, misc]
+    with open_store(f"sqlite:///{path}") as store:
+        state = opened(store).state
+    assert state.value == sum(counts) >= everybody
+    assert state.entries == {f"process-{number}": own for number, own in enumerate(counts)}
+    # What is aimed at is a half and more of the mean, and of the attempts; other load on the machine takes some of it.
+    assert min(counts) >= sum(counts) / PROCESSES / 4
+    stored, lost = (sum(result[place] for result in results) for place in (1, 2))  # type: ignore[index, misc]
+    assert stored > lost
