@@ -16,6 +16,7 @@ V = TypeVar("V")
 class Map(Mapping[K, V]):
     """An immutable `Mapping`; ``set`` and ``delete`` return a new one that shares what did not change.
 
+    The order of iteration differs between processes, as a set's does: where ``apply_to`` depends on it, it sorts.
     As the type of a pydantic field (``Map[str, int]``) it takes any mapping and is written as a dict.
     """
 
