@@ -168,6 +168,14 @@ def test_f10_a_mark_is_for_one_incarnation(history: History) -> None:
     assert history.owner(0) is None
 
 
+def test_f10_a_mark_for_another_life_of_the_target_is_void(history: History) -> None:
+    history.reassign(0, "r2")
+    marked = history.state.segments[seg(0)]
+    history.state = history.state.with_segment(seg(0), marked.changed(target_incarnation=7))
+    history.release("r1", 0, 50)
+    assert history.owner(0) is None
+
+
 def test_f10_a_dead_owners_segment_goes_to_its_target(history: History) -> None:
     history.reassign(0, "r2")
     history.remove("r1", {seg(0): 300})
