@@ -322,9 +322,10 @@ def test_a_closed_pipe_ends_reading_without_a_word_and_loses_nothing(orders: Cli
     assert first.strip() in lines
 
 
-def test_a_closed_pipe_ends_a_table_without_a_word(orders: Cli) -> None:
+@pytest.mark.parametrize("json", ["", "--json"])
+def test_a_closed_pipe_ends_a_table_without_a_word(orders: Cli, json: str) -> None:
     process = subprocess.run(
-        f"{' '.join(COMMAND)} stream info shop/orders | true; exit ${{PIPESTATUS[0]}}",
+        f"{' '.join(COMMAND)} stream info shop/orders {json} | true; exit ${{PIPESTATUS[0]}}",
         shell=True,
         executable="/bin/bash",
         env=orders.environment,
@@ -437,6 +438,10 @@ def test_everything_fits_80_columns(cli: Cli) -> None:
         exit_code, shown = cli.on_terminal(*command)
         assert exit_code == 0
         assert max(map(len, plain(shown))) <= 80, shown
+        # What does not fit is folded, and not cut off.
+        first_words = "".join(line.split()[0] for line in plain(shown) if line.split())
+        all_words = "".join(word for line in plain(shown) for word in line.split())
+        assert stream in first_words or stream in all_words or command[0] == "group", shown
 
 
 def test_names_are_whole_where_no_terminal_is(cli: Cli) -> None:

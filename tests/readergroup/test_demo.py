@@ -76,6 +76,11 @@ def test_a_stretch_may_be_repeated_from_its_start_after_a_death() -> None:
     assert verdict.words == 10
 
 
+def test_words_that_were_not_counted_are_told() -> None:
+    verdict = verdict_on(record(1, ("a.py", 0, 4), ("b.py", 0, 2)))
+    assert "a.py: 6 words were counted, and there are 7" in verdict.differences
+
+
 WRONG = [
     pytest.param([record(1, ("a.py", 0, 4), ("b.py", 0, 2))], "were never read", id="last line missing"),
     pytest.param([record(1, ("a.py", 0, 5))], "were never read", id="file missing"),
