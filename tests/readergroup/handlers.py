@@ -97,16 +97,25 @@ class Note:
 
 @dataclass(frozen=True)
 class HoldAt:
-    """Notes events, and at one of them says so and waits until it is let go."""
+    """Notes events, and at one of them says so and waits until it is let go; if stubborn, whatever happens."""
 
     diary: Diary
     text: str
+    stubborn: bool = False
 
     def __call__(self, event: Event[bytes]) -> None:
         if event.raw.decode() == self.text:
             (self.diary.folder / "holding").touch()
-            until(lambda: (self.diary.folder / "let go").exists(), seconds=120)
+            try:
+                self._wait()
+            except SystemExit:
+                if not self.stubborn:
+                    raise
+                self._wait()
         self.diary.note(event)
+
+    def _wait(self) -> None:
+        until(lambda: (self.diary.folder / "let go").exists(), seconds=120)
 
     @property
     def holding(self) -> bool:

@@ -149,6 +149,7 @@ def test_closing_the_client_ends_it(url: str, group: rg.ReaderGroup) -> None:
 def test_of_two_only_one_is_called_and_the_other_goes_on_where_it_ended(
     client: rg.Client, group: rg.ReaderGroup, url: str
 ) -> None:
+    group.configure(reader_timeout_seconds=1000)  # the other has not long to wait where the turn is given up
     first, second = Calls(), Calls()
     write(client, STREAM, ["waiting"])
     with rg.connect(url) as other:
@@ -266,6 +267,7 @@ def test_a_turn_that_is_renewed_is_kept(store: SegmentStore) -> None:
         assert first.valid_until > clock.monotonic() + 3
         assert not second.take(9)
         clock.advance(1)
+    assert first.value.counter == 10  # it is not written more often than it takes
 
 
 def test_an_observer_that_did_not_look_begins_anew(store: SegmentStore) -> None:
