@@ -17,6 +17,7 @@ from synchronizer import (
     Update,
     open_store,
 )
+from synchronizer.state import StateCodec
 from synchronizer.testing import FailingStore
 from tests.synchronizer.accounts import (
     UPDATES,
@@ -411,6 +412,29 @@ class TestF20LimitOfTheState:
             over.update_state_unconditionally(Put(key="another", value=1))
         assert len(over.update_state_unconditionally(Drop(key="key-0000")).entries) == stored - 1
         over.update_state_unconditionally(Put(key="key-0001", value=2))  # as large as before
+
+    def test_a_beginning_that_is_too_large_is_refused(self) -> None:
+        store = open_store("memory://")
+        large = Account(entries=Map({"x" * 2_000_000: 1}))
+        with pytest.raises(StateTooLargeError):
+            StateSynchronizer(store, "account", initial=large, updates=UPDATES)
+        assert store.info("account").length == 0
+
+    def test_a_small_state_is_measured_seldom(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        measured = 0
+
+        def size(codec: StateCodec[Account], state: Account) -> int:
+            nonlocal measured
+            measured += 1
+            return 1000
+
+        monkeypatch.setattr(StateCodec, "size", size)
+        replica = opened(open_store("memory://"))
+        for _ in range(1000):
+            replica.update_state_unconditionally(Add())
+        assert measured == 0
+        assert opened(replica.store, state_limit_bytes=1001).update_state_unconditionally(Add())
+        assert measured > 0
 
 
 class TestF22StoppedHolderOfTheFairLock:
