@@ -114,7 +114,7 @@ class Part(NamedTuple):
     @property
     def end(self) -> int:
         """The offset after the last of them."""
-        return self.block.end if self.stop == len(self.block) else self.block.offsets[self.stop]
+        return self.block.end if self.stop == len(self.block) else self.block.offset_of(self.stop)
 
     @property
     def size(self) -> int:
@@ -167,7 +167,7 @@ class EventBatch(Sequence[Event[T]]):
         """Microseconds since 1970, by the writer's clock."""
         return [part.block.written_at for part in self._parts for _ in range(part.start, part.stop)]
 
-    @property
+    @cached_property
     def end(self) -> int:
         """Where the reader stands in the segment when the batch is processed."""
         return self._parts[-1].end

@@ -171,6 +171,12 @@ class Block:
         """The offset of each event."""
         return self._all_offsets[self._first :] if self._first else self._all_offsets
 
+    def offset_of(self, index: int) -> int:
+        """``offsets[index]``, without those of all the others."""
+        if index + self._first == 0:
+            return self.block_offset
+        return self.end - _TRAILER.size - sum(_element_sizes(self.data[index:]))
+
     @cached_property
     def keys(self) -> list[str | None]:
         """The routing key of each event."""
@@ -211,11 +217,7 @@ class Block:
 
     @cached_property
     def _all_offsets(self) -> list[int]:
-        sizes = list(map(len, self._all_events))
-        if max(sizes) < 256:
-            elements = [size + 2 for size in sizes]
-        else:
-            elements = [size + (2 if size < 256 else 3 if size < 65536 else 5) for size in sizes]
+        elements = _element_sizes(self._all_events)
         # The first event's offset is the start of the block, so its "element" reaches from there.
         start_of_elements = self.length - _TRAILER.size - sum(elements)
         elements[0] += start_of_elements
@@ -236,6 +238,14 @@ class Block:
 
     def _corrupt(self, message: str) -> CorruptDataError:
         return CorruptDataError(message, segment=self.segment, offset=self.block_offset)
+
+
+def _element_sizes(events: Sequence[bytes]) -> list[int]:
+    """How many bytes each event takes as a msgpack ``bin``."""
+    sizes = list(map(len, events))
+    if max(sizes) < 256:
+        return [size + 2 for size in sizes]
+    return [size + (2 if size < 256 else 3 if size < 65536 else 5) for size in sizes]
 
 
 def parse_blocks(segment: str, offset: int, data: bytes) -> tuple[list[Block], int]:

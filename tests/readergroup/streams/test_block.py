@@ -90,6 +90,13 @@ def test_reading_can_resume_at_the_offset_of_every_event(groups: list[list[bytes
             assert (rest.offset, rest.end, rest.first_number) == (offset, block.end, 7 + index)
 
 
+@given(events_lists, st.integers(0, 2**40))
+def test_the_offset_of_one_event_is_that_among_the_offsets_of_all(events: list[bytes], offset: int) -> None:
+    whole = parse_one(encode(events), offset)
+    for block in (whole, whole.starting_at(whole.offsets[len(events) // 2])):
+        assert [block.offset_of(index) for index in range(len(block))] == block.offsets
+
+
 @given(st.lists(events_lists, min_size=1, max_size=4))
 def test_offsets_are_unique_and_grow_from_block_to_block(groups: list[list[bytes]]) -> None:
     blocks, _ = parse_blocks("segment", 0, b"".join(encode(group) for group in groups))
