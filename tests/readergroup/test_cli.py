@@ -37,7 +37,7 @@ class Cli:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "READERGROUP_URL": self.url}
+        return {**os.environ, "READERGROUP_URL": self.url, "PYTHONUNBUFFERED": ""}
 
     def __call__(self, *args: str, input: str | bytes | None = None) -> Any:
         return CliRunner(env={"READERGROUP_URL": self.url}).invoke(app, list(args), input=input)
