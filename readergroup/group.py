@@ -170,10 +170,10 @@ class ReaderGroup:
         """A pool of workers that hand each event to ``handle``, or each batch to ``handle_batch``; ``run`` runs it.
 
         ``readers`` is their number, or the policy that decides it from the segments and the lag; its bounds are those
-        of this pool. Worker processes are spawned, so all that is given here has to pickle. Without ``retry`` a
-        handler has one attempt, and what fails ends the pool. While an event, or a batch, is retried, all segments of
-        its worker wait. With dead letters, a batch that failed for the last time is handed over once more event by
-        event, and those that fail alone are set aside.
+        of this pool. Worker processes are spawned, so all that is given here has to pickle, and they may not start
+        processes by ``multiprocessing`` themselves. Without ``retry`` a handler has one attempt, and what fails ends
+        the pool. While an event, or a batch, is retried, all segments of its worker wait. With dead letters, a batch
+        that failed for the last time is handed over once more event by event, and those that fail alone are set aside.
         """
         pool = ReaderPool(
             self._client,

@@ -11,7 +11,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar
 
 from synchronizer import ClosedError, Deadline, InvalidArgumentError, NotFoundError, ReaderGroupError
@@ -202,15 +202,12 @@ class ReaderPool(Generic[T]):
     @contextmanager
     def _notifications(self) -> Iterator[None]:
         """Inside, the group's notifications wake the pool."""
-        unregister = [
-            self._group.segment_notifier.register_listener(lambda _: self._on_segments()),
-            self._group.end_of_data_notifier.register_listener(lambda _: self._on_end_of_data()),
-        ]
-        try:
+        with ExitStack() as unregistering:
+            segments = self._group.segment_notifier.register_listener(lambda _: self._on_segments())
+            unregistering.callback(segments)
+            end_of_data = self._group.end_of_data_notifier.register_listener(lambda _: self._on_end_of_data())
+            unregistering.callback(end_of_data)
             yield
-        finally:
-            for each in unregister:
-                each()
 
     def _on_segments(self) -> None:
         self._look_at = float("-inf")

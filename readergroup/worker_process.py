@@ -146,7 +146,7 @@ class ProcessWorker:
                 else:
                     self._ready = True
         except (EOFError, OSError):
-            return  # it has ended
+            self._pipe.close()  # it has ended
 
     def __repr__(self) -> str:
         return f"ProcessWorker({self.reader_id!r}, pid {self.pid})"
