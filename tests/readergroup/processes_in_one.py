@@ -71,6 +71,21 @@ class World:
                 writer.write(event, routing_key=f"k{number % keys}")
         return events
 
+    def step(self) -> None:
+        """Everybody takes note of what has happened."""
+        for process in self.processes:
+            process.step()
+
+    @contextmanager
+    def in_real_time(self) -> Iterator[tuple[FailingStore, rg.Client]]:
+        """A process whose clock runs, with threads in the background."""
+        store = FailingStore(MemoryStore(self.memory))
+        with rg.Client(store, clock=SystemClock()) as client:
+            try:
+                yield store, client
+            finally:
+                store.unavailable, store.before = False, None
+
     def pass_time(self, seconds: float, *, step: float = 0.25, alive: Iterator[Process] | Any = None) -> None:
         """Let the clock run while the processes (those ``alive``) do their work."""
         processes = self.processes if alive is None else list(alive)
