@@ -32,7 +32,7 @@ def read_batch() -> Iterator[Result]:
                     lambda: valkey.read_events(client, VALKEY_EVENTS),
                 )
             yield Figure(
-                what=f"read_batch({valkey.COUNT}) compared with redis-py: XREADGROUP COUNT {valkey.COUNT}, batched XACK",
+                what=f"read_batch({valkey.COUNT}) compared with redis-py, XREADGROUP COUNT {valkey.COUNT} and one XACK",
                 value=ratio(as_many, theirs),
                 unit="x",
                 target=8,
