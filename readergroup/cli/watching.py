@@ -118,8 +118,8 @@ def line_of(notification: Notification) -> str:
 def _words(notification: Notification) -> str:
     match notification:
         case SegmentNotification():
-            segments = ", ".join(notification.segments)
-            return f"segments: {notification.number_of_segments:,} to be read ({segments})"
+            segments = f" ({', '.join(notification.segments)})" if notification.segments else ""
+            return f"segments: {notification.number_of_segments:,} to be read{segments}"
         case ReaderNotification():
             changes = [f"{reader} joined" for reader in notification.joined]
             changes += [

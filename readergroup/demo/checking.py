@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from operator import lt
 from typing import Final
 
-from .corpus import Corpus
 from .counting import UNSIGNED, Record, number_of_words
 
 _MAX_DIFFERENCES: Final = 20
@@ -27,11 +26,6 @@ class FileTruth:
 
     def __len__(self) -> int:
         return len(self.words)
-
-
-def truth_of(corpus: Corpus) -> dict[str, FileTruth]:
-    """Read every file."""
-    return {name: FileTruth(corpus.lines(name)) for name in corpus.files}
 
 
 @dataclass

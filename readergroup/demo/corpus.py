@@ -45,9 +45,6 @@ class Corpus:
             while line := source.readline(MAX_LINE_BYTES):
                 yield line.removesuffix(b"\n")
 
-    def number_of_lines(self) -> int:
-        return sum(1 for name in self.files for _ in self.lines(name))
-
 
 def standard_library() -> Corpus:
     """Every ``.py`` file of the running Python's own standard library."""

@@ -6,13 +6,14 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
+from rich.progress import track
 
 from synchronizer import Deadline, ReaderGroupError, SystemClock
 
@@ -21,7 +22,7 @@ from ..group import ReaderGroup
 from ..pool import ReaderPool
 from ..scaling import ReaderScalingPolicy
 from ..streams.config import ScalingPolicy, SegmentId, number_of
-from .checking import Verdict, check, truth_of
+from .checking import FileTruth, Verdict, check
 from .corpus import Corpus, LineSerializer
 from .counting import CountWords, Progress, read_records
 from .display import Display, ReaderRow
@@ -69,16 +70,18 @@ class Outcome:
 
 def run(corpus: Corpus, folder: Path, console: Console) -> Outcome:
     """Write, read, split, kill, check and draw. Everything is stored in ``folder``, which exists."""
-    with _busy(console, f"looking at {corpus.title}"):
-        total = corpus.number_of_lines()
+    looked_at = _tracked(console, "looking at the files", corpus.files)
+    total = sum(sum(1 for _ in corpus.lines(name)) for name in looked_at)
     if not total:
         raise DemoFailedError("there are no lines to read", input=corpus.title)
     console.print(f"{corpus.title}: {total:,} lines in {len(corpus.files):,} files")
     with Display(console, total) as display:
         performance = _Performance(corpus, folder, total, display)
         performance.run()
-    with _busy(console, "comparing with the files"):
-        verdict = _check(corpus, folder, performance.ownership)
+    truth = {name: FileTruth(corpus.lines(name)) for name in _tracked(console, "reading the files", corpus.files)}
+    records = [record for path in sorted(folder.glob("worker-*.records")) for record in read_records(path)]
+    with _busy(console, "comparing"):
+        verdict = check(truth, records, performance.ownership.died)
     picture = folder / "demo.png"
     with _busy(console, "drawing"):
         draw(performance.story, performance.ownership, _title(corpus, total), picture)
@@ -91,9 +94,9 @@ def run(corpus: Corpus, folder: Path, console: Console) -> Outcome:
     )
 
 
-def _check(corpus: Corpus, folder: Path, ownership: Ownership) -> Verdict:
-    records = [record for path in sorted(folder.glob("worker-*.records")) for record in read_records(path)]
-    return check(truth_of(corpus), records, ownership.died)
+def _tracked(console: Console, what: str, names: Collection[str]) -> Iterable[str]:
+    """These names, with a progress bar on a terminal."""
+    return track(names, what, console=console, transient=True) if console.is_terminal else names
 
 
 def _busy(console: Console, what: str) -> AbstractContextManager[object]:
