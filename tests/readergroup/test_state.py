@@ -14,6 +14,7 @@ from readergroup.updates import (
     CompleteSegment,
     ConfigureGroup,
     EndStream,
+    NewSegment,
     ReassignSegment,
     RecordWeights,
     ReleaseSegment,
@@ -242,6 +243,19 @@ def test_segments_wait_through_several_epochs(history: History) -> None:
     assert not history.state.segments[seg(left)].readable
     history.complete("r2", merged, 5)
     assert history.cut() == {left: 0, right: 0, 2: 0, 3: 0}
+
+
+def test_a_segment_is_not_completed_while_successors_of_some_of_its_keys_are_unknown(history: History) -> None:
+    """Where the stream has forgotten epochs, the segments that take over one may come in several entries."""
+    before = (seg(0),)
+    keys = history.state.segments[seg(0)]
+    left = NewSegment(low=keys.low, high=keys.high / 2, predecessors=before)
+    right = NewSegment(low=keys.high / 2, high=keys.high, predecessors=before)
+    history.apply(AddEpoch(stream=STREAM, epoch=1, segments={seg(4): left}))
+    refuses(history, CompleteSegment(reader="r1", segment=seg(0), offset=9), InvalidArgumentError)
+    history.apply(AddEpoch(stream=STREAM, epoch=2, segments={seg(5): right}))
+    history.complete("r1", 0, 9)
+    assert history.cut() == {4: 0, 5: 0, 1: 0, 2: 0, 3: 0}
 
 
 def test_a_completed_segment_has_no_owner_and_gets_none(history: History) -> None:
