@@ -1,7 +1,8 @@
 """Writing events: batched, in the background, each stored once, those of a key in their order.
 
 A write puts the event into the open batch of its segment. One thread takes what has gathered, round by round, and
-appends each batch in one step, so batches grow by themselves while an append is on its way.
+appends each batch in one step, so batches grow by themselves while an append is on its way. Those of different segments
+are sent at the same time, and a store that commits what comes together does so once for them all.
 
 Stored once: every append also moves the writer's own attribute on the segment, from the number of the last event that
 it stored there to that of the last one in this batch, or does nothing. After a lost answer the same append is sent
@@ -20,6 +21,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -58,6 +60,8 @@ MAX_KEY_LENGTH: Final = 4096
 #: How long the sending thread lets events gather when nobody waits for them and there are less than a batch.
 LINGER_SECONDS: Final = 0.002
 
+#: Appends to different segments that are on their way at the same time.
+_SENDERS: Final = 16
 #: How long closing waits for an append that is on its way, after the deadline.
 _JOIN_SECONDS: Final = 1.0
 _KNOWN_KEYS: Final = 50_000
@@ -69,7 +73,7 @@ _WRITER_ATTRIBUTE: Final = "writer/"
 class _Batch:
     """Events for one segment that go in together."""
 
-    __slots__ = ("events", "headers", "keys", "segment", "size")
+    __slots__ = ("events", "headers", "in_doubt", "keys", "segment", "size")
 
     def __init__(self, segment: int) -> None:
         self.segment = segment
@@ -77,6 +81,7 @@ class _Batch:
         self.keys: list[str | None] = []
         self.headers: list[Headers | None] | None = None  # as long as events, once one of them has headers
         self.size = 0
+        self.in_doubt = False  # whether it is stored could not be found out
 
     def add(self, event: bytes, key: str | None, headers: Headers | None) -> None:
         self.events.append(event)
@@ -161,6 +166,7 @@ class EventWriter(Generic[T]):
             raise SealedError("the stream is sealed and takes no events", stream=stream)
         self._follow(state)
         _writers.add(self)
+        self._senders = ThreadPoolExecutor(_SENDERS, thread_name_prefix=f"writer of {stream}")
         self._thread = threading.Thread(target=self._run, name=f"writer of {stream}", daemon=True)
         self._thread.start()
 
@@ -306,6 +312,7 @@ class EventWriter(Generic[T]):
         with self._lock:
             self._work.notify()
         self._thread.join(_JOIN_SECONDS)
+        self._senders.shutdown(wait=False)
 
     def _remove_marks(self) -> None:
         """Leave no attribute behind, except where it still keeps a late append of ours out."""
@@ -371,25 +378,48 @@ class EventWriter(Generic[T]):
             return [batch for lane in self._lanes.values() for batch in lane.take()]
 
     def _send_round(self, batches: list[_Batch]) -> None:
-        """Store these batches, in their order. Those that are not stored yet stay in the list."""
+        """Store these batches, those of a segment in their order. Those that are not stored yet stay in the list."""
         while batches:
             if self._stop.is_set():
                 raise DeadlineExceededError("the writer was closed and not everything could be stored in time")
-            batch = batches[0]
-            if self._is_stored(batch):
-                del batches[0]
-                with self._lock:
-                    self._unstored -= batch.size
-                    self._progress.notify_all()
-            else:
-                batches[:] = self._reroute(batches)
+            refused = self._send_first(batches)
+            if refused:
+                batches[:] = self._reroute(batches, refused)
+
+    def _send_first(self, batches: list[_Batch]) -> list[_Batch]:
+        """Store the first batch of each segment, and return those that their segments do not take.
+
+        All at once, for a store that can put them into one commit.
+        """
+        firsts = list({batch.segment: batch for batch in reversed(batches)}.values())
+        attempts = [self._attempt(firsts[0])] if len(firsts) == 1 else list(self._senders.map(self._attempt, firsts))
+        outcomes = list(zip(firsts, attempts, strict=True))
+        stored = {batch for batch, outcome in outcomes if outcome is True}
+        with self._lock:
+            batches[:] = [batch for batch in batches if batch not in stored]
+            self._unstored -= sum(batch.size for batch in stored)
+            self._progress.notify_all()
+        errors = [outcome for outcome in attempts if isinstance(outcome, Exception)]
+        if errors:
+            raise next((error for error in errors if isinstance(error, OutcomeUnknownError)), errors[0])
+        return [batch for batch, outcome in outcomes if outcome is False]
+
+    def _attempt(self, batch: _Batch) -> bool | Exception:
+        """`_is_stored`, or what it raised."""
+        try:
+            return self._is_stored(batch)
+        except Exception as error:
+            batch.in_doubt = isinstance(error, OutcomeUnknownError)
+            return error
 
     def _is_stored(self, batch: _Batch) -> bool:
         """Store the batch, or find that its segment takes no more and does not have it."""
         segment = self._state.data_segment(batch.segment)
-        data = batch.encode(self._last_number + 1, self._id, int(self._clock.time() * 1_000_000))
-        self._last_number += len(batch.events)
-        mark, new_mark = self._marks.get(batch.segment), self._last_number.to_bytes(8, "big")
+        with self._lock:
+            first_number, self._last_number = self._last_number + 1, self._last_number + len(batch.events)
+            last_number = self._last_number
+        data = batch.encode(first_number, self._id, int(self._clock.time() * 1_000_000))
+        mark, new_mark = self._marks.get(batch.segment), last_number.to_bytes(8, "big")
         changes = {self._attribute: AttributeChange(mark, new_mark)}
         patience = Patience(self._clock, Deadline(self._clock, self.timeout), self._stop)
         in_doubt = False
@@ -435,7 +465,7 @@ class EventWriter(Generic[T]):
 
     # ------------------------------------------------------------------ across a scale
 
-    def _reroute(self, batches: list[_Batch]) -> list[_Batch]:
+    def _reroute(self, batches: list[_Batch], refused: list[_Batch]) -> list[_Batch]:
         """These batches, and what waits in the lanes, for the segments of the newest epoch."""
         deadline = Deadline(self._clock, self.timeout)
         patience = Patience(self._clock, deadline, self._stop)
@@ -445,11 +475,11 @@ class EventWriter(Generic[T]):
                 raise NotFoundError("the stream was deleted, and another one created", stream=self.stream)
             if state.sealed:
                 raise SealedError("the stream is sealed and takes no more events", stream=self.stream)
-            if batches[0].segment not in state.current:
+            if not any(batch.segment in state.current for batch in refused):
                 break
             if not patience.wait():
                 raise SealedError(
-                    "the segment is sealed and has no successors", segment=state.segment(batches[0].segment)
+                    "the segment is sealed and has no successors", segment=state.segment(refused[0].segment)
                 )
         with self._lock:
             waiting = [batch for lane in self._lanes.values() for batch in lane.take()]
@@ -490,7 +520,7 @@ class EventWriter(Generic[T]):
         with self._lock:
             waiting = [batch for lane in self._lanes.values() for batch in lane.take()]
             unstored = sum(len(batch.events) for batch in batches + waiting)
-            unknown = len(batches[0].events) if isinstance(error, OutcomeUnknownError) else 0
+            unknown = sum(len(batch.events) for batch in batches if batch.in_doubt)
             facts = {**error.facts, "stream": self.stream, "events_not_stored": unstored - unknown}
             if unknown:
                 facts["events_in_doubt"] = unknown
