@@ -11,7 +11,7 @@ from typing import Any
 
 import readergroup as rg
 from readergroup.liveness import decode_positions, lease_attribute
-from synchronizer import SystemClock
+from synchronizer import StateSynchronizer, SystemClock
 from synchronizer.stores.memory import Memory, MemoryStore
 from synchronizer.testing import FailingStore, ManualClock
 
@@ -58,6 +58,9 @@ class World:
     @property
     def group(self) -> rg.ReaderGroup:
         return self.admin.groups.get("billing")
+
+    def group_log(self) -> StateSynchronizer[rg.ReaderGroupState]:
+        return self.admin.groups._groups["billing"].synchronizer
 
     @property
     def state(self) -> rg.ReaderGroupState:

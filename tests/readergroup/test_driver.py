@@ -1,0 +1,235 @@
+"""What runs in the background for the readers of a process, and that it stops."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import readergroup as rg
+from readergroup.updates import UPDATES
+from synchronizer import Map, StateSynchronizer, Update
+from synchronizer.testing import Operation
+from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, take
+
+LONG = 20.0
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    with a_world() as world:
+        yield world
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + LONG
+    never = threading.Event()
+    while not condition():
+        assert time.monotonic() < end, f"not in time: {what}"
+        never.wait(0.005)
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("group/")}
+
+
+# ---------------------------------------------------------------------- threads
+
+
+def test_the_threads_begin_with_the_first_reader_and_end_with_the_last(world: World) -> None:
+    with world.in_real_time() as (_, client):
+        group = client.groups.get("billing")
+        assert threads() == set()
+        for _ in range(2):
+            one, other = group.reader("r1"), group.reader("r2")
+            assert threads() == {"group/billing-group", "group/billing-leases"}
+            one.close()
+            assert len(threads()) == 2
+            other.close()
+            until(lambda: threads() == set(), "the threads end")
+
+
+def test_the_threads_end_with_the_client(world: World) -> None:
+    with world.in_real_time() as (_, client):
+        reader = client.groups.get("billing").reader("r1")
+        assert reader.read(timeout=0) is None
+    until(lambda: threads() == set(), "the threads end")
+
+
+def test_a_reader_that_is_left_open_and_forgotten_lets_the_threads_end(world: World) -> None:
+    with world.in_real_time() as (_, client):
+        client.groups.get("billing").reader("r1")
+        until(lambda: threads() == set(), "the threads end")
+
+
+def test_a_call_that_takes_long_delays_no_renewal(world: World) -> None:
+    """A scale that takes its time, a store that is slow to read: the leases are renewed meanwhile."""
+    world.group.configure(reader_timeout_seconds=1.5)
+    with world.in_real_time() as (store, client):
+        reader = client.groups.get("billing").reader("r1")
+        reader.read(timeout=0)
+        go_on = threading.Event()
+
+        def be_slow(operation: Operation) -> None:
+            if operation.verb == "read" and operation.segment.startswith("stream/"):
+                go_on.wait(LONG)
+
+        store.before = be_slow
+        try:
+            renewed_at = reader.renewed_at
+            until(lambda: reader.renewed_at > renewed_at + 1.5, "the lease is renewed for longer than the timeout")
+        finally:
+            go_on.set()
+        assert world.state.readers.keys() == {"r1"}
+
+
+def test_a_state_that_cannot_be_followed_is_told_and_asked_for_now_and_then(world: World) -> None:
+    class Newer(Update[rg.ReaderGroupState], tag="newer"):
+        def apply_to(self, state: rg.ReaderGroupState, revision: rg.Revision) -> rg.ReaderGroupState:
+            return state
+
+    with world.in_real_time() as (store, client):
+        reader = client.groups.get("billing").reader("r1")
+        reader.read(timeout=0)
+        newer = StateSynchronizer(
+            world.admin.store, "group/billing", state_type=rg.ReaderGroupState, updates=[*UPDATES, Newer]
+        )
+        newer.update_state_unconditionally(Newer())
+        end = time.monotonic() + LONG
+        with pytest.raises(rg.UnknownUpdateError):
+            while time.monotonic() < end:
+                reader.read(timeout=0.01)
+        before = len(store.operations)
+        threading.Event().wait(0.5)
+        assert len(store.operations) - before < 50
+        newer.update_state_unconditionally(rg.RemoveReader(reader="r1"))
+        newer.close()
+        with pytest.raises(rg.UnknownUpdateError):
+            reader.close()
+
+
+def test_a_group_that_was_deleted_is_asked_for_now_and_then(world: World) -> None:
+    with world.in_real_time() as (store, client):
+        reader = client.groups.get("billing").reader("r1")
+        reader.read(timeout=0)
+        world.admin.groups.delete("billing")
+        with pytest.raises(rg.NotFoundError):
+            list(reader)
+        before = len(store.operations)
+        threading.Event().wait(0.5)
+        assert len(store.operations) - before < 50
+        reader.close()
+        until(lambda: threads() == set(), "the threads end")
+
+
+def test_a_reader_that_waits_does_not_spin(world: World) -> None:
+    with world.in_real_time() as (store, client):
+        reader = client.groups.get("billing").reader("r1")
+        reader.read(timeout=0)
+        before = len(store.operations)
+        assert reader.read(timeout=0.6) is None
+        assert len(store.operations) - before < 40
+
+
+def test_an_event_wakes_a_reader_that_waits(world: World) -> None:
+    with world.in_real_time() as (_, client):
+        reader = client.groups.get("billing").reader("r1")
+        reader.read(timeout=0)
+        timer = threading.Timer(0.1, lambda: world.write(1))
+        timer.start()
+        began = time.monotonic()
+        assert reader.read(timeout=LONG) is not None
+        assert time.monotonic() - began < LONG / 2
+        timer.join()
+
+
+def test_a_reader_in_a_long_handler_gives_way_when_it_is_done(world: World) -> None:
+    world.write(100)
+    with world.in_real_time() as (_, client), world.in_real_time() as (_, other):
+        reader = client.groups.get("billing").reader("r1")
+        event = reader.read(timeout=LONG)
+        joining = other.groups.get("billing").reader("r2")
+        assert joining.read(timeout=0.3) is None
+        assert event is not None
+        reader.read(timeout=LONG)
+        assert joining.read(timeout=LONG) is not None
+
+
+# ---------------------------------------------------------------------- the planner
+
+
+def entries(world: World) -> int:
+    return world.group.synchronizer.fetch_updates() and world.group.synchronizer.applied_length
+
+
+def test_l3_nothing_is_proposed_while_nothing_changes(world: World) -> None:
+    readers = [world.process().reader(f"r{number}") for number in range(3)]
+    world.pass_time(3)
+    for reader in readers:
+        reader.read(timeout=0)
+    world.pass_time(3)
+    before = entries(world)
+    world.pass_time(60)
+    assert entries(world) == before
+
+
+def test_the_first_in_rank_proposes_at_once_and_the_others_if_it_does_not(world: World) -> None:
+    first, second = world.process(), world.process()
+    readers = [first.reader("r1"), second.reader("r2")]
+    world.step()
+    for reader in readers:
+        drain(reader)
+    world.pass_time(2)
+    mine = next(iter(world.state.segments_of("r1")))
+    give_up = rg.ReleaseSegment(reader="r1", segment=mine, offset=0)
+    world.group.synchronizer.update_state_unconditionally(give_up)
+    second.step()
+    assert mine in world.state.unassigned
+    first.step()
+    assert mine not in world.state.unassigned
+    world.group.synchronizer.update_state_unconditionally(give_up)
+    second.step()
+    assert mine in world.state.unassigned
+    world.clock.advance(0.2)
+    second.step()
+    assert mine not in world.state.unassigned
+
+
+def test_f11_a_group_of_another_planner_is_balanced_by_others(world: World) -> None:
+    newer = world.state.replace(planner=2)
+    world.admin.groups.delete("billing")
+    world.group_log().initialize(newer.replace(readers=Map(), segments=newer.segments))
+    process = world.process()
+    process.reader("r1")
+    world.pass_time(5)
+    assert len(list(world.state.unassigned)) == 2
+
+
+def test_one_entry_balances_the_group_when_a_reader_joins(world: World) -> None:
+    world.process().reader("r1")
+    feed = world.group.synchronizer.transitions()
+    feed.drain()
+    world.process().reader("r2")
+    world.group.synchronizer.fetch_updates()
+    tags = [[update.tag for update in transition.updates] for transition in feed.drain()]
+    assert tags == [["add_reader", "reassign"]]
+
+
+def test_a_stream_that_is_scaled_is_followed_at_once(world: World) -> None:
+    with world.in_real_time() as (_, client):
+        reader = client.groups.get("billing").reader("r1")
+        reader.read(timeout=0)
+        world.admin.streams.scale(STREAM, split=[0])
+        until(lambda: len(world.state.segments) == 4, "the new segments are in the state")
+        assert len(world.state.segments_of("r1")) == 2
+
+
+def test_positions_are_committed_while_one_batch_after_the_other_is_read(world: World) -> None:
+    world.group.configure(position_interval_seconds=0.05)
+    world.write(100)
+    with world.in_real_time() as (_, client):
+        reader = client.groups.get("billing").reader("r1")
+        take(reader, 60)
+        until(lambda: sum(world.committed("r1").values()) > 0, "the positions are committed")
