@@ -28,7 +28,6 @@ from synchronizer import UnknownUpdateError as UnknownUpdateError
 from synchronizer import UnsupportedError as UnsupportedError
 from synchronizer import Update as Update
 
-from .autoscale import Autoscaling as Autoscaling
 from .client import Client as Client
 from .client import connect as connect
 from .config import ReaderGroupConfig as ReaderGroupConfig
@@ -51,12 +50,13 @@ from .lag import SegmentLag as SegmentLag
 from .notifiers import EndOfDataNotification as EndOfDataNotification
 from .notifiers import ReaderNotification as ReaderNotification
 from .notifiers import SegmentNotification as SegmentNotification
-from .pool import ReaderPool as ReaderPool
 from .reader import Reader as Reader
-from .retry import DeadLetter as DeadLetter
-from .retry import RetryPolicy as RetryPolicy
-from .scaling import ReaderScalingPolicy as ReaderScalingPolicy
-from .scaling import ScalingDecision as ScalingDecision
+from .scaling.autoscale import Autoscaling as Autoscaling
+from .scaling.policy import ReaderScalingPolicy as ReaderScalingPolicy
+from .scaling.policy import ScalingDecision as ScalingDecision
+from .scaling.pool import ReaderPool as ReaderPool
+from .scaling.retry import DeadLetter as DeadLetter
+from .scaling.retry import RetryPolicy as RetryPolicy
 from .state import ReaderGroupState as ReaderGroupState
 from .streams.config import ScalingPolicy as ScalingPolicy
 from .streams.config import SegmentId as SegmentId

@@ -22,24 +22,24 @@ from synchronizer import (
     StateSynchronizer,
 )
 
-from .autoscale import TURN, Autoscaling, Callback
 from .config import ReaderGroupConfig, check_group_name
 from .driver import GroupDriver, follow_streams
 from .errors import ReaderGroupExistsError
 from .event import Position
 from .lag import GroupLag, group_lag, positions
 from .notifiers import EndOfDataNotifier, ReaderNotifier, SegmentNotifier
-from .pool import ReaderPool
 from .reader import Reader, SegmentCallback
-from .retry import RetryPolicy
-from .scaler import Scaler
-from .scaling import ReaderScalingPolicy, ScalingDecision
+from .scaling.autoscale import TURN, Autoscaling, Callback
+from .scaling.policy import ReaderScalingPolicy, ScalingDecision
+from .scaling.pool import ReaderPool
+from .scaling.retry import RetryPolicy
+from .scaling.scaler import Scaler
+from .scaling.worker import HandleBatch, HandleEvent
 from .state import ReaderGroupState
 from .state_manager import ReaderGroupStateManager, initial_state
 from .streams.config import SegmentId, StreamCut
 from .streams.serializers import BytesSerializer, Serializer
 from .updates import UPDATES, ConfigureGroup
-from .worker import HandleBatch, HandleEvent
 
 if TYPE_CHECKING:
     from .client import Client

@@ -19,8 +19,8 @@ from synchronizer import Deadline, ReaderGroupError, SystemClock
 
 from ..client import Client, connect
 from ..group import ReaderGroup
-from ..pool import ReaderPool
-from ..scaling import ReaderScalingPolicy
+from ..scaling.policy import ReaderScalingPolicy
+from ..scaling.pool import ReaderPool
 from ..streams.config import ScalingPolicy, SegmentId, number_of
 from .checking import FileTruth, Verdict, check
 from .corpus import Corpus, LineSerializer

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar
 
 from synchronizer import ClosedError, Deadline, InvalidArgumentError, NotFoundError, ReaderGroupError
 
-from .errors import HandlerError, ReaderNotInGroupError
+from ..errors import HandlerError, ReaderNotInGroupError
+from ..streams.serializers import Serializer
+from .policy import ReaderScalingPolicy
 from .retry import RetryPolicy
 from .scaler import Scaler
-from .scaling import ReaderScalingPolicy
-from .streams.serializers import Serializer
 from .worker import HandleBatch, HandleEvent, Task
 from .worker_process import ProcessWorker, pickled
 from .worker_thread import ThreadWorker
 
 if TYPE_CHECKING:
-    from .client import Client
-    from .group import ReaderGroup
+    from ..client import Client
+    from ..group import ReaderGroup
 
 T = TypeVar("T")
 

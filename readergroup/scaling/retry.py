@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator
 
-from .event import EventPointer
-from .streams.config import check_stream_name
+from ..event import EventPointer
+from ..streams.config import check_stream_name
 
 
 class RetryPolicy(BaseModel):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from .scaling import GroupLoad, ReaderScalingPolicy, ScalingDecision, ScalingHistory, decide
+from .policy import GroupLoad, ReaderScalingPolicy, ScalingDecision, ScalingHistory, decide
 
 if TYPE_CHECKING:
-    from .group import ReaderGroup
+    from ..group import ReaderGroup
 
 
 class Scaler:

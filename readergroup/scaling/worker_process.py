@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from synchronizer import InvalidArgumentError
 
-from .errors import WorkerError
+from ..errors import WorkerError
 from .worker import Task, Worker
 
 #: How long a worker whose parent died may take for what it has in hand.

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import readergroup as rg
-from readergroup import pool as pool_module
+from readergroup.scaling import pool as pool_module
 from synchronizer import open_store
 from synchronizer.testing import FailingStore, Operation
-from tests.readergroup.handlers import (
+from tests.readergroup.scaling.handlers import (
     Diary,
     DieAt,
     FailAt,
@@ -382,7 +382,7 @@ def start_pool_in_a_program(url: str, diary: Diary, handle: str, **options: obje
     program = f"""
 import readergroup as rg
 from pathlib import Path
-from tests.readergroup.handlers import *
+from tests.readergroup.scaling.handlers import *
 if __name__ == "__main__":
     diary = Diary(Path({str(diary.folder)!r}))
     with rg.connect({url!r}) as client:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from synchronizer import TruncatedError
 
-from .errors import EventTooLargeError, HandlerError
-from .event import Event, EventBatch
-from .reader import Reader
+from ..errors import EventTooLargeError, HandlerError
+from ..event import Event, EventBatch
+from ..reader import Reader
+from ..streams.serializers import PydanticSerializer, Serializer
+from ..streams.writer import EventWriter
 from .retry import DeadLetter, RetryPolicy
-from .streams.serializers import PydanticSerializer, Serializer
-from .streams.writer import EventWriter
 
 if TYPE_CHECKING:
-    from .client import Client
-    from .group import ReaderGroup
+    from ..client import Client
+    from ..group import ReaderGroup
 
 T = TypeVar("T")
 

@@ -17,12 +17,12 @@ import msgpack
 
 from synchronizer import Appended, AttributeChange, Clock, ClosedError, NotFoundError, ReaderGroupError, SegmentStore
 
-from .liveness import RENEWALS, STOP_AFTER
+from ..liveness import RENEWALS, STOP_AFTER
+from .policy import ReaderScalingPolicy, ScalingDecision, ScalingHistory
 from .scaler import Scaler
-from .scaling import ReaderScalingPolicy, ScalingDecision, ScalingHistory
 
 if TYPE_CHECKING:
-    from .group import ReaderGroup
+    from ..group import ReaderGroup
 
 TURN: Final = "autoscale"
 #: How often the holder looks at the lag.

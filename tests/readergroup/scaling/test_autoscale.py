@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import readergroup as rg
-from readergroup import autoscale
-from readergroup.autoscale import TURN, Turn
-from readergroup.scaling import ScalingHistory
+from readergroup.scaling import autoscale
+from readergroup.scaling.autoscale import TURN, Turn
+from readergroup.scaling.policy import ScalingHistory
 from synchronizer import Clock, SegmentStore, open_store
-from tests.readergroup.handlers import Fault, until, write
+from tests.readergroup.scaling.handlers import Fault, until, write
 
 STREAM = "shop/orders"
 POLICY = rg.ReaderScalingPolicy(min_readers=1, max_readers=8, target_lag_seconds=1000, cooldown_seconds=1000)

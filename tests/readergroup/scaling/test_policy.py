@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from readergroup import ReaderScalingPolicy, Revision, ScalingDecision
-from readergroup.scaling import GroupLoad, ScalingHistory, decide
+from readergroup.scaling.policy import GroupLoad, ScalingHistory, decide
 
 policies = st.builds(
     lambda low, more, target, cooldown: ReaderScalingPolicy(

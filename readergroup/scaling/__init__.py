@@ -1,0 +1,1 @@
+"""Readers by the number that is needed: policies, pools of workers, callbacks."""
