@@ -60,7 +60,7 @@ def join() -> Iterator[Result]:
         unit="x",
         target=2,
         better="less",
-        beside=f"{during:.0f} ms, and {before:.0f} ms before: one writer appends to {SEGMENTS} segments in turn",
+        beside=f"{during:.0f} ms, and {before:.0f} ms before; one writer writes to all {SEGMENTS} segments",
         held_back_by="the reading thread itself gives up the segments that go, in one append",
     )
 

@@ -39,7 +39,7 @@ def notify() -> Iterator[Result]:
         better="less",
         beside=f"half of them {percentile(from_call, 50) * 1000:.0f} ms; from the return of scale: half "
         f"{percentile(from_return, 50) * 1000:.0f} ms, 99 of 100 {percentile(from_return, 99) * 1000:.0f} ms",
-        held_back_by="a scale is some twenty appends and reads one after the other; see the time after its return",
+        held_back_by="a scale is several appends, one after the other: see the time after its return",
     )
 
 
