@@ -36,7 +36,7 @@ BENCHMARKS: Mapping[str, Callable[[], Iterator[Result]]] = {
 
 def main(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help=f"{', '.join(BENCHMARKS)}; all without a name")
+        list[str] | None, typer.Argument(metavar="NAME", help=f"{', '.join(BENCHMARKS)}; all without a name")
     ] = None,
     as_: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of the table.")] = False,
 ) -> None:

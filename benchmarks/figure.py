@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Final, Literal
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 #: The larger is better, or the smaller.
@@ -74,7 +75,7 @@ def show(results: Sequence[tuple[str, Result]]) -> None:
 
 def _cells(result: Result) -> Sequence[str]:
     if isinstance(result, Skipped):
-        return result.what, "-", "", "failed" if result.failed else "skipped", result.why
+        return result.what, "-", "", "failed" if result.failed else "skipped", escape(result.why)
     sign = "≥ " if result.better == "more" else "≤ "
     target = "" if result.target is None else sign + _written(result.target, result.unit)
     reached = {True: "[green]yes[/]", False: "[red]no[/]", None: ""}[result.reached]
