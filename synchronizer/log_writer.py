@@ -49,6 +49,10 @@ CONFLICT_WEIGHT: Final = 8
 POLITE_FROM: Final = 16
 MAX_CONTENTION: Final = 48
 FAIR_LOCK_SECONDS: Final = 1.0
+#: One who wins every race does not notice the others: every so many calls he looks whether anybody stands in line; much
+#: later, if the last time the line did not move.
+LOOK_EVERY: Final = 16
+LOOK_AGAIN_AFTER: Final = 1000
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 
 
@@ -150,6 +154,7 @@ class LogWriter(Generic[S]):
         self._sending: _Batch[S] | None = None
         self._has_leader = False  # a thread that sends it
         self._contention = 0
+        self._calls_until_look = LOOK_EVERY
         self._line: tuple[int, AbstractContextManager[bool]] | None = None  # the fair lock, and the thread that took it
         follower.on_entry = self._look_for_own
 
@@ -437,7 +442,9 @@ class LogWriter(Generic[S]):
         What comes then is decided on the newest state, with everybody else in line behind. The place is kept until the
         call of this thread ends, also while it decides again.
         """
-        if self._contention < POLITE_FROM or self._line is not None or not self._log.store.guarantees.fair_lock:
+        if self._line is not None or not self._log.store.guarantees.fair_lock:
+            return
+        if self._contention < POLITE_FROM and not self._others_stand_in_line():
             return
         line = self._log.store.fair_lock(self._segment, deadline.remaining(FAIR_LOCK_SECONDS))
         try:
@@ -451,6 +458,22 @@ class LogWriter(Generic[S]):
             # Whoever has it may be stopped. The lock is politeness; what is safe is the compare alone.
             self._leave_line()
             self._contention = 0
+            self._calls_until_look = LOOK_AGAIN_AFTER
+
+    def _others_stand_in_line(self) -> bool:
+        """Whether others wait whom this process would keep waiting by winning every race. Looked up now and then."""
+        self._calls_until_look -= 1
+        if self._calls_until_look > 0:
+            return False
+        self._calls_until_look = LOOK_EVERY
+        try:
+            with self._log.store.fair_lock(self._segment, 0) as nobody:
+                if nobody:
+                    return False
+        except StoreUnavailableError:
+            return False
+        self._contention = MAX_CONTENTION
+        return True
 
     def _leave_line(self) -> None:
         """Let the next process have its turn, if it was this thread that stood in line."""

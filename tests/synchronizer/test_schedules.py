@@ -17,6 +17,7 @@ from synchronizer import (
     Update,
     open_store,
 )
+from synchronizer.log_writer import LOOK_EVERY
 from synchronizer.state import StateCodec
 from synchronizer.testing import FailingStore
 from tests.synchronizer.accounts import (
@@ -457,6 +458,24 @@ class TestF22StoppedHolderOfTheFairLock:
                 replica.update_state_unconditionally(Add(), timeout=10)
         assert store.count("fair_lock") == 1
         assert replica.state.value == 13
+
+    def test_one_who_wins_every_race_looks_for_those_who_wait_and_stands_in_line_behind_them(self) -> None:
+        store = failing()
+        replica = opened(store)
+        with store.inner.fair_lock("account", 0) as has_it:
+            assert has_it
+            for _ in range(2 * LOOK_EVERY):
+                replica.update_state_unconditionally(Add(), timeout=10)
+        # Looked, waited in vain, and lets the stopped one be.
+        assert store.count("fair_lock") == 2
+        assert replica.state.value == 2 * LOOK_EVERY
+
+    def test_one_who_is_alone_looks_now_and_then_and_stands_in_no_line(self) -> None:
+        store = failing()
+        replica = opened(store)
+        for _ in range(4 * LOOK_EVERY):
+            replica.update_state_unconditionally(Add())
+        assert store.count("fair_lock") == 4
 
 
 class TestFairness:
