@@ -1,4 +1,4 @@
-"""Reader groups that coordinate themselves on SQLite, PostgreSQL or NATS, with notifications."""
+"""Reader groups that coordinate themselves over a SQLite file, with notifications."""
 
 from notifications import Change as Change
 from notifications import Notification as Notification

@@ -15,7 +15,7 @@ from .session import Commands, Session
 app = typer.Typer(
     cls=Commands,
     name="readergroup",
-    help="Streams and reader groups on SQLite, PostgreSQL or NATS.",
+    help="Streams and reader groups in a SQLite file.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",

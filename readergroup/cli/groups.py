@@ -74,7 +74,10 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
 
 @commands.command()
 def lag(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
-    """Show how far a group is behind its streams, by what its readers have committed."""
+    """Show how far a group is behind its streams, by what its readers have committed.
+
+    Where many events are left, their number is reckoned from the size of the next ones.
+    """
     with session(context).connect() as client:
         found = client.groups.get(group).lag()
     if as_json:

@@ -16,9 +16,9 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
-from synchronizer import ReaderGroupError
+from synchronizer import ReaderGroupError, open_store
 
-from ..client import Client, connect
+from ..client import Client
 
 USAGE_ERROR: Final = 2
 _INTERRUPTED: Final = 130
@@ -45,15 +45,21 @@ class Session:
 
     url: str | None
 
-    def connect(self) -> Client:
-        """The client of the store that was named. A store that ends with this command is refused."""
+    @contextmanager
+    def connect(self, *, may_create: bool = False) -> Iterator[Client]:
+        """The client of the store that was named. A store that ends with this command is refused.
+
+        A file that does not exist is not made unless ``may_create``: a path that is misspelt leaves nothing behind.
+        """
         if not self.url:
             raise WrongUsage("name the store: readergroup --url sqlite:///shop.db ..., or set READERGROUP_URL")
-        client = connect(self.url)
-        if not client.store.guarantees.many_processes:
-            client.close()
-            raise WrongUsage("a store in memory ends with the command; name one that lasts, such as sqlite:///shop.db")
-        return client
+        with open_store(self.url, must_exist=not may_create) as store:
+            if not store.guarantees.many_processes:
+                raise WrongUsage(
+                    "a store in memory ends with the command; name one that lasts, such as sqlite:///shop.db"
+                )
+            with Client(store) as client:
+                yield client
 
 
 def session(context: typer.Context) -> Session:

@@ -31,7 +31,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a stream. One that exists with as many segments is left as it is."""
-    with session(context).connect() as client:
+    with session(context).connect(may_create=True) as client:
         _show_change(client.streams.create(stream, scaling=ScalingPolicy.fixed(segments)), as_json)
 
 
@@ -71,7 +71,7 @@ def info(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
     out().print(table("segment", "keys", *numbers, numbers=numbers, rows=rows))
     earlier = sorted(set(found.head.offsets) - set(found.segments), key=number_of)
     if earlier:
-        say(f"\nThere is data in earlier segments, from {_places(found.head, earlier)}.")
+        say(f"\nWhat is read from the head begins in earlier segments: {_places(found.head, earlier)}.")
 
 
 @commands.command()

@@ -85,7 +85,7 @@ def _key(line: bytes, number: int, field: str) -> str:
         raise ValueError("with --key a line is a JSON object")
     value = found.get(field)
     if value is None:
-        raise ValueError(f"the object has no field {field!r}")
+        raise ValueError(f"the object has no field {field!r}, or it is null")
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 

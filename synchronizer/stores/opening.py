@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
+
 from ..clock import Clock
-from ..errors import InvalidArgumentError, UnsupportedError
+from ..errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from ..store import SegmentStore
 
 _EXAMPLES = "'sqlite:///shop.db', 'sqlite:////var/lib/shop.db', 'memory://' or 'memory://shop'"
 
 
-def open_store(url: str, *, clock: Clock | None = None) -> SegmentStore:
+def open_store(url: str, *, clock: Clock | None = None, must_exist: bool = False) -> SegmentStore:
     """The store at ``url``; close it when done.
 
     ``memory://`` is private to the store that is returned, ``memory://name`` shared in this process for as long as
     it runs. ``sqlite:///shop.db`` is relative to the working directory, ``sqlite:////var/lib/shop.db`` absolute; the
-    file is created if it does not exist, its directory is not.
+    file is created if it does not exist, its directory is not. With ``must_exist`` nothing is created: a file that is
+    not there raises `NotFoundError`.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -22,7 +25,7 @@ def open_store(url: str, *, clock: Clock | None = None) -> SegmentStore:
     if scheme == "memory":
         return _open_memory(url, rest, clock)
     if scheme == "sqlite":
-        return _open_sqlite(rest, clock)
+        return _open_sqlite(rest, clock, must_exist)
     # What follows the scheme may hold a password.
     raise UnsupportedError(f"the address has an unknown scheme; write {_EXAMPLES}", scheme=scheme)
 
@@ -34,7 +37,7 @@ def _open_memory(url: str, name: str, clock: Clock | None) -> SegmentStore:
     return MemoryStore(named_memory(name) if name else None, url=url, clock=clock)
 
 
-def _open_sqlite(rest: str, clock: Clock | None) -> SegmentStore:
+def _open_sqlite(rest: str, clock: Clock | None, must_exist: bool) -> SegmentStore:
     from .sqlite import SqliteStore
 
     _refuse_query(rest)
@@ -47,7 +50,10 @@ def _open_sqlite(rest: str, clock: Clock | None) -> SegmentStore:
         raise InvalidArgumentError(
             "SQLite needs a file here; for a store in memory write 'memory://'", url=f"sqlite://{rest}"
         )
-    return SqliteStore(rest[1:], clock=clock)
+    path = rest[1:]
+    if must_exist and not os.path.exists(path):
+        raise NotFoundError("there is no SQLite file at this path; correct it", path=os.path.abspath(path))
+    return SqliteStore(path, clock=clock)
 
 
 def _refuse_query(rest: str) -> None:

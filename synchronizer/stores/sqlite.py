@@ -678,6 +678,8 @@ def _translated_errors(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         _raise_translated(error, path)
+    except UnicodeDecodeError as error:  # SQLite quotes what is damaged, and Python cannot read the quotation
+        raise CorruptStoreError("the SQLite file is damaged; restore it from a backup", path=path) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StoreFullError("the disk is full; make room and repeat", path=path) from error

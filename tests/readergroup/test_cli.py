@@ -530,7 +530,8 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(orders: Cli, command: 
         ("group lag nobody", "no reader group of this name"),
         ("group delete nobody", "no reader group of this name"),
         ("watch nobody", "no reader group of this name"),
-        ("--url sqlite:////nonexistent/x.db stream list", "directory"),
+        ("--url sqlite:////nonexistent/x.db stream create a/b", "directory"),
+        ("--url sqlite:////nonexistent/x.db stream list", "no SQLite file at this path"),
         ("--url nonsense stream list", "not an address"),
         ("demo /nonexistent", "No such file or directory: /nonexistent"),
     ],
@@ -550,6 +551,14 @@ def test_a_file_that_is_no_store_is_refused_and_stays_as_it_is(cli: Cli, tmp_pat
     file.write_text("these are notes\n" * 100)
     assert "not a database" in cli.fails(1, "--url", f"sqlite:///{file}", "stream", "list")
     assert file.read_text() == "these are notes\n" * 100
+
+
+@pytest.mark.parametrize("command", ["stream list", "stream seal a/b", "group list", "write a/b", "read a/b --group g"])
+def test_a_path_that_is_misspelt_leaves_nothing_behind(cli: Cli, tmp_path: Path, command: str) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    assert "no SQLite file" in cli.fails(1, "--url", f"sqlite:///{folder}/typo.db", *command.split(" "))
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("url", ["mysql://me:secret@host/db", "nonsense://secret@host/db?password=secret"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from synchronizer.errors import InvalidArgumentError, UnsupportedError
+from synchronizer.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from synchronizer.stores import open_store
 
 
@@ -32,6 +32,16 @@ def test_three_slashes_are_relative_and_four_absolute(tmp_path: Path, monkeypatc
         assert list(absolute.list()) == ["s"]
         assert relative.url == absolute.url
     assert (tmp_path / "shop.db").exists()
+
+
+def test_a_file_that_must_exist_is_not_made(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    with pytest.raises(NotFoundError, match=f"correct it: path='{tmp_path}/shop.db'"):
+        open_store(url, must_exist=True)
+    assert list(tmp_path.iterdir()) == []
+    open_store(url).close()
+    with open_store(url, must_exist=True) as store:
+        assert store.create("s")
 
 
 def test_an_unknown_scheme_is_named_and_a_password_is_not() -> None:

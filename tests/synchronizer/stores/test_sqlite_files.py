@@ -157,6 +157,14 @@ def test_a_damaged_file_is_reported_with_its_path(path: Path) -> None:
         store.read("s", 0, 1 << 20)
 
 
+def test_a_schema_that_is_no_text_any_more_is_reported(path: Path) -> None:
+    opened_once(path)
+    damaged = path.read_bytes().replace(b"CREATE TABLE segment (", b"CREATE TABLE segment \xab")
+    path.write_bytes(damaged)
+    with pytest.raises(CorruptStoreError, match="restore it from a backup"), opened(path) as store:
+        store.create("s")
+
+
 def test_a_file_that_was_cut_short_is_reported(path: Path) -> None:
     with opened(path) as store:
         store.create("s")
