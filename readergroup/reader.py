@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import TracebackType
@@ -124,7 +123,6 @@ class Reader(Generic[T]):
         self._in_hand_since: float | None = None
 
         self._feed: TransitionFeed[ReaderGroupState] = self._synchronizer.transitions()
-        weakref.finalize(self, self._feed.close).atexit = False  # of a reader that is forgotten without being closed
         self._committed: Positions = {}
         self._commit_at = 0.0
         self._lease = self._new_lease()
@@ -178,10 +176,11 @@ class Reader(Generic[T]):
     def __iter__(self) -> Iterator[Event[T]]:
         """Events, waiting for more, until the end of the data or `stop`."""
         monotonic = self._clock.monotonic
+        self._enter(None)
         while not self._stopped:
-            deadline = self._enter(self._timeout)
+            self._check_thread()
             try:
-                batch = self._next_batch(_EVENTS_AHEAD, deadline)
+                batch = self._next_batch(_EVENTS_AHEAD, Deadline(self._clock, self._timeout))
             except EndOfDataError:
                 return
             if batch is None:
@@ -369,14 +368,20 @@ class Reader(Generic[T]):
     def _enter(self, timeout: float | None) -> Deadline:
         if self._closed:
             raise ClosedError("the reader is closed; open another", reader=self.reader_id)
+        self._check_thread()
+        self._check_not_gone()
+        return Deadline(self._clock, self._timeout if timeout is None else timeout)
+
+    def _check_thread(self) -> None:
         me = threading.get_ident()
         if self._thread is None:
             self._thread = me
         elif self._thread != me:
             raise InvalidArgumentError("a reader belongs to the thread that reads first", reader=self.reader_id)
+
+    def _check_not_gone(self) -> None:
         if self._gone is not None:
             raise self._gone
-        return Deadline(self._clock, self._timeout if timeout is None else timeout)
 
     def _finish_and_look(self) -> bool:
         """Count the event in hand as processed; whether there is something to look at before the next one."""
@@ -406,7 +411,7 @@ class Reader(Generic[T]):
     def _next_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
         """The next batch, which becomes the one in hand with nothing of it handed out; None at the deadline.
 
-        A store that is away is waited for, like events.
+        A store that is away is waited for, like events. None as well when another thread stops or closes the reader.
         """
         if self._auto_commit:
             self._done = self._handed
@@ -424,6 +429,10 @@ class Reader(Generic[T]):
                     _logger.warning("reader %s waits for the store: %s", self.reader_id, error)
                 self._is_cut_off = True
                 self._clock.wait(self._pause, deadline.remaining(_PAUSE_SECONDS))
+            except ClosedError:
+                if not self._closed:
+                    raise
+                return None
             if batch is not None:
                 return batch
             if deadline.passed:
@@ -507,6 +516,7 @@ class Reader(Generic[T]):
 
     def _follow_group(self, deadline: Deadline) -> None:
         """Do what the group's state asks for, and make sure of the lease."""
+        self._check_not_gone()
         if self._look:
             self._look = False  # before: what comes during the fetch has to be looked at again
             self._fetch(deadline)
@@ -549,6 +559,8 @@ class Reader(Generic[T]):
 
     def _join_again(self, state: ReaderGroupState, deadline: Deadline) -> None:
         """The reader is out: it comes back as a new incarnation, unless somebody meant it to stay out."""
+        if self._closed:  # by another thread, just now
+            raise ClosedError("the reader is closed", reader=self.reader_id)
         self._drop(list(self._sources))
         self._lease.lose()
         why = _STAYS_OUT["replaced"] if self.reader_id in state.readers else self._why_it_stays_out()

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
+from weakref import WeakSet
 
 from .clock import Clock, Deadline
 from .errors import (
@@ -51,19 +52,18 @@ class LogFollower(Generic[S]):
         #: Called with every entry that was applied from the log, with ``changed`` held.
         self.on_entry: Callable[[Entry], None] = lambda entry: None
         self._broken: ReaderGroupError | None = None
-        self._feeds: list[TransitionFeed[S]] = []
+        self._feeds: WeakSet[TransitionFeed[S]] = WeakSet()  # one that nobody holds is not filled any more
         self._pid = os.getpid()
 
     def transitions(self) -> TransitionFeed[S]:
         with self.changed:
             feed = TransitionFeed(self.replica, self._forget)
-            self._feeds.append(feed)
+            self._feeds.add(feed)
             return feed
 
     def _forget(self, feed: TransitionFeed[S]) -> None:
         with self.changed:
-            if feed in self._feeds:
-                self._feeds.remove(feed)
+            self._feeds.discard(feed)
 
     def begin(self, deadline: Deadline) -> None:
         """Load the newest snapshot, if there is one, and what came after it."""

@@ -574,6 +574,32 @@ def test_a_closed_reader_reads_nothing_and_closes_twice(world: World, process: P
     assert world.leases() == 0
 
 
+def test_a_reader_that_another_thread_closes_ends_and_does_not_come_back(world: World) -> None:
+    world.write(2_000)
+    for _ in range(30):
+        with world.in_real_time() as (_, client):
+            reader = client.groups.get("billing").reader("r1")
+            trouble: list[BaseException] = []
+            thread = threading.Thread(target=iterate_until_closed, args=(reader, trouble))
+            thread.start()
+            reader.close()
+            thread.join(LONG)
+            assert not thread.is_alive()
+            assert trouble == []
+            assert world.state.number_of_readers == 0
+
+
+def iterate_until_closed(reader: rg.Reader[bytes], trouble: list[BaseException]) -> None:
+    try:
+        for _ in reader:
+            reader.look_up()  # so that it looks at the group's state all the time
+    except rg.ClosedError as error:
+        if "open another" not in str(error):  # it was closed before it began
+            trouble.append(error)
+    except BaseException as error:
+        trouble.append(error)
+
+
 def test_closing_releases_at_once_where_the_reader_stands(world: World, process: Process) -> None:
     world.write(40)
     waiting = world.process().reader("r2")
