@@ -7,6 +7,7 @@ decided under one lock, the registration of listeners included. Listeners are ca
 
 from __future__ import annotations
 
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -93,6 +94,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         self._drained = Revision(0, 0)
         self._failed: Transition[S] | None = None  # newest one that `detect` failed on
         self._closed = False
+        self._process_id = os.getpid()
 
     # ------------------------------------------------------------------ what a subclass says
 
@@ -126,6 +128,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         Functions, lambdas, bound methods and ``async def`` are listeners, and are held strongly. An ``async def`` runs
         on the loop that runs now. Registering one again while it is registered changes nothing.
         """
+        self._check_open()
         with self._order, self._following():
             subscription = self._find(listener)
             if subscription is None:
@@ -295,6 +298,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         return list(self.detect(None, self._state, self._make_change(self._revision, PRESENT_VALUE)))
 
     def _listen_by_waiting(self) -> Mailbox[N]:
+        self._check_open()
         with self._order, self._following():
             if self._waiting is None:
                 present = self._present_value()
@@ -323,3 +327,5 @@ class PollingNotifier(ABC, Generic[S, N]):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the notifier is closed", source=self.source)
+        if os.getpid() != self._process_id:  # where its threads are not, and its lock may be held for ever
+            raise ClosedError("the notifier belongs to the parent process; open one after the fork", source=self.source)

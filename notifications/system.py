@@ -37,6 +37,8 @@ class Subscription(Generic[N]):
     def __init__(
         self, listener: Listener[N], *, name: str, queue_size: int, thread: bool, on_failure: Callable[[], None]
     ) -> None:
+        if not callable(listener):
+            raise InvalidArgumentError("a listener is called with a notification", listener=type(listener).__name__)
         self.listener = listener
         self._on_failure = on_failure
         self._mailbox: Mailbox[N] = Mailbox(queue_size)

@@ -80,4 +80,7 @@ class ReaderGroupConfig(BaseModel):
 
 def reasons(error: ValidationError) -> str:
     """What pydantic found wrong, in one line."""
-    return "; ".join(": ".join(filter(None, (".".join(map(str, e["loc"])), str(e["msg"])))) for e in error.errors())
+    return "; ".join(
+        ": ".join(filter(None, (".".join(map(str, e["loc"])), str(e["msg"]).removeprefix("Value error, "))))
+        for e in error.errors()
+    )

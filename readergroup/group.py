@@ -338,7 +338,7 @@ class ReaderGroupManager:
         config raises `ReaderGroupExistsError`.
         """
         if config is None:
-            config = ReaderGroupConfig.of(streams=tuple(streams or ()), **fields)
+            config = ReaderGroupConfig.of(streams=streams or (), **fields)
         try:
             group = self.get(name)
         except NotFoundError:
@@ -387,23 +387,29 @@ class ReaderGroupManager:
             if self._closed:
                 raise ClosedError("the client is closed; open another", group=name)
             group = self._groups.get(name)
-            if group is None:
-                try:
-                    synchronizer = StateSynchronizer(
-                        self._client.store,
-                        log,
-                        updates=UPDATES,
-                        initial=initial,
-                        state_type=ReaderGroupState,
-                        clock=self._client.clock,
-                        timeout=self._client.timeout,
-                    )
-                except NotFoundError as error:
-                    raise _not_found(name) from error
-                group = self._groups[name] = ReaderGroup(self._client, name, synchronizer)
-            elif initial is not None:
+        if group is not None:
+            if initial is not None:
                 group.synchronizer.initialize(initial)
             return group
+        try:
+            synchronizer = StateSynchronizer(
+                self._client.store,
+                log,
+                updates=UPDATES,
+                initial=initial,
+                state_type=ReaderGroupState,
+                clock=self._client.clock,
+                timeout=self._client.timeout,
+            )
+        except NotFoundError as error:
+            raise _not_found(name) from error
+        opened = ReaderGroup(self._client, name, synchronizer)
+        with self._lock:
+            group = self._groups.setdefault(name, opened)
+            unused = self._closed or group is not opened
+        if unused:
+            opened.close()
+        return group
 
     def close(self) -> None:
         """Close all groups that were opened here. Twice is no error."""

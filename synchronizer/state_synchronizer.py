@@ -200,7 +200,7 @@ class StateSynchronizer(Generic[S]):
         effects, and must not call the synchronizer. No update at all means that there is nothing to do. Returns the
         state that the updates made. What the generator or ``apply_to`` raises reaches the caller, with nothing written.
         """
-        return self._update(lambda state: Proposal(tuple(generator(state)), None), timeout)[1]
+        return self._update(lambda state: Proposal(_updates(generator(state)), None), timeout)[1]
 
     def update_state_returning(
         self, generator: Callable[[S], tuple[Iterable[Update[S]], R]], *, timeout: float | None = None
@@ -209,7 +209,7 @@ class StateSynchronizer(Generic[S]):
 
         def propose(state: S) -> Proposal[S, R]:
             updates, value = generator(state)
-            return Proposal(tuple(updates), value)
+            return Proposal(_updates(updates), value)
 
         return self.update_state_with_attributes(propose, timeout=timeout)
 
@@ -279,3 +279,14 @@ class StateSynchronizer(Generic[S]):
 
     def _does_not_exist(self) -> NotFoundError:
         return NotFoundError("the state does not exist or was deleted; initialize it", name=self.name)
+
+
+def _updates(found: Iterable[Update[S]]) -> tuple[Update[S], ...]:
+    """What a generator returned, each looked at here: by mistake it is a single update, whose iterator gives fields."""
+    updates = tuple(found)
+    for update in updates:
+        if not isinstance(update, Update):
+            raise InvalidArgumentError(
+                "a generator returns updates, in a list or by yielding them", found=type(update).__name__
+            )
+    return updates

@@ -7,7 +7,9 @@ import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from synchronizer import open_store
+import pytest
+
+from synchronizer import ClosedError, open_store
 from tests.notifications.counting import Add, Counted, CountNotifier, Heard, counter
 
 
@@ -65,6 +67,29 @@ def test_a_forked_child_may_have_notifiers_of_its_own(tmp_path: Path) -> None:
         finally:
             process.join(20)
             process.kill()
+
+
+def refused_in_a_fork(notifier: CountNotifier, pipe: Connection) -> None:
+    for call in (lambda: notifier.register_listener(Heard()), lambda: notifier.wait(timeout=0), notifier.poll):
+        with pytest.raises(ClosedError, match="parent process"):
+            call()
+    pipe.send("all refused")
+
+
+def test_a_forked_child_may_not_use_the_notifier_that_it_inherited() -> None:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    with open_store("memory://") as store, CountNotifier(counter(store)) as notifier:
+        notifier.register_listener(Heard())
+        with notifier._order:  # as if another thread held it: nobody would give it back in the child
+            process = context.Process(target=refused_in_a_fork, args=(notifier, there))
+            process.start()
+        try:
+            assert here.poll(20)
+            assert here.recv() == "all refused"
+        finally:
+            process.kill()
+            process.join(20)
 
 
 def test_notifications_are_picklable() -> None:

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,12 @@ def test_every_change_between_two_polls_is_told_once_in_order(
     assert heard.values == [0, 5, 0, 3]
     revisions = [n.revision for n in heard.notifications]
     assert revisions == sorted(set(revisions))
+
+
+def test_what_cannot_be_called_is_no_listener(manual: CountNotifier) -> None:
+    listener: Any = None
+    with pytest.raises(InvalidArgumentError, match="is called with a notification: listener='NoneType'"):
+        manual.register_listener(listener)
 
 
 def test_a_change_made_through_the_borrowed_synchronizer_is_told_as_well(manual: CountNotifier) -> None:

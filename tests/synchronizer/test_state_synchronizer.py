@@ -132,6 +132,16 @@ class TestConditionalUpdates:
 
         assert opened(open_store("memory://")).update_state(generator).value == 2
 
+    def test_a_generator_that_returns_something_else_than_updates_is_told_so(self) -> None:
+        replica = opened(open_store("memory://"))
+        single: Any = Add()
+        for found in (single, [single, "add"]):
+            with pytest.raises(InvalidArgumentError, match="in a list or by yielding"):
+                replica.update_state(lambda state, found=found: found)
+            with pytest.raises(InvalidArgumentError, match="in a list or by yielding"):
+                replica.update_state_returning(lambda state, found=found: (found, None))
+        assert replica.state.value == 0
+
     def test_it_returns_the_state_that_its_own_updates_made(self) -> None:
         store = failing()
         replica = opened(store)
