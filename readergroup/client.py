@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import ExitStack
 from typing import Any, Final, Self, TypeVar, overload
 from weakref import WeakSet
 
@@ -82,14 +83,13 @@ class Client:
 
     def close(self) -> None:
         """Close everything that was opened with this client. Twice is no error."""
-        try:
-            for opened in list(self._opened):
-                opened.close()
-            self.groups.close()
-            self.streams.close()
-        finally:
+        with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
             if self._address is not None:
-                self.store.close()
+                closing.callback(self.store.close)
+            closing.callback(self.streams.close)
+            closing.callback(self.groups.close)
+            for opened in list(self._opened):
+                closing.callback(opened.close)
 
     def __enter__(self) -> Self:
         return self

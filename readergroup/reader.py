@@ -11,6 +11,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Generic, NoReturn, Self, TypeVar, cast
 
@@ -233,8 +234,8 @@ class Reader(Generic[T]):
 
     @property
     def assigned_segments(self) -> Collection[SegmentId]:
-        """The segments that the reader hands out events of."""
-        return self._sources.keys()
+        """The segments that the reader hands out events of, now."""
+        return tuple(self._sources)
 
     # ------------------------------------------------------------------ leaving
 
@@ -318,7 +319,8 @@ class Reader(Generic[T]):
     def _join(self, timeout: float | None) -> None:
         """Join the group under a new lease."""
         self._lease = self._new_lease()
-        self._manager.add_reader(self.reader_id, self._lease, timeout=timeout)
+        with self._of_a_group_that_exists():
+            self._manager.add_reader(self.reader_id, self._lease, timeout=timeout)
         self._commit_at = self._clock.monotonic() + self._config.position_interval_seconds
         self._driver.join(self)
 
@@ -519,7 +521,11 @@ class Reader(Generic[T]):
         self._check_not_gone()
         if self._look:
             self._look = False  # before: what comes during the fetch has to be looked at again
-            self._fetch(deadline)
+            try:
+                self._fetch(deadline)
+            except BaseException:
+                self._look = True
+                raise
         while True:
             self._settle(deadline)
             if self._clock.monotonic() < self._lease.valid_until or self._renew():
@@ -530,7 +536,18 @@ class Reader(Generic[T]):
                 self._join(deadline.remaining(self._timeout))
 
     def _fetch(self, deadline: Deadline) -> ReaderGroupState:
-        return self._synchronizer.fetch_updates(timeout=deadline.remaining(self._timeout))
+        with self._of_a_group_that_exists():
+            return self._synchronizer.fetch_updates(timeout=deadline.remaining(self._timeout))
+
+    @contextmanager
+    def _of_a_group_that_exists(self) -> Iterator[None]:
+        try:
+            yield
+        except NotFoundError as error:
+            raise NotFoundError(
+                "the group was deleted; create it with groups.create and open another reader",
+                group=self._synchronizer.name,
+            ) from error
 
     def _is_in(self, state: ReaderGroupState) -> bool:
         """Whether the group holds the reader that this is, not another one of its id."""

@@ -103,6 +103,8 @@ def test_a_state_that_cannot_be_followed_is_told_and_asked_for_now_and_then(worl
             for _ in range(5_000):
                 assert reader.read(timeout=0) is not None  # there is more, and it goes no further all the same
                 never.wait(0.001)
+        with pytest.raises(rg.UnknownUpdateError):
+            reader.read(timeout=0)
         before = len(store.operations)
         threading.Event().wait(0.5)
         assert len(store.operations) - before < 50

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -381,6 +382,23 @@ def test_two_groups_read_the_same_stream_apart(world: World, process: Process) -
         assert len(drain(one)) == len(drain(other)) == 20
 
 
+def test_threads_that_open_a_group_at_once_share_it(world: World) -> None:
+    with world.in_real_time() as (_, client):
+        together = threading.Barrier(8)
+        groups = []
+
+        def open_it() -> None:
+            together.wait(20)
+            groups.append(client.groups.get("billing"))
+
+        threads = [threading.Thread(target=open_it) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        assert len(groups) == 8 and len(set(map(id, groups))) == 1
+
+
 def test_creating_a_group_again_returns_it(world: World, process: Process) -> None:
     process.reader("r1")
     assert world.admin.groups.create("billing", streams=[STREAM]).online_readers() == ["r1"]
@@ -427,8 +445,10 @@ def test_the_readers_of_a_deleted_group_are_told(world: World, process: Process)
     assert "billing" not in world.admin.groups.list()
     process.step()
     for _ in range(2):
-        with pytest.raises(rg.NotFoundError):
+        with pytest.raises(rg.NotFoundError, match="the group was deleted"):
             reader.read(timeout=0)
+    with pytest.raises(rg.NotFoundError, match="the group was deleted"):
+        process.reader("r2")
     reader.close()
 
 
