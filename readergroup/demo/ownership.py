@@ -6,10 +6,11 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from synchronizer import Clock, Transition, TransitionFeed
+from synchronizer import Transition, TransitionFeed
 
 from ..group import ReaderGroup
 from ..state import ReaderGroupState
+from ..streams.config import SegmentId
 from ..updates import RemoveReader
 
 
@@ -17,7 +18,7 @@ from ..updates import RemoveReader
 class Assignment:
     """A segment that a reader owned. Times are seconds since the ownership began to be followed."""
 
-    segment: str
+    segment: SegmentId
     reader: str
     fencing_token: int
     start: float
@@ -33,7 +34,7 @@ class Ownership:
         self.assignments: list[Assignment] = []
         self.readers: list[str] = []  # in the order in which they joined
         self.dead: set[str] = set()
-        self._open: dict[str, Assignment] = {}
+        self._open: dict[SegmentId, Assignment] = {}
 
     def apply(self, transition: Transition[ReaderGroupState], at: float) -> None:
         """Take in one entry of the log, which became known at ``at``."""
@@ -48,7 +49,7 @@ class Ownership:
             if found.owner is not None and found.token is not None
         }
         for segment, assignment in list(self._open.items()):
-            if owners.get(segment) != (assignment.reader, assignment.fencing_token):  # type: ignore[call-overload]
+            if owners.get(segment) != (assignment.reader, assignment.fencing_token):
                 assignment.end, assignment.died = at, assignment.reader in dead
                 del self._open[segment]
         for segment, (reader, token) in owners.items():
@@ -61,7 +62,7 @@ class Ownership:
         """The fencing tokens of assignments whose owner was declared dead."""
         return {assignment.fencing_token for assignment in self.assignments if assignment.died}
 
-    def segments_of(self, reader: str) -> Sequence[str]:
+    def segments_of(self, reader: str) -> Sequence[SegmentId]:
         """What the reader owns now."""
         return sorted(segment for segment, assignment in self._open.items() if assignment.reader == reader)
 
@@ -69,10 +70,9 @@ class Ownership:
 class OwnershipFollower:
     """Follows the log of a group in a thread of its own, from the start of the block to its end."""
 
-    def __init__(self, group: ReaderGroup, clock: Clock, now: Callable[[], float]) -> None:
+    def __init__(self, group: ReaderGroup, now: Callable[[], float]) -> None:
         self.ownership = Ownership()
         self._group = group
-        self._clock = clock
         self._now = now
         self._stopping = threading.Event()
         self._feed: TransitionFeed[ReaderGroupState] = group.synchronizer.transitions()

@@ -168,19 +168,17 @@ def _label_pieces(axes: Axes, pieces: Sequence[_Piece], row: int, end: float) ->
             if largest.end - largest.start > _NARROW * end:
                 bottom, height = _box(largest, row)
                 middle = (largest.start + largest.end) / 2
-                number = str(number_of(SegmentId(segment)))
+                number = str(number_of(segment))
                 axes.text(
                     middle, bottom + height / 2, number, ha="center", va="center", color="white", fontsize=9, zorder=4
                 )
 
 
-def _draw_legend(axes: Axes, colour: dict[str, str], killed: bool) -> None:
+def _draw_legend(axes: Axes, colour: dict[SegmentId, str], killed: bool) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Any] = [
-        Patch(facecolor=colour[segment], label=f"segment {number_of(SegmentId(segment))}") for segment in colour
-    ]
+    handles: list[Any] = [Patch(facecolor=colour[segment], label=f"segment {number_of(segment)}") for segment in colour]
     if killed:
         handles.append(Line2D([], [], marker="X", color=_KILL, linestyle="", markersize=10, label="SIGKILL"))
         handles.append(Patch(facecolor="white", edgecolor="#777777", hatch="////", label="owner is dead"))
@@ -222,6 +220,6 @@ def _draw_happenings(all_axes: Sequence[Axes], story: Story, end: float) -> None
         )
 
 
-def _colours(assignments: Sequence[Assignment]) -> dict[str, str]:
-    segments = sorted({assignment.segment for assignment in assignments}, key=lambda s: number_of(SegmentId(s)))
+def _colours(assignments: Sequence[Assignment]) -> dict[SegmentId, str]:
+    segments = sorted({assignment.segment for assignment in assignments}, key=number_of)
     return {segment: _COLOURS[index % len(_COLOURS)] for index, segment in enumerate(segments)}

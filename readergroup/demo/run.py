@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from synchronizer import Deadline, ReaderGroupError, SystemClock
 from ..client import Client, connect
 from ..group import ReaderGroup
 from ..scaling.policy import ReaderScalingPolicy
-from ..scaling.pool import ReaderPool
+from ..scaling.pool import PoolWorker, ReaderPool
 from ..streams.config import ScalingPolicy, SegmentId, number_of
 from .checking import FileTruth, Verdict, check
 from .corpus import Corpus, LineSerializer
@@ -144,7 +144,7 @@ class _Performance:
                 self._group.end_of_data_notifier,
             ):
                 notifier.register_listener(self.story.hear)
-            self.ownership = stack.enter_context(OwnershipFollower(self._group, self._clock, self.now))
+            self.ownership = stack.enter_context(OwnershipFollower(self._group, self.now))
             self._feeder = Feeder(self._client, STREAM, self.corpus, backlog=max(100, int(self.total * _BACKLOG)))
             self._pool = _PoolThread(
                 self._group.pool(
@@ -180,7 +180,7 @@ class _Performance:
 
     def _row(self, reader: str) -> ReaderRow:
         pid = self._pids.get(reader, 0)
-        segments = [number_of(SegmentId(segment)) for segment in self.ownership.segments_of(reader)]
+        segments = [number_of(segment) for segment in self.ownership.segments_of(reader)]
         if reader in self._group.state.readers:
             condition = "killed" if reader == self._killed else "working"
         else:
@@ -252,7 +252,7 @@ class _Performance:
         else:
             self.story.say(f"the pool has grown to {segments} readers")
 
-    def _kill(self) -> tuple[str, list[str]]:
+    def _kill(self) -> tuple[str, list[SegmentId]]:
         """Kill the reader that has done most, with SIGKILL; it, and what it owned."""
         owners = self._owners()
         pids = {worker.reader_id: worker.pid for worker in self._pool.workers if worker.reader_id in owners}
@@ -268,9 +268,9 @@ class _Performance:
             f"it owns {', '.join(f'segment {number_of(segment)}' for segment in owned)}",
             reader=victim,
         )
-        return victim, list(owned)
+        return victim, owned
 
-    def _taken_over(self, owned: list[str], victim: str, killed_at: float) -> bool:
+    def _taken_over(self, owned: Collection[SegmentId], victim: str, killed_at: float) -> bool:
         others = {
             assignment.segment
             for assignment in self.ownership.assignments
@@ -297,7 +297,7 @@ class _PoolThread:
         self._thread.start()
 
     @property
-    def workers(self) -> Any:
+    def workers(self) -> Sequence[PoolWorker]:
         return self._pool.workers
 
     @property
