@@ -20,7 +20,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from typing import Final, NamedTuple, NoReturn, TypeVar
+from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from ..clock import Clock, SystemClock
@@ -677,7 +677,7 @@ def _translated_errors(path: str) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        _raise_translated(error, path)
+        raise _translate(error, path) from error
     except UnicodeDecodeError as error:  # SQLite quotes what is damaged, and Python cannot read the quotation
         raise CorruptStoreError("the SQLite file is damaged; restore it from a backup", path=path) from error
     except OSError as error:
@@ -686,10 +686,6 @@ def _translated_errors(path: str) -> Iterator[None]:
         raise StoreUnavailableError(
             "the files beside the SQLite file cannot be opened; allow this user to", path=path, error=str(error)
         ) from error
-
-
-def _raise_translated(error: sqlite3.Error, path: str) -> NoReturn:
-    raise _translate(error, path) from error
 
 
 def _translate(error: sqlite3.Error, path: str) -> ReaderGroupError:
