@@ -84,7 +84,7 @@ def decide(
     if desired < wanted and desired <= before:
         reason = _bound(policy, load)
     elif desired > wanted:
-        reason = f"at least {policy.min_readers} readers"
+        reason = f"at least {_count(policy.min_readers, 'reader')}"
     changed = desired != min(max(before, policy.min_readers), most)
     changed_at = now if changed else float("-inf") if history is None else history.changed_at
     decision = ScalingDecision(
@@ -128,5 +128,9 @@ def _wanted(
 
 def _bound(policy: ReaderScalingPolicy, load: GroupLoad) -> str:
     if load.number_of_segments < policy.max_readers:
-        return f"{load.number_of_segments} segments to read"
-    return f"at most {policy.max_readers} readers"
+        return f"{_count(load.number_of_segments, 'segment')} to read"
+    return f"at most {_count(policy.max_readers, 'reader')}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
