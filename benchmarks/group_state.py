@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
 from readergroup.config import ReaderGroupConfig
-from readergroup.state import ReaderGroupState, ReaderState, SegmentState, StreamState
+from readergroup.state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
 from readergroup.streams.config import SegmentId
 from readergroup.updates import (
     AddEpoch,
@@ -71,7 +71,7 @@ def group(number_of_segments: int, number_of_readers: int) -> ReaderGroupState:
     readers = {f"reader-{number}": ReaderState(incarnation=number + 1) for number in range(number_of_readers)}
     state = ReaderGroupState(
         config=ReaderGroupConfig(streams=(STREAM,)),
-        streams=Map({STREAM: StreamState(incarnation="0123456789abcdef", epoch=0)}),
+        streams=Map({STREAM: FollowedStream(incarnation="0123456789abcdef", epoch=0)}),
         readers=Map(readers),
         segments=Map(segments),
     )

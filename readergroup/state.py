@@ -75,7 +75,7 @@ class SegmentState(_Value):
         return self.model_copy(update=changes)
 
 
-class StreamState(_Value):
+class FollowedStream(_Value):
     """How far the group has followed a stream's scaling."""
 
     #: Names this life of the stream.
@@ -92,7 +92,7 @@ class ReaderGroupState(State):
     config: ReaderGroupConfig
     #: Which `balance.PLANNER` moves the segments of this group.
     planner: int = 1
-    streams: Map[str, StreamState] = Map()
+    streams: Map[str, FollowedStream] = Map()
     readers: Map[str, ReaderState] = Map()
     segments: Map[SegmentId, SegmentState] = Map()
 

@@ -27,10 +27,10 @@ from .config import ReaderGroupConfig
 from .errors import ReaderNotInGroupError
 from .liveness import PREFIX, Held, Lease, Positions, current_offsets, lease_attribute
 from .source import check_offset
-from .state import ReaderGroupState, ReaderState, SegmentState, StreamState
+from .state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
 from .streams.config import KeyRange, SegmentId, StreamCut, number_of, stream_of
 from .streams.manager import StreamManager
-from .streams.state import StreamState as StreamMetadata
+from .streams.state import StreamState
 from .updates import (
     AddEpoch,
     AddReader,
@@ -222,7 +222,7 @@ class ReaderGroupStateManager:
         self.follow_stream(stream, timeout=timeout)
 
 
-def check_same_stream(metadata: StreamMetadata, incarnation: str) -> None:
+def check_same_stream(metadata: StreamState, incarnation: str) -> None:
     """Refuse another stream of the name than the one that the group was created for."""
     if metadata.incarnation != incarnation:
         raise NotFoundError(
@@ -276,11 +276,11 @@ def initial_state(config: ReaderGroupConfig, streams: StreamManager) -> ReaderGr
                 check_offset(streams.store, segment, metadata.incarnation, offset)
         segments.update(_segments(metadata, start, end))
         ended = metadata.sealed or end is not None
-        followed[stream] = StreamState(incarnation=metadata.incarnation, epoch=metadata.epoch, ended=ended)
+        followed[stream] = FollowedStream(incarnation=metadata.incarnation, epoch=metadata.epoch, ended=ended)
     return ReaderGroupState(config=config, streams=Map(followed), segments=Map(segments))
 
 
-def _segments(metadata: StreamMetadata, start: StreamCut, end: StreamCut | None) -> Mapping[SegmentId, SegmentState]:
+def _segments(metadata: StreamState, start: StreamCut, end: StreamCut | None) -> Mapping[SegmentId, SegmentState]:
     """The segments from ``start`` to ``end``, each with those of its neighbours in time that are among them."""
     metadata.check_cut(start)
     reached = metadata.segments_from(start)
@@ -305,7 +305,7 @@ def _segments(metadata: StreamMetadata, start: StreamCut, end: StreamCut | None)
     return segments
 
 
-def _epoch_adder(stream: str, epoch: int, metadata: StreamMetadata) -> Callable[[ReaderGroupState], Updates]:
+def _epoch_adder(stream: str, epoch: int, metadata: StreamState) -> Callable[[ReaderGroupState], Updates]:
     def add(state: ReaderGroupState) -> Updates:
         if state.streams[stream].epoch + 1 != epoch or state.streams[stream].ended:
             return ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from readergroup.config import ReaderGroupConfig
-from readergroup.state import ReaderGroupState, SegmentState, StreamState
+from readergroup.state import FollowedStream, ReaderGroupState, SegmentState
 from readergroup.streams.config import SegmentId, even_ranges, segment_id
 from readergroup.updates import (
     AddEpoch,
@@ -30,7 +30,7 @@ def group_state(segments: int = 4, *, ended: bool = False) -> ReaderGroupState:
     """A group of one stream, with nobody in it."""
     return ReaderGroupState(
         config=ReaderGroupConfig(streams=(STREAM,)),
-        streams=Map({STREAM: StreamState(incarnation="i", epoch=0, ended=ended)}),
+        streams=Map({STREAM: FollowedStream(incarnation="i", epoch=0, ended=ended)}),
         segments=Map(
             {
                 seg(number): SegmentState(low=keys.low, high=keys.high)
