@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 from synchronizer import ClosedError, NotFoundError, ReaderGroupError, Revision
@@ -19,9 +19,6 @@ from synchronizer import ClosedError, NotFoundError, ReaderGroupError, Revision
 from . import balance
 from .liveness import RENEWALS, LeaseObserver
 from .state_manager import ReaderGroupStateManager
-
-if TYPE_CHECKING:
-    from .reader import Reader
 
 _logger = logging.getLogger(__name__)
 
@@ -32,6 +29,17 @@ MAX_STAGGER_SECONDS: Final = 1.0
 _STAGGER_SECONDS: Final = 0.1
 #: How soon what has failed is tried again.
 RETRY_SECONDS: Final = 0.1
+
+
+class DrivenReader(Protocol):
+    """What a reader does for its driver."""
+
+    reader_id: str
+
+    @property
+    def renewed_at(self) -> float: ...
+    def renew_if_due(self) -> float: ...
+    def look_up(self) -> None: ...
 
 
 class GroupDriver:
@@ -45,7 +53,7 @@ class GroupDriver:
         self._threaded = threads
         self._lock = threading.Lock()
         self._threads: dict[str, threading.Thread] = {}
-        self._readers: WeakValueDictionary[str, Reader[Any]] = WeakValueDictionary()
+        self._readers: WeakValueDictionary[str, DrivenReader] = WeakValueDictionary()
         self._renewals_changed = threading.Event()  # another time may be the next
         self._pause = threading.Event()  # never set
         self._complaint: str | None = None  # what was logged last
@@ -57,7 +65,7 @@ class GroupDriver:
         self._settled: Revision | None = None  # of the state that the last plan was empty for
         self._propose_at: float | None = None
 
-    def join(self, reader: Reader[Any]) -> None:
+    def join(self, reader: DrivenReader) -> None:
         """Work for the reader from now on."""
         with self._lock:
             self._readers[reader.reader_id] = reader
@@ -66,7 +74,7 @@ class GroupDriver:
                 self._start("group", self.work, self._wait_for_work)
         self._renewals_changed.set()
 
-    def leave(self, reader: Reader[Any]) -> None:
+    def leave(self, reader: DrivenReader) -> None:
         """Stop working for the reader. Its lease is its own to give up."""
         with self._lock:
             if self._readers.get(reader.reader_id) is reader:
