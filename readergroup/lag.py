@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from synchronizer import NotFoundError, SegmentStore, TruncatedError
 
-from .liveness import current_offsets, lease_attribute
+from .liveness import current_offsets, lease_value
 from .state import ReaderGroupState
 from .streams.block import Block, parse_blocks
 from .streams.config import SegmentId, data_segment, stream_of
@@ -58,8 +58,7 @@ def positions(state: ReaderGroupState, leases: Mapping[str, bytes]) -> Mapping[S
     """Where the group stands in each of its segments: what its readers committed, else where they began."""
     offsets = {segment: found.offset for segment, found in state.segments.items()}
     for reader, found in state.readers.items():
-        value = None if found.lease is None else leases.get(lease_attribute(found.lease))
-        offsets.update(current_offsets(state, reader, value))
+        offsets.update(current_offsets(state, reader, lease_value(found, leases)))
     return offsets
 
 

@@ -44,6 +44,11 @@ def lease_attribute(lease: str) -> str:
     return PREFIX + lease
 
 
+def lease_value(reader: ReaderState, leases: Mapping[str, bytes]) -> bytes | None:
+    """The value of the reader's lease, of those that the store holds; None if it has none."""
+    return None if reader.lease is None else leases.get(lease_attribute(reader.lease))
+
+
 def encode_lease(counter: int, positions: Positions) -> bytes:
     return bytes(msgpack.packb([counter, {segment: list(held) for segment, held in positions.items()}]))
 
@@ -173,7 +178,7 @@ class LeaseObserver:
         seen, dead = {}, []
         for reader, found in readers.items():
             key = f"{reader}@{found.incarnation}"
-            value = values.get(lease_attribute(found.lease)) if found.lease is not None else None
+            value = lease_value(found, values)
             before, since = self._seen.get(key, (value, now))
             seen[key] = (value, since) if value == before else (value, now)
             if now - seen[key][1] >= timeout_seconds:

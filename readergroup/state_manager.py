@@ -25,9 +25,9 @@ from synchronizer import (
 from . import balance
 from .config import ReaderGroupConfig
 from .errors import ReaderNotInGroupError
-from .liveness import PREFIX, Held, Lease, Positions, current_offsets, lease_attribute
+from .liveness import PREFIX, Held, Lease, Positions, current_offsets, lease_attribute, lease_value
 from .source import check_offset
-from .state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
+from .state import FollowedStream, ReaderGroupState, SegmentState
 from .streams.config import KeyRange, SegmentId, StreamCut, number_of, stream_of
 from .streams.manager import StreamManager
 from .streams.state import StreamState
@@ -121,7 +121,7 @@ class ReaderGroupStateManager:
             attributes: dict[str, AttributeChange] = {}
             for reader, (incarnation, observed) in dead.items():
                 found = state.readers.get(reader)
-                if found is None or found.incarnation != incarnation or _value(found, values) != observed:
+                if found is None or found.incarnation != incarnation or lease_value(found, values) != observed:
                     continue
                 removal, changes = _removal(state, reader, values, "dead")
                 updates.append(removal)
@@ -241,7 +241,7 @@ def _removal(
 ) -> tuple[RemoveReader, Mapping[str, AttributeChange]]:
     """The update that takes the reader out where it stands by its lease, and the lease's deletion."""
     found = state.readers[reader]
-    value = _value(found, leases)
+    value = lease_value(found, leases)
     offsets = current_offsets(state, reader, value)
     for segment, held in (reached or {}).items():
         if _holds(state, reader, segment, held) and held.offset > offsets.get(segment, 0):
@@ -346,10 +346,6 @@ def _overlaps(segment: SegmentState, keys: KeyRange) -> bool:
 
 def _ender(stream: str) -> Callable[[ReaderGroupState], Updates]:
     return lambda state: () if state.streams[stream].ended else (EndStream(stream=stream),)
-
-
-def _value(found: ReaderState, values: Mapping[str, bytes]) -> bytes | None:
-    return None if found.lease is None else values.get(lease_attribute(found.lease))
 
 
 def _holds(state: ReaderGroupState, reader: str, segment: SegmentId, held: Held) -> bool:
