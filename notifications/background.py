@@ -9,7 +9,7 @@ from typing import Final
 
 from apscheduler.schedulers.base import BaseScheduler
 
-from synchronizer import Clock, SegmentStore
+from synchronizer import Clock, SegmentStore, growing_pause
 
 from .scheduler import SHARED, add_job
 
@@ -138,7 +138,7 @@ class BackgroundPolling:
         if stopping.is_set():
             return  # what it needs is being closed
         self._failures += 1
-        pause = min(self._interval_seconds * 2 ** min(self._failures - 1, 20), MAX_BACKOFF_SECONDS)
+        pause = growing_pause(self._failures, first=self._interval_seconds, most=MAX_BACKOFF_SECONDS)
         self._not_before = self._clock.monotonic() + pause
         _logger.warning(
             "a poll of %s failed, the next one is in %.3g s: %s",

@@ -4,6 +4,7 @@ from .clock import Clock as Clock
 from .clock import Deadline as Deadline
 from .clock import ManualClock as ManualClock
 from .clock import SystemClock as SystemClock
+from .clock import growing_pause as growing_pause
 from .errors import AlreadyExistsError as AlreadyExistsError
 from .errors import ClosedError as ClosedError
 from .errors import CorruptStateError as CorruptStateError

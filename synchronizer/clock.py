@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "Deadline", "ManualClock", "SystemClock"]
+__all__ = ["Clock", "Deadline", "ManualClock", "SystemClock", "growing_pause"]
 
 
 class Clock(Protocol):
@@ -86,3 +86,8 @@ class Deadline:
     @property
     def passed(self) -> bool:
         return self._at is not None and self._clock.monotonic() >= self._at
+
+
+def growing_pause(failures: int, *, first: float, most: float) -> float:
+    """The seconds to wait after so many failures in a row: ``first`` after one, twice as many after each other one."""
+    return min(most, first * 2.0 ** min(failures - 1, 64))  # more would only overflow

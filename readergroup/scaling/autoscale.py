@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgpack
 
-from synchronizer import Appended, AttributeChange, Clock, ClosedError, NotFoundError, ReaderGroupError, SegmentStore
+from synchronizer import (
+    Appended,
+    AttributeChange,
+    Clock,
+    ClosedError,
+    NotFoundError,
+    ReaderGroupError,
+    SegmentStore,
+    growing_pause,
+)
 
 from ..liveness import RENEWALS, STOP_AFTER
 from .policy import ReaderScalingPolicy, ScalingDecision, ScalingHistory
@@ -245,7 +254,7 @@ class Autoscaling:
             self._turn.record(call.decision.desired_readers, call.number_of_segments, self._timeout_seconds)
             return True
         self._failures += 1
-        pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures - 1, 20))
+        pause = growing_pause(self._failures, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
         self._call_at = self._clock.monotonic() + pause
         _logger.error(
             "the callback raised and is called again in %.3g s: %r", pause, self._callback, exc_info=call.error

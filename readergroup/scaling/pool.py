@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar
 
-from synchronizer import ClosedError, Deadline, InvalidArgumentError, NotFoundError, ReaderGroupError
+from synchronizer import ClosedError, Deadline, InvalidArgumentError, NotFoundError, ReaderGroupError, growing_pause
 
 from ..errors import HandlerError, ReaderNotInGroupError
 from ..streams.serializers import Serializer
@@ -291,7 +291,7 @@ class ReaderPool(Generic[T]):
         self._deaths.append(now)
         while now - self._deaths[0] > _DEATHS_SECONDS:
             self._deaths.popleft()
-        pause = min(MAX_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(len(self._deaths) - 1, 20))
+        pause = growing_pause(len(self._deaths), first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
         self._start_at = now + pause
         _logger.warning("worker %s died, another takes its place in %.3g s: %s", worker.reader_id, pause, failure)
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator
 
+from synchronizer import growing_pause
+
 from ..event import EventPointer
 from ..streams.config import check_stream_name
 
@@ -31,8 +33,7 @@ class RetryPolicy(BaseModel):
 
     def delay_after(self, attempt: int) -> float:
         """How long to wait after the attempt of this number failed; the first one is 1."""
-        doublings = min(attempt - 1, 64)  # more would only overflow
-        return min(self.max_delay_seconds, self.first_delay_seconds * 2.0**doublings)
+        return growing_pause(attempt, first=self.first_delay_seconds, most=self.max_delay_seconds)
 
 
 def _from_base64(value: object) -> object:
