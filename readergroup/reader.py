@@ -425,12 +425,8 @@ class Reader(Generic[T]):
                     self._wait(deadline)
                 self._is_cut_off = False
             except (StoreUnavailableError, DeadlineExceededError, OutcomeUnknownError) as error:
-                # What became of an update whose answer was lost is seen in the group's state.
-                batch, self._look = None, True
-                if not self._is_cut_off:
-                    _logger.warning("reader %s waits for the store: %s", self.reader_id, error)
-                self._is_cut_off = True
-                self._clock.wait(self._pause, deadline.remaining(_PAUSE_SECONDS))
+                batch = None
+                self._try_again_after(error, deadline)
             except ClosedError:
                 if not self._closed:
                     raise
@@ -440,6 +436,15 @@ class Reader(Generic[T]):
             if deadline.passed:
                 break
         return None
+
+    def _try_again_after(self, error: ReaderGroupError, deadline: Deadline) -> None:
+        """A short pause. What became of an update whose answer was lost is seen in the group's state."""
+        self._look = True
+        is_away = isinstance(error.__cause__ or error, StoreUnavailableError)  # else a race was lost, no more
+        if is_away and not self._is_cut_off:
+            _logger.warning("reader %s waits for the store: %s", self.reader_id, error)
+        self._is_cut_off = is_away
+        self._clock.wait(self._pause, deadline.remaining(_PAUSE_SECONDS))
 
     def _look_for_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
         """The next batch, without waiting for one. Raises `EndOfDataError` if there will be none."""
