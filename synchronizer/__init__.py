@@ -23,6 +23,7 @@ from .errors import TruncatedError as TruncatedError
 from .errors import UnknownUpdateError as UnknownUpdateError
 from .errors import UnsupportedError as UnsupportedError
 from .map import Map as Map
+from .patience import Patience as Patience
 from .replica import Transition as Transition
 from .replica import TransitionFeed as TransitionFeed
 from .revisioned import Revision as Revision

@@ -20,14 +20,13 @@ from .errors import (
     TruncatedError,
     UnknownUpdateError,
 )
+from .patience import Patience
 from .replica import Replica, Transition, TransitionFeed
 from .revisioned import Entry, Mark, RevisionedStream
 from .state import S, StateCodec
 
 R = TypeVar("R")
 
-FIRST_PAUSE_SECONDS: Final = 0.005
-MAX_PAUSE_SECONDS: Final = 0.5
 #: How often a reload is tried when each snapshot is replaced by a newer one while it is read.
 _MAX_RELOADS: Final = 20
 
@@ -161,20 +160,24 @@ class LogFollower(Generic[S]):
         return Replica.from_snapshot(mark, body, self.codec)
 
     def retry(self, deadline: Deadline, call: Callable[[], R]) -> R:
-        """Call until the store answers. The one place that waits for a store that is away."""
-        pause = FIRST_PAUSE_SECONDS
+        """Call until the store answers."""
+        patience = self.patience(deadline)
         while True:
             try:
                 return call()
             except StoreUnavailableError as error:
-                if deadline.passed:
-                    raise DeadlineExceededError("the store did not answer in time", segment=self.log.segment) from error
-            self.pause(deadline, pause)
-            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+                self.wait(patience, error, "the store did not answer in time")
 
-    def pause(self, deadline: Deadline, seconds: float) -> None:
-        if self.clock.wait(self.closing, deadline.remaining(seconds)):
+    def patience(self, deadline: Deadline) -> Patience:
+        return Patience(self.clock, deadline, self.closing)
+
+    def wait(self, patience: Patience, problem: BaseException, at_deadline: str) -> None:
+        """Pause before another attempt. Where there is to be none, raise why: ``at_deadline``, or the closing."""
+        if patience.wait():
+            return
+        if self.closing.is_set():
             raise ClosedError("the synchronizer was closed", segment=self.log.segment)
+        raise DeadlineExceededError(at_deadline, segment=self.log.segment) from problem
 
     def check_usable(self, *, deciding: bool = False) -> None:
         if self.closing.is_set():

@@ -34,7 +34,7 @@ from .errors import (
     StoreUnavailableError,
     UnknownUpdateError,
 )
-from .log_follower import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, LogFollower
+from .log_follower import LogFollower
 from .replica import Replica, Transition
 from .revisioned import Entry, decode_entries, encode_entry, log_is_shorter
 from .state import S
@@ -386,7 +386,7 @@ class LogWriter(Generic[S]):
 
     def _append(self, batch: _Batch[S], deadline: Deadline) -> None:
         data = b"".join(batch.entries)
-        pause = FIRST_PAUSE_SECONDS
+        patience = self._follower.patience(deadline)
         while True:
             problem: BaseException
             try:
@@ -404,12 +404,7 @@ class LogWriter(Generic[S]):
                 if isinstance(answer, Conflict):
                     return self._settle_conflict(batch, answer, deadline)
                 problem = batch.lost_answer = answer.cause
-            if deadline.passed:
-                raise DeadlineExceededError(
-                    "the store did not take the update in time", segment=self._segment
-                ) from problem
-            self._follower.pause(deadline, pause)
-            pause = min(2 * pause, MAX_PAUSE_SECONDS)
+            self._follower.wait(patience, problem, "the store did not take the update in time")
 
     def _settle_conflict(self, batch: _Batch[S], conflict: Conflict, deadline: Deadline) -> None:
         """Apply what the batch lost to. After a lost answer that may be the batch itself."""

@@ -20,6 +20,7 @@ from synchronizer import (
     InvalidArgumentError,
     Map,
     NotFoundError,
+    Patience,
     SegmentInfo,
     SegmentStore,
     StateSynchronizer,
@@ -29,7 +30,6 @@ from synchronizer import (
 
 from ..errors import StreamExistsError
 from .config import ScalingPolicy, SegmentId, StreamConfig, StreamCut, StreamInfo, check_name, check_stream_name
-from .patience import Patience
 from .segment_reader import block_start
 from .state import (
     STREAM_UPDATES,

@@ -36,6 +36,7 @@ from synchronizer import (
     InvalidArgumentError,
     NotFoundError,
     OutcomeUnknownError,
+    Patience,
     ReaderGroupError,
     SealedError,
     StoreFullError,
@@ -46,7 +47,6 @@ from synchronizer import (
 from ..errors import EventTooLargeError
 from .block import MAX_EVENT_BYTES, Headers, cut_into_blocks, encode_block, headers_bytes
 from .manager import StreamManager
-from .patience import Patience
 from .serializers import Serializer
 from .state import StreamState
 

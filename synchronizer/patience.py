@@ -1,0 +1,44 @@
+"""How to wait for a store that is away."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from .clock import Clock, Deadline
+from .errors import StoreFullError, StoreUnavailableError
+
+R = TypeVar("R")
+
+_FIRST_PAUSE_SECONDS: Final = 0.005
+_MAX_PAUSE_SECONDS: Final = 0.5
+
+
+class Patience:
+    """Pauses between attempts, each twice as long as the one before, until ``deadline`` or until ``stop`` is set."""
+
+    def __init__(self, clock: Clock, deadline: Deadline, stop: threading.Event | None = None) -> None:
+        self._clock = clock
+        self._deadline = deadline
+        self._stop = stop or threading.Event()
+        self._pause = _FIRST_PAUSE_SECONDS
+
+    def wait(self) -> bool:
+        """Whether to try again, after a pause."""
+        if self._deadline.passed:
+            return False
+        pause, self._pause = self._pause, min(2 * self._pause, _MAX_PAUSE_SECONDS)
+        return not self._clock.wait(self._stop, self._deadline.remaining(pause))
+
+    def call(self, attempt: Callable[[], R]) -> R:
+        """The answer of ``attempt``, made again as long as the store is away or full; at last its error is raised.
+
+        Only for what may be repeated.
+        """
+        while True:
+            try:
+                return attempt()
+            except (StoreUnavailableError, StoreFullError):
+                if not self.wait():
+                    raise
