@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from typing import Protocol
@@ -77,7 +78,7 @@ class Deadline:
         self._clock = clock
         self._at = None if timeout is None else clock.monotonic() + timeout
 
-    def remaining(self, at_most: float) -> float:
+    def remaining(self, at_most: float = math.inf) -> float:
         """Seconds left, at least 0 and at most ``at_most``."""
         if self._at is None:
             return at_most

@@ -29,11 +29,10 @@ from synchronizer import (
 )
 
 from ..errors import StreamExistsError
-from .config import ScalingPolicy, SegmentId, StreamConfig, StreamCut, StreamInfo, check_name, check_stream_name
+from .config import ScalingPolicy, StreamConfig, StreamCut, StreamInfo, check_name, check_stream_name
 from .segment_reader import block_start
 from .state import (
     STREAM_UPDATES,
-    AnnounceScale,
     AnnounceSeal,
     ConfigureStream,
     CreateStream,
@@ -76,7 +75,7 @@ class StreamManager:
         deadline = self._deadline(timeout)
         config = StreamConfig() if scaling is None else StreamConfig(scaling=scaling)
         synchronizer = self._synchronizer(check_stream_name(name), create=True)
-        before = synchronizer.fetch_updates(timeout=_left(deadline))
+        before = synchronizer.fetch_updates(timeout=deadline.remaining())
         if not before.exists:
             self._delete_data(before, deadline)  # what a deletion that was cut off left behind
 
@@ -92,8 +91,8 @@ class StreamManager:
                 )
             return []
 
-        synchronizer.update_state(begin, timeout=_left(deadline))
-        return self._info(self.finish_pending(name, timeout=_left(deadline)), deadline)
+        synchronizer.update_state(begin, timeout=deadline.remaining())
+        return self._info(self.finish_pending(name, timeout=deadline.remaining()), deadline)
 
     def scale(
         self,
@@ -111,8 +110,7 @@ class StreamManager:
             raise InvalidArgumentError("say either split=[...] or merge=[...]", stream=name)
 
         def announce(state: StreamState) -> Iterable[Update[StreamState]]:
-            update: AnnounceScale = state.split(split) if split is not None else state.merge(merge or ())
-            return [update]
+            return [state.split(split) if split is not None else state.merge(merge or ())]
 
         return self._announce(name, announce, self._deadline(timeout))
 
@@ -126,9 +124,9 @@ class StreamManager:
         config = StreamConfig(scaling=scaling)
         self._existing(name, deadline).update_state(
             lambda state: [] if state.exists and state.config == config else [ConfigureStream(config=config)],
-            timeout=_left(deadline),
+            timeout=deadline.remaining(),
         )
-        return self._info(self.fetch_state(name, timeout=_left(deadline)), deadline)
+        return self._info(self.fetch_state(name, timeout=deadline.remaining()), deadline)
 
     def truncate(self, name: str, cut: StreamCut, *, timeout: float | None = None) -> None:
         """Give up the data before ``cut``. What lies before the present head already changes nothing.
@@ -136,7 +134,7 @@ class StreamManager:
         Data goes in whole blocks, so some events before the cut may stay readable.
         """
         deadline = self._deadline(timeout)
-        state = self.fetch_state(name, timeout=_left(deadline))
+        state = self.fetch_state(name, timeout=deadline.remaining())
         offsets = state.check_cut(cut)
         for number, offset in offsets.items():
             self._check_offset(state, number, offset, deadline)
@@ -146,7 +144,7 @@ class StreamManager:
             _check_same(now, state)
             return [] if now.precedes(cut, now.head_cut) else [TruncateStream(head=Map(offsets), at=at)]
 
-        state = self._existing(name, deadline).update_state(move_head, timeout=_left(deadline))
+        state = self._existing(name, deadline).update_state(move_head, timeout=deadline.remaining())
         self._truncate_data(state, deadline)
         self._forget_retired(state, deadline)
 
@@ -157,13 +155,13 @@ class StreamManager:
         def end(state: StreamState) -> tuple[Iterable[Update[StreamState]], StreamState]:
             return ([DeleteStream()] if state.exists else []), state
 
-        deleted = self._existing(name, deadline).update_state_returning(end, timeout=_left(deadline))
+        deleted = self._existing(name, deadline).update_state_returning(end, timeout=deadline.remaining())
         self._delete_data(deleted, deadline)
 
     def info(self, name: str, *, timeout: float | None = None) -> StreamInfo:
         """What the stream looks like now."""
         deadline = self._deadline(timeout)
-        return self._info(self.fetch_state(name, timeout=_left(deadline)), deadline)
+        return self._info(self.fetch_state(name, timeout=deadline.remaining()), deadline)
 
     def exists(self, name: str, *, timeout: float | None = None) -> bool:
         try:
@@ -189,7 +187,7 @@ class StreamManager:
         """The stream's metadata, as new as this call, with its first segments created."""
         deadline = self._deadline(timeout)
         state = self._existing(name, deadline).state
-        return state if state.current else self.finish_pending(name, timeout=_left(deadline))
+        return state if state.current else self.finish_pending(name, timeout=deadline.remaining())
 
     def finish_pending(self, name: str, *, timeout: float | None = None) -> StreamState:
         """Complete the creation, scale or seal that another client began, if there is one; the state after it."""
@@ -239,10 +237,10 @@ class StreamManager:
             return ([], False) if state.is_pending else (announce(state), True)
 
         while True:
-            self.finish_pending(name, timeout=_left(deadline))
+            self.finish_pending(name, timeout=deadline.remaining())
             synchronizer = self._existing(name, deadline)
-            if synchronizer.update_state_returning(when_nothing_is_pending, timeout=_left(deadline)):
-                return self._info(self.finish_pending(name, timeout=_left(deadline)), deadline)
+            if synchronizer.update_state_returning(when_nothing_is_pending, timeout=deadline.remaining()):
+                return self._info(self.finish_pending(name, timeout=deadline.remaining()), deadline)
             if deadline.passed:
                 raise DeadlineExceededError("other clients kept scaling the stream; nothing was done", stream=name)
 
@@ -258,13 +256,13 @@ class StreamManager:
                 self._seal_segment(state.data_segment(number), patience)
         except (AlreadyExistsError, NotFoundError):
             # A name that was deleted: this scale is long done, or the stream is deleted. Its state tells.
-            now = synchronizer.fetch_updates(timeout=_left(deadline))
+            now = synchronizer.fetch_updates(timeout=deadline.remaining())
             if now.exists and now.incarnation == state.incarnation and now.scale == scale:
                 raise
         else:
             now = synchronizer.update_state(
                 lambda now: [PublishScale(epoch=now.epoch + 1)] if _is_open(now, state, scale) else [],
-                timeout=_left(deadline),
+                timeout=deadline.remaining(),
             )
         if now.incarnation != state.incarnation or not now.exists:
             for segment in created:
@@ -279,12 +277,12 @@ class StreamManager:
             for number in state.current:
                 self._seal_segment(state.data_segment(number), patience)
         except NotFoundError:  # deleted meanwhile
-            return synchronizer.fetch_updates(timeout=_left(deadline))
+            return synchronizer.fetch_updates(timeout=deadline.remaining())
         return synchronizer.update_state(
             lambda now: (
                 [SealStream()] if now.incarnation == state.incarnation and now.sealing and not now.sealed else []
             ),
-            timeout=_left(deadline),
+            timeout=deadline.remaining(),
         )
 
     # ------------------------------------------------------------------ data
@@ -338,7 +336,7 @@ class StreamManager:
             left = tuple(number for number in old if number in now.segments)
             return [ForgetSegments(numbers=left)] if left and now.incarnation == state.incarnation else []
 
-        self._existing(state.name, deadline).update_state(forget, timeout=_left(deadline))
+        self._existing(state.name, deadline).update_state(forget, timeout=deadline.remaining())
 
     def _delete_data(self, state: StreamState, deadline: Deadline) -> None:
         if state.incarnation:
@@ -369,16 +367,16 @@ class StreamManager:
             incarnation=state.incarnation,
             config=state.config,
             epoch=state.epoch,
-            segments={SegmentId(state.segment(n)): state.segments[n].keys for n in state.current},
+            segments={state.segment(n): state.segments[n].keys for n in state.current},
             head=state.head_cut,
-            tail=self.tail_cut(state, timeout=_left(deadline)),
+            tail=self.tail_cut(state, timeout=deadline.remaining()),
             sealed=state.sealed,
         )
 
     def _existing(self, name: str, deadline: Deadline) -> StateSynchronizer[StreamState]:
         """The stream's synchronizer, just fetched; `NotFoundError` if there is no such stream."""
         synchronizer = self._synchronizer(check_stream_name(name), create=False)
-        if not synchronizer.fetch_updates(timeout=_left(deadline)).exists:
+        if not synchronizer.fetch_updates(timeout=deadline.remaining()).exists:
             raise _not_found(name)
         return synchronizer
 
@@ -412,10 +410,6 @@ class StreamManager:
 
     def _patience(self, deadline: Deadline) -> Patience:
         return Patience(self.clock, deadline, self._closing)
-
-
-def _left(deadline: Deadline) -> float:
-    return deadline.remaining(float("inf"))
 
 
 def _is_open(now: StreamState, then: StreamState, scale: Scale) -> bool:
