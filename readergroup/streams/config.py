@@ -43,10 +43,15 @@ def segment_id(stream: str, number: int) -> SegmentId:
     return SegmentId(f"{stream}/{number}")
 
 
+def data_prefix(stream: str, incarnation: str) -> str:
+    """What the names, in the store, of all data segments of this life of the stream start with, and no other's."""
+    return f"data/{stream}/{incarnation}/"
+
+
 def data_segment(segment: SegmentId, incarnation: str) -> str:
     """The name, in the store, of the segment that holds the events."""
     stream, _, number = segment.rpartition("/")
-    return f"data/{stream}/{incarnation}/{number}"
+    return f"{data_prefix(stream, incarnation)}{number}"
 
 
 def stream_of(segment: SegmentId) -> str:
@@ -66,11 +71,13 @@ def _parse(segment: SegmentId) -> tuple[str, int]:
     return check_stream_name(stream), int(number)
 
 
-class _Frozen(BaseModel):
+class Record(BaseModel):
+    """A value in the state or the description of a stream."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ScalingPolicy(_Frozen):
+class ScalingPolicy(Record):
     """How many segments a stream has. ``ScalingPolicy.fixed(4)``: four, until somebody scales it by hand."""
 
     kind: Literal["fixed"] = "fixed"
@@ -83,13 +90,13 @@ class ScalingPolicy(_Frozen):
         return cls(segments=segments)
 
 
-class StreamConfig(_Frozen):
+class StreamConfig(Record):
     """What a stream was created, or last configured, with."""
 
     scaling: ScalingPolicy = ScalingPolicy(segments=1)
 
 
-class KeyRange(_Frozen):
+class KeyRange(Record):
     """The part of the key range [0, 1) from ``low`` up to but without ``high``."""
 
     low: float
@@ -125,7 +132,7 @@ def _by_number(offsets: Mapping[SegmentId, int]) -> list[tuple[SegmentId, int]]:
     return sorted(offsets.items(), key=lambda item: number_of(item[0]))
 
 
-class StreamCut(_Frozen):
+class StreamCut(Record):
     """A place in a stream: for each part of its key range one segment, and the offset of the next event there.
 
     A segment that is read to its end stands in a cut at its length. Text form: ``model_dump_json()``. Which of two
@@ -163,7 +170,7 @@ class StreamCut(_Frozen):
         return f"{self.stream}[{inside}]"
 
 
-class StreamInfo(_Frozen):
+class StreamInfo(Record):
     """What a stream looks like at one moment."""
 
     name: str

@@ -11,21 +11,28 @@ segment some time after its data was truncated away, so that it does not grow wi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-from pydantic import BaseModel, ConfigDict
+from itertools import pairwise
 
 from synchronizer import InvalidArgumentError, Map, NotFoundError, Revision, SealedError, State, Update
 
 from ..errors import StreamExistsError
-from .config import MAX_SEGMENTS, KeyRange, SegmentId, StreamConfig, StreamCut, even_ranges, number_of, segment_id
+from .config import (
+    MAX_SEGMENTS,
+    KeyRange,
+    Record,
+    SegmentId,
+    StreamConfig,
+    StreamCut,
+    data_prefix,
+    data_segment,
+    even_ranges,
+    number_of,
+    segment_id,
+)
 from .routing import Routes
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class StreamSegment(_Record):
+class StreamSegment(Record):
     """One segment, from the scale that created it until the state forgets it."""
 
     number: int
@@ -39,7 +46,7 @@ class StreamSegment(_Record):
     retired_at: float | None = None
 
 
-class Scale(_Record):
+class Scale(Record):
     """An announced scale: ``successors`` are to take the place of ``predecessors``."""
 
     predecessors: tuple[int, ...]
@@ -76,12 +83,12 @@ class StreamState(State):
 
     def data_segment(self, number: int) -> str:
         """The name, in the store, of the segment that holds the events."""
-        return f"{self.data_prefix}{number}"
+        return data_segment(self.segment(number), self.incarnation)
 
     @property
     def data_prefix(self) -> str:
-        """What the names of all data segments of this stream, and of no other, start with."""
-        return f"data/{self.name}/{self.incarnation}/"
+        """What the names of all its data segments start with, and of no others."""
+        return data_prefix(self.name, self.incarnation)
 
     # ------------------------------------------------------------------ questions
 
@@ -145,7 +152,7 @@ class StreamState(State):
         for segment in cut.offsets:
             self.record(segment)
         at = 0.0
-        for number in sorted(offsets, key=lambda number: self.segments[number].keys.low):
+        for number in self._by_keys(offsets):
             keys = self.segments[number].keys
             if keys.low != at:
                 raise InvalidArgumentError("a cut covers each key exactly once", cut=str(cut), at=min(at, keys.low))
@@ -209,7 +216,7 @@ class StreamState(State):
         if len(in_order) < 2:
             raise InvalidArgumentError("a merge takes at least two segments", stream=self.name, merge=list(numbers))
         ranges = [self.segments[number].keys for number in in_order]
-        if any(left.high != right.low for left, right in zip(ranges, ranges[1:], strict=False)):
+        if any(left.high != right.low for left, right in pairwise(ranges)):
             raise InvalidArgumentError(
                 "only neighbours can be merged: their key ranges must follow one another",
                 stream=self.name,
