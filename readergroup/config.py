@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from synchronizer import InvalidArgumentError, Map
 
-from .streams.config import StreamCut, check_stream_name
-
-#: Group and reader names: what Pravega allows, and the underscore.
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,250}")
+from .streams.config import StreamCut, check_name, check_stream_name
 
 
 def check_group_name(name: str) -> str:
     """Return ``name`` if it may name a reader group; else raise `InvalidArgumentError`."""
-    return _check(name, "reader group")
+    return check_name(name, "reader group")
 
 
 def check_reader_id(reader: str) -> str:
     """Return ``reader`` if it may name a reader; else raise `InvalidArgumentError`."""
-    return _check(reader, "reader")
-
-
-def _check(name: str, what: str) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidArgumentError(f"a {what} is named by letters, digits, '.', '-' and '_', at most 250", name=name)
-    return name
+    return check_name(reader, "reader")
 
 
 Start = StreamCut | Literal["head", "tail"]
