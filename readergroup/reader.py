@@ -166,6 +166,7 @@ class Reader(Generic[T]):
 
     def batches(self, max_events: int = 1000) -> Iterator[EventBatch[T]]:
         """Batches, waiting for more, until the end of the data or `stop`."""
+        self._enter(None)
         while not self._stopped:
             try:
                 batch = self.read_batch(max_events, self._timeout)

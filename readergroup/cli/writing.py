@@ -53,16 +53,15 @@ def write(
 def _write_lines(writer: EventWriter[bytes], source: BinaryIO, key_of: KeyOf, advance: Advance) -> tuple[int, int]:
     number = size = done = 0
     for number, line in enumerate(_lines(source), 1):
-        try:
-            routing_key = key_of(line, number)
-        except ValueError as error:
-            raise Failed(f"line {number:,}: {error}; what comes before it is stored") from error
         if len(line) > MAX_EVENT_BYTES:
             raise Failed(
                 f"line {number:,} is longer than an event can be ({MAX_EVENT_BYTES:,} bytes); "
                 "what comes before it is stored"
             )
-        writer.write(line, routing_key)
+        try:
+            writer.write(line, key_of(line, number))
+        except ValueError as error:
+            raise Failed(f"line {number:,}: {error}; what comes before it is stored") from error
         size += len(line)
         if number % _STEP == 0:
             advance(size + number - done, count(number, "event"))

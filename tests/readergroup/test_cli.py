@@ -223,6 +223,12 @@ def test_a_line_without_its_key_ends_the_writing_and_says_which(orders: Cli, lin
     assert orders.ok("read", "shop/orders", "--group", "g") == '{"k": "a"}\n'
 
 
+def test_a_key_that_is_too_long_ends_the_writing_and_says_where(orders: Cli) -> None:
+    text = json.dumps({"k": "a"}) + "\n" + json.dumps({"k": "b" * 5000}) + "\n"
+    message = orders.fails(1, "write", "shop/orders", "--key", "k", input=text)
+    assert "line 2: a routing key" in message and "what comes before it is stored" in message
+
+
 def test_a_line_that_is_too_long_for_an_event_is_refused(orders: Cli, tmp_path: Path) -> None:
     file = tmp_path / "long"
     file.write_bytes(b"short\n" + b"x" * (9 * 1024 * 1024) + b"\n")

@@ -567,7 +567,7 @@ def test_a_closed_reader_reads_nothing_and_closes_twice(world: World, process: P
     reader = process.reader("r1")
     reader.close()
     reader.close()
-    for call in (reader.read, reader.read_batch, reader.commit):
+    for call in (reader.read, reader.read_batch, reader.commit, lambda: list(reader), lambda: list(reader.batches())):
         with pytest.raises(rg.ClosedError):
             call()
     assert world.state.number_of_readers == 0
