@@ -74,8 +74,8 @@ class ReaderGroup:
         self._closed = False
         self._lock = threading.Lock()
         self.segment_notifier = SegmentNotifier(self._manager, source=name)
-        self.end_of_data_notifier = EndOfDataNotifier(self._manager, source=name)
-        self.reader_notifier = ReaderNotifier(self._manager, source=name)
+        self.end_of_data_notifier = EndOfDataNotifier(synchronizer, source=name)
+        self.reader_notifier = ReaderNotifier(synchronizer, source=name)
 
     # ------------------------------------------------------------------ reading
 

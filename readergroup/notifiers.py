@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from notifications import Change, Notification, PollingNotifier
 
@@ -46,8 +45,8 @@ class SegmentNotifier(PollingNotifier[ReaderGroupState, SegmentNotification]):
     group's state up to the metadata of its streams, so that there is one order of changes for all who listen.
     """
 
-    def __init__(self, manager: ReaderGroupStateManager, **options: Any) -> None:
-        super().__init__(manager.synchronizer, **options)
+    def __init__(self, manager: ReaderGroupStateManager, *, source: str) -> None:
+        super().__init__(manager.synchronizer, source=source)
         self._manager = manager
         self._followed: Mapping[str, int] = {}
 
@@ -75,9 +74,6 @@ class SegmentNotifier(PollingNotifier[ReaderGroupState, SegmentNotification]):
 class EndOfDataNotifier(PollingNotifier[ReaderGroupState, EndOfDataNotification]):
     """Tells once, when the group has read everything; again only if it had something to read in between."""
 
-    def __init__(self, manager: ReaderGroupStateManager, **options: Any) -> None:
-        super().__init__(manager.synchronizer, **options)
-
     def detect(
         self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
     ) -> Iterable[EndOfDataNotification]:
@@ -87,9 +83,6 @@ class EndOfDataNotifier(PollingNotifier[ReaderGroupState, EndOfDataNotification]
 
 class ReaderNotifier(PollingNotifier[ReaderGroupState, ReaderNotification]):
     """Tells which readers joined, left, and were declared dead."""
-
-    def __init__(self, manager: ReaderGroupStateManager, **options: Any) -> None:
-        super().__init__(manager.synchronizer, **options)
 
     def detect(
         self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
