@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -20,6 +23,12 @@ def check_group_name(name: str) -> str:
 def check_reader_id(reader: str) -> str:
     """Return ``reader`` if it may name a reader; else raise `InvalidArgumentError`."""
     return check_name(reader, "reader")
+
+
+def new_reader_id() -> str:
+    """Host, process and a random part, so that no two readers have it."""
+    host = "".join(c if c.isalnum() or c in ".-_" else "-" for c in socket.gethostname())[:200]
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 Start = StreamCut | Literal["head", "tail"]

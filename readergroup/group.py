@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,7 +19,7 @@ from synchronizer import (
     StateSynchronizer,
 )
 
-from .config import ReaderGroupConfig, check_group_name
+from .config import ReaderGroupConfig, check_group_name, new_reader_id
 from .driver import GroupDriver, follow_streams
 from .errors import ReaderGroupExistsError
 from .event import Position
@@ -115,7 +112,7 @@ class ReaderGroup:
         reader = Reader(
             self._manager,
             self._driver,
-            reader_id or default_reader_id(),
+            reader_id or new_reader_id(),
             serializer or BytesSerializer(),
             auto_commit=auto_commit,
             on_assign=on_assign,
@@ -178,7 +175,6 @@ class ReaderGroup:
         pool = ReaderPool(
             self._client,
             self,
-            default_reader_id,
             handle=handle,
             handle_batch=handle_batch,
             readers=readers,
@@ -312,12 +308,6 @@ class ReaderGroup:
 
 def _reconnect(client: Client, name: str) -> ReaderGroup:
     return client.groups.get(name)
-
-
-def default_reader_id() -> str:
-    """Host, process and a random part, so that no two readers have it."""
-    host = "".join(c if c.isalnum() or c in ".-_" else "-" for c in socket.gethostname())[:200]
-    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 class ReaderGroupManager:

@@ -10,12 +10,13 @@ import logging
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar
 
 from synchronizer import ClosedError, Deadline, InvalidArgumentError, NotFoundError, ReaderGroupError, growing_pause
 
+from ..config import new_reader_id
 from ..errors import HandlerError, ReaderNotInGroupError
 from ..streams.serializers import Serializer
 from .policy import ReaderScalingPolicy
@@ -68,7 +69,6 @@ class ReaderPool(Generic[T]):
         self,
         client: Client,
         group: ReaderGroup,
-        new_reader_id: Callable[[], str],
         *,
         handle: HandleEvent[T] | None,
         handle_batch: HandleBatch[T] | None,
@@ -88,7 +88,6 @@ class ReaderPool(Generic[T]):
         self._client = client
         self._group = group
         self._clock = client.clock
-        self._new_reader_id = new_reader_id
         self._policy = readers
         self._scaler = Scaler(group, readers)
         self._retry = retry or RetryPolicy(attempts=1)
@@ -264,7 +263,7 @@ class ReaderPool(Generic[T]):
             self._workers.append(self._start())
 
     def _start(self) -> PoolWorker:
-        reader_id = self._new_reader_id()
+        reader_id = new_reader_id()
         if self._pickled_task is not None:
             return ProcessWorker(self._pickled_task, reader_id)
         return ThreadWorker(self._task, reader_id, self._wake.set)
