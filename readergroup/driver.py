@@ -17,13 +17,11 @@ from weakref import WeakValueDictionary
 from synchronizer import ClosedError, NotFoundError, ReaderGroupError, Revision
 
 from . import balance
-from .liveness import RENEWALS, LeaseObserver
+from .liveness import LeaseObserver, observe_interval
 from .state_manager import ReaderGroupStateManager
 
 _logger = logging.getLogger(__name__)
 
-#: Leases are looked at this often, or six times per timeout if that is shorter.
-OBSERVE_SECONDS: Final = 0.5
 #: The longest that a reader of a high rank waits before it proposes moves that nobody else has proposed.
 MAX_STAGGER_SECONDS: Final = 1.0
 _STAGGER_SECONDS: Final = 0.1
@@ -190,7 +188,7 @@ class GroupDriver:
         now = self._clock.monotonic()
         if now < self._observe_at:
             return self._observe_at
-        self._observe_at = now + min(OBSERVE_SECONDS, self._timeout_seconds / (2 * RENEWALS))
+        self._observe_at = now + observe_interval(self._timeout_seconds)
         state = self._manager.state
         values = self._manager.leases()
         dead = self._observer.observe(

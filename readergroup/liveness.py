@@ -25,6 +25,8 @@ PREFIX: Final = "lease/"
 STOP_AFTER: Final = 0.8
 #: Renewals per timeout.
 RENEWALS: Final = 3
+#: Leases are looked at this often, or six times per timeout if that is shorter.
+OBSERVE_SECONDS: Final = 0.5
 #: A process that has not looked at the leases, or not had a renewal of its own accepted, for this part of the timeout
 #: does not judge others. A store that takes no writes is noticed by that before the first lease can look dead.
 CONTACT: Final = 0.5
@@ -38,6 +40,11 @@ class Held(NamedTuple):
 
 
 Positions = Mapping[SegmentId, Held]
+
+
+def observe_interval(timeout_seconds: float) -> float:
+    """How many seconds are between two looks at what may stand still for the timeout."""
+    return min(OBSERVE_SECONDS, timeout_seconds / (2 * RENEWALS))
 
 
 def lease_attribute(lease: str) -> str:

@@ -26,7 +26,7 @@ from synchronizer import (
     growing_pause,
 )
 
-from ..liveness import RENEWALS, STOP_AFTER
+from ..liveness import RENEWALS, STOP_AFTER, observe_interval
 from .policy import ReaderScalingPolicy, ScalingDecision, ScalingHistory
 from .scaler import Scaler
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 TURN: Final = "autoscale"
 #: How often the holder looks at the lag.
 LOOK_SECONDS: Final = 2.0
-#: How often the others look at the turn, or six times per timeout if that is shorter.
-OBSERVE_SECONDS: Final = 0.5
 FIRST_PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE_SECONDS: Final = 30.0
 #: How long closing waits for a call that is under way.
@@ -267,7 +265,7 @@ class Autoscaling:
 
     @property
     def _interval_seconds(self) -> float:
-        return min(OBSERVE_SECONDS, self._timeout_seconds / (2 * RENEWALS))
+        return observe_interval(self._timeout_seconds)
 
 
 class _Call:
