@@ -135,8 +135,13 @@ class Source(Generic[T]):
             block = self._reader.next_block()
         except TruncatedError as error:
             # What is gone counts as processed: the caller is told, and retention meant it.
-            self.committed = self.handed = error.start_offset
-            raise
+            asked_for, self.committed, self.handed = self.handed, error.start_offset, error.start_offset
+            raise TruncatedError(
+                "data was truncated before it was read; the next read goes on behind it",
+                segment=self.segment,
+                offset=asked_for,
+                start_offset=error.start_offset,
+            ) from error
         if block is None:
             self._at_end = self._reader.at_end
             return False
