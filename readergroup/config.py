@@ -12,17 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 
 from synchronizer import InvalidArgumentError, Map
 
-from .streams.config import StreamCut, check_name, check_stream_name
-
-
-def check_group_name(name: str) -> str:
-    """Return ``name`` if it may name a reader group; else raise `InvalidArgumentError`."""
-    return check_name(name, "reader group")
-
-
-def check_reader_id(reader: str) -> str:
-    """Return ``reader`` if it may name a reader; else raise `InvalidArgumentError`."""
-    return check_name(reader, "reader")
+from .streams.config import StreamCut, check_stream_name
 
 
 def new_reader_id() -> str:

@@ -19,7 +19,7 @@ from synchronizer import (
     StateSynchronizer,
 )
 
-from .config import ReaderGroupConfig, check_group_name, new_reader_id
+from .config import ReaderGroupConfig, new_reader_id
 from .driver import GroupDriver, follow_streams
 from .errors import ReaderGroupExistsError
 from .event import Position
@@ -34,7 +34,7 @@ from .scaling.scaler import Scaler
 from .scaling.worker import HandleBatch, HandleEvent
 from .state import ReaderGroupState
 from .state_manager import ReaderGroupStateManager, initial_state
-from .streams.config import SegmentId, StreamCut
+from .streams.config import SegmentId, StreamCut, check_name
 from .streams.serializers import BytesSerializer, Serializer
 from .updates import UPDATES, ConfigureGroup
 
@@ -372,7 +372,7 @@ class ReaderGroupManager:
             store.append(segment, b"", attributes={attribute: AttributeChange(ANY, None)})
 
     def _open(self, name: str, initial: ReaderGroupState | None) -> ReaderGroup:
-        log = _LOG_PREFIX + check_group_name(name)
+        log = _LOG_PREFIX + check_name(name, "reader group")
         with self._lock:
             if self._closed:
                 raise ClosedError("the client is closed; open another", group=name)

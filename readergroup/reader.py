@@ -22,6 +22,7 @@ from synchronizer import (
     InvalidArgumentError,
     NotFoundError,
     OutcomeUnknownError,
+    Patience,
     ReaderGroupError,
     Revision,
     StoreUnavailableError,
@@ -29,7 +30,7 @@ from synchronizer import (
     TruncatedError,
 )
 
-from .config import ReaderGroupConfig, check_reader_id
+from .config import ReaderGroupConfig
 from .driver import GroupDriver
 from .errors import EndOfDataError, ReaderNotInGroupError
 from .event import Event, EventBatch, Position
@@ -37,7 +38,7 @@ from .liveness import RENEWALS, Held, Lease, Positions
 from .source import Source
 from .state import ReaderGroupState, SegmentState
 from .state_manager import ReaderGroupStateManager, check_same_stream
-from .streams.config import SegmentId, stream_of
+from .streams.config import SegmentId, check_name, stream_of
 from .streams.serializers import Serializer
 from .updates import RemoveReader
 
@@ -86,7 +87,7 @@ class Reader(Generic[T]):
         timeout: float = 30.0,
         on_close: Callable[[Reader[T]], object] | None = None,
     ) -> None:
-        self.reader_id = check_reader_id(reader_id)
+        self.reader_id = check_name(reader_id, "reader")
         self._manager = manager
         self._driver = driver
         self._synchronizer = manager.synchronizer
@@ -337,6 +338,7 @@ class Reader(Generic[T]):
 
     def _renew_until(self, deadline: Deadline) -> None:
         """Renew, waiting for a store that is away."""
+        patience = Patience(self._clock, deadline)
         while True:
             try:
                 if self._renew():
@@ -346,9 +348,8 @@ class Reader(Generic[T]):
                     reader=self.reader_id,
                 )
             except StoreUnavailableError as error:
-                if deadline.passed:
+                if not patience.wait():
                     raise DeadlineExceededError("the positions could not be committed in time") from error
-            self._clock.wait(self._pause, deadline.remaining(_PAUSE_SECONDS))
 
     def _held(self, *, moved_only: bool = True) -> Positions:
         """The reader's positions, of one moment; from any thread."""
