@@ -7,7 +7,7 @@ says which planner its group uses, and a release that has another one proposes n
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from .state import ReaderGroupState
@@ -37,7 +37,7 @@ def plan(state: ReaderGroupState) -> list[ReassignSegment]:
                 free.append((found.weight, segment))
             else:
                 shares[holder].give(found.weight, segment)
-    after = dict(_moves(list(shares.values()), free))
+    after = dict(_moves(shares.values(), free))
     moved = sorted(segment for segment, reader in after.items() if reader != before[segment])
     return [ReassignSegment(segment=segment, reader=after[segment]) for segment in moved]
 
@@ -84,7 +84,7 @@ class _Ranking:
         heapq.heappop(self._heap)
 
 
-def _moves(shares: Iterable[_Share], free: list[tuple[int, SegmentId]]) -> Iterator[tuple[SegmentId, str]]:
+def _moves(shares: Collection[_Share], free: list[tuple[int, SegmentId]]) -> Iterator[tuple[SegmentId, str]]:
     """Hand out what is free, the heaviest first, each to the reader that has least; then even out.
 
     A segment goes from the reader that has most to the one that has least, if it weighs less than their difference.
