@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ..group import ReaderGroup
 from ..lag import GroupLag
 from ..state import ReaderGroupState, SegmentState
 from ..streams.config import SegmentId
@@ -134,9 +133,3 @@ def _condition(found: SegmentState) -> str:
     if found.target is not None:
         return f"going to {found.target}"
     return "being read" if found.owner is not None else "unassigned"
-
-
-def only_stream(group: ReaderGroup) -> str | None:
-    """The stream that the group reads, if it is one."""
-    streams = group.config.streams
-    return streams[0] if len(streams) == 1 else None

@@ -17,7 +17,6 @@ from ..errors import EndOfDataError
 from ..event import Event, EventBatch
 from ..group import ReaderGroup
 from ..reader import Reader
-from .groups import only_stream
 from .screen import count, progress, warn
 from .session import Interruption, WrongUsage, check_not_negative, ended_by_signal, session
 from .streams import Name
@@ -128,7 +127,7 @@ def _group(client: Client, stream: str, name: str) -> ReaderGroup:
         group = client.groups.get(name)
     except NotFoundError:
         return client.groups.create(name, streams=[stream])
-    if only_stream(group) != stream:
+    if group.config.streams != (stream,):
         streams = ", ".join(group.config.streams)
         raise WrongUsage(f"the group {name!r} reads {streams}, not {stream} alone; name another group")
     return group
