@@ -28,14 +28,12 @@ from synchronizer import (
 
 from ..liveness import RENEWALS, STOP_AFTER, observe_interval
 from .policy import ReaderScalingPolicy, ScalingDecision, ScalingHistory
-from .scaler import Scaler
+from .scaler import LOOK_SECONDS, Scaler
 
 if TYPE_CHECKING:
     from ..group import ReaderGroup
 
 TURN: Final = "autoscale"
-#: How often the holder looks at the lag.
-LOOK_SECONDS: Final = 2.0
 FIRST_PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE_SECONDS: Final = 30.0
 #: How long closing waits for a call that is under way.

@@ -21,7 +21,7 @@ from ..errors import HandlerError, ReaderNotInGroupError
 from ..streams.serializers import Serializer
 from .policy import ReaderScalingPolicy
 from .retry import RetryPolicy
-from .scaler import Scaler
+from .scaler import LOOK_SECONDS, Scaler
 from .worker import HandleBatch, HandleEvent, Task
 from .worker_process import ProcessWorker, pickled
 from .worker_thread import ThreadWorker
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DRAIN_SECONDS: Final = 25.0
-#: How often the lag is looked at.
-LOOK_SECONDS: Final = 2.0
 #: How often the pool looks after its workers where nothing wakes it.
 TICK_SECONDS: Final = 0.1
 #: The pause before a worker that died is replaced: this, doubled with every other death in the last minute.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from .policy import GroupLoad, ReaderScalingPolicy, ScalingDecision, ScalingHistory, decide
 
 if TYPE_CHECKING:
     from ..group import ReaderGroup
+
+#: How often those who scale look at the lag.
+LOOK_SECONDS: Final = 2.0
 
 
 class Scaler:
