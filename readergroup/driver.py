@@ -60,6 +60,7 @@ class GroupDriver:
         self._observe_at = float("-inf")
         self._follow_at = float("-inf")
         self._followed: Mapping[str, int] = {}  # lengths of the streams' metadata logs, as far as they were followed
+        self._told: Revision | None = None  # of the state that the readers were told to look at
         self._settled: Revision | None = None  # of the state that the last plan was empty for
         self._propose_at: float | None = None
 
@@ -112,7 +113,7 @@ class GroupDriver:
 
     def _wait_for_work(self, timeout: float) -> None:
         """Until the group's log or a stream's metadata grew, or until something is due."""
-        if timeout <= 0:
+        if timeout <= 0 or self._synchronizer.revision != self._told:
             return
         known = {**self._followed, self._synchronizer.segment: self._synchronizer.applied_length}
         try:
@@ -147,7 +148,7 @@ class GroupDriver:
         """Follow, observe and balance, and return when that is due again. Never raises but `ClosedError`."""
         self._failed = False
         due = float("inf")
-        for step in (self._fetch, self._observe, self._follow, self._balance):
+        for step in (self._fetch, self._observe, self._follow, self._balance, self._tell):
             try:
                 due = min(due, step())
             except ClosedError:
@@ -167,16 +168,22 @@ class GroupDriver:
             _logger.warning("%s: %s", self._synchronizer.name, error)
 
     def _fetch(self) -> float:
-        before = self._synchronizer.revision
         try:
             config = self._synchronizer.fetch_updates().config
         except ReaderGroupError as error:
             if not error.retryable:
                 self._look_up()  # to tell those who read: the group was deleted, or its log cannot be applied
             raise
-        if self._synchronizer.revision != before:
-            self._look_up()
+        self._tell()
         return self._clock.monotonic() + config.refresh_interval_seconds
+
+    def _tell(self) -> float:
+        """Let the readers look at what is new to them, whoever applied it: this driver, or another thread."""
+        revision = self._synchronizer.revision
+        if revision != self._told:
+            self._told = revision
+            self._look_up()
+        return float("inf")
 
     def _look_up(self) -> None:
         for reader in list(self._readers.values()):

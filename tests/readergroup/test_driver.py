@@ -168,6 +168,26 @@ def entries(world: World) -> int:
     return world.group.synchronizer.fetch_updates() and world.group.synchronizer.applied_length
 
 
+@pytest.mark.parametrize("applied_by", ["a call of this process", "another thread's fetch"])
+def test_a_change_that_this_process_has_applied_already_is_looked_at_before_the_next_event(
+    world: World, applied_by: str
+) -> None:
+    world.write(50)
+    process = world.process()
+    reader = process.reader("r1")
+    take(reader, 1)
+    process.step()
+    take(reader, 1)  # many more are in hand
+    if applied_by == "a call of this process":
+        process.group.remove_reader("r1")
+    else:
+        world.group.remove_reader("r1")
+        process.fetch()
+    process.step()
+    with pytest.raises(rg.ReaderNotInGroupError):
+        reader.read(timeout=0)
+
+
 def test_l3_nothing_is_proposed_while_nothing_changes(world: World) -> None:
     readers = [world.process().reader(f"r{number}") for number in range(3)]
     world.pass_time(3)
