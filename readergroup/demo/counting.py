@@ -85,6 +85,11 @@ def record_file(folder: Path, pid: int) -> Path:
     return folder / f"worker-{pid}.records"
 
 
+def record_files(folder: Path) -> Sequence[Path]:
+    """Those of all workers."""
+    return sorted(folder.glob("worker-*.records"))
+
+
 def encode(record: Record) -> bytes:
     segment, token, files, *columns = record
     body: bytes = msgpack.packb((segment, token, files, *(column.tobytes() for column in columns)))
@@ -117,7 +122,7 @@ class Progress:
         return sum(self.lines.values())
 
     def look(self) -> None:
-        for path in sorted(self._folder.glob("worker-*.records")):
+        for path in record_files(self._folder):
             pid = int(path.stem.partition("-")[2])
             self.lines[pid] = self.lines.get(pid, 0) + self._look_at(path)
 

@@ -24,7 +24,7 @@ from ..scaling.pool import PoolWorker, ReaderPool
 from ..streams.config import ScalingPolicy, SegmentId, number_of
 from .checking import FileTruth, Verdict, check
 from .corpus import Corpus, LineSerializer
-from .counting import CountWords, Progress, read_records
+from .counting import CountWords, Progress, read_records, record_files
 from .display import Display, ReaderRow
 from .feeding import Feeder
 from .ownership import Ownership, OwnershipFollower
@@ -79,7 +79,7 @@ def run(corpus: Corpus, folder: Path, console: Console) -> Outcome:
         performance = _Performance(corpus, folder, total, display)
         performance.run()
     truth = {name: FileTruth(corpus.lines(name)) for name in _tracked(console, "reading the files", corpus.files)}
-    records = [record for path in sorted(folder.glob("worker-*.records")) for record in read_records(path)]
+    records = [record for path in record_files(folder) for record in read_records(path)]
     with _busy(console, "comparing"):
         verdict = check(truth, records, performance.ownership.died)
     picture = folder / "demo.png"
