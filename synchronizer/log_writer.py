@@ -18,7 +18,6 @@ import itertools
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Generic, TypeVar
@@ -34,6 +33,7 @@ from .errors import (
     StoreUnavailableError,
     UnknownUpdateError,
 )
+from .line import Line
 from .log_follower import LogFollower
 from .replica import Replica, Transition
 from .revisioned import Entry, decode_entries, encode_entry, log_is_shorter
@@ -42,17 +42,6 @@ from .store import Appended, AttributeChange, Conflict
 
 R = TypeVar("R")
 
-#: A lost race counts for so much, an append for 1 off; from ``POLITE_FROM`` on a process queues for the store's fair
-#: lock. So those who win most races get into line as well, and not only those who lose: a line that the winners stay
-#: out of would keep the others waiting.
-CONFLICT_WEIGHT: Final = 8
-POLITE_FROM: Final = 16
-MAX_CONTENTION: Final = 48
-FAIR_LOCK_SECONDS: Final = 1.0
-#: One who wins every race does not notice the others: every so many calls he looks whether anybody stands in line; much
-#: later, if the last time the line did not move.
-LOOK_EVERY: Final = 16
-LOOK_AGAIN_AFTER: Final = 1000
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 
 
@@ -153,9 +142,7 @@ class LogWriter(Generic[S]):
         self._open: _Batch[S] | None = None
         self._sending: _Batch[S] | None = None
         self._has_leader = False  # a thread that sends it
-        self._contention = 0
-        self._calls_until_look = LOOK_EVERY
-        self._line: tuple[int, AbstractContextManager[bool]] | None = None  # the fair lock, and the thread that took it
+        self._line = Line(self._log.store, self._log.segment)
         follower.on_entry = self._look_for_own
 
     def submit(self, decide: Callable[[S | None], Decision[R]], deadline: Deadline) -> Outcome[S, R]:
@@ -164,7 +151,7 @@ class LogWriter(Generic[S]):
         try:
             return self._settle(decide, deadline)
         finally:
-            self._leave_line()
+            self._line.leave()
 
     def _settle(self, decide: Callable[[S | None], Decision[R]], deadline: Deadline) -> Outcome[S, R]:
         fetched = False  # since the call began
@@ -205,7 +192,8 @@ class LogWriter(Generic[S]):
         """Run ``decide`` on the newest state here, that of the batch in the making if there is one, and join that."""
         self._await_turn(deadline)
         try:
-            self._queue_up(deadline)
+            if self._line.join_if_polite(deadline):
+                self._follower.fetch(deadline)
             self._follower.barred_thread = threading.get_ident()
             while True:
                 attempt = self._try(decide, deadline)
@@ -380,9 +368,9 @@ class LogWriter(Generic[S]):
             batch.lost_answer = error  # an interrupt may come when the store has the entries
             raise
         if batch.status is _Status.STORED:
-            self._contention = max(0, self._contention - 1)
+            self._line.won_race()
         elif batch.status is _Status.AGAIN:
-            self._contention = min(MAX_CONTENTION, self._contention + CONFLICT_WEIGHT)
+            self._line.lost_race()
 
     def _append(self, batch: _Batch[S], deadline: Deadline) -> None:
         data = b"".join(batch.entries)
@@ -430,51 +418,6 @@ class LogWriter(Generic[S]):
             )
         else:
             batch.end(_Status.AGAIN)
-
-    def _queue_up(self, deadline: Deadline) -> None:
-        """Where races are lost, wait in line, so that those who are slow get their turn. One process, one place.
-
-        What comes then is decided on the newest state, with everybody else in line behind. The place is kept until the
-        call of this thread ends, also while it decides again.
-        """
-        if self._line is not None or not self._log.store.guarantees.fair_lock:
-            return
-        if self._contention < POLITE_FROM and not self._others_stand_in_line():
-            return
-        line = self._log.store.fair_lock(self._segment, deadline.remaining(FAIR_LOCK_SECONDS))
-        try:
-            has_turn = line.__enter__()
-        except StoreUnavailableError:
-            return
-        self._line = threading.get_ident(), line
-        if has_turn:
-            self._follower.fetch(deadline)
-        else:
-            # Whoever has it may be stopped. The lock is politeness; what is safe is the compare alone.
-            self._leave_line()
-            self._contention = 0
-            self._calls_until_look = LOOK_AGAIN_AFTER
-
-    def _others_stand_in_line(self) -> bool:
-        """Whether others wait whom this process would keep waiting by winning every race. Looked up now and then."""
-        self._calls_until_look -= 1
-        if self._calls_until_look > 0:
-            return False
-        self._calls_until_look = LOOK_EVERY
-        try:
-            with self._log.store.fair_lock(self._segment, 0) as nobody:
-                if nobody:
-                    return False
-        except StoreUnavailableError:
-            return False
-        self._contention = MAX_CONTENTION
-        return True
-
-    def _leave_line(self) -> None:
-        """Let the next process have its turn, if it was this thread that stood in line."""
-        if self._line is not None and self._line[0] == threading.get_ident():
-            line, self._line = self._line[1], None
-            line.__exit__(None, None, None)
 
     def _look_for_own(self, entry: Entry) -> None:
         if self._sending is not None and entry.process_id == self._process_id:

@@ -17,7 +17,7 @@ from synchronizer import (
     Update,
     open_store,
 )
-from synchronizer.log_writer import LOOK_EVERY
+from synchronizer.line import LOOK_EVERY
 from synchronizer.state import StateCodec
 from synchronizer.testing import FailingStore
 from tests.synchronizer.accounts import (
