@@ -36,27 +36,15 @@ from ..errors import (
     UnsupportedError,
 )
 from ..store import (
-    ANY,
-    MAX_DELTA_BYTES,
-    Appended,
     AppendResult,
     AttributeChange,
-    Conflict,
     Guarantees,
     SegmentInfo,
     SegmentStore,
     UnknownOutcome,
 )
-from .contract import (
-    check_append,
-    check_name,
-    check_prefix,
-    check_read,
-    check_within,
-    name_is_used_up,
-    not_found,
-    sealed,
-)
+from . import sqlite_steps
+from .contract import check_append, check_name, check_prefix
 from .file_lock import FairLock, Gate
 from .group_commit import Batch, GroupCommit, Step
 from .notify import NotifyFile, Watch, can_watch
@@ -68,29 +56,11 @@ _logger = logging.getLogger(__name__)
 FORMAT: Final = 1
 APPLICATION_ID: Final = int.from_bytes(b"RGss", "big")
 
-# A chunk is found by one integer: its segment's number, then the offset of its first byte.
-_OFFSET_BITS: Final = 40
-_MAX_SEGMENT_BYTES: Final = 1 << _OFFSET_BITS
-_MAX_SEGMENTS: Final = 1 << (63 - _OFFSET_BITS)
-#: Reading is fastest from chunks of this size; the middle of a larger blob is reached through a list of pages.
-_CHUNK_BYTES: Final = 64 * 1024
-
-_SCHEMA: Final = (
-    # AUTOINCREMENT: the number of a segment is never used again. The row of a deleted one stays.
-    "CREATE TABLE segment (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE NOT NULL,"
-    " start_offset INTEGER NOT NULL DEFAULT 0, length INTEGER NOT NULL DEFAULT 0,"
-    " sealed INTEGER NOT NULL DEFAULT 0, deleted INTEGER NOT NULL DEFAULT 0)",
-    "CREATE TABLE chunk (key INTEGER PRIMARY KEY, data BLOB NOT NULL)",
-    "CREATE TABLE attribute (segment INTEGER NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL,"
-    " PRIMARY KEY (segment, name)) WITHOUT ROWID",
-)
-
 _CHECKPOINT_BYTES: Final = 8 * 1024 * 1024
 #: Readers that overlap all the time keep the write-ahead log growing; beyond this size they are waited for.
 _MAX_WAL_BYTES: Final = 64 * 1024 * 1024
 #: What a commit adds to the write-ahead log beside its data: about four pages.
 _COMMIT_OVERHEAD_BYTES: Final = 4 * 4096
-_RECLAIM_CHUNKS: Final = 1000
 _IDLE_READERS: Final = 8
 _POLL_SECONDS: Final = 0.01
 
@@ -137,16 +107,16 @@ class SqliteStore(SegmentStore):
 
     def create(self, segment: str) -> bool:
         check_name(segment)
-        return self._write(lambda connection: _create(connection, segment))
+        return self._write(lambda connection: sqlite_steps.create(connection, segment))
 
     def delete(self, segment: str) -> None:
         check_name(segment)
-        self._reclaim(self._write(lambda connection: _delete(connection, segment)))
+        self._reclaim(self._write(lambda connection: sqlite_steps.delete(connection, segment)))
 
     def info(self, segment: str) -> SegmentInfo:
         check_name(segment)
         with self._reading() as connection:
-            return _row(connection, segment).info(segment)
+            return sqlite_steps.info(connection, segment)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         check_prefix(prefix)
@@ -165,7 +135,8 @@ class SqliteStore(SegmentStore):
         changes = dict(attributes or {})
         try:
             return self._write(
-                lambda connection: _append(connection, segment, data, expected_offset, changes), weight=len(data)
+                lambda connection: sqlite_steps.append(connection, segment, data, expected_offset, changes),
+                weight=len(data),
             )
         except OutcomeUnknownError as error:
             return UnknownOutcome(error)
@@ -173,27 +144,21 @@ class SqliteStore(SegmentStore):
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
         check_name(segment)
         with self._reading() as connection:
-            row = _row(connection, segment)
-            check_read(segment, offset, max_bytes, row.start_offset, row.length)
-            return _read(connection, row.id, offset, min(row.length, offset + max_bytes))
+            return sqlite_steps.read(connection, segment, offset, max_bytes)
 
     def attributes(self, segment: str, prefix: str = "") -> Mapping[str, bytes]:
         check_name(segment)
         check_prefix(prefix)
         with self._reading() as connection:
-            rows = connection.execute(
-                "SELECT name, value FROM attribute WHERE segment = ? AND name >= ? ORDER BY name",
-                (_row(connection, segment).id, prefix),
-            )
-            return dict(_while_prefixed(rows, prefix))
+            return sqlite_steps.attributes(connection, segment, prefix)
 
     def truncate(self, segment: str, offset: int) -> None:
         check_name(segment)
-        self._reclaim(self._write(lambda connection: _truncate(connection, segment, offset)))
+        self._reclaim(self._write(lambda connection: sqlite_steps.truncate(connection, segment, offset)))
 
     def seal(self, segment: str) -> SegmentInfo:
         check_name(segment)
-        return self._write(lambda connection: _seal(connection, segment))
+        return self._write(lambda connection: sqlite_steps.seal(connection, segment))
 
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
         for name in known:
@@ -295,7 +260,7 @@ class SqliteStore(SegmentStore):
         finally:
             self._writer.execute(f"PRAGMA busy_timeout = {int(self._write_timeout * 1000)}")
 
-    def _reclaim(self, garbage: _Garbage) -> None:
+    def _reclaim(self, garbage: sqlite_steps.Garbage) -> None:
         """Free the chunks that nothing refers to any more, in portions, so that other writers get in between."""
         try:
             while garbage.is_more:
@@ -340,24 +305,18 @@ class SqliteStore(SegmentStore):
         last = ""
         while True:
             with self._reading() as connection:
-                names = connection.execute(
-                    "SELECT name FROM segment WHERE name >= ? AND name > ? AND NOT deleted ORDER BY name LIMIT 1000",
-                    (prefix, last),
-                ).fetchall()
+                names = sqlite_steps.names(connection, prefix, last)
             if not names:
                 return
-            for (name,) in names:
-                if not name.startswith(prefix):
-                    return
-                yield name
-            last = names[-1][0]
+            yield from names
+            last = names[-1]
 
     def _changed(self, known: Mapping[str, int]) -> frozenset[str]:
         names = list(known)
         changed: set[str] = set()
         with self._reading() as connection:
             for first in range(0, len(names), 500):
-                changed |= _changed(connection, names[first : first + 500], known)
+                changed |= sqlite_steps.changed(connection, names[first : first + 500], known)
         return frozenset(changed)
 
     def _open_watch(self) -> Watch:
@@ -387,7 +346,7 @@ class SqliteStore(SegmentStore):
             if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
                 # Not yet with a write-ahead log, so that the file's own first page says what it is from the start.
                 connection.execute("BEGIN IMMEDIATE")
-                for statement in _SCHEMA:
+                for statement in sqlite_steps.SCHEMA:
                     connection.execute(statement)
                 connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute(f"PRAGMA user_version = {FORMAT}")
@@ -442,191 +401,6 @@ class _DataVersionWatch:
         except sqlite3.Error:
             return None
         return int(version)
-
-
-# The steps. Each checks everything before it writes.
-
-
-class _Row(NamedTuple):
-    id: int
-    start_offset: int
-    length: int
-    sealed: int
-
-    def info(self, name: str) -> SegmentInfo:
-        return SegmentInfo(name, self.start_offset, self.length, bool(self.sealed))
-
-
-def _row(connection: sqlite3.Connection, segment: str) -> _Row:
-    row = connection.execute(
-        "SELECT id, start_offset, length, sealed FROM segment WHERE name = ? AND NOT deleted", (segment,)
-    ).fetchone()
-    if row is None:
-        raise not_found(segment)
-    return _Row._make(row)
-
-
-def _create(connection: sqlite3.Connection, segment: str) -> bool:
-    row = connection.execute("SELECT deleted FROM segment WHERE name = ?", (segment,)).fetchone()
-    if row is not None:
-        if row[0]:
-            raise name_is_used_up(segment)
-        return False
-    (last,) = connection.execute("SELECT max(id) FROM segment").fetchone()
-    if (last or 0) + 1 >= _MAX_SEGMENTS:
-        raise StoreFullError("the file has no number left for another segment; begin a new one", limit=_MAX_SEGMENTS)
-    connection.execute("INSERT INTO segment (name) VALUES (?)", (segment,))
-    return True
-
-
-def _append(
-    connection: sqlite3.Connection,
-    segment: str,
-    data: bytes,
-    expected_offset: int | None,
-    changes: Mapping[str, AttributeChange],
-) -> AppendResult:
-    row = _row(connection, segment)
-    if row.sealed:
-        raise sealed(segment, row.length)
-    present = {name: _attribute(connection, row.id, name) for name in changes}
-    if expected_offset not in (None, row.length) or any(
-        change.expected is not ANY and change.expected != present[name] for name, change in changes.items()
-    ):
-        return Conflict(row.length, _delta(connection, row, expected_offset), present)
-    length = row.length + len(data)
-    if length > _MAX_SEGMENT_BYTES:
-        raise StoreFullError("the segment is full; seal it", segment=segment, limit=_MAX_SEGMENT_BYTES)
-    if data:
-        connection.execute("UPDATE segment SET length = ? WHERE id = ?", (length, row.id))
-        _insert_chunks(connection, _key(row.id, row.length), data)
-    for name, change in changes.items():
-        _change_attribute(connection, row.id, name, change.new)
-    return Appended(row.length, length)
-
-
-def _insert_chunks(connection: sqlite3.Connection, key: int, data: bytes) -> None:
-    view = memoryview(data)
-    for first in range(0, len(data), _CHUNK_BYTES):
-        connection.execute("INSERT INTO chunk VALUES (?, ?)", (key + first, view[first : first + _CHUNK_BYTES]))
-
-
-def _attribute(connection: sqlite3.Connection, segment_id: int, name: str) -> bytes | None:
-    row = connection.execute(
-        "SELECT value FROM attribute WHERE segment = ? AND name = ?", (segment_id, name)
-    ).fetchone()
-    return None if row is None else bytes(row[0])
-
-
-def _change_attribute(connection: sqlite3.Connection, segment_id: int, name: str, value: bytes | None) -> None:
-    if value is None:
-        connection.execute("DELETE FROM attribute WHERE segment = ? AND name = ?", (segment_id, name))
-    else:
-        connection.execute("INSERT OR REPLACE INTO attribute VALUES (?, ?, ?)", (segment_id, name, value))
-
-
-def _delta(connection: sqlite3.Connection, row: _Row, expected_offset: int | None) -> bytes:
-    if expected_offset is None or not row.start_offset <= expected_offset < row.length:
-        return b""
-    return _read(connection, row.id, expected_offset, min(row.length, expected_offset + MAX_DELTA_BYTES))
-
-
-def _read(connection: sqlite3.Connection, segment_id: int, offset: int, end: int) -> bytes:
-    """The bytes from ``offset`` up to ``end``, both within the segment."""
-    if offset == end:
-        return b""
-    rows = connection.execute(
-        "SELECT key, data FROM chunk WHERE key >= (SELECT max(key) FROM chunk WHERE key <= ?) AND key < ? ORDER BY key",
-        (_key(segment_id, offset), _key(segment_id, end)),
-    ).fetchall()
-    chunks = [data for _, data in rows]
-    if rows:
-        surplus = rows[-1][0] + len(chunks[-1]) - _key(segment_id, end)
-        if surplus > 0:
-            chunks[-1] = chunks[-1][:-surplus]
-        skipped = _key(segment_id, offset) - rows[0][0]
-        if skipped > 0:
-            chunks[0] = chunks[0][skipped:]
-    data: bytes = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    if len(data) != end - offset:
-        raise CorruptStoreError(
-            "bytes of a segment are missing; restore the file from a backup",
-            segment_id=segment_id,
-            offset=offset,
-            expected=end - offset,
-            found=len(data),
-        )
-    return data
-
-
-def _seal(connection: sqlite3.Connection, segment: str) -> SegmentInfo:
-    row = _row(connection, segment)
-    if not row.sealed:
-        connection.execute("UPDATE segment SET sealed = 1 WHERE id = ?", (row.id,))
-    return row._replace(sealed=1).info(segment)
-
-
-def _truncate(connection: sqlite3.Connection, segment: str, offset: int) -> _Garbage:
-    row = _row(connection, segment)
-    check_within(segment, offset, row.length)
-    start = max(offset, row.start_offset)
-    if start > row.start_offset:
-        connection.execute("UPDATE segment SET start_offset = ? WHERE id = ?", (start, row.id))
-    return _Garbage(_key(row.id, 0), _first_key_to_keep(connection, row, start)).collect(connection)
-
-
-def _first_key_to_keep(connection: sqlite3.Connection, row: _Row, start: int) -> int:
-    if start == row.length:
-        return _key(row.id, start)
-    (key,) = connection.execute(
-        "SELECT max(key) FROM chunk WHERE key BETWEEN ? AND ?", (_key(row.id, 0), _key(row.id, start))
-    ).fetchone()
-    return _key(row.id, 0) if key is None else int(key)
-
-
-def _delete(connection: sqlite3.Connection, segment: str) -> _Garbage:
-    found = connection.execute("SELECT id FROM segment WHERE name = ?", (segment,)).fetchone()
-    if found is None:
-        raise not_found(segment)
-    (segment_id,) = found
-    connection.execute("UPDATE segment SET deleted = 1 WHERE id = ? AND NOT deleted", (segment_id,))
-    connection.execute("DELETE FROM attribute WHERE segment = ?", (segment_id,))
-    return _Garbage(_key(segment_id, 0), _key(segment_id + 1, 0)).collect(connection)
-
-
-class _Garbage(NamedTuple):
-    """Chunks that nothing refers to any more: those with keys from ``first`` up to ``end``."""
-
-    first: int
-    end: int
-    is_more: bool = True
-
-    def collect(self, connection: sqlite3.Connection) -> _Garbage:
-        deleted = connection.execute(
-            "DELETE FROM chunk WHERE key IN (SELECT key FROM chunk WHERE key >= ? AND key < ? ORDER BY key LIMIT ?)",
-            (self.first, self.end, _RECLAIM_CHUNKS),
-        ).rowcount
-        return self._replace(is_more=deleted == _RECLAIM_CHUNKS)
-
-
-def _changed(connection: sqlite3.Connection, names: Sequence[str], known: Mapping[str, int]) -> set[str]:
-    rows = connection.execute(
-        f"SELECT name, length, sealed OR deleted FROM segment WHERE name IN ({','.join('?' * len(names))})", names
-    ).fetchall()
-    if len(rows) < len(names):
-        raise not_found(min(set(names) - {name for name, _, _ in rows}))
-    return {name for name, length, is_over in rows if is_over or length != known[name]}
-
-
-def _while_prefixed(rows: sqlite3.Cursor, prefix: str) -> Iterator[tuple[str, bytes]]:
-    for name, value in rows:
-        if not name.startswith(prefix):
-            return
-        yield name, value
-
-
-def _key(segment_id: int, offset: int) -> int:
-    return (segment_id << _OFFSET_BITS) + offset
 
 
 # Files and errors
