@@ -38,8 +38,12 @@ def _open_memory(url: str, name: str, clock: Clock | None) -> SegmentStore:
 
 
 def _open_sqlite(rest: str, clock: Clock | None, must_exist: bool) -> SegmentStore:
-    from .sqlite import SqliteStore
-
+    try:
+        from .sqlite import SqliteStore
+    except ImportError as error:
+        raise UnsupportedError(
+            "the driver of this store is missing: take a Python that was built with SQLite", driver="sqlite3"
+        ) from error
     _refuse_query(rest)
     if not rest.startswith("/"):
         raise InvalidArgumentError(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,19 @@ def test_an_unknown_scheme_is_named_and_a_password_is_not() -> None:
 def test_an_address_that_cannot_be_right_is_refused_with_a_remedy(url: str, remedy: str) -> None:
     with pytest.raises(InvalidArgumentError, match=remedy):
         open_store(url)
+
+
+def test_a_missing_driver_is_told_with_a_remedy_and_other_stores_open(tmp_path: Path) -> None:
+    program = """
+import sys
+sys.modules["_sqlite3"] = None  # as in a Python that was built without SQLite
+from synchronizer import UnsupportedError, open_store
+open_store("memory://").close()
+try:
+    open_store("sqlite:///shop.db")
+except UnsupportedError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert "take a Python that was built with SQLite: driver='sqlite3'" in done.stdout, done.stderr
+    assert list(tmp_path.iterdir()) == []
