@@ -294,10 +294,10 @@ class Reader(Generic[T]):
         if self._lease.lost:
             return float("inf")  # until the reader has joined again
         now, config = self._clock.monotonic(), self._config
+        interval = config.reader_timeout_seconds / RENEWALS
         since, limit = self._in_hand_since, config.max_processing_seconds
         if limit is not None and since is not None and now - since > limit:
-            return now + config.reader_timeout_seconds / RENEWALS  # no renewal: liveness decides
-        interval = config.reader_timeout_seconds / RENEWALS
+            return now + interval  # no renewal: liveness decides
         if now >= self._lease.renewed_at + interval or (now >= self._commit_at and self._held() != self._committed):
             if not self._renew():
                 return float("inf")
