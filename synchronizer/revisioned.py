@@ -109,36 +109,41 @@ def decode_entries(
     the end is left out.
     """
     entries = []
-    view = memoryview(data)
-    at = 0
-    while at + _OVERHEAD <= len(data):
-        length, checksum = _PREFIX.unpack_from(data, at)
-        end = at + _OVERHEAD + length
-        if length > max_body_bytes:
-            raise _damaged(segment, offset + at)
-        if end > len(data):
-            break
-        if zlib.crc32(view[at + _PREFIX.size : end]) != checksum:
-            raise _damaged(segment, offset + at)
-        version, process_id, call, named = _HEADER.unpack_from(data, at + _PREFIX.size)
-        if version != FORMAT_VERSION:
-            raise UnknownUpdateError(
-                "a newer release wrote this entry; deploy that release here",
-                segment=segment,
-                offset=offset + at,
-                version=version,
-            )
-        if named != previous:
-            raise CorruptStateError(
-                "the store lost acknowledged data: this entry does not follow the one read before it; "
-                "restart the process once the store is whole",
-                segment=segment,
-                offset=offset + at,
-            )
-        body = data[at + _OVERHEAD : end]
-        entries.append(Entry(offset + at, offset + end, process_id, call, checksum, body))
-        previous, at = checksum, end
+    view, at = memoryview(data), 0
+    while (entry := _decode_entry(segment, view[at:], offset + at, previous, max_body_bytes)) is not None:
+        entries.append(entry)
+        previous, at = entry.checksum, entry.end - offset
     return entries
+
+
+def _decode_entry(segment: str, view: memoryview, offset: int, previous: int, max_body_bytes: int) -> Entry | None:
+    """The entry that starts with ``view``; None if not all of it is there."""
+    if len(view) < _OVERHEAD:
+        return None
+    length, checksum = _PREFIX.unpack_from(view)
+    end = _OVERHEAD + length
+    if length > max_body_bytes:
+        raise _damaged(segment, offset)
+    if end > len(view):
+        return None
+    if zlib.crc32(view[_PREFIX.size : end]) != checksum:
+        raise _damaged(segment, offset)
+    version, process_id, call, named = _HEADER.unpack_from(view, _PREFIX.size)
+    if version != FORMAT_VERSION:
+        raise UnknownUpdateError(
+            "a newer release wrote this entry; deploy that release here",
+            segment=segment,
+            offset=offset,
+            version=version,
+        )
+    if named != previous:
+        raise CorruptStateError(
+            "the store lost acknowledged data: this entry does not follow the one read before it; "
+            "restart the process once the store is whole",
+            segment=segment,
+            offset=offset,
+        )
+    return Entry(offset, offset + end, process_id, call, checksum, bytes(view[_OVERHEAD:end]))
 
 
 def _damaged(segment: str, offset: int) -> CorruptStateError:
