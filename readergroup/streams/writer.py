@@ -415,12 +415,8 @@ class EventWriter(Generic[T]):
     def _is_stored(self, batch: _Batch) -> bool:
         """Store the batch, or find that its segment takes no more and does not have it."""
         segment = self._state.data_segment(batch.segment)
-        with self._lock:
-            first_number, self._last_number = self._last_number + 1, self._last_number + len(batch.events)
-            last_number = self._last_number
-        data = batch.encode(first_number, self._id, int(self._clock.time() * 1_000_000))
-        mark, new_mark = self._marks.get(batch.segment), last_number.to_bytes(8, "big")
-        changes = {self._attribute: AttributeChange(mark, new_mark)}
+        data, new_mark = self._encode(batch)
+        changes = {self._attribute: AttributeChange(self._marks.get(batch.segment), new_mark)}
         patience = Patience(self._clock, Deadline(self._clock, self.timeout), self._stop)
         in_doubt = False
         while True:
@@ -451,6 +447,14 @@ class EventWriter(Generic[T]):
                 raise _outcome_unknown(segment, "did not answer") from answer.cause
         self._marks[batch.segment] = new_mark
         return True
+
+    def _encode(self, batch: _Batch) -> tuple[bytes, bytes]:
+        """The batch under the next numbers, and the mark that tells that it is stored."""
+        with self._lock:
+            first_number, self._last_number = self._last_number + 1, self._last_number + len(batch.events)
+            last_number = self._last_number
+        data = batch.encode(first_number, self._id, int(self._clock.time() * 1_000_000))
+        return data, last_number.to_bytes(8, "big")
 
     def _was_stored(self, segment: str, new_mark: bytes, in_doubt: bool) -> bool:
         """Whether a sealed segment has the batch that ends at ``new_mark``: nothing can arrive there any more."""
