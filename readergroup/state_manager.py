@@ -7,7 +7,6 @@ group again in the same entry, so that the group is never seen in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TypeVar
 
 from synchronizer import (
@@ -192,7 +191,7 @@ class ReaderGroupStateManager:
 
         def with_its_moves(state: ReaderGroupState) -> Proposal[ReaderGroupState, R]:
             proposal = propose(state)
-            return replace(proposal, updates=with_moves(state, proposal.updates)) if proposal.updates else proposal
+            return proposal._replace(updates=with_moves(state, proposal.updates)) if proposal.updates else proposal
 
         try:
             return self.synchronizer.update_state_with_attributes(with_its_moves, timeout=timeout)

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
-from weakref import WeakSet
+from weakref import ref
 
 from .clock import Clock, Deadline
 from .errors import (
@@ -51,18 +51,21 @@ class LogFollower(Generic[S]):
         #: Called with every entry that was applied from the log, with ``changed`` held.
         self.on_entry: Callable[[Entry], None] = lambda entry: None
         self._broken: ReaderGroupError | None = None
-        self._feeds: WeakSet[TransitionFeed[S]] = WeakSet()  # one that nobody holds is not filled any more
+        self._feeds: tuple[ref[TransitionFeed[S]], ...] = ()  # one that nobody holds is not filled any more
         self._pid = os.getpid()
 
     def transitions(self) -> TransitionFeed[S]:
         with self.changed:
             feed = TransitionFeed(self.replica, self._forget)
-            self._feeds.add(feed)
+            self._feeds = (*self._held_feeds(), ref(feed))
             return feed
 
     def _forget(self, feed: TransitionFeed[S]) -> None:
         with self.changed:
-            self._feeds.discard(feed)
+            self._feeds = tuple(each for each in self._held_feeds() if each() is not feed)
+
+    def _held_feeds(self) -> list[ref[TransitionFeed[S]]]:
+        return [each for each in self._feeds if each() is not None]
 
     def begin(self, deadline: Deadline) -> None:
         """Load the newest snapshot, if there is one, and what came after it."""
@@ -131,8 +134,10 @@ class LogFollower(Generic[S]):
         self._broken = error
 
     def _tell(self, transition: Transition[S]) -> None:
-        for feed in self._feeds:
-            feed.put(transition)
+        for each in self._feeds:
+            feed = each()
+            if feed is not None:
+                feed.put(transition)
 
     def _reload(self, deadline: Deadline, *, past: int = 0) -> bool:
         """Go on from the newest snapshot; False if there is none that is past the offset ``past``."""

@@ -18,9 +18,10 @@ import itertools
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Generic, TypeVar
+from types import MappingProxyType
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from .clock import Deadline
 from .errors import (
@@ -35,6 +36,7 @@ from .errors import (
 )
 from .line import Line
 from .log_follower import LogFollower
+from .patience import Patience
 from .replica import Replica, Transition
 from .revisioned import Entry, decode_entries, encode_entry, log_is_shorter
 from .state import S
@@ -43,19 +45,18 @@ from .store import Appended, AttributeChange, Conflict
 R = TypeVar("R")
 
 MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
+NO_ATTRIBUTES: Final[Mapping[str, AttributeChange]] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class Decision(Generic[R]):
+class Decision(NamedTuple, Generic[R]):
     """What a call makes of a state: the body of its entry, or None for nothing to do."""
 
     value: R
     body: bytes | None = None
-    attributes: Mapping[str, AttributeChange] = field(default_factory=dict)
+    attributes: Mapping[str, AttributeChange] = NO_ATTRIBUTES
 
 
-@dataclass(frozen=True)
-class Outcome(Generic[S, R]):
+class Outcome(NamedTuple, Generic[S, R]):
     """What the caller gets back, the state after his call, and whether that has an entry in the log."""
 
     value: R
@@ -374,7 +375,7 @@ class LogWriter(Generic[S]):
 
     def _append(self, batch: _Batch[S], deadline: Deadline) -> None:
         data = b"".join(batch.entries)
-        patience = self._follower.patience(deadline)
+        patience: Patience | None = None
         while True:
             problem: BaseException
             try:
@@ -392,6 +393,7 @@ class LogWriter(Generic[S]):
                 if isinstance(answer, Conflict):
                     return self._settle_conflict(batch, answer, deadline)
                 problem = batch.lost_answer = answer.cause
+            patience = patience or self._follower.patience(deadline)
             self._follower.wait(patience, problem, "the store did not take the update in time")
 
     def _settle_conflict(self, batch: _Batch[S], conflict: Conflict, deadline: Deadline) -> None:

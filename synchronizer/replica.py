@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple
 
 from .errors import CorruptStateError, InvalidArgumentError, ReaderGroupError
@@ -28,7 +27,7 @@ class Replica(NamedTuple, Generic[S]):
     def apply(self, entry: Entry, body: S | None | list[Update[S]]) -> tuple[Replica[S], Transition[S]]:
         """The replica after ``entry``, whose decoded body is given. Raises what ``apply_to`` raises."""
         assert entry.offset == self.next_offset, (entry.offset, self.next_offset)
-        state, revision = self.state, Revision(entry.offset, 0)
+        state = self.state
         updates: tuple[Update[S], ...] = ()
         if isinstance(body, list):
             if state is None:
@@ -38,7 +37,7 @@ class Replica(NamedTuple, Generic[S]):
                 revision = Revision(entry.offset, index)
                 state = _applied(update, state, revision)
         else:
-            state = body
+            state, revision = body, Revision(entry.offset, 0)
         after = Replica(state, revision, entry.end, entry.checksum)
         return after, Transition(self.state, state, revision, updates)
 
@@ -82,8 +81,7 @@ def _located(place: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class Transition(Generic[S]):
+class Transition(NamedTuple, Generic[S]):
     """One entry of the log as it was applied, or, with ``gap``, several that this process never saw one by one."""
 
     before: S | None

@@ -9,14 +9,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from .clock import Clock, Deadline, SystemClock
 from .compaction import COMPACTION_BYTES, Compactor
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError
 from .log_follower import LogFollower
-from .log_writer import Decision, LogWriter
+from .log_writer import NO_ATTRIBUTES, Decision, LogWriter
 from .replica import Replica, TransitionFeed
 from .revisioned import Revision, RevisionedStream
 from .state import S, StateCodec, Update
@@ -28,8 +27,7 @@ NAME_PATTERN: Final = r"[A-Za-z0-9._/-]{1,600}"
 DEFAULT_STATE_LIMIT_BYTES: Final = 1024 * 1024
 
 
-@dataclass(frozen=True)
-class Proposal(Generic[S, R]):
+class Proposal(NamedTuple, Generic[S, R]):
     """What a generator of `update_state_with_attributes` answers: the updates, changes of the log segment's attributes
     that go in with them or not at all, and what the caller gets back.
 
@@ -38,7 +36,7 @@ class Proposal(Generic[S, R]):
 
     updates: Sequence[Update[S]]
     value: R
-    attributes: Mapping[str, AttributeChange] = field(default_factory=dict)
+    attributes: Mapping[str, AttributeChange] = NO_ATTRIBUTES
 
 
 class StateSynchronizer(Generic[S]):
