@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from .streams.config import StreamCut, check_stream_name
 
 def new_reader_id() -> str:
     """Host, process and a random part, so that no two readers have it."""
-    host = "".join(c if c.isalnum() or c in ".-_" else "-" for c in socket.gethostname())[:200]
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:200]
     return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 import readergroup as rg
+from readergroup.config import new_reader_id
 from readergroup.state_manager import ReaderGroupStateManager, with_moves
+from readergroup.streams.config import check_name
 from readergroup.streams.manager import WRITER_RETENTION_SECONDS
 from readergroup.updates import UPDATES, RemoveReader
 from synchronizer import Clock, StateSynchronizer
@@ -430,6 +432,11 @@ def test_names_that_are_not_allowed_are_refused(world: World, name: str) -> None
     if name:  # without one, a reader gets one
         with pytest.raises(rg.InvalidArgumentError):
             world.group.reader(name)
+
+
+def test_a_host_with_any_name_gives_its_readers_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "björn's rechner")
+    assert check_name(new_reader_id(), "reader").startswith("bj-rn-s-rechner-")
 
 
 def test_readers_get_ids_of_their_own(process: Process) -> None:
