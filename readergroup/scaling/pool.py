@@ -305,14 +305,15 @@ class ReaderPool(Generic[T]):
                 self._wake.clear()
                 self._reap()
         finally:
-            for worker in self._workers:
-                _logger.warning(
-                    "worker %s did not finish within %.3g s and is ended; others take over its segments",
-                    worker.reader_id,
-                    timeout,
-                )
-                worker.end()
-            self._workers.clear()
+            with ExitStack() as ending:  # of every one, also if it is interrupted at another
+                for worker in self._workers:
+                    _logger.warning(
+                        "worker %s did not finish within %.3g s and is ended; others take over its segments",
+                        worker.reader_id,
+                        timeout,
+                    )
+                    ending.callback(worker.end)
+                self._workers = []
 
 
 def _may_pass(failure: BaseException) -> bool:

@@ -127,11 +127,13 @@ class ProcessWorker:
 
     def end(self) -> None:
         """End it now: break off its handler, and kill it if that is of no use."""
-        self._send("end")
-        self._process.join(LEAVE_SECONDS)
-        self._process.kill()
-        self._process.join()
-        self._receive()
+        try:
+            self._send("end")
+            self._process.join(LEAVE_SECONDS)
+        finally:  # also if the waiting is interrupted
+            self._process.kill()
+            self._process.join()
+            self._receive()
 
     def _send(self, message: str) -> None:
         with contextlib.suppress(OSError):  # it has ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import threading
@@ -123,6 +124,20 @@ class HoldAt:
 
     def let_go(self) -> None:
         (self.diary.folder / "let go").touch()
+
+
+@dataclass(frozen=True)
+class DeafAt:
+    """Notes events, and at one of them says so and computes for long, where no signal reaches Python."""
+
+    diary: Diary
+    text: str
+
+    def __call__(self, event: Event[bytes]) -> None:
+        if event.raw.decode() == self.text:
+            (self.diary.folder / "holding").touch()
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 50_000_000)
+        self.diary.note(event)
 
 
 @dataclass(frozen=True)

@@ -423,12 +423,13 @@ def test_a_signal_drains_a_program(
     assert sorted(diary.texts) == texts(500)
 
 
-def test_a_second_ctrl_c_interrupts_the_draining(
-    client: rg.Client, group: rg.ReaderGroup, diary: Diary, url: str
+@pytest.mark.parametrize("handler", ["HoldAt", "DeafAt"])
+def test_a_second_ctrl_c_interrupts_the_draining_and_more_leave_no_worker_behind(
+    client: rg.Client, group: rg.ReaderGroup, diary: Diary, url: str, handler: str
 ) -> None:
     write(client, STREAM, texts(20), keys=1)
     hold = HoldAt(diary, "e00010")
-    program = start_pool_in_a_program(url, diary, "HoldAt(diary, 'e00010')")
+    program = start_pool_in_a_program(url, diary, f"{handler}(diary, 'e00010')")
     try:
         until(lambda: hold.holding)
         (worker,) = diary.pids
@@ -436,7 +437,7 @@ def test_a_second_ctrl_c_interrupts_the_draining(
         while program.poll() is None and time.monotonic() < deadline:
             program.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                program.wait(0.5)
+                program.wait(0.1)  # also in the midst of ending the workers
         out, err = program.communicate(timeout=1)
     finally:
         program.kill()
