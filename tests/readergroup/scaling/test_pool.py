@@ -380,6 +380,8 @@ def test_closing_the_client_stops_the_pool(url: str, client: rg.Client, group: r
 
 def start_pool_in_a_program(url: str, diary: Diary, handle: str, **options: object) -> subprocess.Popen[str]:
     program = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background of a shell
 import readergroup as rg
 from pathlib import Path
 from tests.readergroup.scaling.handlers import *
