@@ -393,7 +393,7 @@ class Reader(Generic[T]):
         return self._look or self._clock.monotonic() >= self._lease.valid_until
 
     def _take_over_progress(self) -> None:
-        """Move what is known of the batch in hand to its source, and drop the batch."""
+        """Let the source of the batch in hand know how far that was handed out and processed."""
         batch, source = self._batch, self._batch_source
         if batch is None or source is None:
             return

@@ -4,7 +4,6 @@ import multiprocessing
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import pytest
 
@@ -36,17 +35,6 @@ class Calls:
     @property
     def told(self) -> list[int]:
         return [decision.desired_readers for decision in self.decisions]
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/shop.db"
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[rg.Client]:
-    with rg.connect(url) as client:
-        yield client
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,17 +33,6 @@ STREAM = "shop/orders"
 DEAD = "shop/orders-dead"
 #: As short as liveness allows on a busy machine.
 READER_TIMEOUT_SECONDS = 2.0
-
-
-@pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/shop.db"
-
-
-@pytest.fixture
-def client(url: str) -> Iterator[rg.Client]:
-    with rg.connect(url) as client:
-        yield client
 
 
 @pytest.fixture
