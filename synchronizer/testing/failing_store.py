@@ -36,7 +36,9 @@ class FailingStore(SegmentStore):
     same faults.
 
     ``before`` is called before each operation and may do anything: let another process act at this very point, order
-    a fault for this operation, or raise. ``operations`` holds all that were asked for, in order.
+    a fault for this operation, or raise. ``after`` is called when an operation was carried out, before the caller has
+    its answer; not when it raises. Both run in the caller's thread. ``operations`` holds all that were asked for, in
+    order.
     """
 
     def __init__(self, inner: SegmentStore, *, rng: random.Random | None = None, fault_rate: float = 0.0) -> None:
@@ -45,6 +47,7 @@ class FailingStore(SegmentStore):
         self.guarantees = inner.guarantees
         self.unavailable = False
         self.before: Callable[[Operation], None] | None = None
+        self.after: Callable[[Operation], None] | None = None
         self.operations: list[Operation] = []
         self._rng = rng or random.Random(0)
         self._fault_rate = fault_rate
@@ -79,19 +82,26 @@ class FailingStore(SegmentStore):
 
     def create(self, segment: str) -> bool:
         self._begin("create", segment)
-        return self.inner.create(segment)
+        created = self.inner.create(segment)
+        self._end("create", segment)
+        return created
 
     def delete(self, segment: str) -> None:
         self._begin("delete", segment)
         self.inner.delete(segment)
+        self._end("delete", segment)
 
     def info(self, segment: str) -> SegmentInfo:
         self._begin("info", segment)
-        return self.inner.info(segment)
+        info = self.inner.info(segment)
+        self._end("info", segment)
+        return info
 
     def list(self, prefix: str = "") -> Iterator[str]:
         self._begin("list")
-        return self.inner.list(prefix)
+        names = self.inner.list(prefix)
+        self._end("list")
+        return names
 
     def append(
         self,
@@ -108,6 +118,7 @@ class FailingStore(SegmentStore):
         if fault is _AppendFault.LOSE_REQUEST:
             return UnknownOutcome(_unavailable("append", segment))
         result = self.inner.append(segment, data, expected_offset=expected_offset, attributes=attributes)
+        self._end("append", segment)
         if fault is _AppendFault.LOSE_ANSWER:
             return UnknownOutcome(_unavailable("append", segment))
         return result
@@ -115,6 +126,7 @@ class FailingStore(SegmentStore):
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
         self._begin("read", segment)
         data = self.inner.read(segment, offset, max_bytes)
+        self._end("read", segment)
         with self._lock:
             is_cut = self._reads_to_cut > 0
             self._reads_to_cut -= is_cut
@@ -122,26 +134,35 @@ class FailingStore(SegmentStore):
 
     def attributes(self, segment: str, prefix: str = "") -> Mapping[str, bytes]:
         self._begin("attributes", segment)
-        return self.inner.attributes(segment, prefix)
+        attributes = self.inner.attributes(segment, prefix)
+        self._end("attributes", segment)
+        return attributes
 
     def truncate(self, segment: str, offset: int) -> None:
         self._begin("truncate", segment)
         self.inner.truncate(segment, offset)
+        self._end("truncate", segment)
 
     def seal(self, segment: str) -> SegmentInfo:
         self._begin("seal", segment)
-        return self.inner.seal(segment)
+        info = self.inner.seal(segment)
+        self._end("seal", segment)
+        return info
 
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
         self._begin("wait")
         with self._lock:
             is_missed = self._waits_to_miss > 0
             self._waits_to_miss -= is_missed
-        return self.inner.wait({} if is_missed else known, timeout)
+        changed = self.inner.wait({} if is_missed else known, timeout)
+        self._end("wait")
+        return changed
 
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
         self._begin("fair_lock", segment)
-        return self.inner.fair_lock(segment, timeout)
+        lock = self.inner.fair_lock(segment, timeout)
+        self._end("fair_lock", segment)
+        return lock
 
     def close(self) -> None:
         self.inner.close()
@@ -159,6 +180,10 @@ class FailingStore(SegmentStore):
         self._announce(verb, segment)
         if self._is_unlucky():
             raise _unavailable(verb, segment)
+
+    def _end(self, verb: str, segment: str = "") -> None:
+        if self.after is not None:
+            self.after(Operation(verb, segment))
 
     def _next_append_fault(self) -> _AppendFault | None:
         with self._lock:

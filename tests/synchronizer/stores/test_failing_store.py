@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from synchronizer.errors import StoreUnavailableError
+from synchronizer.errors import SealedError, StoreUnavailableError
 from synchronizer.store import Appended, Conflict, UnknownOutcome
 from synchronizer.stores import open_store
 from synchronizer.testing import FailingStore, Operation
@@ -67,6 +67,45 @@ def test_another_process_acts_just_before_an_operation(store: FailingStore) -> N
 
     store.before = interfere
     assert store.append("s", b"ours", expected_offset=0) == Conflict(6, b"theirs")
+
+
+def test_somebody_looks_right_after_each_operation_that_was_carried_out(store: FailingStore) -> None:
+    seen = []
+    store.after = lambda operation: seen.append((operation.verb, store.inner.info("s")))
+    store.append("s", b"data")
+    store.lose_requests()
+    store.append("s", b"never there")
+    store.lose_answers()
+    store.append("s", b"!")
+    store.seal("s")
+    with pytest.raises(SealedError):
+        store.append("s", b"")
+    assert [(verb, info.length, info.sealed) for verb, info in seen] == [
+        ("append", 4, False),
+        ("append", 5, False),
+        ("seal", 5, True),
+    ]
+
+
+def test_every_operation_is_announced_before_and_told_after(store: FailingStore) -> None:
+    told: list[tuple[str, Operation]] = []
+    store.before = lambda operation: told.append(("before", operation))
+    store.after = lambda operation: told.append(("after", operation))
+    store.create("t")
+    store.append("s", b"data")
+    store.info("s")
+    store.list()
+    store.read("s", 0, 4)
+    store.attributes("s")
+    store.wait({"s": 0}, 0)
+    store.truncate("s", 1)
+    store.seal("s")
+    if store.guarantees.fair_lock:
+        store.fair_lock("s", 0)
+    store.delete("s")
+    before, after = told[::2], told[1::2]
+    assert [operation for _, operation in before] == [operation for _, operation in after] == store.operations[1:]
+    assert {when for when, _ in before} == {"before"} and {when for when, _ in after} == {"after"}
 
 
 def test_operations_are_recorded_in_order(store: FailingStore) -> None:
