@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -152,8 +152,13 @@ class SegmentStore(ABC):
         """
 
     @abstractmethod
-    def attributes(self, segment: str, prefix: str = "") -> Mapping[str, bytes]:
-        """The attributes whose names start with ``prefix``, all of one moment."""
+    def attributes(
+        self, segment: str, prefix: str = "", *, names: Collection[str] | None = None
+    ) -> Mapping[str, bytes]:
+        """The attributes whose names start with ``prefix``, all of one moment; with ``names``, only those of them.
+
+        A few names cost no more than they do on a segment that has no others.
+        """
 
     @abstractmethod
     def truncate(self, segment: str, offset: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from ..errors import (
@@ -33,6 +33,15 @@ def check_name(name: str, what: str = "segment") -> None:
 def check_prefix(prefix: str) -> None:
     if prefix:
         check_name(prefix, "segment or attribute, from its beginning on,")
+
+
+def check_attributes(segment: str, prefix: str, names: Collection[str] | None) -> None:
+    check_name(segment)
+    check_prefix(prefix)
+    if isinstance(names, str):
+        raise InvalidArgumentError("names is a collection of names, not one of them", segment=segment, names=names)
+    for name in names or ():
+        check_name(name, "attribute")
 
 
 def check_append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 from ..clock import Clock, SystemClock
@@ -23,6 +23,7 @@ from ..store import (
 )
 from .contract import (
     check_append,
+    check_attributes,
     check_name,
     check_prefix,
     check_read,
@@ -158,12 +159,14 @@ class MemoryStore(SegmentStore):
             check_read(segment, offset, max_bytes, held.start_offset, held.length)
             return held.bytes_from(offset, max_bytes)
 
-    def attributes(self, segment: str, prefix: str = "") -> Mapping[str, bytes]:
-        check_name(segment)
-        check_prefix(prefix)
+    def attributes(
+        self, segment: str, prefix: str = "", *, names: Collection[str] | None = None
+    ) -> Mapping[str, bytes]:
+        check_attributes(segment, prefix, names)
         with self._locked() as memory:
-            held = memory.segment(segment)
-            return {name: value for name, value in held.attributes.items() if name.startswith(prefix)}
+            held = memory.segment(segment).attributes
+            among = held if names is None else held.keys() & names
+            return {name: held[name] for name in among if name.startswith(prefix)}
 
     def truncate(self, segment: str, offset: int) -> None:
         check_name(segment)

@@ -18,7 +18,7 @@ import sqlite3
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import quote
@@ -44,7 +44,7 @@ from ..store import (
     UnknownOutcome,
 )
 from . import sqlite_steps
-from .contract import check_append, check_name, check_prefix
+from .contract import check_append, check_attributes, check_name, check_prefix
 from .file_lock import FairLock, Gate
 from .group_commit import Batch, GroupCommit, Step
 from .notify import NotifyFile, Watch, can_watch
@@ -146,11 +146,14 @@ class SqliteStore(SegmentStore):
         with self._reading() as connection:
             return sqlite_steps.read(connection, segment, offset, max_bytes)
 
-    def attributes(self, segment: str, prefix: str = "") -> Mapping[str, bytes]:
-        check_name(segment)
-        check_prefix(prefix)
+    def attributes(
+        self, segment: str, prefix: str = "", *, names: Collection[str] | None = None
+    ) -> Mapping[str, bytes]:
+        check_attributes(segment, prefix, names)
         with self._reading() as connection:
-            return sqlite_steps.attributes(connection, segment, prefix)
+            if names is None:
+                return sqlite_steps.attributes(connection, segment, prefix)
+            return sqlite_steps.attributes_named(connection, segment, {n for n in names if n.startswith(prefix)})
 
     def truncate(self, segment: str, offset: int) -> None:
         check_name(segment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from typing import Final, NamedTuple
 
@@ -70,6 +70,12 @@ def attributes(connection: sqlite3.Connection, segment: str, prefix: str) -> Map
         (_row(connection, segment).id, prefix),
     )
     return dict(takewhile(lambda row: row[0].startswith(prefix), rows))
+
+
+def attributes_named(connection: sqlite3.Connection, segment: str, names: Collection[str]) -> Mapping[str, bytes]:
+    row = _row(connection, segment)
+    found = ((name, _attribute(connection, row.id, name)) for name in names)
+    return {name: value for name, value in found if value is not None}
 
 
 def create(connection: sqlite3.Connection, segment: str) -> bool:

@@ -6,7 +6,7 @@ import enum
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -132,9 +132,11 @@ class FailingStore(SegmentStore):
             self._reads_to_cut -= is_cut
         return data[: max(1, len(data) // 2)] if is_cut else data
 
-    def attributes(self, segment: str, prefix: str = "") -> Mapping[str, bytes]:
+    def attributes(
+        self, segment: str, prefix: str = "", *, names: Collection[str] | None = None
+    ) -> Mapping[str, bytes]:
         self._begin("attributes", segment)
-        attributes = self.inner.attributes(segment, prefix)
+        attributes = self.inner.attributes(segment, prefix, names=names)
         self._end("attributes", segment)
         return attributes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -259,6 +259,27 @@ class SegmentStoreConformance:
         expected = {name: name.encode() for name in names if name.startswith(prefix)}
         assert store.attributes("s", prefix) == expected
 
+    @pytest.mark.parametrize("names", [[], ["a"], ["none"], ("b", "a/2", "none", "b", "ü"), frozenset(["_", "aX"])])
+    def test_attributes_are_found_by_name(self, store: SegmentStore, names: Collection[str]) -> None:
+        present = ["a", "a/1", "a/2", "aX", "_", "b", "ü"]
+        _segment(store, attributes={name: name.encode() for name in present})
+        expected = {name: name.encode() for name in present if name in names}
+        assert store.attributes("s", names=names) == expected
+        assert store.attributes("s", "a/", names=names) == {
+            name: value for name, value in expected.items() if name.startswith("a/")
+        }
+
+    def test_many_attributes_are_found_by_name(self, store: SegmentStore) -> None:
+        values = {f"reader/{number}": b"%d" % number for number in range(2_000)}
+        _segment(store, attributes=values)
+        assert store.attributes("s", names=values.keys()) == values
+
+    def test_a_name_that_no_attribute_can_have_is_refused(self, store: SegmentStore) -> None:
+        _segment(store)
+        for names in (["a", ""], ["x" * (MAX_NAME_LENGTH + 1)], ["half \ud83d"], "one name"):
+            with pytest.raises(InvalidArgumentError):
+                store.attributes("s", names=names)
+
     def test_an_attribute_holds_any_bytes(self, store: SegmentStore) -> None:
         values = {"empty": b"", "zeros": b"\0\0", "all": bytes(range(256)), "large": bytes(70_000)}
         _segment(store, attributes=values)
@@ -275,8 +296,8 @@ class SegmentStoreConformance:
         with ThreadPoolExecutor() as threads:
             changing = threads.submit(change_both)
             while not changing.done():
-                seen = store.attributes("s")
-                assert seen["a"] == seen["b"]
+                for seen in (store.attributes("s"), store.attributes("s", names=["a", "b"])):
+                    assert seen["a"] == seen["b"]
             changing.result()
 
     # read
@@ -657,6 +678,7 @@ def _calls_on(store: SegmentStore, segment: str) -> list[Callable[[], object]]:
         lambda: store.append(segment, b"", attributes={"a": AttributeChange(None, b"1")}),
         lambda: store.read(segment, 0, 1),
         lambda: store.attributes(segment),
+        lambda: store.attributes(segment, names=["a"]),
         lambda: store.truncate(segment, 0),
         lambda: store.seal(segment),
     ]
