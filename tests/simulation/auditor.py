@@ -1,0 +1,606 @@
+"""The auditor sees everything that reaches the store and everything that is delivered, and checks what must hold.
+
+It keeps its own fold of every log, its own record of what each segment of a stream holds, and of what applications were
+handed and have processed. Nothing of it is the product's word.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import readergroup as rg
+from readergroup import balance
+from readergroup.liveness import PREFIX, decode_positions, lease_attribute
+from readergroup.state import ReaderGroupState, SegmentState
+from readergroup.streams.block import parse_blocks
+from readergroup.streams.config import SegmentId, data_segment, stream_of
+from readergroup.streams.state import STREAM_UPDATES, AnnounceScale, PublishScale, SealStream, StreamState
+from readergroup.updates import (
+    UPDATES,
+    AddReader,
+    CompleteSegment,
+    ReassignSegment,
+    ReleaseSegment,
+    RemoveReader,
+)
+from synchronizer import Appended, ReaderGroupError, Revision
+from synchronizer.replica import Replica, Transition
+from synchronizer.revisioned import MARK, decode_entries
+from synchronizer.state import StateCodec
+
+from .ledger import LEDGER_UPDATES, Ledger
+from .world import Done, Process, World
+
+#: How much later than the timeout a dead reader may be out of its group.
+TAKEOVER_SECONDS: Final = 2.0
+BALANCE_SECONDS: Final = 10.0
+NOTICE_SECONDS: Final = 1.0
+#: How much longer than its timeout a call may take: a few answers of the store.
+CALL_SLACK_SECONDS: Final = 2.5
+#: Clocks run this much faster or slower at most.
+CLOCK_SLACK: Final = 1.02
+
+
+class Violation(NamedTuple):
+    guarantee: str
+    text: str
+    at: float
+
+    def __str__(self) -> str:
+        return f"{self.guarantee} broken at {self.at:.3f} s: {self.text}"
+
+
+class Fold:
+    """A log as the auditor applies it: every state that it ever had."""
+
+    def __init__(self, segment: str, codec: StateCodec[Any]) -> None:
+        self.segment = segment
+        self.codec = codec
+        self.replica: Replica[Any] = Replica()
+        self.states: dict[int, tuple[int, Any]] = {0: (0, None)}  # by the length of the log: checksum, state
+        self.committed_at: dict[Revision, float] = {}
+
+    def append(self, data: bytes, offset: int, now: float) -> Iterable[Transition[Any]]:
+        for entry in decode_entries(self.segment, data, offset, self.replica.checksum):
+            self.replica, transition = self.replica.follow(entry, self.codec, self.segment)
+            self.states[self.replica.next_offset] = (self.replica.checksum, self.replica.state)
+            self.committed_at[transition.revision] = now
+            yield transition
+
+
+class StoredEvent(NamedTuple):
+    key: str
+    number: int
+    offset: int
+    end: int
+
+
+@dataclass
+class DataSegment:
+    """What a segment of a stream holds, and how far applications have processed it."""
+
+    name: str
+    events: list[StoredEvent] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    #: Everything before this is processed, by whomever.
+    frontier: int = 0
+    processed: dict[int, int] = field(default_factory=dict)  # beyond the frontier: from, to
+
+    def event_at(self, offset: int) -> StoredEvent | None:
+        index = bisect_right(self.offsets, offset) - 1
+        return self.events[index] if index >= 0 and self.offsets[index] == offset else None
+
+    def count_as_processed(self, start: int, end: int) -> None:
+        if start > self.frontier:
+            self.processed[start] = max(end, self.processed.get(start, end))
+            return
+        self.frontier = max(self.frontier, end)
+        while self.processed:
+            first = min(self.processed)
+            if first > self.frontier:
+                return
+            self.frontier = max(self.frontier, self.processed.pop(first))
+
+
+class Assignment(NamedTuple):
+    """A life of a segment in one owner's hands."""
+
+    segment: str  # of the store
+    token: int
+
+
+class Told(NamedTuple):
+    """What a listener heard."""
+
+    revision: Revision
+    value: Any
+    gap: bool
+    at: float
+
+
+@dataclass(eq=False)
+class Hearing:
+    """One listener, of one process."""
+
+    process: Process
+    kind: str
+    told: list[Told] = field(default_factory=list)
+    #: Slow listeners hear later than the notice was ready.
+    slow: bool = False
+    closed: bool = False
+
+
+class Auditor:
+    """What happened in a run, and what of it must not have."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.violations: list[Violation] = []
+        self.folds: dict[str, Fold] = {}
+        self.data: dict[str, DataSegment] = {}
+        self.stored: dict[tuple[str, int], int] = Counter()
+        self.last_of_key: dict[str, int] = {}
+        self.reached: dict[tuple[str, str], int] = {}  # stream and key: number of the last event delivered first
+        self.order: dict[tuple[str, str], list[int]] = defaultdict(list)  # as stored
+        self.began: dict[Assignment, int] = {}
+        self.delivered_to: dict[Assignment, int] = {}  # the offset after the last event handed out
+        self.tokens: dict[tuple[str, str], int] = defaultdict(int)
+        self.committed: dict[str, tuple[int, int]] = {}  # per data segment: token and offset as acknowledged last
+        self.lives: dict[tuple[str, int], Process] = {}  # reader and incarnation
+        self.joined_at: dict[tuple[str, int], float] = {}
+        self.killed_at: dict[Process, float] = {}
+        self.deliveries = 0
+        self.repeats = 0
+        self.transitions: Counter[str] = Counter()
+        self.hearings: list[Hearing] = []
+        self.changes: dict[str, list[tuple[Revision, Any]]] = defaultdict(list)  # per kind of notification
+        self.takeovers: list[float] = []
+        self.changed_at = 0.0  # the last change of members, segments or weights
+        self.planned_at: list[float] = []  # entries that only move segments
+        #: Told of what begins and ends: "hand-over", a name, and whether it begins.
+        self.on_phase: Callable[[str, str, bool], None] = lambda phase, name, begins: None
+        world.on_done = self.done
+
+    def broken(self, guarantee: str, text: str) -> None:
+        self.world.say("auditor", f"{guarantee}: {text}")
+        self.violations.append(Violation(guarantee, text, self.world.simulation.now))
+
+    # ------------------------------------------------------------------ what reaches the store
+
+    def done(self, done: Done) -> None:
+        if done.verb != "append" or not isinstance(done.result, Appended):
+            return
+        kind = done.segment.partition("/")[0]
+        if kind == "data":
+            self._events(done, done.result)
+        elif kind in ("group", "stream", "state"):
+            if done.data:
+                self._entries(done, kind, done.result.offset)
+            if kind == "group":
+                self._leases(done)
+
+    def _events(self, done: Done, appended: Appended) -> None:
+        data = self.data.setdefault(done.segment, DataSegment(done.segment))
+        stream = "/".join(done.segment.split("/")[1:3])
+        if not done.data:
+            return
+        blocks, _ = parse_blocks(done.segment, appended.offset, done.data)
+        for block in blocks:
+            offsets = [*block.offsets, block.end]
+            for index, raw in enumerate(block.data):
+                key, _, number = raw.decode().partition(":")
+                event = StoredEvent(key, int(number), offsets[index], offsets[index + 1])
+                data.events.append(event)
+                data.offsets.append(event.offset)
+                self.stored[key, event.number] += 1
+                if event.number <= self.last_of_key.get(key, -1):
+                    self.broken("S3", f"{done.process.name} stored {key}:{number} after {self.last_of_key[key]}")
+                self.last_of_key[key] = max(event.number, self.last_of_key.get(key, -1))
+                self.order[stream, key].append(event.number)
+
+    def fold(self, segment: str) -> Fold:
+        if segment not in self.folds:
+            kind = segment.partition("/")[0]
+            codec: StateCodec[Any]
+            if kind == "group":
+                codec = StateCodec(ReaderGroupState, UPDATES)
+            elif kind == "stream":
+                codec = StateCodec(StreamState, STREAM_UPDATES)
+            else:
+                codec = StateCodec(Ledger, LEDGER_UPDATES)
+            self.folds[segment] = Fold(segment, codec)
+        return self.folds[segment]
+
+    def _entries(self, done: Done, kind: str, offset: int) -> None:
+        try:
+            for transition in self.fold(done.segment).append(done.data, offset, self.world.simulation.now):
+                for update in transition.updates:
+                    self.transitions[update.tag] += 1
+                if kind == "group":
+                    self._group(done, transition)
+                elif kind == "stream":
+                    self._stream(done, transition)
+        except ReaderGroupError as error:
+            self.broken("S4", f"{done.process.name} wrote an entry that cannot be applied: {error}")
+
+    # ------------------------------------------------------------------ the group
+
+    def _group(self, done: Done, transition: Transition[ReaderGroupState]) -> None:
+        before, after, updates = transition.before, transition.after, transition.updates
+        if after is None:
+            return
+        if self.world.on_line is not None:
+            self.world.say(done.process.name, f"  {transition.revision}: {'; '.join(map(_short, updates))}")
+        self._check_members(done, after, updates)
+        self._check_plan(before, after, updates)
+        for segment, found in after.segments.items():
+            earlier = before.segments.get(segment) if before is not None else None
+            if earlier is not found:
+                self._check_segment(after, segment, earlier, found, updates)
+        if before is not None and before.segments is not after.segments:
+            for segment, earlier in before.segments.items():
+                if segment not in after.segments:
+                    self._gone(before, segment, earlier, updates)
+        self._check_cover(after)
+        self._note_changes(before, after, transition.revision)
+        self._phases(before, after, updates)
+
+    def _check_members(self, done: Done, after: ReaderGroupState, updates: Iterable[Any]) -> None:
+        for update in updates:
+            if isinstance(update, AddReader) and update.reader in after.readers:
+                life = (update.reader, after.readers[update.reader].incarnation)
+                self.lives[life] = done.process
+                self.joined_at[life] = self.world.simulation.now
+        for segment in after.marked:
+            found = after.segments[segment]
+            target = after.readers.get(found.target or "")
+            if target is None or target.incarnation != found.target_incarnation:
+                self.broken("S1", f"{segment} is marked for {found.target}, which is not in the group")
+
+    def _check_plan(self, before: ReaderGroupState | None, after: ReaderGroupState, updates: tuple[Any, ...]) -> None:
+        if updates and all(isinstance(update, ReassignSegment) for update in updates):
+            self.planned_at.append(self.world.simulation.now)
+            if before is not None and not balance.plan(before):
+                self.broken("L3", f"moves in a group that was balanced: {'; '.join(map(_short, updates))}")
+        elif before is None or before.readers is not after.readers or before.segments is not after.segments:
+            self.changed_at = self.world.simulation.now
+
+    def _check_segment(
+        self,
+        state: ReaderGroupState,
+        segment: SegmentId,
+        before: SegmentState | None,
+        after: SegmentState,
+        updates: Iterable[Any],
+    ) -> None:
+        name = self._data_name(state, segment)
+        if before is not None and after.offset < before.offset:
+            self.broken("S1", f"{segment} goes back from {before.offset} to {after.offset}")
+        data = self.data.get(name)
+        if before is not None and after.offset > (data.frontier if data is not None else 0):
+            done = data.frontier if data is not None else 0
+            self.broken("S2", f"{segment} goes on at {after.offset}, but only what is before {done} was processed")
+        if after.owner is not None and (before is None or before.token != after.token):
+            self._check_new_owner(state, segment, name, after)
+        if before is not None and before.token is not None and before.token != after.token:
+            self._check_commits(segment, name, before, after.offset)
+        if after.completed and (before is None or not before.completed):
+            self._check_completion(segment, name, after)
+
+    def _check_new_owner(self, state: ReaderGroupState, segment: SegmentId, name: str, found: SegmentState) -> None:
+        assert found.owner is not None and found.token is not None
+        if found.owner not in state.readers:
+            self.broken("S1", f"{segment} is owned by {found.owner}, which is not in the group")
+        if found.token <= self.tokens["token", segment]:
+            self.broken("S7", f"token {found.token} of {segment} after {self.tokens['token', segment]}")
+        self.tokens["token", segment] = found.token
+        self.began[Assignment(name, found.token)] = found.offset
+        self._check_predecessors(state, segment)
+
+    def _check_predecessors(self, state: ReaderGroupState, segment: SegmentId) -> None:
+        """A segment is read only after everything that was in its predecessors is processed."""
+        stream = stream_of(segment)
+        metadata: StreamState | None = self.fold(f"stream/{stream}").replica.state
+        if metadata is None or metadata.incarnation != state.streams[stream].incarnation:
+            return
+        if not any(metadata.segment(number) == segment for number in metadata.segments):
+            return
+        for predecessor in metadata.predecessors(segment):
+            data = self.data.get(self._data_name(state, predecessor))
+            if data is not None and data.events and data.frontier < data.events[-1].end:
+                self.broken("S3", f"{segment} has an owner, but {predecessor} is processed to {data.frontier} only")
+
+    def _check_commits(self, segment: SegmentId, name: str, before: SegmentState, offset: int) -> None:
+        token, committed = self.committed.get(name, (0, 0))
+        if token == before.token and offset < committed:
+            self.broken("S1", f"{segment} goes on at {offset}, but {before.owner} had committed {committed}")
+
+    def _check_completion(self, segment: SegmentId, name: str, found: SegmentState) -> None:
+        info = self.world.memory.info(name)
+        if found.end is None and (not info.sealed or found.offset != info.length):
+            self.broken("S2", f"{segment} counts as completed at {found.offset}, its data: {info}")
+
+    def _gone(self, state: ReaderGroupState, segment: SegmentId, before: SegmentState, updates: Iterable[Any]) -> None:
+        """A segment is dropped when it is completed and its successors are readable."""
+        if not before.completed:
+            for update in updates:
+                if isinstance(update, CompleteSegment) and update.segment == segment:
+                    done = before.changed(completed=True, offset=update.offset)
+                    name = self._data_name(state, segment)
+                    data = self.data.get(name)
+                    if update.offset > (data.frontier if data is not None else 0):
+                        self.broken("S2", f"{segment} is completed at {update.offset}, processed less")
+                    self._check_completion(segment, name, done)
+                    return
+            self.broken("S2", f"{segment} is no longer in the group and was not completed")
+
+    def _check_cover(self, state: ReaderGroupState) -> None:
+        ranges: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for segment, found in state.segments.items():
+            if not found.waiting_for:
+                ranges[stream_of(segment)].append((found.low, found.high))
+        for stream, parts in ranges.items():
+            at = 0.0
+            for low, high in sorted(parts):
+                if low != at:
+                    break
+                at = high
+            if at != 1.0:
+                self.broken("S6", f"the cut of {stream} does not cover each key once: {sorted(parts)}")
+
+    def _note_changes(self, before: ReaderGroupState | None, after: ReaderGroupState, revision: Revision) -> None:
+        if before is None or before.newest_segments != after.newest_segments:
+            self.changes["segments"].append((revision, after.newest_segments))
+        if before is None or before.readers != after.readers:
+            self.changes["readers"].append((revision, frozenset(after.readers)))
+        if after.end_of_data and (before is None or not before.end_of_data):
+            self.changes["end of data"].append((revision, True))
+
+    def _phases(self, before: ReaderGroupState | None, after: ReaderGroupState, updates: Iterable[Any]) -> None:
+        if before is None:
+            return
+        for segment in after.marked:
+            if segment not in before.marked:
+                self.on_phase("hand-over", segment, True)
+        for segment in before.marked:
+            if segment not in after.marked:
+                self.on_phase("hand-over", segment, False)
+        for update in updates:
+            if isinstance(update, RemoveReader):
+                self._removed(before, update)
+            elif isinstance(update, (AddReader, CompleteSegment, ReleaseSegment)):
+                name = {"add_reader": "join", "complete": "completion", "release": "release"}[update.tag]
+                self.on_phase(name, "", True)
+                self.on_phase(name, "", False)
+
+    # ------------------------------------------------------------------ takeovers
+
+    def killed(self, process: Process) -> None:
+        self.killed_at[process] = self.world.simulation.now
+
+    def _removed(self, before: ReaderGroupState, update: RemoveReader) -> None:
+        life = (update.reader, before.readers[update.reader].incarnation)
+        process = self.lives.get(life)
+        self.on_phase("takeover" if update.cause == "dead" else "leave", update.reader, False)
+        if process is None or update.cause != "dead":
+            return
+        killed_at = self.killed_at.get(process)
+        if killed_at is not None:
+            self.takeovers.append(self.world.simulation.now - killed_at)
+            self._check_takeover(before, life, killed_at)
+        elif process.runs and self._was_in_contact(process, before):
+            self.broken("L1", f"{update.reader} of {process.name} was in contact and alive, and is declared dead")
+
+    def _was_in_contact(self, process: Process, state: ReaderGroupState) -> bool:
+        """For more than the timeout, so that it must have renewed its lease."""
+        since = max(process.in_contact_since, self.world.healthy_since)
+        return self.world.simulation.now - since > self.timeout(state) * CLOCK_SLACK
+
+    def _check_takeover(self, state: ReaderGroupState, life: tuple[str, int], killed_at: float) -> None:
+        latest = self._latest_takeover(state, life, killed_at)
+        if self.world.simulation.now > latest:
+            self.broken("L1", f"{life[0]} was killed at {killed_at:.3f} and should have been out at {latest:.3f}")
+
+    def _latest_takeover(self, state: ReaderGroupState, life: tuple[str, int], killed_at: float) -> float:
+        """When the reader should be out of the group: counted from when another one is there and in contact."""
+        contacts = []
+        for reader, found in state.readers.items():
+            other = (reader, found.incarnation)
+            process = self.lives.get(other)
+            if process is not None and process.runs and other != life:
+                contacts.append(max(process.in_contact_since, self.joined_at[other]))
+        since = max(killed_at, self.world.healthy_since, min(contacts, default=float("inf")))
+        return since + self.timeout(state) * CLOCK_SLACK + TAKEOVER_SECONDS
+
+    def timeout(self, state: ReaderGroupState) -> float:
+        return state.config.reader_timeout_seconds
+
+    def check_dead_readers(self) -> None:
+        """L1: of those that are dead nobody is in a group for longer than it may take."""
+        for segment, fold in self.folds.items():
+            if segment.startswith("group/") and fold.replica.state is not None:
+                state = fold.replica.state
+                for reader, found in state.readers.items():
+                    life = (reader, found.incarnation)
+                    killed_at = self.killed_at.get(self.lives[life]) if life in self.lives else None
+                    if killed_at is not None:
+                        self._check_takeover(state, life, killed_at)
+
+    # ------------------------------------------------------------------ leases
+
+    def _leases(self, done: Done) -> None:
+        state: ReaderGroupState | None = self.fold(done.segment).replica.state
+        if state is None:
+            return
+        if MARK in done.attributes:
+            self.transitions["compact"] += 1
+        for attribute, change in done.attributes.items():
+            if attribute.startswith(PREFIX) and change.new is not None:
+                for segment, held in decode_positions(change.new).items():
+                    found = state.segments.get(segment)
+                    if found is not None and found.token == held.token:
+                        self._check_commit(state, segment, held.token, held.offset, attribute)
+
+    def _check_commit(
+        self, state: ReaderGroupState, segment: SegmentId, token: int, offset: int, attribute: str
+    ) -> None:
+        name = self._data_name(state, segment)
+        owner = state.readers.get(state.segments[segment].owner or "")
+        if owner is not None and owner.lease is not None and lease_attribute(owner.lease) != attribute:
+            self.broken("S1", f"{segment} is committed under the token of {state.segments[segment].owner} by another")
+            return
+        data = self.data.get(name)
+        if offset > max(data.frontier if data is not None else 0, state.segments[segment].offset):
+            done = data.frontier if data is not None else 0
+            self.broken("S2", f"{segment} is committed up to {offset}, but only what is before {done} was processed")
+        self.committed[name] = (token, max(offset, self.committed.get(name, (0, 0))[1]))
+
+    # ------------------------------------------------------------------ streams
+
+    def _stream(self, done: Done, transition: Transition[StreamState]) -> None:
+        before, after = transition.before, transition.after
+        if after is None:
+            return
+        for update in transition.updates:
+            if self.world.on_line is not None:
+                self.world.say(done.process.name, f"  {transition.revision}: {_short(update)}")
+            if isinstance(update, AnnounceScale):
+                self.on_phase("scale", after.name, True)
+            elif isinstance(update, PublishScale):
+                self.on_phase("scale", after.name, False)
+                if before is not None and before.scale is not None:
+                    self._check_published(before, [*before.scale.predecessors])
+            elif isinstance(update, SealStream):
+                self._check_published(after, list(after.current))
+
+    def _check_published(self, state: StreamState, numbers: list[int]) -> None:
+        """What is replaced, or ended, takes no more events."""
+        for number in numbers:
+            if not self.world.memory.info(state.data_segment(number)).sealed:
+                self.broken("S3", f"segment {number} of {state.name} is replaced and not sealed")
+
+    # ------------------------------------------------------------------ what is delivered
+
+    def _data_name(self, state: ReaderGroupState, segment: SegmentId) -> str:
+        return data_segment(segment, state.streams[stream_of(segment)].incarnation)
+
+    def delivered(self, process: Process, event: rg.Event[bytes]) -> None:
+        """``process`` was handed the event."""
+        self.deliveries += 1
+        name = data_segment(event.segment, event.pointer.incarnation)
+        key, _, text = event.raw.decode().partition(":")
+        number = int(text)
+        data = self.data.get(name)
+        stored = data.event_at(event.offset) if data is not None else None
+        if stored is None or (stored.key, stored.number, stored.end) != (key, number, event.next_offset):
+            self.broken("S2", f"{process.name} was handed {event!r} {event.raw!r}, stored is {stored}")
+            return
+        assignment = Assignment(name, event.fencing_token)
+        expected = self.delivered_to.get(assignment, self.began.get(assignment))
+        if expected is None:
+            self.broken("S1", f"{process.name} was handed {event!r} under the token {event.fencing_token} of nobody")
+        elif expected != event.offset:
+            self.broken("S3", f"{process.name} was handed {event!r}, and before it what ends at {expected}")
+        self.delivered_to[assignment] = event.next_offset
+        self._check_key(process, stream_of(event.segment), key, number)
+
+    def _check_key(self, process: Process, stream: str, key: str, number: int) -> None:
+        reached = self.reached.get((stream, key), -1)
+        if number <= reached:
+            self.repeats += 1
+            return
+        order = self.order[stream, key]
+        index = bisect_right(order, number) - 1
+        earlier = order[index - 1] if index > 0 else -1
+        if earlier != reached:
+            self.broken("S3", f"{process.name} was handed {key}:{number}, and nobody {key}:{earlier}")
+        self.reached[stream, key] = number
+
+    def processed(self, process: Process, event: rg.Event[bytes]) -> None:
+        """The application has done with the event, before the product counts it."""
+        data = self.data[data_segment(event.segment, event.pointer.incarnation)]
+        data.count_as_processed(event.offset, event.next_offset)
+
+    def acknowledged(self, process: Process, events: Iterable[tuple[str, int]]) -> None:
+        """A flush of ``process`` said that these are stored."""
+        for key, number in events:
+            if self.stored[key, number] != 1:
+                self.broken(
+                    "S2", f"{process.name}: {key}:{number} is acknowledged, stored {self.stored[key, number]} times"
+                )
+
+    def called(self, process: Process, what: str, began: float, timeout: float) -> None:
+        """A call has returned that was to take ``timeout`` seconds at most, by the clock of its process."""
+        took = self.world.simulation.now - began
+        undisturbed = process.in_contact_since <= began
+        if undisturbed and took > timeout * CLOCK_SLACK + CALL_SLACK_SECONDS:
+            self.broken("L5", f"{process.name}: {what} took {took:.3f} s, its timeout is {timeout} s")
+
+    # ------------------------------------------------------------------ what is told
+
+    def heard(self, hearing: Hearing, revision: Revision, value: Any, gap: bool) -> None:
+        now = self.world.simulation.now
+        hearing.told.append(Told(revision, value, gap, now))
+        fold = self.folds["group/billing"]
+        committed_at = fold.committed_at.get(revision, now)
+        process = hearing.process
+        undisturbed = max(process.in_contact_since, process.started_at, self.world.healthy_since) <= committed_at
+        if len(hearing.told) > 1 and undisturbed and not hearing.slow and now - committed_at > NOTICE_SECONDS:
+            self.broken("L4", f"{process.name} hears of {hearing.kind} at {revision} {now - committed_at:.3f} s late")
+
+    def check_hearing(self, hearing: Hearing, *, at_rest: bool) -> None:
+        """S8: each change was told once, in order, or is covered by a gap."""
+        changes = self.changes[hearing.kind]
+        told = hearing.told
+        for earlier, later in zip(told, told[1:], strict=False):
+            if later.revision < earlier.revision or (later.revision == earlier.revision and not later.gap):
+                self.broken("S8", f"{hearing.process.name} heard {later} after {earlier}")
+                return
+            between = [each for each in changes if earlier.revision < each[0] < later.revision]
+            if between and not later.gap:
+                self.broken("S8", f"{hearing.process.name} was not told of {hearing.kind} at {between[0][0]}")
+                return
+        for each in told:
+            expected = next((value for revision, value in reversed(changes) if revision <= each.revision), None)
+            if each.value != expected:
+                self.broken("S8", f"{hearing.process.name} heard {each}, it was {expected}")
+                return
+        is_behind = bool(changes) and (not told or told[-1].value != changes[-1][1])
+        if at_rest and hearing.process.runs and not hearing.closed and is_behind:
+            self.broken("S8", f"{hearing.process.name} was not told of {hearing.kind} at {changes[-1][0]}")
+
+    # ------------------------------------------------------------------ at rest
+
+    def check_replica(self, process: Process, synchronizer: Any) -> None:
+        """S4, S5: what a process holds is what the log says, at the length that it has applied."""
+        replica = synchronizer._follower.replica
+        found = self.folds[synchronizer.segment].states.get(replica.next_offset)
+        if found is None:
+            self.broken(
+                "S4",
+                f"{process.name} has applied {synchronizer.segment} up to {replica.next_offset}: no entry ends there",
+            )
+        elif found != (replica.checksum, replica.state):
+            self.broken("S4", f"{process.name} has another state of {synchronizer.segment} at {replica.next_offset}")
+
+    def check_all_delivered(self) -> None:
+        """S2: everything that is stored was processed."""
+        for data in self.data.values():
+            if data.events and data.frontier < data.events[-1].end:
+                left = [event for event in data.events if event.end > data.frontier]
+                self.broken("S2", f"{len(left)} events of {data.name} were never processed, the first is {left[0]}")
+
+    def check_once(self) -> None:
+        """S3 and S4: nothing is stored twice."""
+        twice = [event for event, count in self.stored.items() if count > 1]
+        if twice:
+            self.broken("S3", f"stored more than once: {twice[:5]}")
+
+
+def _short(update: Any) -> str:
+    fields: Mapping[str, Any] = {name: value for name, value in update if value is not None}
+    return f"{type(update).__name__}({', '.join(f'{name}={value!r}' for name, value in fields.items())})"[:300]

@@ -1,0 +1,259 @@
+"""One run of a scenario: the actors at work, the mishaps, then calm, the end of the data, and the judgement."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import readergroup as rg
+from readergroup import balance
+from readergroup.state import ReaderGroupState
+from synchronizer import StateSynchronizer
+
+from .actors import GROUP, Application
+from .auditor import BALANCE_SECONDS, TAKEOVER_SECONDS, Auditor, Violation
+from .ledger import Ledger
+from .scenario import Actor, Mishap, Scenario
+from .threads import NeverAtRest, Simulation
+from .world import Process, World, simulated
+
+#: How often those who wait for something in a run look, in seconds.
+LOOK_SECONDS = 0.1
+#: How long nothing may be written while nothing changes.
+REST_SECONDS = 1.5
+END_SECONDS = 60.0
+
+
+@dataclass
+class Outcome:
+    """What a run came to."""
+
+    scenario: Scenario
+    violations: list[Violation]
+    digest: int
+    seconds: float  # of virtual time
+    transcript: list[str]
+    auditor: Auditor
+    world: World
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.violations)
+
+
+class Run:
+    """The processes of a scenario, while they run."""
+
+    def __init__(self, scenario: Scenario, simulation: Simulation) -> None:
+        self.scenario = scenario
+        self.simulation = simulation
+        self.world = World(simulation, scenario.seed)
+        self.auditor = Auditor(self.world)
+        self.applications: dict[str, Application] = {}
+        self.groups: dict[Process, rg.ReaderGroup] = {}
+        self.ledgers: dict[Process, StateSynchronizer[Ledger]] = {}
+        self.entered: dict[str, bool | None] = {}
+        #: No more mishaps, and nobody writes or scales any more.
+        self.calm = False
+        #: The data has ended, and all are to end.
+        self.over = False
+        self.finished = False
+        kill = self.world.kill
+
+        def killed(process: Process) -> None:
+            if process.alive:
+                self.auditor.killed(process)
+            kill(process)
+
+        self.world.kill = killed  # type: ignore[method-assign]
+
+    # ------------------------------------------------------------------ fate
+
+    def fate(self) -> None:
+        """Everything that happens, in order. Runs in the process of an administrator, whom nothing befalls."""
+        admin = self.world.processes["admin"].client()
+        for stream in self.scenario.streams:
+            admin.streams.create(stream, scaling=rg.ScalingPolicy.fixed(self.scenario.segments))
+        group = admin.groups.create(
+            GROUP,
+            streams=self.scenario.streams,
+            reader_timeout_seconds=self.scenario.timeout,
+            position_interval_seconds=self.scenario.position_interval,
+            max_processing_seconds=self.scenario.max_processing,
+        )
+        happens: list[Actor | Mishap] = [*self.scenario.actors, *self.scenario.mishaps]
+        for each in sorted(happens, key=lambda each: each.at):
+            self._until(each.at)
+            if isinstance(each, Actor):
+                self.start(each)
+            else:
+                self.befall(each)
+        self._until(self.scenario.duration)
+        self.settle(group)
+        self.finish(admin, group)
+        self.finished = True
+
+    def _until(self, at: float) -> None:
+        if at > self.simulation.now:
+            self.simulation.sleep(at - self.simulation.now)
+
+    def start(self, actor: Actor) -> None:
+        self.world.say(actor.name, f"starts: {actor.kind} {actor.subject}")
+        process = self.world.process(
+            actor.name, actor.kind, clock_rate=actor.clock_rate, clock_offset=actor.clock_offset
+        )
+
+        def main() -> None:
+            self.applications[actor.name] = application = Application(self, actor, process)
+            application.main()
+
+        process.spawn(main)
+
+    def befall(self, mishap: Mishap) -> None:
+        world = self.world
+        if not mishap.target:
+            world.cut_off(None, mishap.seconds)
+            return
+        process = world.processes.get(mishap.target)
+        if process is None or not process.alive:
+            return
+        if mishap.kind == "kill":
+            world.kill(process)
+        elif mishap.kind == "dies":
+            process.dies_at = (process.calls + mishap.calls, mishap.moment)
+        elif mishap.kind == "stop":
+            world.stop(process)
+            self.simulation.call_at(self.simulation.now + mishap.seconds, lambda: world.go_on(process))
+        elif mishap.kind == "cut off":
+            world.cut_off(process, mishap.seconds)
+        elif mishap.kind == "slow":
+            world.slow_down(process, mishap.seconds, mishap.rate)
+        else:
+            world.trouble(process, mishap.seconds, mishap.rate, mishap.faults)
+
+    # ------------------------------------------------------------------ calm, and the end
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        end = self.simulation.now + seconds
+        while not condition():
+            if self.simulation.now >= end:
+                return False
+            self.simulation.sleep(LOOK_SECONDS)
+        return True
+
+    def settle(self, group: rg.ReaderGroup) -> None:
+        """L1, L2, L3: after the last mishap the group finds its balance, and rests."""
+        self.world.say("fate", "calm")
+        self.calm = True
+        self.world.calm()
+        self.start(Actor("last", "reader", subject="last", style="batch"))
+        busy = ("writer", "scaler", "compactor", "clerk", "keeper", "remover")
+        self.wait_until(lambda: not any(self._works(kind) for kind in busy), 30.0)
+        state = self._group_state
+        allowed = self.scenario.timeout + TAKEOVER_SECONDS + BALANCE_SECONDS + self._in_hand
+        if not self.wait_until(lambda: self._balanced(state()), allowed):
+            self.auditor.broken("L2", f"not balanced after {allowed:.1f} s of calm: {self._distribution(state())}")
+        self.auditor.check_dead_readers()
+        before = len(self.auditor.planned_at)
+        if self._quiet_for(REST_SECONDS) and len(self.auditor.planned_at) > before:
+            self.auditor.broken("L3", "moves were planned while nothing changed")
+        self.compare()
+
+    @property
+    def _in_hand(self) -> float:
+        """The longest that a reader has an event in hand."""
+        return 1.2 * self.scenario.timeout
+
+    def _works(self, kind: str) -> bool:
+        return any(
+            application.process.alive and not application.finished
+            for application in self.applications.values()
+            if application.actor.kind == kind
+        )
+
+    def _group_state(self) -> ReaderGroupState:
+        state: ReaderGroupState = self.auditor.folds["group/" + GROUP].replica.state
+        return state
+
+    def _balanced(self, state: ReaderGroupState) -> bool:
+        dead = any(
+            self.auditor.lives.get((reader, found.incarnation)) in self.auditor.killed_at
+            for reader, found in state.readers.items()
+        )
+        return not dead and not state.marked and not balance.plan(state) and bool(state.readers)
+
+    def _distribution(self, state: ReaderGroupState) -> str:
+        owned = {reader: sorted(state.owned.get(reader, ())) for reader in state.readers}
+        return f"{owned}, unassigned: {list(state.unassigned)}, marked: {list(state.marked)}"
+
+    def _quiet_for(self, seconds: float) -> bool:
+        """Whether for so long no members and segments changed."""
+        changed_at = self.auditor.changed_at
+        self.simulation.sleep(seconds)
+        return self.auditor.changed_at == changed_at
+
+    def finish(self, admin: rg.Client, group: rg.ReaderGroup) -> None:
+        for stream in self.scenario.streams:
+            admin.streams.seal(stream)
+        if not self.wait_until(lambda: self._group_state().end_of_data, END_SECONDS):
+            self.auditor.broken("S2", f"the end of the data never came: {self._distribution(self._group_state())}")
+        self.over = True
+        if not self.wait_until(lambda: not self._works("reader"), 15.0):
+            left = [a.actor.name for a in self.applications.values() if not a.finished and a.process.alive]
+            self.auditor.broken("L5", f"the data has ended, and these go on reading: {left}")
+        self.compare()
+        self.auditor.check_all_delivered()
+        self.auditor.check_once()
+        self._check_ledger()
+
+    def compare(self) -> None:
+        """S4, S5, S8: what processes hold and have told is what the logs say."""
+        self.simulation.sleep(2.5)  # an interval of the notifiers, and some
+        for process, group in self.groups.items():
+            if process.runs:
+                self.auditor.check_replica(process, group.synchronizer)
+        for process, ledger in self.ledgers.items():
+            if process.runs:
+                self.auditor.check_replica(process, ledger)
+        for hearing in self.auditor.hearings:
+            self.auditor.check_hearing(hearing, at_rest=not hearing.slow)
+
+    def _check_ledger(self) -> None:
+        ledger = self.auditor.folds.get("state/ledger")
+        entries = ledger.replica.state.entries if ledger is not None and ledger.replica.state is not None else {}
+        for entry, entered in self.entered.items():
+            if entered is True and entry not in entries:
+                self.auditor.broken("S4", f"{entry} was acknowledged and is not in the ledger")
+            if entered is False and entry in entries:
+                self.auditor.broken("S4", f"{entry} was refused and is in the ledger")
+
+
+def run(scenario: Scenario, *, transcript: bool = False, watch: Callable[[Run], Any] | None = None) -> Outcome:
+    """Run the scenario to its end, or to the first violation."""
+    simulation = Simulation(scenario.seed)
+    lines: list[str] = []
+    logging.disable(logging.CRITICAL)
+    try:
+        with simulated(simulation):
+            running = Run(scenario, simulation)
+            if transcript:
+                running.world.on_line = lambda who, what: lines.append(f"{simulation.now:9.4f}  {who:12} {what}")
+            if watch is not None:
+                watch(running)
+            admin = running.world.process("admin", "admin")
+            admin.spawn(running.fate, "fate")
+            auditor = running.auditor
+            try:
+                simulation.run(lambda: running.finished or bool(auditor.violations) or bool(simulation.errors))
+            except NeverAtRest as error:
+                auditor.broken("L5", str(error))
+            for thread, raised in simulation.errors:
+                auditor.broken("bug", f"{thread.owner.name} ({thread.name}) failed: {raised!r}")
+            if not running.finished and not auditor.violations:
+                auditor.broken("L5", "everybody waits, for nothing that could come")
+            simulation.end()
+    finally:
+        logging.disable(logging.NOTSET)
+    return Outcome(scenario, auditor.violations, running.world.digest, simulation.now, lines, auditor, running.world)

@@ -1,0 +1,579 @@
+"""The world of a simulation: processes with clocks that drift, and one store that they reach over a bad network.
+
+The product runs in here unchanged. What it takes from the machine it runs on (threads, secrets, the shared scheduler of
+its notifiers) is taken from the simulation instead, inside of `simulated`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import zlib
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, TypeVar
+
+import readergroup as rg
+from synchronizer import (
+    Appended,
+    AppendResult,
+    AttributeChange,
+    Conflict,
+    NotFoundError,
+    SegmentInfo,
+    SegmentStore,
+    StoreUnavailableError,
+    UnknownOutcome,
+)
+from synchronizer.stores.memory import MemoryStore
+
+from .threads import Executor, SimThread, Simulation, Threading
+
+R = TypeVar("R")
+
+#: How long the store takes to answer, in seconds: mostly the first, sometimes up to the second.
+USUAL_LATENCY: Final = 0.001
+LONG_LATENCY: Final = 0.02
+#: How long a call waits before it finds that the store is away.
+TIMEOUT_LATENCY: Final = 0.2
+#: A request whose answer was given up may still arrive, so much later at most.
+LATE_SECONDS: Final = 1.5
+
+
+class Done(NamedTuple):
+    """A call of the store that was carried out, or failed, as the auditor sees it."""
+
+    process: Process
+    verb: str
+    segment: str
+    data: bytes
+    attributes: Mapping[str, AttributeChange]
+    result: object
+    answered: bool  # False: the caller does not learn of it
+
+
+@dataclass
+class Trouble:
+    """A share of the calls that goes wrong until some time."""
+
+    until: float
+    rate: float
+    kinds: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class Process:
+    """One process: its threads, its clock, its way to the store. It is killed, stopped and continued from outside."""
+
+    world: World
+    name: str
+    kind: str
+    clock_rate: float = 1.0
+    clock_offset: float = 0.0
+    alive: bool = True
+    stopped: bool = False
+    started_at: float = 0.0
+    #: When it was last continued after a stop, and when its way to the store was last mended.
+    in_contact_since: float = 0.0
+    away_until: float = 0.0
+    slow_until: float = 0.0
+    slowness: float = 1.0
+    troubles: list[Trouble] = field(default_factory=list)
+    calls: int = 0  # of the store
+    #: Dies at the call of this number; before it is carried out, or after.
+    dies_at: tuple[int, str] | None = None
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(f"{self.world.seed}/{self.name}")
+        self.clock = ProcessClock(self)
+        self.store = SimStore(self)
+        self.started_at = self.in_contact_since = self.world.simulation.now
+
+    @property
+    def runs(self) -> bool:
+        return self.alive and not self.stopped
+
+    def client(self, *, timeout: float = 10.0) -> rg.Client:
+        return rg.Client(self.store, timeout=timeout, clock=self.clock)
+
+    def spawn(self, run: Callable[[], object], name: str = "main") -> SimThread:
+        return self.world.simulation.spawn(self, name, run)
+
+    def sleep(self, seconds: float) -> None:
+        self.world.simulation.sleep(seconds)
+
+
+class ProcessClock:
+    """The clock of one process: it runs at its own speed, and nobody set it."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._simulation = process.world.simulation
+
+    def monotonic(self) -> float:
+        return 1000.0 + self._process.clock_offset + self._simulation.now * self._process.clock_rate
+
+    def time(self) -> float:
+        return 1_600_000_000.0 + 60 * self._process.clock_offset + self._simulation.now * self._process.clock_rate
+
+    def wait(self, event: Any, timeout: float) -> bool:
+        return bool(event.wait(None if timeout == float("inf") else max(0.0, timeout) / self._process.clock_rate))
+
+
+class World:
+    """Everything that exists in one run."""
+
+    def __init__(self, simulation: Simulation, seed: int) -> None:
+        self.simulation = simulation
+        self.seed = seed
+        self.memory = MemoryStore()
+        self.processes: dict[str, Process] = {}
+        #: Told of every call that was carried out.
+        self.on_done: Callable[[Done], None] = lambda done: None
+        #: Told of what happens, for the transcript: who and what.
+        self.on_line: Callable[[str, str], None] | None = None
+        #: Told which fault hit which process in which call.
+        self.on_fault: Callable[[Process, str, str], None] = lambda process, fault, verb: None
+        #: Asked at each call of the store which fault hits it; may also kill, stop or let others act first.
+        self.on_call: Callable[[Process, str, str], str | None] = lambda process, verb, segment: None
+        self.digest = 0
+        self.faults: Counter[str] = Counter()
+        self.waiters: dict[str, list[SimThread]] = defaultdict(list)
+        self.lines: dict[str, deque[_Place]] = defaultdict(deque)  # of the fair lock, per segment
+        self.away_until = 0.0
+        self.healthy_since = 0.0
+
+    def process(self, name: str, kind: str, **options: Any) -> Process:
+        process = Process(self, name, kind, **options)
+        self.processes[name] = process
+        return process
+
+    # ------------------------------------------------------------------ what befalls processes
+
+    def kill(self, process: Process) -> None:
+        if process.alive:
+            self.say(process.name, "is killed")
+            self.fault(process, "kill", "")
+            process.alive = False
+            for line in self.lines.values():
+                for place in [each for each in line if each.process is process]:
+                    self.leave_line(line, place)
+            self.simulation.kill(process)
+
+    def stop(self, process: Process) -> None:
+        if process.runs:
+            self.say(process.name, "is stopped")
+            self.fault(process, "stop", "")
+            self.simulation.stop(process)
+
+    def go_on(self, process: Process) -> None:
+        if process.alive and process.stopped:
+            self.say(process.name, "goes on")
+            process.in_contact_since = self.simulation.now
+            self.simulation.go_on(process)
+
+    def cut_off(self, process: Process | None, seconds: float) -> None:
+        """The store cannot be reached: by this process, or by anybody."""
+        until = self.simulation.now + seconds
+        self.say(process.name if process else "the store", f"is cut off for {seconds:.1f} s")
+        if process is None:
+            self.away_until = max(self.away_until, until)
+            self.healthy_since = max(self.healthy_since, until)
+            self.faults["away"] += 1
+        else:
+            process.away_until = max(process.away_until, until)
+            process.in_contact_since = max(process.in_contact_since, until)
+            self.fault(process, "cut off", "")
+
+    def trouble(self, process: Process, seconds: float, rate: float, kinds: tuple[str, ...]) -> None:
+        """A share of the process's calls goes wrong, in these ways."""
+        until = self.simulation.now + seconds
+        self.say(process.name, f"has trouble for {seconds:.1f} s: {', '.join(kinds)} ({rate:.0%})")
+        process.troubles.append(Trouble(until, rate, kinds))
+        process.in_contact_since = max(process.in_contact_since, until)
+
+    def slow_down(self, process: Process, seconds: float, factor: float) -> None:
+        self.say(process.name, f"is {factor:.0f} times slower for {seconds:.1f} s")
+        process.slow_until = self.simulation.now + seconds
+        process.slowness = factor
+        process.in_contact_since = max(process.in_contact_since, process.slow_until)
+        self.fault(process, "slow", "")
+
+    def calm(self) -> None:
+        """End all faults."""
+        self.away_until = 0.0
+        self.healthy_since = min(self.healthy_since, self.simulation.now)
+        for process in self.processes.values():
+            process.away_until = process.slow_until = 0.0
+            process.troubles.clear()
+            process.dies_at = None
+            process.in_contact_since = min(process.in_contact_since, self.simulation.now)
+            self.go_on(process)
+
+    # ------------------------------------------------------------------ notes
+
+    def say(self, who: str, what: str) -> None:
+        if self.on_line is not None:
+            self.on_line(who, what)
+
+    def fault(self, process: Process, fault: str, verb: str) -> None:
+        self.faults[fault] += 1
+        self.on_fault(process, fault, verb)
+
+    def done(self, done: Done) -> None:
+        note = (
+            f"{self.simulation.now:.6f} {done.process.name} {done.verb} {done.segment} {len(done.data)} {done.answered}"
+        )
+        self.digest = zlib.crc32(note.encode(), self.digest)
+        if self.on_line is not None:
+            self.on_line(done.process.name, _describe(done))
+        self.on_done(done)
+
+    # ------------------------------------------------------------------ waiting in the store
+
+    def grown(self, segment: str) -> None:
+        for thread in self.waiters.pop(segment, ()):
+            self.simulation.wake(thread)
+
+    def leave_line(self, line: deque[_Place], place: _Place) -> None:
+        if place in line:
+            line.remove(place)
+            if line and not line[0].has_turn:
+                line[0].has_turn = True
+                self.simulation.wake(line[0].thread)
+
+
+@dataclass(eq=False)
+class _Place:
+    """A place in the line for a fair lock."""
+
+    process: Process
+    thread: SimThread
+    has_turn: bool = False
+
+
+class SimStore(SegmentStore):
+    """One process's way to the store: slow, sometimes away, and with answers and requests that get lost."""
+
+    def __init__(self, process: Process) -> None:
+        self.url = "memory://simulation"
+        self.guarantees = process.world.memory.guarantees
+        self._process = process
+        self._world = process.world
+        self._simulation = process.world.simulation
+        self._inner = process.world.memory
+
+    # ------------------------------------------------------------------ the verbs
+
+    def create(self, segment: str) -> bool:
+        return self._call("create", segment, lambda: self._inner.create(segment))
+
+    def delete(self, segment: str) -> None:
+        def delete() -> None:
+            self._inner.delete(segment)
+            self._world.grown(segment)
+
+        self._call("delete", segment, delete)
+
+    def info(self, segment: str) -> SegmentInfo:
+        return self._call("info", segment, lambda: self._inner.info(segment))
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        return iter(self._call("list", prefix, lambda: list(self._inner.list(prefix))))
+
+    def append(
+        self,
+        segment: str,
+        data: bytes,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        changes = attributes or {}
+
+        def append(*, answered: bool = True) -> AppendResult:
+            result = self._inner.append(segment, data, expected_offset=expected_offset, attributes=attributes)
+            if isinstance(result, Appended) and data:
+                self._world.grown(segment)
+            self._world.done(Done(self._process, "append", segment, data, changes, result, answered))
+            return result
+
+        fault = self._begin("append", segment)
+        lost = UnknownOutcome(StoreUnavailableError("the answer is lost", segment=segment))
+        if fault == "lost request":
+            self._simulation.sleep(TIMEOUT_LATENCY)
+            return lost
+        if fault == "late request":
+            # It is on its way, and arrives whatever becomes of who sent it.
+            late = self._simulation.now + self._process.rng.uniform(0, LATE_SECONDS)
+            self._simulation.call_at(late, lambda: _swallow(lambda: append(answered=False)))
+            self._simulation.sleep(self._process.rng.uniform(0, TIMEOUT_LATENCY))
+            return lost
+        if fault == "lost answer":
+            append(answered=False)
+            self._end()
+            self._simulation.sleep(TIMEOUT_LATENCY)
+            return lost
+        result = append()
+        self._end()
+        return result
+
+    def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
+        fault = self._begin("read", segment)
+        data = self._inner.read(segment, offset, max_bytes)
+        self._end()
+        return data[: max(1, len(data) // 2)] if fault == "short read" else data
+
+    def attributes(self, segment: str, prefix: str = "", **options: Any) -> Mapping[str, bytes]:
+        return self._call("attributes", segment, lambda: self._inner.attributes(segment, prefix, **options))
+
+    def truncate(self, segment: str, offset: int) -> None:
+        self._call("truncate", segment, lambda: self._inner.truncate(segment, offset))
+
+    def seal(self, segment: str) -> SegmentInfo:
+        def seal() -> SegmentInfo:
+            info = self._inner.seal(segment)
+            self._world.grown(segment)
+            return info
+
+        return self._call("seal", segment, seal)
+
+    def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
+        fault = self._begin("wait", "")
+        if fault == "missed wake-up":
+            self._simulation.sleep(timeout)
+            return frozenset()
+        changed = self._changed(known)
+        if changed or timeout <= 0:
+            return changed
+        if fault == "false wake-up":
+            self._simulation.sleep(self._process.rng.uniform(0, timeout))
+            return frozenset()
+        thread = self._simulation._running()
+        for name in known:
+            self._world.waiters[name].append(thread)
+        self._simulation.block(timeout / self._process.clock_rate)
+        for name in known:
+            if thread in self._world.waiters.get(name, ()):
+                self._world.waiters[name].remove(thread)
+        self._end()
+        return self._changed(known)
+
+    def _changed(self, known: Mapping[str, int]) -> frozenset[str]:
+        segments = self._inner._memory.segments
+        changed = []
+        for name, length in known.items():
+            if name not in segments:
+                raise NotFoundError("no such segment", segment=name)
+            held = segments[name]
+            if held is None or held.sealed or held.length != length:
+                changed.append(name)
+        return frozenset(changed)
+
+    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
+        self._begin("fair_lock", segment)
+        return self._in_line(segment, timeout)
+
+    @contextmanager
+    def _in_line(self, segment: str, timeout: float) -> Iterator[bool]:
+        line = self._world.lines[segment]
+        place = _Place(self._process, self._simulation._running())
+        line.append(place)
+        if line[0] is place:
+            place.has_turn = True
+        elif timeout > 0:
+            self._simulation.block(timeout)
+        try:
+            yield place.has_turn
+        finally:
+            self._world.leave_line(line, place)
+
+    def close(self) -> None:
+        """The store is everybody's."""
+
+    # ------------------------------------------------------------------ faults
+
+    def _call(self, verb: str, segment: str, effect: Callable[[], R]) -> R:
+        fault = self._begin(verb, segment)
+        try:
+            result = effect()
+        except rg.ReaderGroupError as error:
+            self._world.done(Done(self._process, verb, segment, b"", {}, error, True))
+            raise
+        if verb in _CHANGING:
+            self._world.done(Done(self._process, verb, segment, b"", {}, result, fault != "lost answer"))
+        self._end()
+        if fault == "lost answer":
+            raise StoreUnavailableError("the answer is lost", verb=verb, segment=segment)
+        return result
+
+    def _begin(self, verb: str, segment: str) -> str | None:
+        """The request travels; returns what goes wrong with it, if that does not end it here."""
+        process, world = self._process, self._world
+        process.calls += 1
+        self._simulation.sleep(self._latency())
+        self._die_if_due("before")
+        now = self._simulation.now
+        if now < world.away_until or now < process.away_until:
+            self._simulation.sleep(process.rng.uniform(0, TIMEOUT_LATENCY))
+            raise StoreUnavailableError("the store is away", verb=verb, segment=segment)
+        fault = world.on_call(process, verb, segment)
+        if fault is None and process.troubles:
+            fault = self._trouble(verb)
+        if fault is None:
+            return None
+        world.fault(process, fault, f"{verb} {_kind_of(segment)}")
+        world.say(process.name, f"{verb} {segment}: {fault}")
+        if fault == "unavailable":
+            raise StoreUnavailableError("the request did not get through", verb=verb, segment=segment)
+        return fault
+
+    def _trouble(self, verb: str) -> str | None:
+        process = self._process
+        process.troubles = [each for each in process.troubles if each.until > self._simulation.now]
+        for trouble in process.troubles:
+            if process.rng.random() < trouble.rate:
+                kinds = [kind for kind in trouble.kinds if verb in FAULTS[kind]]
+                if kinds:
+                    return process.rng.choice(kinds)
+        return None
+
+    def _end(self) -> None:
+        """The answer travels."""
+        self._die_if_due("after")
+        if self._process.rng.random() < 0.2:
+            self._simulation.sleep(self._latency())
+
+    def _latency(self) -> float:
+        rng, process = self._process.rng, self._process
+        latency = rng.random() * (USUAL_LATENCY if rng.random() < 0.95 else LONG_LATENCY)
+        return latency * process.slowness if self._simulation.now < process.slow_until else latency
+
+    def _die_if_due(self, moment: str) -> None:
+        due = self._process.dies_at
+        if due is not None and self._process.calls >= due[0] and moment == due[1]:
+            self._world.say(self._process.name, f"dies {moment} call {self._process.calls} of the store")
+            self._world.kill(self._process)
+
+
+#: The verbs that each kind of fault can hit.
+FAULTS: Final[Mapping[str, frozenset[str]]] = {
+    "unavailable": frozenset(
+        {"create", "delete", "info", "list", "append", "read", "attributes", "truncate", "seal", "wait", "fair_lock"}
+    ),
+    "lost request": frozenset({"append"}),
+    "late request": frozenset({"append"}),
+    "lost answer": frozenset({"append", "create", "delete", "truncate", "seal"}),
+    "short read": frozenset({"read"}),
+    "missed wake-up": frozenset({"wait"}),
+    "false wake-up": frozenset({"wait"}),
+}
+
+_CHANGING: Final = frozenset({"create", "delete", "truncate", "seal"})
+
+
+def _kind_of(segment: str) -> str:
+    """What the store's segment is for: a group's log, a stream's metadata, data, a snapshot, a user's state."""
+    return segment.partition("/")[0]
+
+
+def _swallow(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except rg.ReaderGroupError:
+        return  # nobody is there to be told
+
+
+def _describe(done: Done) -> str:
+    what = f"{done.verb} {done.segment}"
+    if done.verb == "append":
+        result = done.result
+        if isinstance(result, Appended):
+            what += f" +{len(done.data)} at {result.offset}" if done.data else ""
+        elif isinstance(result, Conflict):
+            what += f": conflict, it is {result.length} long"
+        if done.attributes:
+            what += f" [{', '.join(sorted(done.attributes))}]"
+    elif isinstance(done.result, Exception):
+        what += f": {done.result}"
+    return what if done.answered else f"{what} (not answered)"
+
+
+# ---------------------------------------------------------------------- in place of the machine
+
+
+class _Secrets:
+    """The module ``secrets``: each process draws from its own seed."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    @property
+    def _rng(self) -> random.Random:
+        thread = self._simulation.current
+        return thread.owner.rng if thread is not None else self._simulation.rng  # type: ignore[attr-defined,no-any-return]
+
+    def token_bytes(self, size: int) -> bytes:
+        return self._rng.randbytes(size)
+
+    def token_hex(self, size: int) -> str:
+        return self._rng.randbytes(size).hex()
+
+    def randbelow(self, limit: int) -> int:
+        return self._rng.randrange(limit)
+
+
+class _Random:
+    """The module ``random``, for ``SystemRandom``."""
+
+    Random = random.Random
+
+    def __init__(self, secrets: _Secrets) -> None:
+        self._secrets = secrets
+
+    def SystemRandom(self) -> random.Random:
+        return random.Random(self._secrets.randbelow(1 << 30))
+
+
+class _Jobs:
+    """What notifiers take of APScheduler: a function that is called at intervals, in a thread of its process."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def add(self, run: Callable[[], None], *, interval_seconds: float, name: str) -> Callable[[], None]:
+        removed = Threading(self._simulation).Event()
+
+        def repeat() -> None:
+            while not removed.wait(interval_seconds):
+                run()
+
+        Threading(self._simulation).Thread(target=repeat, name=name).start()
+        return removed.set
+
+
+@contextmanager
+def simulated(simulation: Simulation) -> Iterator[None]:
+    """Inside, the product's threads, locks and random numbers are the simulation's."""
+    secrets = _Secrets(simulation)
+    in_place: dict[str, object] = {
+        "threading": Threading(simulation),
+        "secrets": secrets,
+        "random": _Random(secrets),
+        "SHARED": _Jobs(simulation),
+        "ThreadPoolExecutor": lambda size, thread_name_prefix: Executor(simulation, thread_name_prefix),
+    }
+    replaced: list[tuple[Any, str, object]] = []
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] in ("synchronizer", "notifications", "readergroup") and "testing" not in name:
+            for attribute, value in in_place.items():
+                if attribute in vars(module) and name != "synchronizer.stores.memory":
+                    replaced.append((module, attribute, vars(module)[attribute]))
+                    setattr(module, attribute, value)
+    try:
+        yield
+    finally:
+        for module, attribute, before in reversed(replaced):
+            setattr(module, attribute, before)
