@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 from synchronizer import ClosedError, NotFoundError, ReaderGroupError, Revision
 
 from . import balance
-from .liveness import LeaseObserver, observe_interval
+from .liveness import WATCHERS, LeaseObserver, Observed, in_turn, observe_interval
+from .state import ReaderState
 from .state_manager import ReaderGroupStateManager
 
 _logger = logging.getLogger(__name__)
 
-#: The longest that a reader of a high rank waits before it proposes moves that nobody else has proposed.
+#: The longest that a process whose turn is late waits before it does what nobody else has done.
 MAX_STAGGER_SECONDS: Final = 1.0
-_STAGGER_SECONDS: Final = 0.1
 #: How soon what has failed is tried again.
 RETRY_SECONDS: Final = 0.1
 
@@ -58,11 +58,13 @@ class GroupDriver:
         self._failed = False  # in this round
         self._observer = LeaseObserver()
         self._observe_at = float("-inf")
+        self._remove_at: float | None = None
         self._follow_at = float("-inf")
         self._followed: Mapping[str, int] = {}  # lengths of the streams' metadata logs, as far as they were followed
         self._told: Revision | None = None  # of the state that the readers were told to look at
         self._settled: Revision | None = None  # of the state that the last plan was empty for
         self._propose_at: float | None = None
+        self._order: tuple[Mapping[str, ReaderState], Sequence[str]] = ({}, ())  # of the readers seen last
 
     def join(self, reader: DrivenReader) -> None:
         """Work for the reader from now on."""
@@ -191,21 +193,35 @@ class GroupDriver:
         self._renewals_changed.set()
 
     def _observe(self) -> float:
-        """Look at all leases and take out those readers that are dead, with the moves that follow."""
+        """Look at leases and take out those readers that are dead, with the moves that follow."""
         now = self._clock.monotonic()
         if now < self._observe_at:
             return self._observe_at
         self._observe_at = now + observe_interval(self._timeout_seconds)
-        state = self._manager.state
-        values = self._manager.leases()
-        dead = self._observer.observe(
-            self._clock.monotonic(), state.readers, values, self._timeout_seconds, renewed_at=self._renewed_at
-        )
-        if dead:
-            removed = self._manager.remove_dead({reader: self._observer.seen(state.readers, reader) for reader in dead})
-            for reader in removed:
-                _logger.warning("reader %s of %s is dead: its lease ran out", reader, self._synchronizer.name)
+        readers = self._manager.state.readers
+        dead = self._look_at_leases(now, readers)
+        if dead and self._remove_at is None:
+            self._remove_at = now + self._stagger(readers)
+        if not dead or self._remove_at is None:
+            self._remove_at = None
+        elif now >= self._remove_at:
+            self._remove_at = None
+            self._remove(dead)
+        else:
+            self._observe_at = min(self._observe_at, self._remove_at)
         return self._observe_at
+
+    def _look_at_leases(self, now: float, readers: Mapping[str, ReaderState]) -> Observed:
+        """Those of the readers that are dead, as far as they are this process's to look at."""
+        watched = self._observer.choose(now, readers, self._in_turn(readers), self._readers)
+        values = self._manager.leases(None if watched is readers else watched.values())
+        now = self._clock.monotonic()
+        dead = self._observer.observe(now, watched, values, self._timeout_seconds, renewed_at=self._renewed_at)
+        return {reader: self._observer.seen(readers, reader) for reader in dead}
+
+    def _remove(self, dead: Observed) -> None:
+        for reader in self._manager.remove_dead(dead):
+            _logger.warning("reader %s of %s is dead: its lease ran out", reader, self._synchronizer.name)
 
     def _follow(self) -> float:
         """Bring the group up to the metadata of its streams, at once where that grew."""
@@ -217,7 +233,7 @@ class GroupDriver:
         return self._follow_at
 
     def _balance(self) -> float:
-        """Propose the planner's moves, the lower in rank the sooner, so that mostly one process does."""
+        """Propose the planner's moves, the first in turn at once, so that mostly one process does."""
         state, revision = self._synchronizer.snapshot_of_state
         if revision == self._settled:
             return float("inf")
@@ -226,15 +242,22 @@ class GroupDriver:
             return float("inf")
         now = self._clock.monotonic()
         if self._propose_at is None:
-            self._propose_at = now + self._stagger(list(state.readers))
+            self._propose_at = now + self._stagger(state.readers)
         if now >= self._propose_at:
             self._propose_at = None
             self._manager.rebalance()
         return self._propose_at or now
 
-    def _stagger(self, readers: list[str]) -> float:
-        ranks = [rank for rank, reader in enumerate(sorted(readers)) if reader in self._readers]
-        return min(MAX_STAGGER_SECONDS, _STAGGER_SECONDS * (ranks[0] if ranks else len(readers)))
+    def _in_turn(self, readers: Mapping[str, ReaderState]) -> Sequence[str]:
+        if readers is not self._order[0]:
+            self._order = readers, in_turn(readers)
+        return self._order[1]
+
+    def _stagger(self, readers: Mapping[str, ReaderState]) -> float:
+        """How long this process leaves to others what one of them has to do."""
+        order = self._in_turn(readers)
+        rank = next((rank for rank, reader in enumerate(order) if reader in self._readers), len(order))
+        return stagger(rank, len(order))
 
     @property
     def _timeout_seconds(self) -> float:
@@ -244,6 +267,17 @@ class GroupDriver:
     def _renewed_at(self) -> float:
         """When the last renewal of this process was sent."""
         return max((reader.renewed_at for reader in list(self._readers.values())), default=float("-inf"))
+
+
+def stagger(rank: int, number_of_readers: int) -> float:
+    """How many seconds the reader of this rank, from 0 on, waits for those before it.
+
+    The first few come one by one, each long enough after the other to hear of what that has done. Who comes then finds
+    all of these gone; however many readers there are, they come spread out, and none of them later than the maximum.
+    """
+    if rank < WATCHERS:
+        return MAX_STAGGER_SECONDS / 2 * rank / WATCHERS
+    return MAX_STAGGER_SECONDS / 2 * (1 + (rank - WATCHERS) / max(1, number_of_readers - WATCHERS))
 
 
 def follow_streams(manager: ReaderGroupStateManager) -> Mapping[str, int]:

@@ -4,14 +4,18 @@ Each reader has one attribute on the segment of the group's log, named by a numb
 `AddReader` and deleted with its `RemoveReader`, in the same step. It holds a counter and the reader's positions, and
 is changed only by comparing with the value last written: renewing the lease commits the positions, and the other way
 round; and once the reader was removed, neither succeeds any more.
+
+Who looks at whose lease is a matter of turns: the first few readers look at all leases, the others at those of the
+first few only, so that what a reader costs at rest does not grow with its group.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+import mmh3
 import msgpack
 
 from synchronizer import Appended, AttributeChange, Clock, SegmentStore, StoreUnavailableError, UnknownOutcome
@@ -30,6 +34,10 @@ OBSERVE_SECONDS: Final = 0.5
 #: A process that has not looked at the leases, or not had a renewal of its own accepted, for this part of the timeout
 #: does not judge others. A store that takes no writes is noticed by that before the first lease can look dead.
 CONTACT: Final = 0.5
+#: So many readers of a group, the first in turn, look at the leases of all. The others look at the leases of these.
+WATCHERS: Final = 8
+#: When all watchers have been silent for this part of the timeout, the next in turn begin to watch as well.
+SUSPECT: Final = 0.5
 
 
 class Held(NamedTuple):
@@ -40,11 +48,27 @@ class Held(NamedTuple):
 
 
 Positions = Mapping[SegmentId, Held]
+#: Readers, each with its incarnation and the value of its lease that was observed.
+Observed = Mapping[str, tuple[int, bytes | None]]
 
 
 def observe_interval(timeout_seconds: float) -> float:
     """How many seconds are between two looks at what may stand still for the timeout."""
     return min(OBSERVE_SECONDS, timeout_seconds / (2 * RENEWALS))
+
+
+def in_turn(readers: Mapping[str, ReaderState]) -> Sequence[str]:
+    """The readers in the order in which they act for their group. It is part of the protocol: all have to agree on it.
+
+    It goes by a hash of their incarnations, so that readers which started together, and may well die together, are not
+    neighbours in it. A reader that was added by hand has nobody who acts for it and comes last.
+    """
+
+    def turn(reader: str) -> tuple[bool, int, str]:
+        found = readers[reader]
+        return found.lease is None, mmh3.hash(str(found.incarnation), signed=False), reader
+
+    return sorted(readers, key=turn)
 
 
 def lease_attribute(lease: str) -> str:
@@ -152,6 +176,11 @@ class Lease:
             return False
 
 
+class _Seen(NamedTuple):
+    value: bytes | None
+    since: float
+
+
 class LeaseObserver:
     """The others' side: which leases have not changed for the timeout, as this process saw it.
 
@@ -160,9 +189,49 @@ class LeaseObserver:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[bytes | None, float]] = {}  # lease: its value, and since when
+        self._seen: dict[tuple[str, int], _Seen] = {}  # by the reader and its incarnation
         self._last = float("-inf")
         self._timeout_seconds = 0.0
+        self._watches = False
+        self._relieved_at = float("-inf")
+
+    def choose(
+        self, now: float, readers: Mapping[str, ReaderState], order: Sequence[str], own: Collection[str]
+    ) -> Mapping[str, ReaderState]:
+        """Those of the readers whose leases a process looks at that has the readers ``own``.
+
+        All of them, if one of its own is a watcher; else the watchers. ``order`` is `in_turn` of the readers.
+        """
+        watchers = self._watchers(readers, order)
+        watched, self._watches = self._watches, any(reader in own for reader in watchers)
+        if self._watches:
+            return readers
+        if watched:
+            self._relieved_at = now
+        return {reader: readers[reader] for reader in (*watchers, *self._kept(readers))}
+
+    def _watchers(self, readers: Mapping[str, ReaderState], order: Sequence[str]) -> Sequence[str]:
+        """The first in turn, and as long as nothing is heard of any of these, as many more."""
+        count = WATCHERS
+        while count < len(order) and all(
+            self._is_suspect((reader, readers[reader].incarnation)) for reader in order[count - WATCHERS : count]
+        ):
+            count += WATCHERS
+        return order[:count]
+
+    def _is_suspect(self, life: tuple[str, int]) -> bool:
+        """Whether it was silent for long at the last look: what has passed since then, nobody has seen."""
+        seen = self._seen.get(life)
+        return seen is not None and self._last - seen.since > SUSPECT * self._timeout_seconds
+
+    def _kept(self, readers: Mapping[str, ReaderState]) -> Iterable[str]:
+        """Whoever was looked at when this process ceased to be a watcher, and has given no sign of life since.
+
+        Those who watch now may have come after the last sign of a reader that is dead by now.
+        """
+        for (reader, incarnation), seen in self._seen.items():
+            if seen.since <= self._relieved_at and reader in readers and readers[reader].incarnation == incarnation:
+                yield reader
 
     def observe(
         self,
@@ -173,7 +242,7 @@ class LeaseObserver:
         *,
         renewed_at: float,
     ) -> list[str]:
-        """Take note of the leases as they are now and return the readers that are dead.
+        """Take note of the leases of these readers as they are now and return those readers that are dead.
 
         ``renewed_at`` is when this process last sent a renewal of its own that was accepted.
         """
@@ -184,11 +253,11 @@ class LeaseObserver:
         self._last, self._timeout_seconds = now, timeout_seconds
         seen, dead = {}, []
         for reader, found in readers.items():
-            key = f"{reader}@{found.incarnation}"
+            key = reader, found.incarnation
             value = lease_value(found, values)
-            before, since = self._seen.get(key, (value, now))
-            seen[key] = (value, since) if value == before else (value, now)
-            if now - seen[key][1] >= timeout_seconds:
+            before = self._seen.get(key)
+            seen[key] = before if before is not None and before.value == value else _Seen(value, now)
+            if now - seen[key].since >= timeout_seconds:
                 dead.append(reader)
         self._seen = seen
         return dead
@@ -196,4 +265,4 @@ class LeaseObserver:
     def seen(self, readers: Mapping[str, ReaderState], reader: str) -> tuple[int, bytes | None]:
         """The incarnation of the reader and the value of its lease, as observed: what a removal compares with."""
         incarnation = readers[reader].incarnation
-        return incarnation, self._seen[f"{reader}@{incarnation}"][0]
+        return incarnation, self._seen[reader, incarnation].value

@@ -6,7 +6,7 @@ group again in the same entry, so that the group is never seen in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from synchronizer import (
@@ -24,9 +24,9 @@ from synchronizer import (
 from . import balance
 from .config import ReaderGroupConfig
 from .errors import ReaderNotInGroupError
-from .liveness import PREFIX, Held, Lease, Positions, current_offsets, lease_attribute, lease_value
+from .liveness import PREFIX, Held, Lease, Observed, Positions, current_offsets, lease_attribute, lease_value
 from .source import check_offset
-from .state import FollowedStream, ReaderGroupState, SegmentState
+from .state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
 from .streams.config import KeyRange, SegmentId, StreamCut, number_of, stream_of
 from .streams.manager import StreamManager
 from .streams.state import StreamState
@@ -70,7 +70,7 @@ class ReaderGroupStateManager:
             updates: list[Update[ReaderGroupState]] = []
             before = state.readers.get(reader)
             if before is not None:
-                removal, changes = _removal(state, reader, self.leases(), "replaced")
+                removal, changes = _removal(state, reader, self.leases([before]), "replaced")
                 updates.append(removal)
                 attributes.update(changes)
             updates.append(AddReader(reader=reader, lease=lease.name))
@@ -101,26 +101,30 @@ class ReaderGroupStateManager:
             found = state.readers.get(reader)
             if found is None or lease not in (None, found.lease):
                 return Proposal((), False)
-            removal, attributes = _removal(state, reader, self.leases(), cause, reached or {}, position or {})
+            removal, attributes = _removal(state, reader, self.leases([found]), cause, reached or {}, position or {})
             return Proposal([removal], True, attributes)
 
         return self._update_and_balance(leave, timeout)
 
-    def remove_dead(self, dead: Mapping[str, tuple[int, bytes | None]], *, timeout: float | None = None) -> list[str]:
+    def remove_dead(self, dead: Observed, *, timeout: float | None = None) -> list[str]:
         """Take out these readers, of whom an incarnation and the unchanged value of its lease were observed.
 
         One that has renewed since, or is another incarnation by now, stays. Returns those that were removed.
         """
 
         def evict(state: ReaderGroupState) -> Proposal[ReaderGroupState, list[str]]:
+            observed_lives = {
+                reader: state.readers[reader]
+                for reader, (incarnation, _) in dead.items()
+                if reader in state.readers and state.readers[reader].incarnation == incarnation
+            }
             # The entry compares with these very values, so that a renewal from now on saves the reader.
-            values = self.leases()
+            values = self.leases(observed_lives.values())
             updates: list[Update[ReaderGroupState]] = []
             removed: list[str] = []
             attributes: dict[str, AttributeChange] = {}
-            for reader, (incarnation, observed) in dead.items():
-                found = state.readers.get(reader)
-                if found is None or found.incarnation != incarnation or lease_value(found, values) != observed:
+            for reader, found in observed_lives.items():
+                if lease_value(found, values) != dead[reader][1]:
                     continue
                 removal, changes = _removal(state, reader, values, "dead")
                 updates.append(removal)
@@ -130,9 +134,12 @@ class ReaderGroupStateManager:
 
         return self._update_and_balance(evict, timeout)
 
-    def leases(self) -> Mapping[str, bytes]:
-        """The values of all leases of the group, by attribute."""
-        return self.synchronizer.store.attributes(self.synchronizer.segment, PREFIX)
+    def leases(self, readers: Iterable[ReaderState] | None = None) -> Mapping[str, bytes]:
+        """The values of the leases of these readers, by attribute; without ``readers``, of all leases of the group."""
+        log, names = self.synchronizer.segment, None
+        if readers is not None:
+            names = [lease_attribute(each.lease) for each in readers if each.lease is not None]
+        return self.synchronizer.store.attributes(log, PREFIX, names=names)
 
     def check_position(self, position: Mapping[SegmentId, int]) -> None:
         """Refuse a place that no reader could go on from."""

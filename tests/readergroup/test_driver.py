@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import readergroup as rg
+from readergroup.liveness import in_turn
 from readergroup.updates import UPDATES
 from synchronizer import Map, StateSynchronizer, Update
 from synchronizer.testing import Operation
@@ -199,13 +200,14 @@ def test_l3_nothing_is_proposed_while_nothing_changes(world: World) -> None:
     assert entries(world) == before
 
 
-def test_the_first_in_rank_proposes_at_once_and_the_others_if_it_does_not(world: World) -> None:
-    first, second = world.process(), world.process()
-    readers = [first.reader("r1"), second.reader("r2")]
+def test_the_first_in_turn_proposes_at_once_and_the_others_if_it_does_not(world: World) -> None:
+    processes = {reader: world.process() for reader in ("r1", "r2")}
+    readers = [process.reader(reader) for reader, process in processes.items()]
     world.step()
     for reader in readers:
         drain(reader)
     world.pass_time(2)
+    first, second = (processes[reader] for reader in in_turn(world.state.readers))
     mine = next(iter(world.state.segments_of("r1")))
     give_up = rg.ReleaseSegment(reader="r1", segment=mine, offset=0)
     world.group.synchronizer.update_state_unconditionally(give_up)
