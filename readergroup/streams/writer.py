@@ -515,6 +515,9 @@ class EventWriter(Generic[T]):
         self._routes = state.routes
         self._lane_of_key = {}
         self._lanes = {number: _Lane(number) for number in state.current}
+        # The others are sealed: nothing arrives there any more, and what they hold is settled.
+        self._marks = {number: self._marks[number] for number in state.current if number in self._marks}
+        self._unsettled.intersection_update(state.current)
         # Writers start at different segments, so that few events without a key do not all go to the first one.
         turn = secrets.randbelow(len(state.current))
         self._turns = cycle(state.current[turn:] + state.current[:turn])

@@ -653,6 +653,28 @@ def test_a_group_without_a_key_stays_together_across_a_scale(
     assert len(all_events(streams)) == 44
 
 
+def test_closing_leaves_no_mark_on_the_newest_segments_and_asks_for_no_others(
+    streams: StreamManager, failing: FailingStore
+) -> None:
+    writer = open_writer(failing)
+    for _ in range(5):
+        writer.write_many(numbered(10))
+        for key in QUARTERS:
+            writer.write(b"event", key)
+        writer.flush()
+        streams.scale(NAME, merge=list(streams.fetch_state(NAME).current))
+        streams.scale(NAME, split=list(streams.fetch_state(NAME).current))
+    for key in QUARTERS:
+        writer.write(b"event", key)
+    writer.flush()
+    failing.operations.clear()
+    writer.close()
+    state = streams.fetch_state(NAME)
+    newest = {state.data_segment(number) for number in state.current}
+    assert {operation.segment for operation in failing.operations if operation.verb == "append"} == newest
+    assert all(not streams.store.attributes(segment) for segment in newest)
+
+
 def test_writing_to_a_stream_that_is_sealed_fails_and_says_how_much_is_lost(
     streams: StreamManager, failing: FailingStore
 ) -> None:
