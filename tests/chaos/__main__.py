@@ -1,0 +1,40 @@
+"""``python -m tests.chaos``: schedules of processes that are killed, stopped and asked to leave at random moments."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from tests.chaos.plan import plan
+from tests.chaos.report import summary
+from tests.chaos.schedules import explained, run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--schedules", type=int, default=10, help="how many")
+    parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the seed of the first")
+    parser.add_argument("--seed", type=int, help="the schedule of this seed alone; prints its plan, keeps its folder")
+    parser.add_argument("--jobs", type=int, default=2, help="schedules at a time")
+    parser.add_argument("--folder", type=Path, help="where stores and diaries go, instead of a new folder")
+    arguments = parser.parse_args()
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
+    one = arguments.seed is not None
+    if one:
+        print(plan(arguments.seed), flush=True)
+    seeds = [arguments.seed] if one else range(arguments.first, arguments.first + arguments.schedules)
+    reports = []
+    for report in run(seeds, folder, jobs=arguments.jobs, keep=one):
+        reports.append(report)
+        print(report, flush=True)
+        if report.violations:
+            print(explained(report), flush=True)
+        elif one:
+            print(f"diaries and store: {report.folder}")
+    print(summary(reports))
+    return any(report.violations for report in reports)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

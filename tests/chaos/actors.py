@@ -1,0 +1,140 @@
+"""What the processes of a schedule do, by the public interface: read, write, scale, seal."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import readergroup as rg
+from readergroup.streams.config import number_of
+from tests.chaos.diaries import DiaryFile, pulse
+from tests.chaos.plan import Life
+from tests.readergroup.reader_processes import GROUP, STREAM, Delivery
+
+#: A process whose schedule was cut off does not stay for longer.
+_LONGEST_LIFE_SECONDS: Final = 180
+_KEYS: Final = 6
+_MOST_SEGMENTS: Final = 10
+
+
+def act(life: Life, url: str, diary: Path) -> None:
+    """Be the process of this life, and write down what happens to it."""
+    signal.alarm(_LONGEST_LIFE_SECONDS)
+    file = DiaryFile(diary)
+    work = {"reader": read, "writer": write, "scaler": scale, "sealer": seal}[life.role]
+    with until_told() as told, pulse(file):
+        try:
+            with rg.connect(url) as client:
+                why = work(life, client, file, told)
+            file.note("end", why=why)
+        except BaseException:
+            file.note("error", error=traceback.format_exc())
+            raise
+
+
+class Told:
+    """Whether the process was asked to leave, and what it does then."""
+
+    def __init__(self) -> None:
+        self.leaving = False
+        self.leave: Callable[[], object] = lambda: None
+
+    def on_signal(self, _: int, __: FrameType | None) -> None:
+        self.leaving = True
+        self.leave()
+
+
+@contextmanager
+def until_told() -> Iterator[Told]:
+    told = Told()
+    signal.signal(signal.SIGTERM, told.on_signal)
+    yield told
+
+
+def read(life: Life, client: rg.Client, diary: DiaryFile, told: Told) -> str:
+    """Read to the end of the data, and write down each event before it counts as processed."""
+    group = client.groups.get(GROUP)
+    never = threading.Event()
+
+    def in_the_group(what: str) -> None:
+        found = group.state.readers.get(life.id)
+        diary.note(what, incarnation=None if found is None else found.incarnation)
+
+    try:
+        with group.reader(life.id, on_assign=lambda _: in_the_group("assigned")) as reader:
+            told.leave = reader.stop
+            if told.leaving:
+                reader.stop()
+            in_the_group("joined")
+            for event in reader:
+                key, number = event.raw.decode().split(":")
+                diary.delivered(
+                    Delivery(key, int(number), event.segment, event.offset, event.fencing_token, time.monotonic())
+                )
+                if life.pause_seconds:
+                    never.wait(life.pause_seconds)
+    except rg.ReaderNotInGroupError:
+        return "replaced"
+    return "told" if told.leaving else "done"
+
+
+def write(life: Life, client: rg.Client, diary: DiaryFile, told: Told) -> str:
+    """Write events of several keys until told, and write down what is to be stored before, and what is after."""
+    rng = random.Random(life.seed)
+    never = threading.Event()
+    counts: dict[str, int] = {}
+    try:
+        with client.writer(STREAM) as writer:
+            while not told.leaving:
+                for _ in range(rng.randint(1, 25)):
+                    routing_key = f"k{rng.randrange(_KEYS)}"
+                    key = f"{life.name}/{routing_key}"
+                    number = counts.get(key, 0)
+                    counts[key] = number + 1
+                    diary.note("intend", key=key, count=number + 1)
+                    writer.write(f"{key}:{number}".encode(), routing_key)
+                if rng.random() < 0.2:
+                    writer.flush()
+                    diary.note("acknowledged", counts=counts)
+                never.wait(rng.uniform(0.0, 0.06))
+    except rg.SealedError:
+        return "sealed"
+    diary.note("acknowledged", counts=counts)
+    return "told"
+
+
+def scale(life: Life, client: rg.Client, diary: DiaryFile, told: Told) -> str:
+    """Split and merge segments until told, and compact the state of the group now and then."""
+    rng = random.Random(life.seed)
+    never = threading.Event()
+    while not told.leaving:
+        never.wait(rng.uniform(0.02, 0.5))
+        if rng.random() < 0.15:
+            client.groups.get(GROUP).synchronizer.compact()
+        segments = [number_of(segment) for segment in client.streams.info(STREAM).segments]
+        at = rng.randrange(len(segments))
+        try:
+            if at == 0 or (len(segments) < _MOST_SEGMENTS and rng.random() < 0.55):
+                client.streams.scale(STREAM, split=[segments[at]])
+            else:
+                client.streams.scale(STREAM, merge=segments[at - 1 : at + 1])
+            diary.note("scaled")
+        except rg.InvalidArgumentError:
+            continue  # another scaler was faster
+        except rg.SealedError:
+            return "sealed"
+    return "told"
+
+
+def seal(_: Life, client: rg.Client, __: DiaryFile, ___: Told) -> str:
+    """End the stream."""
+    client.streams.seal(STREAM)
+    return "done"

@@ -1,0 +1,182 @@
+"""Plays one plan: starts the processes, sends the signals, and gathers what there is to know at the end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Final
+
+import readergroup as rg
+from readergroup.streams.segment_reader import SegmentReader
+from tests.chaos.actors import act
+from tests.chaos.diaries import Diary
+from tests.chaos.evidence import Evidence, Happened, Process, Stored
+from tests.chaos.observer import Observer
+from tests.chaos.plan import READER_TIMEOUT_SECONDS, SECONDS, Action, Plan, Role, Step
+from tests.readergroup.reader_processes import GROUP, STREAM
+
+#: How long the processes may take to end, when all is written and sealed.
+ENDING_SECONDS: Final = 60.0
+_SIGNALS: Final[dict[Action, signal.Signals]] = {
+    "kill": signal.SIGKILL,
+    "stop": signal.SIGSTOP,
+    "continue": signal.SIGCONT,
+    "term": signal.SIGTERM,
+}
+
+# Processes of their own, forked by one that has imported everything and opened nothing.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.chaos.actors"])
+
+
+def play(plan: Plan, folder: Path) -> Evidence:
+    """Play the plan in a folder of its own, which keeps the store and all diaries."""
+    url = f"sqlite:///{folder}/chaos.db"
+    with rg.connect(url) as client:
+        client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(plan.number_of_segments))
+        client.groups.create(
+            GROUP,
+            streams=[STREAM],
+            reader_timeout_seconds=READER_TIMEOUT_SECONDS,
+            position_interval_seconds=plan.position_interval_seconds,
+        )
+    observer = Observer(url)
+    stage = _Stage(plan, url, folder)
+    observer.start()
+    try:
+        stage.play()
+    finally:
+        stage.clear()
+        observer.stop()
+    with rg.connect(url) as client:
+        troubles = [*observer.troubles, *stage.troubles, *_look_at_the_end(client, observer)]
+        diaries = {path.stem: Diary.read(path) for path in folder.glob("*.jsonl")}
+        return Evidence(
+            processes={life.name: Process(life.name, life.role, life.id) for life in plan.lives.values()},
+            diaries=diaries,
+            happened=stage.happened,
+            stored=stored_events(client),
+            log=observer.log,
+            cuts=observer.cuts,
+            stalls=observer.stalls,
+            troubles=[*troubles, *(f"{name} failed:\n{e}" for name, diary in diaries.items() for e in diary.errors)],
+        )
+
+
+def stored_events(client: rg.Client) -> dict[rg.SegmentId, list[Stored]]:
+    """All events of the stream."""
+    metadata = client.streams.fetch_state(STREAM)
+    found: dict[rg.SegmentId, list[Stored]] = {}
+    for number in sorted(metadata.segments, key=lambda number: (metadata.segments[number].epoch, number)):
+        segment = metadata.segment(number)
+        reader = SegmentReader(client.store, metadata.data_segment(number))
+        found[segment] = []
+        while block := reader.next_block():
+            for data, offset in zip(block.data, block.offsets, strict=True):
+                key, event_number = data.decode().split(":")
+                found[segment].append(Stored(key, int(event_number), segment, offset))
+    return found
+
+
+def _look_at_the_end(client: rg.Client, observer: Observer) -> list[str]:
+    """The group has read everything; a fresh replica of its state is the one that the observer has."""
+    state = client.groups.get(GROUP).synchronizer.fetch_updates()
+    troubles = []
+    if not state.end_of_data:
+        troubles.append(f"the group has not come to the end of its data: {state}")
+    if observer.log and observer.log[-1].transition.after != state:
+        troubles.append("a fresh replica of the group's state differs from the one that followed its log")
+    return troubles
+
+
+class _Stage:
+    """The processes of a schedule."""
+
+    def __init__(self, plan: Plan, url: str, folder: Path) -> None:
+        self.happened: list[Happened] = []
+        self.troubles: list[str] = []
+        self._plan = plan
+        self._url = url
+        self._folder = folder
+        self._processes: dict[str, BaseProcess] = {}
+        self._never = threading.Event()
+
+    def play(self) -> None:
+        first = _context.Process(target=time.monotonic)  # there is now a process to fork from
+        first.start()
+        first.join()
+        begun = time.monotonic()
+        cut = next((n for n, step in enumerate(self._plan.steps) if step.at > SECONDS), len(self._plan.steps))
+        self._perform(self._plan.steps[:cut], begun)
+        self._wait_until(begun + SECONDS)
+        # Those who stand still now do so to the end of their time, also while the stream is sealed and read.
+        late = self._plan.steps[cut:]
+        if not self._plan.seals_while_writing:
+            self._dismiss("writer", "scaler")
+        now = time.monotonic()
+        ending = [Step(step.at + now, step.action, step.life) for step in self._plan.ending]
+        self._perform(sorted(ending + [Step(step.at + begun, step.action, step.life) for step in late]), 0.0)
+        self._await_all("sealer")
+        self._dismiss("writer", "scaler")
+        self._await_all("reader")
+
+    def _perform(self, steps: Iterable[Step], begun: float) -> None:
+        for at, action, life in steps:
+            self._wait_until(begun + at)
+            self._send(action, life)
+
+    def _send(self, action: Action, life: str) -> None:
+        if action == "start":
+            # In place before the process is, so that a schedule that is broken off ends it.
+            process = self._processes[life] = _context.Process(
+                target=act, args=(self._plan.lives[life], self._url, self._folder / f"{life}.jsonl"), daemon=True
+            )
+            process.start()
+        elif not self._signal(action, life):
+            return
+        self.happened.append(Happened(time.monotonic(), action, life))
+
+    def _signal(self, action: Action, life: str) -> bool:
+        """Whether there is such a process, which now has the signal."""
+        process = self._processes.get(life)
+        if process is None or process.pid is None or not process.is_alive():
+            return False
+        os.kill(process.pid, _SIGNALS[action])
+        return True
+
+    def _dismiss(self, *roles: Role) -> None:
+        """Ask all processes of these roles to leave, and see them gone."""
+        for name in self._of(*roles):
+            self._signal("continue", name)
+            self._signal("term", name)
+        self._await_all(*roles)
+
+    def _await_all(self, *roles: Role) -> None:
+        end = time.monotonic() + ENDING_SECONDS
+        for name in self._of(*roles):
+            process = self._processes[name]
+            process.join(max(0.0, end - time.monotonic()))
+            if process.is_alive():
+                self.troubles.append(f"{name} does not end")
+                self._signal("kill", name)
+            elif process.exitcode not in (0, -signal.SIGKILL, -signal.SIGTERM):
+                self.troubles.append(f"{name} ended with code {process.exitcode}")
+
+    def _of(self, *roles: Role) -> list[str]:
+        return [name for name in self._processes if self._plan.lives[name].role in roles]
+
+    def clear(self) -> None:
+        """Leave no process behind."""
+        for process in self._processes.values():
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
+            process.join(ENDING_SECONDS)
+
+    def _wait_until(self, at: float) -> None:
+        self._never.wait(max(0.0, at - time.monotonic()))

@@ -1,0 +1,150 @@
+"""What is known of a schedule when it is over: all that the checks look at, and nothing of the product that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from readergroup.state import ReaderGroupState, SegmentState
+from readergroup.streams.config import SegmentId
+from readergroup.updates import CompleteSegment, ReleaseSegment, RemoveReader
+from synchronizer import Revision, Transition, Update
+from tests.chaos.diaries import Diary, Interval
+from tests.chaos.plan import READER_TIMEOUT_SECONDS, Action, Role
+
+
+class Stored(NamedTuple):
+    """One event as the stream holds it, by a reading that knows of no group."""
+
+    key: str
+    number: int
+    segment: SegmentId
+    offset: int
+
+
+class Happened(NamedTuple):
+    """A signal that was sent, or a process that was started."""
+
+    at: float
+    action: Action
+    process: str
+
+
+class Process(NamedTuple):
+    name: str
+    role: Role
+    id: str
+
+
+class Entry(NamedTuple):
+    """An entry of the group's log, and when the observer had it: a little after it was written."""
+
+    at: float
+    transition: Transition[ReaderGroupState]
+
+
+class Cut(NamedTuple):
+    """Where the group stood by what its readers had committed, as the observer saw it."""
+
+    at: float
+    offsets: Mapping[SegmentId, int]
+
+
+@dataclass
+class Evidence:
+    processes: Mapping[str, Process] = field(default_factory=dict)
+    diaries: Mapping[str, Diary] = field(default_factory=dict)
+    happened: Sequence[Happened] = ()
+    #: Each segment's events, the segments in order of their epochs.
+    stored: Mapping[SegmentId, Sequence[Stored]] = field(default_factory=dict)
+    log: Sequence[Entry] = ()
+    cuts: Sequence[Cut] = ()
+    #: When the store took no append, or the process that sent the signals stood still.
+    stalls: Sequence[Interval] = ()
+    #: What went wrong outside of the checks: a process that failed, or did not end.
+    troubles: Sequence[str] = ()
+    reader_timeout_seconds: float = READER_TIMEOUT_SECONDS
+
+    def diary(self, process: str) -> Diary:
+        return self.diaries.get(process) or Diary(process)
+
+    def of_role(self, role: Role) -> list[Diary]:
+        return [self.diary(name) for name, process in self.processes.items() if process.role == role]
+
+    @property
+    def log_is_whole(self) -> bool:
+        """Whether the observer saw every entry: it may have been so slow that two compactions overtook it."""
+        return not any(entry.transition.gap for entry in self.log)
+
+
+class Move(NamedTuple):
+    """One update of the log, with the state before and after it."""
+
+    at: float
+    before: ReaderGroupState
+    update: Update[ReaderGroupState]
+    after: ReaderGroupState
+
+    @property
+    def changed(self) -> Iterator[tuple[SegmentId, SegmentState | None, SegmentState | None]]:
+        """The segments that are not as before."""
+        if self.before.segments is self.after.segments:
+            return
+        for segment in sorted({*self.before.segments, *self.after.segments}):
+            before, after = self.before.segments.get(segment), self.after.segments.get(segment)
+            if before != after:
+                yield segment, before, after
+
+
+def moves(log: Sequence[Entry]) -> Iterator[Move]:
+    """The log, update by update."""
+    for at, transition in log:
+        state = transition.before
+        for index, update in enumerate(transition.updates):
+            assert state is not None
+            after = update.apply_to(state, Revision(transition.revision.offset, index))
+            yield Move(at, state, update, after)
+            state = after
+
+
+@dataclass
+class Assignment:
+    """A segment in the hands of one reader, by the group's log."""
+
+    segment: SegmentId
+    token: int
+    reader: str
+    incarnation: int
+    start: int
+    #: Where the group went on, when that was seen, and the update that ended it; None while it lasts.
+    end: int | None = None
+    ended_at: float = float("inf")
+    ended_by: Update[ReaderGroupState] | None = None
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the reader itself said where it stood at the end."""
+        if isinstance(self.ended_by, RemoveReader):
+            return self.ended_by.cause == "closed"
+        return isinstance(self.ended_by, ReleaseSegment | CompleteSegment)
+
+
+def assignments(log: Sequence[Entry]) -> dict[tuple[SegmentId, int], Assignment]:
+    """All assignments, by segment and token."""
+    found: dict[tuple[SegmentId, int], Assignment] = {}
+    for move in moves(log):
+        for segment, before, after in move.changed:
+            token_before = None if before is None else before.token
+            token_after = None if after is None else after.token
+            if token_before == token_after:
+                continue
+            if token_before is not None and (segment, token_before) in found:
+                ended = found[segment, token_before]
+                ended.ended_at, ended.ended_by = move.at, move.update
+                # A segment is forgotten with the update that completes it, which then says where.
+                ended.end = after.offset if after is not None else getattr(move.update, "offset", None)
+            if after is not None and after.owner is not None and token_after is not None:
+                incarnation = move.after.readers[after.owner].incarnation
+                found[segment, token_after] = Assignment(segment, token_after, after.owner, incarnation, after.offset)
+    return found

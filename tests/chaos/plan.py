@@ -1,0 +1,148 @@
+"""Which processes a schedule has, and when each gets which signal. One seed makes one plan."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+Role = Literal["reader", "writer", "scaler", "sealer"]
+#: "term" is SIGTERM, which asks a process to leave; "stop" and "continue" are SIGSTOP and SIGCONT.
+Action = Literal["start", "kill", "stop", "continue", "term"]
+
+READER_TIMEOUT_SECONDS: Final = 2.0
+#: How long signals are sent, before the stream is sealed and read to its end.
+SECONDS: Final = 6.0
+
+#: How often each role meets each fault, per ten.
+_FAULTS: Final[dict[str, dict[Action, int]]] = {
+    "reader": {"kill": 5, "stop": 3, "term": 2},
+    "writer": {"kill": 6, "stop": 2, "term": 2},
+    "scaler": {"kill": 7, "stop": 2, "term": 1},
+}
+#: A process is stopped for so long, in seconds: longer than a lease.
+_STOPPED_SECONDS: Final = (1.1 * READER_TIMEOUT_SECONDS, 1.7 * READER_TIMEOUT_SECONDS)
+_PAUSES_SECONDS: Final = (0.0, 0.0005, 0.002, 0.004)
+_SAME_ID: Final = 0.35
+_NOT_REPLACED: Final = 0.15
+_TWIN: Final = 0.3
+
+
+class Life(NamedTuple):
+    """One process, from its start to its end. Several may have the same id, one after the other."""
+
+    name: str
+    role: Role
+    id: str
+    #: How long a reader takes for an event.
+    pause_seconds: float
+    seed: int
+
+
+class Step(NamedTuple):
+    at: float
+    action: Action
+    life: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    seed: int
+    number_of_segments: int
+    position_interval_seconds: float
+    lives: dict[str, Life]
+    #: Seconds count from the beginning of the schedule.
+    steps: tuple[Step, ...]
+    #: Seconds count from the moment when everything is written; if the stream is sealed meanwhile, from `SECONDS` on.
+    ending: tuple[Step, ...]
+    seals_while_writing: bool
+
+    def __str__(self) -> str:
+        """The plan as text, a line for each step."""
+        first = (
+            f"seed {self.seed}: {self.number_of_segments} segments, positions every {self.position_interval_seconds} s,"
+            f" sealed {'while' if self.seals_while_writing else 'after'} writing"
+        )
+        steps = [f"  {step.at:6.2f}  {step.action:<8}  {step.life}" for step in self.steps]
+        ending = [f"  +{step.at:5.2f}  {step.action:<8}  {step.life}" for step in self.ending]
+        return "\n".join([first, *steps, "  then", *ending])
+
+
+def plan(seed: int) -> Plan:
+    """The plan of this seed."""
+    rng = random.Random(seed)
+    cast = _Cast(rng)
+    steps: list[Step] = []
+    for role, number in (("reader", rng.randint(2, 5)), ("writer", rng.randint(2, 3)), ("scaler", rng.randint(1, 2))):
+        for slot in range(number):
+            steps += cast.play(role, f"{role[0]}{slot}")  # type: ignore[arg-type]
+    steps.sort()
+    return Plan(
+        seed=seed,
+        number_of_segments=rng.randint(2, 6),
+        position_interval_seconds=rng.choice((0.1, 0.3, 1.0)),
+        lives=cast.lives,
+        steps=tuple(steps),
+        ending=tuple(sorted(cast.end(steps))),
+        seals_while_writing=rng.random() < 0.3,
+    )
+
+
+class _Cast:
+    """The processes of a plan, as they are thought of."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.lives: dict[str, Life] = {}
+        self._rng = rng
+        self._ids = 0
+
+    def play(self, role: Role, first_id: str) -> Iterator[Step]:
+        """The lives of one process and those that come in its place."""
+        rng = self._rng
+        at = rng.uniform(0.0, 0.4)
+        life, step = self._begin(role, first_id, at)
+        yield step
+        while (at := at + rng.uniform(0.3, 2.5)) < SECONDS:
+            (fault,) = rng.choices(list(_FAULTS[role]), list(_FAULTS[role].values()))
+            yield Step(at, fault, life.name)
+            if fault == "stop":
+                until = at + rng.uniform(*_STOPPED_SECONDS)
+                yield Step(until, "continue", life.name)
+                if role != "reader" or rng.random() >= _TWIN:
+                    at = until
+                    continue
+                # Somebody else comes under the id of the one that stands still, who then has to stay out.
+                at, next_id = rng.uniform(at, until), life.id
+            else:
+                if rng.random() < _NOT_REPLACED:
+                    return
+                at += rng.uniform(0.0, 1.0)
+                next_id = life.id if rng.random() < _SAME_ID else self._new_id(role)
+            life, step = self._begin(role, next_id, at)
+            yield step
+
+    def end(self, steps: list[Step]) -> Iterator[Step]:
+        """The stream is sealed, perhaps by a process that dies over it, and a last reader comes."""
+        rng = self._rng
+        yield self._begin("reader", "last", 0.0, pauses=(0.0,))[1]
+        sealer, step = self._begin("sealer", "sealer", 0.1)
+        yield step
+        if rng.random() < 0.4:
+            yield Step(0.1 + rng.uniform(0.0, 0.1), "kill", sealer.name)
+            yield self._begin("sealer", "sealer", 0.25)[1]
+        if rng.random() < 0.5:
+            ended = {step.life for step in steps if step.action in ("kill", "term")}
+            readers = [name for name, life in self.lives.items() if life.role == "reader" and name not in ended]
+            yield Step(rng.uniform(0.1, 0.8), "kill", rng.choice(readers))
+
+    def _begin(
+        self, role: Role, id_: str, at: float, *, pauses: Sequence[float] = _PAUSES_SECONDS
+    ) -> tuple[Life, Step]:
+        name = f"{role}-{len(self.lives)}-{id_}"
+        self.lives[name] = Life(name, role, id_, self._rng.choice(pauses), self._rng.getrandbits(32))
+        return self.lives[name], Step(at, "start", name)
+
+    def _new_id(self, role: Role) -> str:
+        self._ids += 1
+        return f"{role[0]}new{self._ids}"

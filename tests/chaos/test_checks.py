@@ -1,0 +1,314 @@
+"""Every check sees a run that went wrong in its way, and lets the same run pass when it went well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from readergroup.state import ReaderGroupState
+from readergroup.streams.config import SegmentId
+from readergroup.updates import AddReader, CompleteSegment, ReassignSegment, RemoveReader
+from synchronizer import Revision, Transition, Update
+from tests.chaos.checks import quiet_seconds, takeovers, violations
+from tests.chaos.diaries import Diary, Interval
+from tests.chaos.evidence import Cut, Entry, Evidence, Happened, Process, Stored
+from tests.readergroup.histories import History, group_state, seg
+from tests.readergroup.reader_processes import Delivery
+
+KEY = "w/k0"
+SEGMENT = seg(0)
+
+
+class Steal(Update[ReaderGroupState], tag="steal"):
+    """What no update of a group may do: take a segment from its owner."""
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        held = state.segments[SEGMENT]
+        return state.with_segment(SEGMENT, held.changed(owner="second", token=revision.token))
+
+
+class Run:
+    """Six events of one key, at the offsets 0, 10, 20 and so on. By default ``first`` reads three of them and is
+    killed at 3.0, and ``second`` reads the others."""
+
+    def __init__(
+        self,
+        *,
+        cause: str = "dead",
+        position: int = 30,
+        removed_at: float = 5.5,
+        extra: Callable[[Run], object] = lambda run: None,
+    ) -> None:
+        self.history = History(group_state(1, ended=True))
+        self.log: list[Entry] = []
+        self.evidence = Evidence(
+            processes={
+                "writer": Process("writer", "writer", "writer"),
+                "one": Process("one", "reader", "first"),
+                "two": Process("two", "reader", "second"),
+            },
+            diaries={name: Diary(name) for name in ("writer", "one", "two")},
+            happened=[Happened(3.0, "kill", "one")],
+            stored={SEGMENT: [Stored(KEY, number, SEGMENT, 10 * number) for number in range(6)]},
+            log=self.log,
+            cuts=[Cut(2.5, {SEGMENT: 30})],
+        )
+        self.diary("writer").intended[KEY] = 6
+        self.diary("writer").acknowledged[KEY] = 5
+        self.apply(1.0, AddReader(reader="first"))
+        self.diary("one").joined_at, self.diary("two").joined_at = 1.0, 2.0
+        self.diary("one").incarnations.add(self.history.state.readers["first"].incarnation)
+        self.apply(1.5, ReassignSegment(segment=SEGMENT, reader="first"))
+        self.first_token = self.deliver("one", 2.0, 0, 1, 2)
+        self.apply(2.0, AddReader(reader="second"))
+        extra(self)
+        self.apply(
+            removed_at,
+            RemoveReader(reader="first", position={SEGMENT: position}, cause=cause),  # type: ignore[arg-type]
+            ReassignSegment(segment=SEGMENT, reader="second"),
+        )
+        self.second_token = self.deliver("two", removed_at + 1, *range(position // 10, 6))
+        self.apply(removed_at + 2, CompleteSegment(reader="second", segment=SEGMENT, offset=60))
+
+    def diary(self, name: str) -> Diary:
+        return self.evidence.diaries[name]
+
+    def apply(self, at: float, *updates: Update[ReaderGroupState]) -> None:
+        before, offset = self.history.state, self.history.offset
+        after = self.history.apply(*updates)
+        self.log.append(Entry(at, Transition(before, after, Revision(offset, len(updates) - 1), updates)))
+
+    def deliver(self, name: str, at: float, *numbers: int, token: int | None = None) -> int:
+        """These events go to the process, each a hundredth of a second after the one before."""
+        found = self.history.token(0) if token is None else token
+        assert found is not None
+        self.diary(name).deliveries += [
+            Delivery(KEY, number, SEGMENT, 10 * number, found, at + index / 100) for index, number in enumerate(numbers)
+        ]
+        return found
+
+    @property
+    def stored(self) -> list[Stored]:
+        events = self.evidence.stored[SegmentId(SEGMENT)]
+        assert isinstance(events, list)
+        return events
+
+
+def lost_event() -> Run:
+    run = Run()
+    del run.diary("two").deliveries[1]
+    return run
+
+
+def lost_at_the_end() -> Run:
+    run = Run()
+    del run.diary("two").deliveries[-1]
+    return run
+
+
+def reordered_events() -> Run:
+    run = Run()
+    read = run.diary("two").deliveries
+    read[0], read[1] = read[1]._replace(at=read[0].at), read[0]._replace(at=read[1].at)
+    return run
+
+
+def event_before_its_predecessor() -> Run:
+    """In another segment, so that only the key tells."""
+    run = Run()
+    other = seg(1)
+    run.evidence.stored = {**run.evidence.stored, other: [Stored(KEY, 6, other, 0)]}
+    run.diary("writer").intended[KEY] = 7
+    run.diary("two").deliveries.append(Delivery(KEY, 6, other, 0, 999, 2.5))
+    return run
+
+
+def event_twice_in_an_assignment() -> Run:
+    run = Run()
+    run.diary("two").deliveries.insert(1, run.diary("two").deliveries[0])
+    return run
+
+
+def two_owners() -> Run:
+    run = Run()
+    run.deliver("two", 2.5, 0, token=run.first_token)
+    return run
+
+
+def token_of_nobody() -> Run:
+    run = Run()
+    run.deliver("two", 9.0, 3, token=12345)
+    return run
+
+
+def owner_that_lost_by_the_update_of_another() -> Run:
+    return Run(extra=lambda run: run.apply(2.5, Steal()))
+
+
+def token_that_went_back() -> Run:
+    def rewind(run: Run) -> None:
+        run.history.offset = 0
+
+    return Run(extra=rewind)
+
+
+def position_ahead_of_the_reader() -> Run:
+    return Run(position=40)
+
+
+def cut_ahead_of_the_reader() -> Run:
+    run = Run()
+    run.evidence.cuts = [Cut(2.015, {SEGMENT: 30})]
+    return run
+
+
+def cut_that_went_back() -> Run:
+    run = Run()
+    run.evidence.cuts = [Cut(2.5, {SEGMENT: 30}), Cut(2.6, {SEGMENT: 20})]
+    return run
+
+
+def repeated_after_leaving() -> Run:
+    return Run(cause="closed", position=20)
+
+
+def former_owner_that_goes_on() -> Run:
+    run = Run()
+    run.deliver("one", 6.0, 3, 4, token=run.first_token)
+    return run
+
+
+def late_takeover() -> Run:
+    return Run(removed_at=7.5)
+
+
+def no_takeover_at_all() -> Run:
+    run = Run()
+    del run.log[-2:]
+    run.diary("two").ended_at = 60.0
+    return run
+
+
+def stored_twice() -> Run:
+    run = Run()
+    run.stored.append(Stored(KEY, 5, SEGMENT, 60))
+    run.deliver("two", 8.0, 6, token=run.second_token)
+    return run
+
+
+def hole_in_the_stream() -> Run:
+    run = Run()
+    del run.stored[1]
+    return run
+
+
+def acknowledged_and_not_stored() -> Run:
+    run = Run()
+    run.diary("writer").acknowledged[KEY] = 7
+    return run
+
+
+def never_written() -> Run:
+    run = Run()
+    run.diary("writer").intended[KEY] = 5
+    return run
+
+
+def something_else_delivered() -> Run:
+    run = Run()
+    run.diary("two").deliveries[-1] = run.diary("two").deliveries[-1]._replace(key="w/k1")
+    return run
+
+
+def failed_process() -> Run:
+    run = Run()
+    run.evidence.troubles = ["reader-7 failed"]
+    return run
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (lost_event, "S2 1 events of shop/orders/0 were never delivered"),
+        (lost_event, "S3 two began at 30, was to be handed the event at 40"),
+        (lost_event, "S2 second left shop/orders/0 at 60, and 1 events from 40 on were not handed to it"),
+        (lost_at_the_end, "S2 1 events of shop/orders/0 were never delivered"),
+        (reordered_events, "S3 two began at 30, was to be handed the event at 30"),
+        (event_before_its_predecessor, "was delivered before the event before it"),
+        (event_twice_in_an_assignment, "S3 two began at 30, was to be handed the event at 40"),
+        (two_owners, "S1 shop/orders/0 was read under token"),
+        (two_owners, "S1 two read shop/orders/0 under the token"),
+        (token_of_nobody, "under token 12345, which nobody was given"),
+        (owner_that_lost_by_the_update_of_another, "S1 first lost shop/orders/0 by Steal()"),
+        (token_that_went_back, "S7 the token of shop/orders/0 went from"),
+        (position_ahead_of_the_reader, "S2 first left shop/orders/0 at 40, and 1 events from 30 on"),
+        (cut_ahead_of_the_reader, "S2 the group stood at 30 in shop/orders/0 before"),
+        (cut_that_went_back, "S1 the group's position in shop/orders/0 went back from 30 to 20"),
+        (repeated_after_leaving, "S3 first gave shop/orders/0 up at 20, and had been handed 1 events from 20 on"),
+        (former_owner_that_goes_on, "S1 one handed out 2 events after it was out"),
+        (late_takeover, "L1 the segments of first had no other owners for 4.5 s"),
+        (no_takeover_at_all, "L1 the segments of first had no other owners for 57.0 s"),
+        (stored_twice, "S3 the stream holds, of w/k0, [4, 5, 5] where 6 was to come"),
+        (hole_in_the_stream, "S3 the stream holds, of w/k0, [0, 2, 3, 4] where 1 was to come"),
+        (acknowledged_and_not_stored, "S2 writer was told that 7 events of w/k0 are stored, and 6 are"),
+        (never_written, "S2 the stream holds 6 events of w/k0, of which 5 were written"),
+        (something_else_delivered, "S2 Delivery(key='w/k1', number=5"),
+        (failed_process, "reader-7 failed"),
+    ],
+)
+def test_a_run_that_went_wrong_is_told(wrong: Callable[[], Run], told: str) -> None:
+    found = violations(wrong().evidence)
+    assert any(told in text for text in found), found
+
+
+def test_a_run_that_went_well_passes() -> None:
+    run = Run()
+    assert violations(run.evidence) == []
+    (takeover,) = takeovers(run.evidence)
+    assert takeover.seconds == 2.5 and not takeover.was_stalled
+
+
+def test_what_a_killed_reader_had_not_committed_may_be_repeated() -> None:
+    assert violations(Run(position=10).evidence) == []
+
+
+def test_a_reader_that_was_paused_may_hand_out_the_event_that_it_held() -> None:
+    run = Run()
+    run.deliver("one", 6.0, 3, token=run.first_token)
+    assert violations(run.evidence) == []
+
+
+def test_what_a_killed_writer_was_not_told_may_be_missing() -> None:
+    run = Run()
+    run.diary("writer").intended[KEY] = 9
+    assert violations(run.evidence) == []
+
+
+def test_a_takeover_may_be_late_by_the_stalls_of_the_store_or_of_the_reader_that_was_to_do_it() -> None:
+    run = late_takeover()
+    run.evidence.stalls = [Interval(3.5, 4.05)]
+    assert violations(run.evidence) == []
+    (takeover,) = takeovers(run.evidence)
+    assert takeover.was_stalled
+    run = late_takeover()
+    run.diary("two").stalls.append(Interval(3.5, 4.4))
+    assert violations(run.evidence) == []
+
+
+def test_a_takeover_counts_from_the_moment_when_another_reader_is_there() -> None:
+    run = late_takeover()
+    run.evidence.happened = [
+        *run.evidence.happened,
+        Happened(3.5, "stop", "two"),
+        Happened(6.5, "continue", "two"),
+    ]
+    assert violations(run.evidence) == []
+
+
+def test_long_stalls_divide_a_time_and_short_ones_are_taken_off() -> None:
+    within = Interval(10.0, 20.0)
+    assert quiet_seconds([], within, 0.6) == 10.0
+    assert quiet_seconds([Interval(9.0, 10.5), Interval(12.0, 12.25)], within, 2.0) == 9.25
+    assert quiet_seconds([Interval(13.0, 14.0), Interval(13.5, 15.0)], within, 0.6) == 5.0
+    assert quiet_seconds([Interval(0.0, 30.0)], within, 0.6) == 0.0
