@@ -2,13 +2,19 @@
 
 The planner is part of the protocol: two releases that plan differently would move segments to and fro. So the state
 says which planner its group uses, and a release that has another one proposes nothing.
+
+Every process plans at every change of its group, and mostly there is nothing to do. So what each reader holds is not
+looked at before something is to be taken from it, or given to it.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
 from typing import Final
+
+from synchronizer import Map
 
 from .state import ReaderGroupState
 from .streams.config import SegmentId
@@ -16,6 +22,8 @@ from .updates import ReassignSegment
 
 #: Grows with every change of what `plan` returns.
 PLANNER: Final = 1
+#: Of the lightest segment.
+_LEAST_LOAD: Final = 1
 
 
 def plan(state: ReaderGroupState) -> list[ReassignSegment]:
@@ -27,28 +35,38 @@ def plan(state: ReaderGroupState) -> list[ReassignSegment]:
     """
     if not state.readers or state.planner != PLANNER:
         return []
-    shares = {reader: _Share(reader) for reader in state.readers}
-    before: dict[SegmentId, str | None] = {}
-    free: list[tuple[int, SegmentId]] = []
-    for segment, found in state.segments.items():
-        if found.readable:
-            holder = before[segment] = found.target or found.owner
-            if holder is None:
-                free.append((found.weight, segment))
-            else:
-                shares[holder].give(found.weight, segment)
-    after = dict(_moves(shares.values(), free))
-    moved = sorted(segment for segment, reader in after.items() if reader != before[segment])
+    overview = state.overview
+    loads = [overview.loads.get(reader, 0) for reader in state.readers]
+    if not overview.unassigned and max(loads) - min(loads) <= _LEAST_LOAD:
+        return []
+    nothing: Map[SegmentId, int] = Map()
+    shares = [
+        _Share(reader, load, overview.held.get(reader, nothing))
+        for reader, load in zip(state.readers, loads, strict=True)
+    ]
+    free = [(state.segments[segment].weight, segment) for segment in overview.unassigned]
+    after = dict(_moves(shares, free))
+    moved = sorted(segment for segment, reader in after.items() if reader != state.segments[segment].holder)
     return [ReassignSegment(segment=segment, reader=after[segment]) for segment in moved]
 
 
 class _Share:
-    """What one reader is to have, by weight."""
+    """What one reader is to have, by weight; at first that is what it ``held``."""
 
-    def __init__(self, reader: str) -> None:
+    def __init__(self, reader: str, load: int, held: Mapping[SegmentId, int]) -> None:
         self.reader = reader
-        self.load = 0
-        self._segments: dict[int, list[SegmentId]] = {}  # heaps, by the weight's exponent
+        self.load = load
+        self._held = held
+
+    @cached_property
+    def _segments(self) -> dict[int, list[SegmentId]]:
+        """Heaps, by the weight's exponent."""
+        segments: dict[int, list[SegmentId]] = {}
+        for segment, weight in self._held.items():
+            segments.setdefault(weight, []).append(segment)
+        for heap in segments.values():
+            heapq.heapify(heap)
+        return segments
 
     def give(self, weight: int, segment: SegmentId) -> None:
         heapq.heappush(self._segments.setdefault(weight, []), segment)
@@ -103,7 +121,10 @@ def _moves(shares: Collection[_Share], free: list[tuple[int, SegmentId]]) -> Ite
     while (source := most.first()) is not None:
         target = least.first()
         assert target is not None
-        taken = source.take(below=source.load - target.load)
+        difference = source.load - target.load
+        if difference <= _LEAST_LOAD:  # and so it is for those that have less
+            return
+        taken = source.take(below=difference)
         if taken is None:
             most.drop_first()
             continue

@@ -59,10 +59,8 @@ class SegmentNotifier(PollingNotifier[ReaderGroupState, SegmentNotification]):
     def detect(
         self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
     ) -> Iterable[SegmentNotification]:
-        if before is not None and before.segments is after.segments:
-            return
-        segments = after.newest_segments
-        if before is None or before.newest_segments != segments:
+        if before is None or before.overview.newest != after.overview.newest:
+            segments = after.newest_segments
             yield SegmentNotification(
                 change=change,
                 number_of_segments=len(segments),

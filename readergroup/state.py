@@ -5,7 +5,7 @@ Data and questions only. The transitions are in `updates`, the decision who shou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Self
 
 from pydantic import (
@@ -21,6 +21,7 @@ from synchronizer import Map, NotFoundError, State
 
 from .config import ReaderGroupConfig
 from .errors import ReaderNotInGroupError
+from .overview import Overview
 from .streams.config import SegmentId, StreamCut, stream_of
 
 
@@ -71,6 +72,25 @@ class SegmentState(_Value):
         """Whether the segment may have an owner now."""
         return not self.completed and not self.waiting_for
 
+    @property
+    def holder(self) -> str | None:
+        """The reader that is to read it: its target, else its owner."""
+        return self.target or self.owner
+
+    @property
+    def unassigned(self) -> bool:
+        return self.owner is None and self.readable
+
+    @property
+    def newest(self) -> bool:
+        """Whether it is to be read, and nothing that comes after it is known."""
+        return not self.completed and not self.successors
+
+    @property
+    def load(self) -> int:
+        """How much work the segment is."""
+        return 1 << self.weight
+
     def changed(self, **changes: object) -> SegmentState:
         return self.model_copy(update=changes)
 
@@ -96,38 +116,39 @@ class ReaderGroupState(State):
     readers: Map[str, ReaderState] = Map()
     segments: Map[SegmentId, SegmentState] = Map()
 
-    #: Derived from ``segments``: what each reader owns, and which segments are marked for hand-over.
-    owned: Annotated[Map[str, Map[SegmentId, None]], Field(exclude=True, repr=False)] = Map()
-    marked: Annotated[Map[SegmentId, None], Field(exclude=True, repr=False)] = Map()
+    #: Derived from ``segments``.
+    overview: Annotated[Overview, Field(exclude=True, repr=False)] = Overview()
 
     @model_validator(mode="after")
     def _derive(self) -> Self:
-        owned: dict[str, dict[SegmentId, None]] = {}
-        for segment, found in self.segments.items():
-            if found.owner is not None:
-                owned.setdefault(found.owner, {})[segment] = None
-        object.__setattr__(self, "owned", Map({reader: Map(held) for reader, held in owned.items()}))
-        marked = {segment: None for segment, found in self.segments.items() if found.target is not None}
-        object.__setattr__(self, "marked", Map(marked))
+        object.__setattr__(self, "overview", Overview.of(self.segments))
         return self
 
     # ------------------------------------------------------------------ questions
+
+    @property
+    def owned(self) -> Mapping[str, Collection[SegmentId]]:
+        """What each reader owns now, those that own something."""
+        return self.overview.owned
+
+    @property
+    def marked(self) -> Collection[SegmentId]:
+        """The segments that are marked for hand-over."""
+        return self.overview.marked
 
     def segments_of(self, reader: str) -> Mapping[SegmentId, SegmentState]:
         """What the reader owns now."""
         return {segment: self.segments[segment] for segment in self.owned.get(reader, ())}
 
     @property
-    def unassigned(self) -> Iterator[SegmentId]:
+    def unassigned(self) -> Collection[SegmentId]:
         """The segments that may be read and have no owner."""
-        return (segment for segment, found in self.segments.items() if found.readable and found.owner is None)
+        return self.overview.unassigned
 
     @property
     def newest_segments(self) -> frozenset[SegmentId]:
         """The segments of the newest epochs that are not completed, read already or not yet."""
-        return frozenset(
-            segment for segment, found in self.segments.items() if not found.completed and not found.successors
-        )
+        return frozenset(self.overview.newest)
 
     def knows_successors(self, segment: SegmentId) -> bool:
         """Whether the state says what comes after the segment: segments for all of its keys, or nothing."""
@@ -144,7 +165,7 @@ class ReaderGroupState(State):
     @property
     def number_of_segments(self) -> int:
         """How many `newest_segments` there are: the most readers that could be of use."""
-        return len(self.newest_segments)
+        return len(self.overview.newest)
 
     @property
     def number_of_readers(self) -> int:
@@ -153,9 +174,7 @@ class ReaderGroupState(State):
     @property
     def end_of_data(self) -> bool:
         """Whether everything that the group is to read is completed, and nothing more can come."""
-        return all(stream.ended for stream in self.streams.values()) and all(
-            found.completed for found in self.segments.values()
-        )
+        return not self.overview.unfinished and all(stream.ended for stream in self.streams.values())
 
     @property
     def cuts(self) -> Mapping[str, StreamCut]:
@@ -196,17 +215,6 @@ class ReaderGroupState(State):
 
     def with_segment(self, segment: SegmentId, after: SegmentState | None) -> Self:
         """The state in which ``segment`` is ``after`` (None: it is gone), with what is derived from it."""
-        before: SegmentState | None = self.segments.get(segment)
-        owner_before = None if before is None else before.owner
-        owner_after = None if after is None else after.owner
-        owned, marked = self.owned, self.marked
-        if owner_before != owner_after:
-            if owner_before is not None:
-                left = owned[owner_before].delete(segment)
-                owned = owned.set(owner_before, left) if left else owned.delete(owner_before)
-            if owner_after is not None:
-                owned = owned.set(owner_after, owned.get(owner_after, Map()).set(segment, None))
-        if (segment in marked) != (after is not None and after.target is not None):
-            marked = marked.delete(segment) if segment in marked else marked.set(segment, None)
+        overview = self.overview.after(segment, self.segments.get(segment), after)
         segments = self.segments.delete(segment) if after is None else self.segments.set(segment, after)
-        return self.replace(segments=segments, owned=owned, marked=marked)
+        return self.replace(segments=segments, overview=overview)

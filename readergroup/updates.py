@@ -53,10 +53,9 @@ class RemoveReader(Update[ReaderGroupState], tag="remove_reader"):
         for segment in state.owned.get(self.reader, ()):
             found = state.segments[segment]
             state = _hand_over(state, segment, found, position.get(segment, found.offset), revision)
-        for segment in state.marked:
+        for segment in state.overview.held.get(self.reader, ()):
             found = state.segments[segment]
-            if found.target == self.reader:
-                state = state.with_segment(segment, found.changed(target=None, target_incarnation=None))
+            state = state.with_segment(segment, found.changed(target=None, target_incarnation=None))
         return state.replace(readers=state.readers.delete(self.reader))
 
 

@@ -16,6 +16,7 @@ from readergroup.streams.config import SegmentId
 from readergroup.updates import UPDATES, CompleteSegment, RecordWeights, ReleaseSegment
 from synchronizer import InvalidArgumentError, NotFoundError
 from synchronizer.state import StateCodec
+from tests.readergroup import reference_planner
 from tests.readergroup.histories import STREAM, History, group_state, seg
 
 READERS = st.sampled_from([f"r{number}" for number in range(5)])
@@ -132,8 +133,25 @@ class RandomHistory(RuleBasedStateMachine):
         read, _ = codec.decode_snapshot(codec.encode_snapshot(self.state, 0))
         assert read is not None
         assert read == self.state
-        assert read.owned == self.state.owned
-        assert read.marked == self.state.marked
+        assert read.overview == self.state.overview
+
+    @invariant()
+    def what_is_derived_is_what_its_words_say(self) -> None:
+        segments = self.state.segments
+        readable = {s: found for s, found in segments.items() if not found.completed and not found.waiting_for}
+        for reader in self.state.readers:
+            owned = {s for s, found in segments.items() if found.owner == reader}
+            assert set(self.state.owned.get(reader, ())) == owned
+        assert set(self.state.marked) == {s for s, found in segments.items() if found.target is not None}
+        assert set(self.state.unassigned) == {s for s, found in readable.items() if found.owner is None}
+        newest = {s for s, found in segments.items() if not found.completed and not found.successors}
+        assert self.state.newest_segments == newest and self.state.number_of_segments == len(newest)
+        ended = all(stream.ended for stream in self.state.streams.values())
+        assert self.state.end_of_data == (ended and all(found.completed for found in segments.values()))
+
+    @invariant()
+    def the_plan_is_that_of_the_first_planner(self) -> None:
+        assert balance.plan(self.state) == reference_planner.plan(self.state)
 
     @invariant()
     def each_owner_is_in_the_group_and_has_a_token(self) -> None:
