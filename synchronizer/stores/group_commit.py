@@ -14,10 +14,14 @@ R = TypeVar("R")
 
 
 class Step(Generic[C]):
-    """One thread's part of a commit. ``run`` checks before it writes: if it raises, it has written nothing."""
+    """One thread's part of a commit. ``run`` checks before it writes: if it raises, it has written nothing.
 
-    def __init__(self, run: Callable[[C], object], *, weight: int = 0) -> None:
+    ``wakes`` says that somebody may wait for what it does.
+    """
+
+    def __init__(self, run: Callable[[C], object], *, weight: int = 0, wakes: bool = True) -> None:
         self.weight = weight
+        self.wakes = wakes
         self.leads = False
         self.is_settled = False
         self._run = run
@@ -84,9 +88,9 @@ class GroupCommit(Generic[C]):
         self._is_closed = False
         self._queue: deque[Step[C]] = deque()
 
-    def run(self, run: Callable[[C], R], *, weight: int = 0) -> R:
+    def run(self, run: Callable[[C], R], *, weight: int = 0, wakes: bool = True) -> R:
         """What ``run`` returns or raises, when it is committed."""
-        step: Step[C] = Step(run, weight=weight)
+        step: Step[C] = Step(run, weight=weight, wakes=wakes)
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the store is closed")

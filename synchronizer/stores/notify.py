@@ -1,4 +1,4 @@
-"""A file that is touched after each commit, so that processes that wait for a change can sleep until there is one.
+"""A file that is touched after a commit, so that processes that wait for a change can sleep until there is one.
 
 Watching a database's own files does not do: their write events come before the commit can be seen. The touch is a read
 of one byte: a write would change the file's time, and the next sync of the database would have to write that as well

@@ -3,7 +3,7 @@
 Beside the file ``shop.db`` and SQLite's own ``-wal`` and ``-shm`` lie ``shop.db.lock`` and ``shop.db.lock.next`` (the
 gate that all writers and checkpoints pass, because SQLite's own waiting starves processes, and because SQLite before
 3.51.3 can damage a file when a checkpoint meets a writer), ``shop.db.fair`` (the fair locks) and ``shop.db.notify``
-(touched after each commit, to wake who waits). They hold nothing that needs a backup.
+(touched after each commit that somebody may wait for). They hold nothing that needs a backup.
 
 Not for network file systems: neither the locks nor the wake-ups work there.
 """
@@ -137,6 +137,7 @@ class SqliteStore(SegmentStore):
             return self._write(
                 lambda connection: sqlite_steps.append(connection, segment, data, expected_offset, changes),
                 weight=len(data),
+                wakes=bool(data),  # there are many renewals of leases, which nobody waits for
             )
         except OutcomeUnknownError as error:
             return UnknownOutcome(error)
@@ -192,9 +193,9 @@ class SqliteStore(SegmentStore):
 
     # Writing
 
-    def _write(self, run: Callable[[sqlite3.Connection], T], *, weight: int = 0) -> T:
+    def _write(self, run: Callable[[sqlite3.Connection], T], *, weight: int = 0, wakes: bool = True) -> T:
         self._check_open()
-        return self._commits.run(run, weight=weight)
+        return self._commits.run(run, weight=weight, wakes=wakes)
 
     def _execute(self, batch: Batch[sqlite3.Connection]) -> None:
         try:
@@ -216,7 +217,7 @@ class SqliteStore(SegmentStore):
 
     def _try_to_commit(self, steps: Iterable[Step[sqlite3.Connection]]) -> _Failure | None:
         connection = self._writer
-        is_committing = False
+        is_committing = wakes = False
         try:
             if connection.in_transaction:  # the thread that began it was interrupted
                 connection.execute("ROLLBACK")
@@ -224,12 +225,13 @@ class SqliteStore(SegmentStore):
             connection.execute("BEGIN IMMEDIATE")
             for step in steps:
                 step.try_to_run(connection)
+                wakes |= step.wakes
             is_committing = True
             connection.execute("COMMIT")
         except sqlite3.Error as error:
             self._roll_back()
             return _Failure(error, may_be_stored=is_committing and not _wrote_nothing(error))
-        if connection.total_changes != changes_before:
+        if wakes and connection.total_changes != changes_before:
             self._notify.announce()
         return None
 

@@ -7,15 +7,17 @@ import signal
 import sqlite3
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from synchronizer.errors import ClosedError, StoreUnavailableError
-from synchronizer.store import Appended
+from synchronizer.store import ANY, Appended, AttributeChange
 from synchronizer.stores import open_store
+from synchronizer.stores.notify import FileWatch, can_watch
 from synchronizer.stores.sqlite import SqliteStore
 from synchronizer.testing import ManualClock
 
@@ -91,6 +93,27 @@ def test_who_waits_is_woken_and_does_not_find_out_by_looking_again(path: Path) -
         with pytest.raises(ClosedError):
             waiting.result(LONG)
         writer.send(False)
+
+
+@pytest.mark.skipif(not can_watch(), reason="without inotify everybody looks every 10 ms")
+def test_nobody_is_woken_by_what_nobody_waits_for(path: Path) -> None:
+    """Renewals of leases: each of many readers would wake all others."""
+    with open_store(f"sqlite:///{path}") as store, closing(FileWatch(f"{path}.notify")) as watch:
+
+        def wakes(change: Callable[[], object]) -> bool:
+            change()
+            was_woken = bool(watch._poll.poll(0))
+            watch.wake()
+            watch.wait()
+            os.read(watch._wake_reader, 1)
+            return was_woken
+
+        set_attribute = {"lease": AttributeChange(ANY, b"1")}
+        assert not wakes(lambda: store.append("s", b"", attributes=set_attribute))
+        assert not wakes(lambda: store.append("s", b"data", expected_offset=1))  # it is not
+        assert wakes(lambda: store.append("s", b"data", attributes=set_attribute))
+        assert wakes(lambda: store.seal("s"))
+        assert wakes(lambda: store.delete("s"))
 
 
 def test_waiting_takes_no_processor_time(path: Path) -> None:
