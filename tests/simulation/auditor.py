@@ -163,6 +163,8 @@ class Auditor:
         self.planned_at: list[float] = []  # entries that only move segments
         #: Told of what begins and ends: "hand-over", a name, and whether it begins.
         self.on_phase: Callable[[str, str, bool], None] = lambda phase, name, begins: None
+        #: Told of every entry of a log, after it was checked.
+        self.on_transition: Callable[[Done, Transition[Any]], None] = lambda done, transition: None
         world.on_done = self.done
 
     def broken(self, guarantee: str, text: str) -> None:
@@ -224,6 +226,7 @@ class Auditor:
                     self._group(done, transition)
                 elif kind == "stream":
                     self._stream(done, transition)
+                self.on_transition(done, transition)
         except ReaderGroupError as error:
             self.broken("S4", f"{done.process.name} wrote an entry that cannot be applied: {error}")
 
