@@ -61,6 +61,7 @@ def until_told() -> Iterator[Told]:
 
 def read(life: Life, client: rg.Client, diary: DiaryFile, told: Told) -> str:
     """Read to the end of the data, and write down each event before it counts as processed."""
+    rng = random.Random(life.seed)
     group = client.groups.get(GROUP)
     never = threading.Event()
 
@@ -75,12 +76,12 @@ def read(life: Life, client: rg.Client, diary: DiaryFile, told: Told) -> str:
                 reader.stop()
             in_the_group("joined")
             for event in reader:
+                if life.pause_seconds:  # now and then so long that positions are committed meanwhile
+                    never.wait(rng.uniform(0.1, 0.5) if rng.random() < 0.01 else life.pause_seconds)
                 key, number = event.raw.decode().split(":")
                 diary.delivered(
                     Delivery(key, int(number), event.segment, event.offset, event.fencing_token, time.monotonic())
                 )
-                if life.pause_seconds:
-                    never.wait(life.pause_seconds)
     except rg.ReaderNotInGroupError:
         return "replaced"
     return "told" if told.leaving else "done"

@@ -176,8 +176,11 @@ def _ends(update: Update[ReaderGroupState], owner: str, segment: SegmentId) -> b
 
 
 def who_lost_a_segment_stops(evidence: Evidence) -> Violations:
-    """A reader whose assignment was over hands out the event that it held, and no other."""
-    given = assignments(evidence.log)
+    """A reader that was declared dead hands out the event that it held, and no other.
+
+    One whose id was taken over while it ran goes on until it hears of that.
+    """
+    given = {key: each for key, each in assignments(evidence.log).items() if each.was_declared_dead}
     late: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
     for key, by_process in _by_assignment(evidence).items():
         assignment = given.get(key)

@@ -129,6 +129,10 @@ class Assignment:
             return self.ended_by.cause == "closed"
         return isinstance(self.ended_by, ReleaseSegment | CompleteSegment)
 
+    @property
+    def was_declared_dead(self) -> bool:
+        return isinstance(self.ended_by, RemoveReader) and self.ended_by.cause == "dead"
+
 
 def assignments(log: Sequence[Entry]) -> dict[tuple[SegmentId, int], Assignment]:
     """All assignments, by segment and token."""

@@ -35,7 +35,7 @@ class Life(NamedTuple):
     name: str
     role: Role
     id: str
-    #: How long a reader takes for an event.
+    #: How long a reader takes for most events.
     pause_seconds: float
     seed: int
 
