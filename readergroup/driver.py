@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
@@ -121,13 +121,18 @@ class GroupDriver:
         try:
             if self._failed:  # what has grown may be what failed
                 self._clock.wait(self._pause, timeout)
-            elif self._synchronizer.store.wait(known, timeout) - {self._synchronizer.segment}:
-                self._follow_at = float("-inf")
+            elif grown := self._synchronizer.store.wait(known, timeout) - {self._synchronizer.segment}:
+                self._follow_in_turn(grown)
         except ClosedError:
             raise
         except ReaderGroupError as error:
             self._complain(error)
             self._clock.wait(self._pause, min(timeout, RETRY_SECONDS))
+
+    def _follow_in_turn(self, grown: Collection[str]) -> None:
+        """Follow the streams soon. Whoever is first puts it into the group's state, and the others need not."""
+        self._followed = {name: length for name, length in self._followed.items() if name not in grown}
+        self._follow_at = min(self._follow_at, self._clock.monotonic() + self._stagger(self._manager.state.readers))
 
     # ------------------------------------------------------------------ leases
 
@@ -224,7 +229,7 @@ class GroupDriver:
             _logger.warning("reader %s of %s is dead: its lease ran out", reader, self._synchronizer.name)
 
     def _follow(self) -> float:
-        """Bring the group up to the metadata of its streams, at once where that grew."""
+        """Bring the group up to the metadata of its streams."""
         now = self._clock.monotonic()
         if now < self._follow_at:
             return self._follow_at

@@ -252,6 +252,34 @@ def test_a_stream_that_is_scaled_is_followed_at_once(world: World) -> None:
         assert len(world.state.segments_of("r1")) == 2
 
 
+def test_a_stream_that_is_scaled_is_followed_by_the_first_in_turn_and_by_the_others_if_it_does_not(
+    world: World,
+) -> None:
+    processes = {reader: world.process() for reader in ("r1", "r2")}
+    for reader, process in processes.items():
+        process.reader(reader)
+    world.pass_time(2)
+    drivers = {reader: process.group._driver for reader, process in processes.items()}
+    first, second = in_turn(world.state.readers)
+
+    def is_woken(reader: str) -> bool:
+        """Whether it follows what it is woken by at once."""
+        segments = len(world.state.segments)
+        drivers[reader]._wait_for_work(LONG)
+        drivers[reader].step()
+        return len(world.state.segments) > segments
+
+    world.admin.streams.scale(STREAM, split=[0])
+    assert not is_woken(second)
+    assert is_woken(first)
+    world.pass_time(2)
+    world.admin.streams.scale(STREAM, split=[1])
+    assert not is_woken(second)
+    world.clock.advance(0.2)
+    processes[second].step()
+    assert len(world.state.segments) == 6
+
+
 def test_positions_are_committed_while_one_batch_after_the_other_is_read(world: World) -> None:
     world.group.configure(position_interval_seconds=0.05)
     world.write(100)
