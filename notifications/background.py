@@ -9,14 +9,17 @@ from typing import Final
 
 from apscheduler.schedulers.base import BaseScheduler
 
-from synchronizer import Clock, SegmentStore, growing_pause
+from synchronizer import Clock, ReaderGroupError, SegmentStore, growing_pause
 
 from .scheduler import SHARED, add_job
 
 MAX_BACKOFF_SECONDS: Final = 30.0
 #: A wait of the store cannot be called off, so the waker looks this often whether it is to end.
 _WAIT_SECONDS: Final = 0.1
+#: The pauses while the store is away, and while polls do not take up what has grown: what is to be told is to be told
+#: within a second of the moment when that is possible again.
 _FIRST_PAUSE_SECONDS: Final = 0.01
+_MAX_PAUSE_SECONDS: Final = 0.5
 
 _logger = logging.getLogger(__name__)
 
@@ -25,7 +28,8 @@ class BackgroundPolling:
     """Calls ``poll`` every ``interval_seconds``, and when a segment of ``known()`` has another length than it says.
 
     One call at a time. A poll that raises is logged and followed by a pause, each twice as long as the one before up to
-    `MAX_BACKOFF_SECONDS`; polling goes on until `stop`, and may start again after it.
+    `MAX_BACKOFF_SECONDS`, or half a second if the error is one that passes; polling goes on until `stop`, and may start
+    again after it.
     """
 
     def __init__(
@@ -92,7 +96,7 @@ class BackgroundPolling:
     def _wake(self, stopping: threading.Event) -> None:
         woken_at: Mapping[str, int] | None = None
         pause = _FIRST_PAUSE_SECONDS
-        deaf = False
+        failures = 0  # in a row
         while not stopping.is_set():
             self._polling.acquire()
             self._poll_locked(stopping)
@@ -103,15 +107,15 @@ class BackgroundPolling:
                 else:
                     # The poll did not take up what grew, perhaps because it failed: do not spin.
                     self._clock.wait(stopping, pause)
-                    pause = min(2 * pause, self._interval_seconds)
+                    pause = min(2 * pause, _MAX_PAUSE_SECONDS)
                 if self._wait_for_growth(known, stopping):
                     woken_at = known
-                deaf = False
+                failures = 0
             except Exception as error:
-                if not deaf and not stopping.is_set():
-                    _logger.warning("%s cannot be woken, and polls at its interval: %s", self._name, error)
-                deaf = True
-                self._clock.wait(stopping, self._interval_seconds)
+                failures += 1
+                if failures == 1 and not stopping.is_set():
+                    _logger.warning("%s cannot be woken now, and polls at its interval: %s", self._name, error)
+                self._clock.wait(stopping, growing_pause(failures, first=_FIRST_PAUSE_SECONDS, most=_MAX_PAUSE_SECONDS))
 
     def _wait_for_growth(self, known: Mapping[str, int], stopping: threading.Event) -> bool:
         while not stopping.is_set():
@@ -138,7 +142,11 @@ class BackgroundPolling:
         if stopping.is_set():
             return  # what it needs is being closed
         self._failures += 1
-        pause = growing_pause(self._failures, first=self._interval_seconds, most=MAX_BACKOFF_SECONDS)
+        passes = isinstance(error, ReaderGroupError) and error.retryable
+        first, most = (
+            (_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS) if passes else (self._interval_seconds, MAX_BACKOFF_SECONDS)
+        )
+        pause = growing_pause(self._failures, first=first, most=most)
         self._not_before = self._clock.monotonic() + pause
         _logger.warning(
             "a poll of %s failed, the next one is in %.3g s: %s",

@@ -38,6 +38,8 @@ USUAL_LATENCY: Final = 0.001
 LONG_LATENCY: Final = 0.02
 #: How long a call waits before it finds that the store is away.
 TIMEOUT_LATENCY: Final = 0.2
+#: How long after a process's trouble a call may go on that has met it.
+AFTERMATH_SECONDS: Final = 1.0
 #: A request whose answer was given up may still arrive, so much later at most.
 LATE_SECONDS: Final = 1.5
 
@@ -192,24 +194,26 @@ class World:
         until = self.simulation.now + seconds
         self.say(process.name, f"has trouble for {seconds:.1f} s: {', '.join(kinds)} ({rate:.0%})")
         process.troubles.append(Trouble(until, rate, kinds))
-        process.in_contact_since = max(process.in_contact_since, until)
+        process.in_contact_since = max(process.in_contact_since, until + AFTERMATH_SECONDS)
 
     def slow_down(self, process: Process, seconds: float, factor: float) -> None:
         self.say(process.name, f"is {factor:.0f} times slower for {seconds:.1f} s")
         process.slow_until = self.simulation.now + seconds
         process.slowness = factor
-        process.in_contact_since = max(process.in_contact_since, process.slow_until)
+        process.in_contact_since = max(process.in_contact_since, process.slow_until + LONG_LATENCY * factor)
         self.fault(process, "slow", "")
 
     def calm(self) -> None:
-        """End all faults."""
+        """End all faults. What a call has met already takes its time."""
+        now = self.simulation.now
         self.away_until = 0.0
-        self.healthy_since = min(self.healthy_since, self.simulation.now)
+        self.healthy_since = min(self.healthy_since, now + TIMEOUT_LATENCY)
         for process in self.processes.values():
+            slow = LONG_LATENCY * process.slowness if process.slow_until > now else 0.0
+            process.in_contact_since = min(process.in_contact_since, now + max(slow, AFTERMATH_SECONDS))
             process.away_until = process.slow_until = 0.0
             process.troubles.clear()
             process.dies_at = None
-            process.in_contact_since = min(process.in_contact_since, self.simulation.now)
             self.go_on(process)
 
     # ------------------------------------------------------------------ notes
