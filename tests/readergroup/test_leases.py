@@ -312,6 +312,16 @@ def test_f4_a_renewal_between_two_looks_of_one_removal_saves_the_reader(world: W
     assert still_there or looks < 2
 
 
+def test_f17_a_reader_that_came_with_the_id_of_a_dead_one_stays_though_their_leases_look_alike(world: World) -> None:
+    observer, dead, living = world.process(), world.process(), world.process()
+    observer.reader("r1")
+    value = lease_of(dead.reader("r2")).first_value
+    observed = {"r2": (observer.fetch().readers["r2"].incarnation, value)}
+    assert lease_of(living.reader("r2")).first_value == value
+    assert observer.group._manager.remove_dead(observed) == []
+    assert living.fetch().readers["r2"].incarnation != observed["r2"][0]
+
+
 def test_f4_a_removed_reader_cannot_renew_and_learns_of_it_without_looking_at_the_state(world: World) -> None:
     world.write(10)
     away = world.process()

@@ -273,7 +273,7 @@ def test_the_next_in_turn_begin_to_watch_when_no_watcher_gives_a_sign_of_life() 
     following, waiting = Leases(members, own=order[WATCHERS]), Leases(members, own=order[-1])
     for leases in (following, waiting):
         leases.pass_time(3)
-        leases.pass_time(SUSPECT * TIMEOUT, silent=watchers[1:])
+        leases.pass_time(1.5 * SUSPECT * TIMEOUT, silent=watchers[1:])
         assert leases.looked_at == set(watchers)  # one of them is there
         leases.pass_time(SUSPECT * TIMEOUT + 1.5, silent=watchers)
     assert following.looked_at == members.keys()
