@@ -93,6 +93,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         self._revision = Revision(0, 0)
         self._drained = Revision(0, 0)
         self._failed: Transition[S] | None = None  # newest one that `detect` failed on
+        self._missed = False  # changes before the state was deleted were never seen one by one
         self._closed = False
         self._process_id = os.getpid()
 
@@ -239,6 +240,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         return error
 
     def _tell_transition(self, transition: Transition[S], *, gap: bool) -> None:
+        gap = gap or self._missed
         if transition.after is not None and self._is_heard:
             change = self._change(transition, gap=gap)
             # All of them, before the first is told: half of them would be repeated.
@@ -246,11 +248,12 @@ class PollingNotifier(ABC, Generic[S, N]):
                 self._system.publish(notification)
                 if self._waiting is not None:
                     self._waiting.put(notification)
+        self._missed = gap and transition.after is None
         self._state, self._revision = transition.after, transition.revision
 
     def _change(self, transition: Transition[S], *, gap: bool) -> Change:
         if self._state is None:
-            return self._make_change(transition.revision, PRESENT_VALUE)
+            return self._make_change(transition.revision, PRESENT_VALUE, gap=gap)
         if gap:
             return self._make_change(transition.revision, SEVERAL_CHANGES, gap=True)
         cause = ", ".join(update.tag for update in transition.updates)
@@ -280,7 +283,7 @@ class PollingNotifier(ABC, Generic[S, N]):
             self._end_if_unheard()
 
     def _begin(self) -> None:
-        self._state, self._failed = None, None
+        self._state, self._failed, self._missed = None, None, False
         self._drained = self.synchronizer.revision
         self._feed = self.synchronizer.transitions()
         if self._in_background:

@@ -372,6 +372,27 @@ def test_a_state_that_was_deleted_and_begun_again_is_told_when_it_begins(
     assert [(n.value, n.cause) for n in heard.notifications] == [(0, PRESENT_VALUE), (7, PRESENT_VALUE)]
 
 
+@pytest.mark.parametrize("polls_while_deleted", [True, False])
+def test_changes_that_went_with_a_deleted_state_are_covered_by_a_gap(
+    manual: CountNotifier, elsewhere: StateSynchronizer[Counter], polls_while_deleted: bool
+) -> None:
+    heard = Heard()
+    manual.register_listener(heard)
+    elsewhere.update_state_unconditionally(Add())
+    elsewhere.delete()
+    if polls_while_deleted:
+        with pytest.raises(NotFoundError):
+            manual.poll()
+    elsewhere.initialize(Counter(value=7))
+    elsewhere.update_state_unconditionally(Add())
+    elsewhere.compact()
+    elsewhere.update_state_unconditionally(Add())
+    elsewhere.compact()
+    manual.poll()
+    assert heard.notifications[1].gap
+    assert heard.values[-1] == 9
+
+
 def test_with_a_manual_clock_nothing_runs_in_the_background(manual: CountNotifier) -> None:
     threads = set(threading.enumerate())
     heard = Heard()
