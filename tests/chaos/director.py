@@ -23,6 +23,7 @@ from tests.readergroup.reader_processes import GROUP, STREAM
 
 #: How long the processes may take to end, when all is written and sealed.
 ENDING_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.02
 _SIGNALS: Final[dict[Action, signal.Signals]] = {
     "kill": signal.SIGKILL,
     "stop": signal.SIGSTOP,
@@ -105,6 +106,7 @@ class _Stage:
         self._url = url
         self._folder = folder
         self._processes: dict[str, BaseProcess] = {}
+        self._steps: list[Step] = []  # still to be taken, by the clock
         self._never = threading.Event()
 
     def play(self) -> None:
@@ -112,24 +114,27 @@ class _Stage:
         first.start()
         first.join()
         begun = time.monotonic()
-        cut = next((n for n, step in enumerate(self._plan.steps) if step.at > SECONDS), len(self._plan.steps))
-        self._perform(self._plan.steps[:cut], begun)
-        self._wait_until(begun + SECONDS)
-        # Those who stand still now do so to the end of their time, also while the stream is sealed and read.
-        late = self._plan.steps[cut:]
+        self._plan_steps(self._plan.steps, begun)
+        self._go_on_until(begun + SECONDS)
         if not self._plan.seals_while_writing:
             self._dismiss("writer", "scaler")
-        now = time.monotonic()
-        ending = [Step(step.at + now, step.action, step.life) for step in self._plan.ending]
-        self._perform(sorted(ending + [Step(step.at + begun, step.action, step.life) for step in late]), 0.0)
+        begun = time.monotonic()
+        self._plan_steps(self._plan.ending, begun)
+        self._go_on_until(begun + max(step.at for step in self._plan.ending))
         self._await_all("sealer")
         self._dismiss("writer", "scaler")
         self._await_all("reader")
 
-    def _perform(self, steps: Iterable[Step], begun: float) -> None:
-        for at, action, life in steps:
-            self._wait_until(begun + at)
-            self._send(action, life)
+    def _plan_steps(self, steps: Iterable[Step], begun: float) -> None:
+        self._steps = sorted([*self._steps, *(Step(begun + step.at, step.action, step.life) for step in steps)])
+
+    def _go_on_until(self, at: float) -> None:
+        """Send what is due until then. What is planned for later is sent later, whatever is waited for meanwhile."""
+        while self._steps and self._steps[0].at <= at:
+            step = self._steps.pop(0)
+            self._wait_until(step.at)
+            self._send(step.action, step.life)
+        self._wait_until(at)
 
     def _send(self, action: Action, life: str) -> None:
         if action == "start":
@@ -161,7 +166,8 @@ class _Stage:
         end = time.monotonic() + ENDING_SECONDS
         for name in self._of(*roles):
             process = self._processes[name]
-            process.join(max(0.0, end - time.monotonic()))
+            while process.is_alive() and time.monotonic() < end:
+                self._go_on_until(time.monotonic() + _LOOK_SECONDS)
             if process.is_alive():
                 self.troubles.append(f"{name} does not end")
                 self._signal("kill", name)
