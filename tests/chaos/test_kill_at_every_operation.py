@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,6 +29,7 @@ from tests.chaos.zygote import ENDED, Child, Zygote
 WRITES: Final = frozenset({"create", "delete", "append", "truncate", "seal"})
 #: Events per key that are written before the life begins.
 WRITTEN: Final = 5
+SHARED_MEMORY: Final = "/dev/shm"
 L1_SECONDS: Final = READER_TIMEOUT_SECONDS + 2.0
 L2_SECONDS: Final = 10.0
 
@@ -505,12 +508,19 @@ def _wait_for_ever(connection: Connection) -> None:
     connection.recv()
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """In memory where that is possible: what a process gave to the system outlives it there as on a disk."""
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None) as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("kind", SCENARIOS)
 def test_whoever_comes_next_completes_what_a_dead_process_began(
-    kind: type[Scenario], zygote: Zygote, tmp_path: Path
+    kind: type[Scenario], zygote: Zygote, folder: Path
 ) -> None:
     scenario = kind()
-    template = tmp_path / "template.db"
+    template = folder / "template.db"
     store = FailingStore(open_store(f"sqlite:///{template}"))
     with store:
         # Not closed: a reader that is there stays.
