@@ -11,7 +11,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -23,6 +23,7 @@ from synchronizer import (
     DeadlineExceededError,
     InvalidArgumentError,
     ManualClock,
+    NotFoundError,
     Revision,
     State,
     StateSynchronizer,
@@ -215,7 +216,8 @@ class PollingNotifier(ABC, Generic[S, N]):
         self.close()
 
     def _fetch_and_tell(self) -> None:
-        self.synchronizer.fetch_updates()
+        with suppress(NotFoundError):  # a state that was deleted has nothing to tell, until it is there again
+            self.synchronizer.fetch_updates()
         with self._order:
             error = self._tell()
         self._system.deliver()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from notifications import Change, Notification, PollingNotifier
+from synchronizer import NotFoundError
 
 from .driver import follow_streams
 from .state import ReaderGroupState
@@ -51,7 +52,10 @@ class SegmentNotifier(PollingNotifier[ReaderGroupState, SegmentNotification]):
         self._followed: Mapping[str, int] = {}
 
     def before_poll(self) -> None:
-        self._followed = follow_streams(self._manager)
+        try:
+            self._followed = follow_streams(self._manager)
+        except NotFoundError:  # the group was deleted, and follows nothing
+            self._followed = {}
 
     def watched(self) -> Mapping[str, int]:
         return self._followed
