@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Final, NamedTuple
 
 from readergroup.state import ReaderGroupState
 from readergroup.streams.config import SegmentId
-from readergroup.updates import CompleteSegment, ReleaseSegment, RemoveReader
+from readergroup.updates import AddReader, CompleteSegment, ReleaseSegment, RemoveReader
 from synchronizer import Update
 from tests.chaos.diaries import Diary, Interval
 from tests.chaos.evidence import Assignment, Evidence, Stored, assignments, moves
@@ -192,6 +192,19 @@ def who_lost_a_segment_stops(evidence: Evidence) -> Violations:
             yield f"S1 {process} handed out {len(deliveries)} events after it was out: {deliveries[:3]}"
 
 
+def who_was_replaced_stays_out(evidence: Evidence) -> Violations:
+    """A process joins the group once, and again only after it was declared dead."""
+    may_join = Counter(process.id for process in evidence.processes.values() if process.role == "reader")
+    for move in moves(evidence.log):
+        if isinstance(move.update, RemoveReader) and move.update.cause == "dead":
+            may_join[move.update.reader] += 1
+        elif isinstance(move.update, AddReader):
+            may_join[move.update.reader] -= 1
+    for reader, left in may_join.items():
+        if left < 0:
+            yield f"S1 readers of the id {reader} joined {-left} times after others had taken over from them"
+
+
 class Takeover(NamedTuple):
     """How the segments of a killed reader came to others."""
 
@@ -329,6 +342,7 @@ ALL: Final[Sequence[Callable[[Evidence], Violations]]] = (
     cuts_follow_the_deliveries,
     owners,
     who_lost_a_segment_stops,
+    who_was_replaced_stays_out,
     in_time,
 )
 

@@ -179,6 +179,13 @@ def former_owner_that_goes_on() -> Run:
     return run
 
 
+def replaced_reader_that_comes_back() -> Run:
+    def take_turns(run: Run) -> None:
+        run.apply(2.5, RemoveReader(reader="second", cause="replaced"), AddReader(reader="second"))
+
+    return Run(extra=take_turns)
+
+
 def late_takeover() -> Run:
     return Run(removed_at=7.5)
 
@@ -247,6 +254,7 @@ def failed_process() -> Run:
         (cut_that_went_back, "S1 the group's position in shop/orders/0 went back from 30 to 20"),
         (repeated_after_leaving, "S3 first gave shop/orders/0 up at 20, and had been handed 1 events from 20 on"),
         (former_owner_that_goes_on, "S1 one handed out 2 events after it was out"),
+        (replaced_reader_that_comes_back, "S1 readers of the id second joined 1 times after others had taken over"),
         (late_takeover, "L1 the segments of first had no other owners for 4.5 s"),
         (no_takeover_at_all, "L1 the segments of first had no other owners for 57.0 s"),
         (stored_twice, "S3 the stream holds, of w/k0, [4, 5, 5] where 6 was to come"),
@@ -277,6 +285,14 @@ def test_a_reader_that_was_paused_may_hand_out_the_event_that_it_held() -> None:
     run = Run()
     run.deliver("one", 6.0, 3, token=run.first_token)
     assert violations(run.evidence) == []
+
+
+def test_a_reader_that_was_declared_dead_may_come_back() -> None:
+    def come_back(run: Run) -> None:
+        run.apply(2.4, RemoveReader(reader="second", cause="dead"))
+        run.apply(2.5, AddReader(reader="second"))
+
+    assert violations(Run(extra=come_back).evidence) == []
 
 
 def test_what_a_killed_writer_was_not_told_may_be_missing() -> None:
