@@ -18,7 +18,8 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 R = TypeVar("R")
 
-#: How many switches between threads one run may take before it counts as one that never comes to rest.
+#: How many switches between threads a run may take, if nothing else is said, before it counts as one that never comes
+#: to rest.
 MAX_SWITCHES: Final = 2_000_000
 
 
@@ -69,8 +70,9 @@ class SimThread:
 class Simulation:
     """Virtual time, and the threads that live in it."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, max_switches: int = MAX_SWITCHES) -> None:
         self.rng = random.Random(seed)
+        self.max_switches = max_switches
         self.now = 0.0
         self.main = getcurrent()
         self.current: SimThread | None = None
@@ -210,7 +212,7 @@ class Simulation:
             self._held.setdefault(thread.owner, []).append(thread)
             return
         self.switches += 1
-        if self.switches > MAX_SWITCHES:
+        if self.switches > self.max_switches:
             raise NeverAtRest(f"{self.switches} switches and no end, at {self.now:.3f} s")
         self.current = thread
         try:
