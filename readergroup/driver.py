@@ -82,6 +82,10 @@ class GroupDriver:
                 del self._readers[reader.reader_id]
         self._renewals_changed.set()
 
+    def _present_readers(self) -> list[DrivenReader]:
+        with self._lock:  # else the iteration fails when another thread joins or leaves
+            return list(self._readers.values())
+
     def step(self) -> float:
         """Do what is due and return when, on the clock, something is due again. Never raises but `ClosedError`."""
         return min(self.renew(), self.work())
@@ -139,7 +143,7 @@ class GroupDriver:
     def renew(self) -> float:
         """Renew the leases that are due, and return when the next is. Never raises but `ClosedError`."""
         due = float("inf")
-        for reader in list(self._readers.values()):
+        for reader in self._present_readers():
             try:
                 due = min(due, reader.renew_if_due())
             except ClosedError:
@@ -193,7 +197,7 @@ class GroupDriver:
         return float("inf")
 
     def _look_up(self) -> None:
-        for reader in list(self._readers.values()):
+        for reader in self._present_readers():
             reader.look_up()
         self._renewals_changed.set()
 
@@ -271,7 +275,7 @@ class GroupDriver:
     @property
     def _renewed_at(self) -> float:
         """When the last renewal of this process was sent."""
-        return max((reader.renewed_at for reader in list(self._readers.values())), default=float("-inf"))
+        return max((reader.renewed_at for reader in self._present_readers()), default=float("-inf"))
 
 
 def stagger(rank: int, number_of_readers: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +10,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import readergroup as rg
+from readergroup.driver import GroupDriver
 from readergroup.liveness import in_turn
+from readergroup.state_manager import ReaderGroupStateManager
 from readergroup.updates import UPDATES
 from synchronizer import Map, StateSynchronizer, Update
 from synchronizer.testing import Operation
@@ -84,6 +87,49 @@ def test_a_call_that_takes_long_delays_no_renewal(world: World) -> None:
         finally:
             go_on.set()
         assert world.state.readers.keys() == {"r1"}
+
+
+class Guest:
+    """What a driver asks of a reader."""
+
+    renewed_at = 0.0
+
+    def __init__(self, number: int) -> None:
+        self.reader_id = f"guest-{number}"
+
+    def renew_if_due(self) -> float:
+        return float("inf")
+
+    def look_up(self) -> None:
+        return
+
+
+def test_readers_that_join_and_leave_do_not_disturb_the_renewals_of_others(world: World) -> None:
+    driver = GroupDriver(ReaderGroupStateManager(world.group_log(), world.admin.streams), threads=False)
+    residents = [Guest(-number) for number in range(1, 1000)]
+    for resident in residents:
+        driver.join(resident)
+    ended = threading.Event()
+
+    def come_and_go() -> None:
+        number = 0
+        while not ended.is_set():
+            number += 1
+            guest = Guest(number)
+            driver.join(guest)
+            driver.leave(guest)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(700):
+            driver.renew()
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(interval)
 
 
 def test_a_state_that_cannot_be_followed_is_told_and_asked_for_now_and_then(world: World) -> None:
