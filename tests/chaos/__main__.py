@@ -31,7 +31,7 @@ def main() -> int:
         if report.violations:
             print(explained(report), flush=True)
         elif one:
-            print(f"diaries and store: {report.folder}")
+            print(f"diaries, store and output: {report.folder}")
     print(summary(reports))
     return any(report.violations for report in reports)
 

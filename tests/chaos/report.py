@@ -28,9 +28,10 @@ class Report:
     duplicates: int = 0
     #: How often each signal was sent to each role, as "kill reader".
     signals: dict[str, int] = field(default_factory=dict)
-    #: Seconds from the kill, or the coming of another reader, to new owners; and those of them that met stalls.
+    #: Seconds from the kill, or the coming of another reader, to new owners; and what the bound applies to, which is
+    #: less where the machine or the store stood still.
     takeovers: list[float] = field(default_factory=list)
-    stalled_takeovers: int = 0
+    quiet_takeovers: list[float] = field(default_factory=list)
     scales: int = 0
     entries: int = 0
     log_is_whole: bool = True
@@ -53,7 +54,7 @@ class Report:
             duplicates=len(places) - len(set(places)),
             signals=dict(signals),
             takeovers=[round(each.seconds, 2) for each in taken],
-            stalled_takeovers=sum(each.was_stalled for each in taken),
+            quiet_takeovers=[round(each.quiet_seconds, 2) for each in taken],
             scales=sum(diary.scales for diary in evidence.of_role("scaler")),
             entries=len(evidence.log),
             log_is_whole=evidence.log_is_whole,
@@ -87,15 +88,16 @@ def summary(reports: Sequence[Report]) -> str:
     for report in reports:
         signals.update(report.signals)
     taken = [seconds for report in reports for seconds in report.takeovers]
+    quiet = [seconds for report in reports for seconds in report.quiet_takeovers]
     lines = [f"{len(reports)} schedules, {sum(bool(report.violations) for report in reports)} failed"]
     for action, what in (("kill", "killed"), ("stop", "stopped"), ("term", "asked to leave"), ("start", "started")):
         counts = (f"{count} {name.split()[1]}s" for name, count in sorted(signals.items()) if name.startswith(action))
         lines.append(f"{what}: {', '.join(counts) or 'none'}")
     if taken:
-        stalled = sum(report.stalled_takeovers for report in reports)
+        stalled = sum(less < seconds for less, seconds in zip(quiet, taken, strict=True))
         lines.append(
-            f"takeovers: {len(taken)}, median {median(taken):.2f} s, longest {max(taken):.2f} s; "
-            f"{stalled} of them met stalls of the machine or the store, which are taken off before the bound is applied"
+            f"takeovers: {len(taken)}, median {median(taken):.2f} s, longest {max(taken):.2f} s; {stalled} met stalls of "
+            f"the machine or the store, and without these the longest took {max(quiet):.2f} s"
         )
     events, duplicates = (sum(getattr(r, name) for r in reports) for name in ("events", "duplicates"))
     scales, entries = (sum(getattr(r, name) for r in reports) for name in ("scales", "entries"))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from tests.chaos.plan import plan
 from tests.chaos.report import Report
@@ -16,16 +19,20 @@ from tests.chaos.report import Report
 _ROOT: Final = Path(__file__).parents[2]
 #: A schedule that takes longer hangs.
 _LONGEST_SECONDS: Final = 240.0
+_OUTPUT: Final = "output.txt"
 
 
 def run(seeds: Sequence[int], folder: Path, *, jobs: int = 2, keep: bool = False) -> Iterator[Report]:
     """The reports, as the schedules end. The folders of those that failed are kept, or all."""
-    with ThreadPoolExecutor(jobs) as pool:
+    pool = ThreadPoolExecutor(jobs)
+    try:
         for future in as_completed([pool.submit(_run_one, seed, folder) for seed in seeds]):
             report = future.result()
             if not report.violations and not keep:
                 shutil.rmtree(report.folder)
             yield report
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _run_one(seed: int, folder: Path) -> Report:
@@ -33,16 +40,26 @@ def _run_one(seed: int, folder: Path) -> Report:
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir(parents=True)
     command = [sys.executable, "-m", "tests.chaos.one_schedule", str(seed), str(own)]
-    with (own / "output.txt").open("w") as output:
-        try:
-            code = subprocess.run(
-                command, cwd=_ROOT, stdout=output, stderr=subprocess.STDOUT, timeout=_LONGEST_SECONDS, check=False
-            ).returncode
-        except subprocess.TimeoutExpired:
-            return Report(seed, str(own), violations=[f"the schedule hangs: see {own}/output.txt"])
+    with (own / _OUTPUT).open("w") as output:
+        code = _exit_code(command, output)
+    if code is None:
+        return Report(seed, str(own), violations=["the schedule hangs"])
     if code:
-        return Report(seed, str(own), violations=[f"the schedule could not be played: see {own}/output.txt"])
+        return Report(seed, str(own), violations=[f"the schedule could not be played:\n{(own / _OUTPUT).read_text()}"])
     return Report.load(own)
+
+
+def _exit_code(command: Sequence[str], output: IO[str]) -> int | None:
+    """Run the command in a session of its own, of which nothing is left; None if it takes too long."""
+    process = subprocess.Popen(command, cwd=_ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    try:
+        return process.wait(_LONGEST_SECONDS)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def explained(report: Report) -> str:
@@ -51,7 +68,7 @@ def explained(report: Report) -> str:
         [
             *(f"- {text}" for text in report.violations),
             str(plan(report.seed)),
-            f"diaries and store: {report.folder}",
+            f"diaries, store and output: {report.folder}",
             f"again: python -m tests.chaos --seed {report.seed}",
         ]
     )

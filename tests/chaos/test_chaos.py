@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.plan import SECONDS, plan
-from tests.chaos.report import summary
+from tests.chaos.report import Report, summary
 from tests.chaos.schedules import explained, run
 
 
@@ -19,6 +19,13 @@ def test_ten_schedules_of_signals_break_no_guarantee(tmp_path: Path) -> None:
     assert not failed, "\n\n".join(f"{report}\n{explained(report)}" for report in failed)
     assert sum(report.events for report in reports) > 1_000
     assert sum(len(report.takeovers) for report in reports) > 0
+
+
+def test_a_schedule_that_failed_says_what_was_planned_and_where_the_diaries_are() -> None:
+    text = explained(Report(5, "/kept/seed-5", violations=["S2 one event was lost"]))
+    assert text.startswith("- S2 one event was lost\nseed 5: ")
+    assert str(plan(5)) in text
+    assert "/kept/seed-5" in text and "python -m tests.chaos --seed 5" in text
 
 
 def test_a_seed_makes_one_plan() -> None:
