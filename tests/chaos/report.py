@@ -96,8 +96,8 @@ def summary(reports: Sequence[Report]) -> str:
     if taken:
         stalled = sum(less < seconds for less, seconds in zip(quiet, taken, strict=True))
         lines.append(
-            f"takeovers: {len(taken)}, median {median(taken):.2f} s, longest {max(taken):.2f} s; {stalled} met stalls of "
-            f"the machine or the store, and without these the longest took {max(quiet):.2f} s"
+            f"takeovers: {len(taken)}, median {median(taken):.2f} s, longest {max(taken):.2f} s; {stalled} met stalls "
+            f"of the machine or the store, and without these the longest took {max(quiet):.2f} s"
         )
     events, duplicates = (sum(getattr(r, name) for r in reports) for name in ("events", "duplicates"))
     scales, entries = (sum(getattr(r, name) for r in reports) for name in ("scales", "entries"))
