@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import readergroup as rg
-from synchronizer import OutcomeUnknownError, StateSynchronizer
+from readergroup.streams.config import number_of
+from readergroup.updates import RecordWeights
+from synchronizer import (
+    NotFoundError,
+    OutcomeUnknownError,
+    SealedError,
+    StateSynchronizer,
+    StateTooLargeError,
+    UnknownUpdateError,
+    Update,
+)
 
 from .auditor import Hearing
-from .ledger import LEDGER_UPDATES, Enter, Ledger
+from .ledger import LEDGER_UPDATES, Enter, Ledger, Strike
 from .scenario import Actor
 from .world import Process
 
@@ -22,6 +32,8 @@ R = TypeVar("R")
 
 GROUP: Final = "billing"
 MAX_SEGMENTS: Final = 5
+#: The reader that comes when all is calm, and stays.
+LAST: Final = "last"
 #: Why an application that failed is not started again.
 _FINAL: Final = ("took over", "was removed")
 
@@ -41,12 +53,20 @@ class Application:
 
     def main(self) -> None:
         work: Callable[[], None] = getattr(self, self.actor.kind)
-        if self.actor.kind in ("reader", "listener", "remover", "keeper", "compactor"):
-            self.group = self.insist(lambda: self.client.groups.get(GROUP))
+        if self.actor.kind in ("reader", "listener", "remover", "keeper", "compactor", "weigher"):
+            self.group = self.find_group()
         if self.group is not None:
             self.run.groups[self.process] = self.group
         work()
         self.finished = True
+
+    def find_group(self) -> rg.ReaderGroup:
+        """The group, which may be deleted and created again just now."""
+        while True:
+            try:
+                return self.insist(lambda: self.client.groups.get(GROUP))
+            except NotFoundError:
+                self.process.sleep(0.1)
 
     def insist(self, call: Callable[[], R]) -> R:
         """Call until the store has answered."""
@@ -84,6 +104,9 @@ class Application:
                     return
             except rg.TruncatedError:
                 continue
+            except (NotFoundError, StateTooLargeError) as error:
+                self.process.world.say(self.process.name, f"waits for a group to join: {error}")
+                self.process.sleep(0.1)
             except _ApplicationError:
                 self.process.world.say(self.process.name, "fails over an event and begins again")
             except rg.ReaderGroupError as error:
@@ -97,14 +120,14 @@ class Application:
             self.process.world.say(self.process.name, f"handles {event.raw.decode()} at {event.pointer}")
         pause = self.actor.pause
         if self.rng.random() < 0.02:
-            pause = self.run.scenario.timeout * self.rng.choice((0.5, 1.2))
+            pause = self.run.longest_pause * self.rng.choice((0.4, 1.0))
         self.process.sleep(self.rng.random() * pause)
         if self.rng.random() < 0.005:
             raise _ApplicationError
         self.auditor.processed(self.process, event)
 
     def _iterate(self, reader: rg.Reader[bytes]) -> bool:
-        leave_after = self.rng.choice((10, 50, 10_000))
+        leave_after = self.rng.choice((2, 10, 50, 10_000))
         for count, event in enumerate(reader):
             self._handle(event)
             if count >= leave_after and not self.run.calm:
@@ -145,6 +168,7 @@ class Application:
         return True
 
     def _commit(self, reader: rg.Reader[bytes]) -> bool:
+        recent: deque[rg.Event[bytes]] = deque(maxlen=4)
         while not self.run.over:
             try:
                 event = self.timed("read", 0.3, partial(reader.read, timeout=0.3))
@@ -154,9 +178,10 @@ class Application:
                 continue
             if event is not None:
                 self._handle(event)
+                recent.append(event)
             if event is None or self.rng.random() < 0.3:
-                # The last one alone when it is known; it stands for those before it in its segment.
-                alone = event if event is not None and self.rng.random() < 0.3 else None
+                # One of the last alone, as workers do that end out of order; it stands for those before it.
+                alone = self.rng.choice(recent) if recent and self.rng.random() < 0.5 else None
                 try:
                     self.timed("commit", 2.0, partial(reader.commit, alone, timeout=2.0))
                 except rg.ReaderNotInGroupError as error:
@@ -173,6 +198,8 @@ class Application:
             try:
                 with self.client.writer(self.actor.subject, timeout=4.0) as writer:
                     left = self._write(writer, left, life)
+            except SealedError:
+                return
             except rg.ReaderGroupError as error:
                 self.process.world.say(self.process.name, f"fails to write, and begins anew: {error}")
                 self.process.sleep(0.1)
@@ -181,7 +208,7 @@ class Application:
         numbers: dict[str, int] = defaultdict(int)
         pending: list[tuple[str, int]] = []
         while left > 0 and not self.run.calm:
-            for _ in range(self.rng.choice((1, 2, 5, 10))):
+            for _ in range(self.rng.choice((1, 2, 5, 20))):
                 key = f"{self.actor.name}.{life}.{self.rng.randrange(5)}"
                 writer.write(f"{key}:{numbers[key]}".encode(), routing_key=key)
                 pending.append((key, numbers[key]))
@@ -214,8 +241,14 @@ class Application:
             self.process.sleep(self.rng.random() * 2)
 
     def compactor(self) -> None:
+        """Compact one state or another, perhaps in two threads."""
+        threads = [self.process.spawn(self._compact_some, f"compactor {n}") for n in range(self.rng.choice((1, 2)))]
+        while not all(thread.done for thread in threads):
+            self.process.sleep(0.1)
+
+    def _compact_some(self) -> None:
         assert self.group is not None
-        for _ in range(self.rng.choice((1, 2, 4))):
+        for _ in range(self.rng.choice((1, 2, 4, 8))):
             logs: list[StateSynchronizer[Any]] = [self.group.synchronizer, self.group.synchronizer]
             try:
                 logs.append(self.client.streams.synchronizer(self.run.scenario.streams[0]))
@@ -224,16 +257,18 @@ class Application:
                 self.timed("compact", 5.0, log.compact)
             except rg.ReaderGroupError as error:
                 self.process.world.say(self.process.name, f"did not compact: {error}")
-            self.process.sleep(self.rng.random() * 1.5)
+            self.process.sleep(self.rng.random() * self.rng.choice((0.1, 1.5)))
 
     def keeper(self) -> None:
-        """Give up what the group has read."""
+        """Give up what the group has read, or everything, read or not."""
         assert self.group is not None
         for _ in range(3):
             try:
                 self.group.lag()
-                cuts = self.group.stream_cuts()
-                self.client.streams.truncate(self.actor.subject, cuts[self.actor.subject])
+                cut = self.group.stream_cuts()[self.actor.subject]
+                if self.rng.random() < 0.2:
+                    cut = self.client.streams.info(self.actor.subject).tail
+                self.client.streams.truncate(self.actor.subject, cut)
             except rg.ReaderGroupError as error:
                 self.process.world.say(self.process.name, f"did not truncate: {error}")
             self.process.sleep(self.rng.random() * 2)
@@ -241,22 +276,76 @@ class Application:
     def remover(self) -> None:
         """Take out a reader that may well be there."""
         assert self.group is not None
-        readers = self.insist(self.group.online_readers)
-        if readers:
+        for _ in range(self.rng.choice((1, 1, 3))):
             try:
-                self.group.remove_reader(self.rng.choice(list(readers)))
+                readers = [reader for reader in self.group.online_readers() if reader != LAST]
+                if readers:
+                    self.group.remove_reader(self.rng.choice(readers))
             except rg.ReaderGroupError as error:
                 self.process.world.say(self.process.name, f"did not remove: {error}")
+            self.process.sleep(self.rng.random() * 2)
+
+    def founder(self) -> None:
+        """Delete the group, and perhaps what it reads, and create it again."""
+        for _ in range(self.rng.choice((1, 1, 2))):
+            if self.run.calm:
+                return
+            try:
+                self.client.groups.delete(GROUP)
+                if self.rng.random() < 0.5:
+                    self.client.streams.delete(self.actor.subject)
+                self.process.sleep(self.rng.random() * 0.5)
+                self.run.found(self.client)
+            except rg.ReaderGroupError as error:
+                self.process.world.say(self.process.name, f"did not found anew: {error}")
+            self.process.sleep(self.rng.random() * 2)
+
+    def ender(self) -> None:
+        """Seal the stream while the others are at work."""
+        self.process.sleep(self.rng.random())
+        try:
+            self.client.streams.seal(self.actor.subject)
+        except rg.ReaderGroupError as error:
+            self.process.world.say(self.process.name, f"did not seal: {error}")
+
+    def weigher(self) -> None:
+        """Record how much work the segments are, as it looks from here."""
+        assert self.group is not None
+        for _ in range(self.rng.choice((2, 4, 10))):
+            if self.run.calm:
+                return
+            try:
+                self.timed("weigh", 3.0, partial(self.group.synchronizer.update_state, self._weights(), timeout=3.0))
+            except rg.ReaderGroupError as error:
+                self.process.world.say(self.process.name, f"did not weigh: {error}")
+            self.process.sleep(self.rng.random() * self.rng.choice((0.1, 1.5)))
+
+    def _weights(self) -> Callable[[rg.ReaderGroupState], list[RecordWeights]]:
+        weights = {number: self.rng.randrange(4) for number in range(20)}
+
+        def record(state: rg.ReaderGroupState) -> list[RecordWeights]:
+            return [RecordWeights(weights={each: weights[number_of(each) % 20] for each in state.segments})]
+
+        return record
 
     def _ledger(self) -> StateSynchronizer[Ledger]:
         return self.client.synchronizer("ledger", initial=Ledger(), updates=LEDGER_UPDATES)
 
     def clerk(self) -> None:
-        """Enter a few lines into the ledger, each once."""
+        """Enter a few lines into the ledger, each once, perhaps from several threads."""
         ledger = self.insist(self._ledger)
         self.run.ledgers[self.process] = ledger
-        for number in range(self.rng.choice((3, 6))):
-            entry = f"{self.actor.name}/{number}"
+        pause = self.rng.choice((0.01, 0.01, 1.0))
+        threads = [
+            self.process.spawn(partial(self._enter_some, ledger, number, pause), f"clerk {number}")
+            for number in range(self.rng.choice((1, 1, 2, 3)))
+        ]
+        while not all(thread.done for thread in threads):
+            self.process.sleep(0.1)
+
+    def _enter_some(self, ledger: StateSynchronizer[Ledger], thread: int, pause: float) -> None:
+        for number in range(self.rng.choice((3, 6, 10))):
+            entry = f"{self.actor.name}/{thread}/{number}"
             try:
                 after = self.timed("update_state", 3.0, partial(ledger.update_state, _entering(entry), timeout=3.0))
                 self.run.entered[entry] = True
@@ -266,8 +355,23 @@ class Application:
                 self.run.entered[entry] = None
             except rg.ReaderGroupError:
                 self.run.entered[entry] = False
-            self._fetch(ledger)
-            self.process.sleep(self.rng.random() * self.rng.choice((0.01, 1.0)))
+            if self.rng.random() < 0.3:
+                self._fetch(ledger)
+            if self.rng.random() < 0.1:
+                self._find_nothing_to_do(ledger)
+            self.process.sleep(self.rng.random() * pause)
+
+    def _find_nothing_to_do(self, ledger: StateSynchronizer[Ledger]) -> None:
+        """What a call does not change, it has seen as it was when the call began, or later."""
+        before = self.auditor.fold("state/ledger").replica.next_offset
+        self.auditor.on_phase("nothing to do", self.process.name, True)
+        try:
+            seen = self.timed("update_state", 2.0, partial(ledger.update_state, lambda state: (), timeout=2.0))
+        except rg.ReaderGroupError:
+            return
+        self.auditor.on_phase("nothing to do", self.process.name, False)
+        if len(seen.entries) < len(self.auditor.fold("state/ledger").states[before][1].entries):
+            self.auditor.broken("S4", f"{self.process.name} found nothing to do in a state older than its call")
 
     def _fetch(self, ledger: StateSynchronizer[Ledger]) -> None:
         """What is fetched is as new as the call."""
@@ -278,6 +382,39 @@ class Application:
             return
         if ledger.applied_length < before:
             self.auditor.broken("S4", f"{self.process.name} fetched less than the log held when it asked")
+
+    def upgrader(self) -> None:
+        """Two releases at work on one log, while the newer one is rolled out: the older stops where it would differ."""
+        log = f"mixed/{self.actor.name}"
+
+        def opened(updates: tuple[type[Update[Any]], ...]) -> StateSynchronizer[Ledger]:
+            options: dict[str, Any] = {"initial": Ledger(), "clock": self.process.clock, "timeout": 5.0}
+            return self.insist(lambda: StateSynchronizer(self.process.store, log, updates=updates, **options))
+
+        old, new = opened(LEDGER_UPDATES), opened((*LEDGER_UPDATES, Strike))
+        try:
+            old.update_state(_entering("old"))
+            new.update_state(_entering("new"))
+            new.update_state(lambda state: [Strike(entry="old")])
+        except (rg.ReaderGroupError, ValueError) as error:
+            self.process.world.say(self.process.name, f"was not rolled out: {error}")
+            return
+        self.auditor.on_phase("mixed releases", log, True)
+        for call in (old.fetch_updates, old.compact, partial(old.update_state, _entering("late"))):
+            self._refuses(call)
+        self.auditor.on_phase("mixed releases", log, False)
+        if list(self.insist(new.fetch_updates).entries) != ["new"]:
+            self.auditor.broken("S4", f"{self.process.name}: an old release wrote what it had decided on another state")
+
+    def _refuses(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except UnknownUpdateError:
+            return
+        except rg.ReaderGroupError as error:
+            if error.retryable:
+                return
+        self.auditor.broken("S4", f"{self.process.name}: an old release goes on behind what it does not know")
 
     # ------------------------------------------------------------------ listeners
 

@@ -6,7 +6,7 @@ handed and have processed. Nothing of it is the product's word.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,14 @@ from readergroup.liveness import PREFIX, decode_positions, lease_attribute
 from readergroup.state import ReaderGroupState, SegmentState
 from readergroup.streams.block import parse_blocks
 from readergroup.streams.config import SegmentId, data_segment, stream_of
-from readergroup.streams.state import STREAM_UPDATES, AnnounceScale, PublishScale, SealStream, StreamState
+from readergroup.streams.state import (
+    STREAM_UPDATES,
+    AnnounceScale,
+    PublishScale,
+    SealStream,
+    StreamState,
+    TruncateStream,
+)
 from readergroup.updates import (
     UPDATES,
     AddReader,
@@ -27,9 +34,9 @@ from readergroup.updates import (
     ReleaseSegment,
     RemoveReader,
 )
-from synchronizer import Appended, ReaderGroupError, Revision
+from synchronizer import Appended, NotFoundError, ReaderGroupError, Revision
 from synchronizer.replica import Replica, Transition
-from synchronizer.revisioned import MARK, decode_entries
+from synchronizer.revisioned import MARK, Mark, RevisionedStream, decode_entries
 from synchronizer.state import StateCodec
 
 from .ledger import LEDGER_UPDATES, Ledger
@@ -43,6 +50,8 @@ NOTICE_SECONDS: Final = 1.0
 CALL_SLACK_SECONDS: Final = 2.5
 #: Clocks run this much faster or slower at most.
 CLOCK_SLACK: Final = 1.02
+#: The store's segments that hold logs of states, by the first part of their names.
+_LOGS: Final = ("group", "stream", "state")
 
 
 class Violation(NamedTuple):
@@ -88,7 +97,14 @@ class DataSegment:
     offsets: list[int] = field(default_factory=list)
     #: Everything before this is processed, by whomever.
     frontier: int = 0
+    #: Everything before this was truncated away.
+    given_up: int = 0
     processed: dict[int, int] = field(default_factory=dict)  # beyond the frontier: from, to
+
+    @property
+    def end(self) -> int:
+        """Where the last event ends."""
+        return self.events[-1].end if self.events else 0
 
     def event_at(self, offset: int) -> StoredEvent | None:
         index = bisect_right(self.offsets, offset) - 1
@@ -132,6 +148,8 @@ class Hearing:
     #: Slow listeners hear later than the notice was ready.
     slow: bool = False
     closed: bool = False
+    #: When it was told of the present life of the group for the first time, and the beginning of that.
+    back_since: tuple[Revision, float] = Revision(0, 0), 0.0
 
 
 class Auditor:
@@ -146,17 +164,22 @@ class Auditor:
         self.last_of_key: dict[str, int] = {}
         self.reached: dict[tuple[str, str], int] = {}  # stream and key: number of the last event delivered first
         self.order: dict[tuple[str, str], list[int]] = defaultdict(list)  # as stored
+        self.marks: dict[str, list[Mark]] = defaultdict(list)  # of each log
         self.began: dict[Assignment, int] = {}
         self.delivered_to: dict[Assignment, int] = {}  # the offset after the last event handed out
+        self.over: dict[Assignment, float] = {}  # ended by its owner being declared dead
         self.tokens: dict[tuple[str, str], int] = defaultdict(int)
         self.committed: dict[str, tuple[int, int]] = {}  # per data segment: token and offset as acknowledged last
         self.lives: dict[tuple[str, int], Process] = {}  # reader and incarnation
         self.joined_at: dict[tuple[str, int], float] = {}
         self.killed_at: dict[Process, float] = {}
+        self.in_hand_since: dict[Process, float] = {}
+        self.renewed_at: dict[str, float] = {}  # by the lease's attribute
         self.deliveries = 0
         self.repeats = 0
         self.transitions: Counter[str] = Counter()
         self.hearings: list[Hearing] = []
+        self.created = Revision(0, 0)  # the group, the last time
         self.changes: dict[str, list[tuple[Revision, Any]]] = defaultdict(list)  # per kind of notification
         self.takeovers: list[float] = []
         self.changed_at = 0.0  # the last change of members, segments or weights
@@ -174,14 +197,20 @@ class Auditor:
     # ------------------------------------------------------------------ what reaches the store
 
     def done(self, done: Done) -> None:
+        kind = done.segment.partition("/")[0]
+        if done.verb == "truncate" and kind in _LOGS:
+            self._check_truncation(done)
+        if kind == "data" and done.verb in ("truncate", "delete") and not isinstance(done.result, Exception):
+            self._given_up(done)
         if done.verb != "append" or not isinstance(done.result, Appended):
             return
-        kind = done.segment.partition("/")[0]
         if kind == "data":
             self._events(done, done.result)
-        elif kind in ("group", "stream", "state"):
+        elif kind in _LOGS:
             if done.data:
                 self._entries(done, kind, done.result.offset)
+            if MARK in done.attributes:
+                self._check_mark(done)
             if kind == "group":
                 self._leases(done)
 
@@ -203,6 +232,19 @@ class Auditor:
                     self.broken("S3", f"{done.process.name} stored {key}:{number} after {self.last_of_key[key]}")
                 self.last_of_key[key] = max(event.number, self.last_of_key.get(key, -1))
                 self.order[stream, key].append(event.number)
+
+    def _given_up(self, done: Done) -> None:
+        """Somebody deleted data, or truncated it: what nobody has read of that is not missed."""
+        data = self.data.setdefault(done.segment, DataSegment(done.segment))
+        end = self.world.memory.info(done.segment).start_offset if done.verb == "truncate" else data.end
+        stream = "/".join(done.segment.split("/")[1:3])
+        for event in data.events:
+            if data.given_up <= event.offset < end:
+                order = self.order[stream, event.key]
+                if event.number > self.reached.get((stream, event.key), -1):
+                    order.remove(event.number)
+        data.given_up = max(data.given_up, end)
+        data.count_as_processed(0, end)
 
     def fold(self, segment: str) -> Fold:
         if segment not in self.folds:
@@ -230,15 +272,49 @@ class Auditor:
         except ReaderGroupError as error:
             self.broken("S4", f"{done.process.name} wrote an entry that cannot be applied: {error}")
 
+    # ------------------------------------------------------------------ compaction
+
+    def _check_mark(self, done: Done) -> None:
+        """S5: the mark moves forward, to a snapshot that is there and is the state of its revision."""
+        self.transitions["compact"] += 1
+        value = done.attributes[MARK].new
+        assert value is not None
+        mark = Mark.decode(done.segment, value)
+        marks = self.marks[done.segment]
+        if marks and mark.revision <= marks[-1].revision:
+            self.broken("S5", f"{done.process.name} moves the mark from {marks[-1].revision} to {mark.revision}")
+        marks.append(mark)
+        fold = self.fold(done.segment)
+        try:
+            body = RevisionedStream(self.world.memory, done.segment).read_snapshot(mark)
+            snapshot = Replica.from_snapshot(mark, body, fold.codec)
+        except ReaderGroupError as error:
+            self.broken("S5", f"{done.process.name} moves the mark to a snapshot that cannot be read: {error}")
+            return
+        if fold.states.get(mark.next_offset) != (snapshot.checksum, snapshot.state):
+            self.broken("S5", f"{done.process.name} moves the mark to another state than that of {mark.revision}")
+
+    def _check_truncation(self, done: Done) -> None:
+        """S5: a follower that is less than one compaction behind goes on without noticing."""
+        marks = self.marks[done.segment]
+        start = self.world.memory.info(done.segment).start_offset
+        needed = marks[-2].next_offset if len(marks) > 1 else 0
+        was_deleted = self.fold(done.segment).states[marks[-1].next_offset][1] is None if marks else False
+        if start > needed and not was_deleted:
+            self.broken("S5", f"{done.segment} begins at {start}, and followers may need what comes after {needed}")
+
     # ------------------------------------------------------------------ the group
 
     def _group(self, done: Done, transition: Transition[ReaderGroupState]) -> None:
         before, after, updates = transition.before, transition.after, transition.updates
         if after is None:
             return
+        if before is None:
+            self.created = transition.revision
         if self.world.on_line is not None:
             self.world.say(done.process.name, f"  {transition.revision}: {'; '.join(map(_short, updates))}")
         self._check_members(done, after, updates)
+        self._check_owners(done, before, updates)
         self._check_plan(before, after, updates)
         for segment, found in after.segments.items():
             earlier = before.segments.get(segment) if before is not None else None
@@ -264,11 +340,27 @@ class Auditor:
             if target is None or target.incarnation != found.target_incarnation:
                 self.broken("S1", f"{segment} is marked for {found.target}, which is not in the group")
 
+    def _check_owners(self, done: Done, before: ReaderGroupState | None, updates: Iterable[Any]) -> None:
+        """Segments are given up by their owner alone, and a reader leaves by itself: by the present life of its id."""
+        if before is None:
+            return
+        for update in updates:
+            leaves = isinstance(update, RemoveReader) and update.cause == "closed"
+            if not leaves and not isinstance(update, (ReleaseSegment, CompleteSegment)):
+                continue
+            found = before.readers.get(update.reader)
+            life = None if found is None else self.lives.get((update.reader, found.incarnation))
+            owner = update.reader if leaves else before.segments[update.segment].owner
+            if owner != update.reader or life is not done.process:
+                self.broken("S1", f"{done.process.name} does what is {owner}'s alone: {_short(update)}")
+
     def _check_plan(self, before: ReaderGroupState | None, after: ReaderGroupState, updates: tuple[Any, ...]) -> None:
         if updates and all(isinstance(update, ReassignSegment) for update in updates):
             self.planned_at.append(self.world.simulation.now)
             if before is not None and not balance.plan(before):
                 self.broken("L3", f"moves in a group that was balanced: {'; '.join(map(_short, updates))}")
+            elif before is not None and balance.plan(before) != list(updates):
+                self.broken("S4", f"moves that were planned on another state: {'; '.join(map(_short, updates))}")
         elif before is None or before.readers is not after.readers or before.segments is not after.segments:
             self.changed_at = self.world.simulation.now
 
@@ -323,7 +415,10 @@ class Auditor:
             self.broken("S1", f"{segment} goes on at {offset}, but {before.owner} had committed {committed}")
 
     def _check_completion(self, segment: SegmentId, name: str, found: SegmentState) -> None:
-        info = self.world.memory.info(name)
+        try:
+            info = self.world.memory.info(name)
+        except NotFoundError:
+            return  # the stream was deleted
         if found.end is None and (not info.sealed or found.offset != info.length):
             self.broken("S2", f"{segment} counts as completed at {found.offset}, its data: {info}")
 
@@ -362,6 +457,8 @@ class Auditor:
             self.changes["readers"].append((revision, frozenset(after.readers)))
         if after.end_of_data and (before is None or not before.end_of_data):
             self.changes["end of data"].append((revision, True))
+        elif before is None:
+            self.changes["end of data"].append((revision, None))  # another life of the group, which has not ended
 
     def _phases(self, before: ReaderGroupState | None, after: ReaderGroupState, updates: Iterable[Any]) -> None:
         if before is None:
@@ -389,19 +486,40 @@ class Auditor:
         life = (update.reader, before.readers[update.reader].incarnation)
         process = self.lives.get(life)
         self.on_phase("takeover" if update.cause == "dead" else "leave", update.reader, False)
+        if update.cause == "dead":
+            for segment, found in before.segments_of(update.reader).items():
+                assert found.token is not None
+                self.over[Assignment(self._data_name(before, segment), found.token)] = self.world.simulation.now
         if process is None or update.cause != "dead":
             return
         killed_at = self.killed_at.get(process)
         if killed_at is not None:
             self.takeovers.append(self.world.simulation.now - killed_at)
             self._check_takeover(before, life, killed_at)
+        elif self._takes_too_long(process, before):
+            return
         elif process.runs and self._was_in_contact(process, before):
             self.broken("L1", f"{update.reader} of {process.name} was in contact and alive, and is declared dead")
+        elif process.runs and self._only_the_store_was_away(process, before, update.reader):
+            self.broken("L1", f"{update.reader} of {process.name} is declared dead because the store was away")
 
     def _was_in_contact(self, process: Process, state: ReaderGroupState) -> bool:
         """For more than the timeout, so that it must have renewed its lease."""
         since = max(process.in_contact_since, self.world.healthy_since)
         return self.world.simulation.now - since > self.timeout(state) * CLOCK_SLACK
+
+    def _takes_too_long(self, process: Process, state: ReaderGroupState) -> bool:
+        """Whether it has events in hand for longer than its group allows."""
+        limit, since = state.config.max_processing_seconds, self.in_hand_since.get(process)
+        return limit is not None and since is not None and self.world.simulation.now - since > limit / CLOCK_SLACK
+
+    def _only_the_store_was_away(self, process: Process, state: ReaderGroupState, reader: str) -> bool:
+        """Since the last renewal of a reader nothing else kept it from the next one."""
+        lease = state.readers[reader].lease
+        if lease is None or state.config.max_processing_seconds is not None:
+            return False
+        renewed_at = self.renewed_at[lease_attribute(lease)]
+        return process.in_contact_since <= renewed_at < self.world.healthy_since
 
     def _check_takeover(self, state: ReaderGroupState, life: tuple[str, int], killed_at: float) -> None:
         latest = self._latest_takeover(state, life, killed_at)
@@ -439,10 +557,12 @@ class Auditor:
         state: ReaderGroupState | None = self.fold(done.segment).replica.state
         if state is None:
             return
-        if MARK in done.attributes:
-            self.transitions["compact"] += 1
+        leases = {lease_attribute(found.lease) for found in state.readers.values() if found.lease is not None}
         for attribute, change in done.attributes.items():
             if attribute.startswith(PREFIX) and change.new is not None:
+                self.renewed_at[attribute] = self.world.simulation.now
+                if attribute not in leases:
+                    self.broken("S1", f"{done.process.name} commits for a reader that is out of its group")
                 for segment, held in decode_positions(change.new).items():
                     found = state.segments.get(segment)
                     if found is not None and found.token == held.token:
@@ -460,7 +580,10 @@ class Auditor:
         if offset > max(data.frontier if data is not None else 0, state.segments[segment].offset):
             done = data.frontier if data is not None else 0
             self.broken("S2", f"{segment} is committed up to {offset}, but only what is before {done} was processed")
-        self.committed[name] = (token, max(offset, self.committed.get(name, (0, 0))[1]))
+        earlier_token, earlier = self.committed.get(name, (0, 0))
+        if token == earlier_token and offset < earlier:
+            self.broken("S1", f"the position in {segment} goes back from {earlier} to {offset}")
+        self.committed[name] = (token, offset)
 
     # ------------------------------------------------------------------ streams
 
@@ -479,6 +602,8 @@ class Auditor:
                     self._check_published(before, [*before.scale.predecessors])
             elif isinstance(update, SealStream):
                 self._check_published(after, list(after.current))
+            elif isinstance(update, TruncateStream):
+                self.on_phase("truncation", done.process.name, True)
 
     def _check_published(self, state: StreamState, numbers: list[int]) -> None:
         """What is replaced, or ended, takes no more events."""
@@ -494,6 +619,7 @@ class Auditor:
     def delivered(self, process: Process, event: rg.Event[bytes]) -> None:
         """``process`` was handed the event."""
         self.deliveries += 1
+        self.in_hand_since.setdefault(process, self.world.simulation.now)
         name = data_segment(event.segment, event.pointer.incarnation)
         key, _, text = event.raw.decode().partition(":")
         number = int(text)
@@ -506,8 +632,11 @@ class Auditor:
         expected = self.delivered_to.get(assignment, self.began.get(assignment))
         if expected is None:
             self.broken("S1", f"{process.name} was handed {event!r} under the token {event.fencing_token} of nobody")
-        elif expected != event.offset:
+        elif event.offset not in (expected, max(expected, data.given_up)):
             self.broken("S3", f"{process.name} was handed {event!r}, and before it what ends at {expected}")
+        elif assignment in self.over:
+            # A dead reader's lease was over before, by its own clock too: it has to have stopped by itself.
+            self.broken("S1", f"{process.name} was handed {event!r} after it was dead at {self.over[assignment]:.3f}")
         self.delivered_to[assignment] = event.next_offset
         self._check_key(process, stream_of(event.segment), key, number)
 
@@ -517,14 +646,15 @@ class Auditor:
             self.repeats += 1
             return
         order = self.order[stream, key]
-        index = bisect_right(order, number) - 1
+        index = bisect_left(order, number)
         earlier = order[index - 1] if index > 0 else -1
-        if earlier != reached:
+        if earlier > reached:
             self.broken("S3", f"{process.name} was handed {key}:{number}, and nobody {key}:{earlier}")
         self.reached[stream, key] = number
 
     def processed(self, process: Process, event: rg.Event[bytes]) -> None:
         """The application has done with the event, before the product counts it."""
+        self.in_hand_since.pop(process, None)
         data = self.data[data_segment(event.segment, event.pointer.incarnation)]
         data.count_as_processed(event.offset, event.next_offset)
 
@@ -552,7 +682,17 @@ class Auditor:
         committed_at = fold.committed_at.get(revision, now)
         process = hearing.process
         undisturbed = max(process.in_contact_since, process.started_at, self.world.healthy_since) <= committed_at
-        if len(hearing.told) > 1 and undisturbed and not hearing.slow and now - committed_at > NOTICE_SECONDS:
+        if revision >= self.created > hearing.back_since[0]:
+            hearing.back_since = self.created, now
+        # While a group is deleted its listeners poll it less and less often.
+        was_back = hearing.back_since[1] <= committed_at
+        if (
+            len(hearing.told) > 1
+            and was_back
+            and undisturbed
+            and not hearing.slow
+            and now - committed_at > NOTICE_SECONDS
+        ):
             self.broken("L4", f"{process.name} hears of {hearing.kind} at {revision} {now - committed_at:.3f} s late")
 
     def check_hearing(self, hearing: Hearing, *, at_rest: bool) -> None:
@@ -563,7 +703,7 @@ class Auditor:
             if later.revision < earlier.revision or (later.revision == earlier.revision and not later.gap):
                 self.broken("S8", f"{hearing.process.name} heard {later} after {earlier}")
                 return
-            between = [each for each in changes if earlier.revision < each[0] < later.revision]
+            between = [each for each in changes if earlier.revision < each[0] < later.revision and each[1] is not None]
             if between and not later.gap:
                 self.broken("S8", f"{hearing.process.name} was not told of {hearing.kind} at {between[0][0]}")
                 return
@@ -572,7 +712,8 @@ class Auditor:
             if each.value != expected:
                 self.broken("S8", f"{hearing.process.name} heard {each}, it was {expected}")
                 return
-        is_behind = bool(changes) and (not told or told[-1].value != changes[-1][1])
+        newest = changes[-1][1] if changes else None
+        is_behind = newest is not None and (not told or told[-1].value != newest)
         if at_rest and hearing.process.runs and not hearing.closed and is_behind:
             self.broken("S8", f"{hearing.process.name} was not told of {hearing.kind} at {changes[-1][0]}")
 

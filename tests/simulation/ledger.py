@@ -27,4 +27,13 @@ class Enter(Update[Ledger], tag="enter"):
         return state.replace(entries=state.entries.set(self.entry, self.seen))
 
 
+class Strike(Update[Ledger], tag="strike"):
+    """Take ``entry`` out. A newer release has it, and the others do not."""
+
+    entry: str
+
+    def apply_to(self, state: Ledger, revision: Revision) -> Ledger:
+        return state.replace(entries=state.entries.delete(self.entry))
+
+
 LEDGER_UPDATES: Final[tuple[type[Update[Any]], ...]] = (Enter,)

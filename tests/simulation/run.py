@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import readergroup as rg
 from readergroup import balance
 from readergroup.state import ReaderGroupState
 from synchronizer import StateSynchronizer
+from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 
-from .actors import GROUP, Application
+from .actors import GROUP, LAST, Application
 from .auditor import BALANCE_SECONDS, TAKEOVER_SECONDS, Auditor, Violation
 from .ledger import Ledger
-from .scenario import Actor, Mishap, Scenario
+from .phases import Phases
+from .scenario import DOER, Actor, Mishap, Scenario
 from .threads import NeverAtRest, Simulation
 from .world import Process, World, simulated
 
@@ -24,6 +27,8 @@ LOOK_SECONDS = 0.1
 #: How long nothing may be written while nothing changes.
 REST_SECONDS = 1.5
 END_SECONDS = 60.0
+#: Those who change something, and come to an end by themselves.
+BUSY = ("writer", "scaler", "compactor", "clerk", "keeper", "remover", "founder", "ender", "weigher", "upgrader")
 
 
 @dataclass
@@ -51,6 +56,9 @@ class Run:
         self.simulation = simulation
         self.world = World(simulation, scenario.seed)
         self.auditor = Auditor(self.world)
+        self.phases = Phases(self)
+        self.phases.on_begin = self._ambush
+        self._waiting: list[Actor | Mishap] = []  # for a phase to begin
         self.applications: dict[str, Application] = {}
         self.groups: dict[Process, rg.ReaderGroup] = {}
         self.ledgers: dict[Process, StateSynchronizer[Ledger]] = {}
@@ -74,26 +82,43 @@ class Run:
     def fate(self) -> None:
         """Everything that happens, in order. Runs in the process of an administrator, whom nothing befalls."""
         admin = self.world.processes["admin"].client()
+        group = self.found(admin)
+        happens: list[Actor | Mishap] = [*self.scenario.actors, *self.scenario.mishaps]
+        for each in sorted(happens, key=lambda each: each.at):
+            self._until(each.at)
+            if isinstance(each, Actor) and each.during:
+                self._waiting.append(each)
+            elif isinstance(each, Actor):
+                self.start(each)
+            else:
+                self.befall(each)
+        self._until(self.scenario.duration)
+        self.settle(admin, group)
+        self.finish(admin, group)
+        self.finished = True
+
+    def found(self, client: rg.Client) -> rg.ReaderGroup:
+        """Create the streams and the group, as far as they are not there; another one for other streams."""
         for stream in self.scenario.streams:
-            admin.streams.create(stream, scaling=rg.ScalingPolicy.fixed(self.scenario.segments))
-        group = admin.groups.create(
+            client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(self.scenario.segments))
+        if GROUP in client.groups.list():
+            followed = client.groups.get(GROUP).state.streams
+            lives = {stream: client.streams.fetch_state(stream).incarnation for stream in self.scenario.streams}
+            if any(followed[stream].incarnation != lives[stream] for stream in lives):
+                client.groups.delete(GROUP)
+        return client.groups.create(
             GROUP,
             streams=self.scenario.streams,
             reader_timeout_seconds=self.scenario.timeout,
             position_interval_seconds=self.scenario.position_interval,
             max_processing_seconds=self.scenario.max_processing,
         )
-        happens: list[Actor | Mishap] = [*self.scenario.actors, *self.scenario.mishaps]
-        for each in sorted(happens, key=lambda each: each.at):
-            self._until(each.at)
-            if isinstance(each, Actor):
-                self.start(each)
-            else:
-                self.befall(each)
-        self._until(self.scenario.duration)
-        self.settle(group)
-        self.finish(admin, group)
-        self.finished = True
+
+    @property
+    def longest_pause(self) -> float:
+        """The longest that a reader has an event in hand: longer than the others wait for a sign of life."""
+        limit = self.scenario.max_processing
+        return 1.2 * self.scenario.timeout if limit is None else limit + 1.5 * self.scenario.timeout
 
     def _until(self, at: float) -> None:
         if at > self.simulation.now:
@@ -112,13 +137,63 @@ class Run:
         process.spawn(main)
 
     def befall(self, mishap: Mishap) -> None:
-        world = self.world
+        """Let it happen now, or when the phase that it waits for begins."""
+        if mishap.during:
+            self._waiting.append(mishap)
+        elif not mishap.target:
+            self._strike_all(mishap)
+        else:
+            process = self.world.processes.get(mishap.target)
+            if process is not None and process.alive:
+                self._strike(mishap, process)
+
+    def _ambush(self, phase: str, process: Process | None) -> None:
+        """A phase begins: what waited for it comes very soon, to whoever does it or to its own target."""
+        for mishap in [each for each in self._waiting if each.during == phase]:
+            self._waiting.remove(mishap)
+            at = self.simulation.now + self.world.rng.choice((0.0, 0.0005, 0.005))
+            if isinstance(mishap, Actor):
+                self.simulation.call_at(at, partial(self._come, mishap))
+                continue
+            victim = process if mishap.target == DOER else self.world.processes.get(mishap.target)
+            if victim is None or victim.kind == "admin" or self.calm:
+                victim = None
+            self.simulation.call_at(at, partial(self._spring, mishap, victim))
+
+    def _come(self, actor: Actor) -> None:
+        if not self.calm:
+            self.start(actor)
+
+    def _spring(self, mishap: Mishap, victim: Process | None) -> None:
+        if self.calm:
+            return
         if not mishap.target:
-            world.cut_off(None, mishap.seconds)
+            self._strike_all(mishap)
+        elif victim is not None and victim.alive:
+            self._strike(mishap, victim)
+
+    def _strike_all(self, mishap: Mishap) -> None:
+        """The store is away, or the network to it is bad for everybody who is there."""
+        if mishap.kind == "away":
+            self.world.cut_off(None, mishap.seconds)
             return
-        process = world.processes.get(mishap.target)
-        if process is None or not process.alive:
+        if mishap.kind == "full":
+            self._limit(1)
+            self.simulation.call_at(
+                self.simulation.now + mishap.seconds, partial(self._limit, DEFAULT_STATE_LIMIT_BYTES)
+            )
             return
+        for process in self.world.processes.values():
+            if process.alive and process.kind != "admin":
+                self.world.trouble(process, mishap.seconds, mishap.rate, mishap.faults)
+
+    def _limit(self, state_limit_bytes: int) -> None:
+        """The group's state may be so large from now on, for whoever has it open."""
+        for group in self.groups.values():
+            group.synchronizer._writer._state_limit_bytes = state_limit_bytes
+
+    def _strike(self, mishap: Mishap, process: Process) -> None:
+        world = self.world
         if mishap.kind == "kill":
             world.kill(process)
         elif mishap.kind == "dies":
@@ -143,16 +218,17 @@ class Run:
             self.simulation.sleep(LOOK_SECONDS)
         return True
 
-    def settle(self, group: rg.ReaderGroup) -> None:
+    def settle(self, admin: rg.Client, group: rg.ReaderGroup) -> None:
         """L1, L2, L3: after the last mishap the group finds its balance, and rests."""
         self.world.say("fate", "calm")
         self.calm = True
         self.world.calm()
-        self.start(Actor("last", "reader", subject="last", style="batch"))
-        busy = ("writer", "scaler", "compactor", "clerk", "keeper", "remover")
-        self.wait_until(lambda: not any(self._works(kind) for kind in busy), 30.0)
+        self._limit(DEFAULT_STATE_LIMIT_BYTES)
+        self.start(Actor(LAST, "reader", subject=LAST, style="batch"))
+        self.wait_until(lambda: not any(self._works(kind) for kind in BUSY), 30.0)
+        self.found(admin)  # if somebody died over it
         state = self._group_state
-        allowed = self.scenario.timeout + TAKEOVER_SECONDS + BALANCE_SECONDS + self._in_hand
+        allowed = self.scenario.timeout + TAKEOVER_SECONDS + BALANCE_SECONDS + self.longest_pause
         if not self.wait_until(lambda: self._balanced(state()), allowed):
             self.auditor.broken("L2", f"not balanced after {allowed:.1f} s of calm: {self._distribution(state())}")
         self.auditor.check_dead_readers()
@@ -160,11 +236,6 @@ class Run:
         if self._quiet_for(REST_SECONDS) and len(self.auditor.planned_at) > before:
             self.auditor.broken("L3", "moves were planned while nothing changed")
         self.compare()
-
-    @property
-    def _in_hand(self) -> float:
-        """The longest that a reader has an event in hand."""
-        return 1.2 * self.scenario.timeout
 
     def _works(self, kind: str) -> bool:
         return any(
@@ -178,11 +249,11 @@ class Run:
         return state
 
     def _balanced(self, state: ReaderGroupState) -> bool:
-        dead = any(
-            self.auditor.lives.get((reader, found.incarnation)) in self.auditor.killed_at
-            for reader, found in state.readers.items()
-        )
-        return not dead and not state.marked and not balance.plan(state) and bool(state.readers)
+        lives = [self.auditor.lives.get((reader, found.incarnation)) for reader, found in state.readers.items()]
+        dead = [process for process in lives if process in self.auditor.killed_at]
+        if len(dead) == len(lives):  # nobody is left to notice, which is right only when nothing is left to read
+            return state.end_of_data
+        return not dead and not state.marked and not balance.plan(state)
 
     def _distribution(self, state: ReaderGroupState) -> str:
         owned = {reader: sorted(state.owned.get(reader, ())) for reader in state.readers}

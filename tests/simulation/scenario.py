@@ -12,11 +12,29 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 READER_KINDS: Final = ("iterate", "read", "batch", "commit")
+#: As the target of a mishap that waits for a phase: whoever does it.
+DOER: Final = "*"
+PHASES: Final = (
+    "join",
+    "id taken over",
+    "hand-over",
+    "takeover",
+    "scale",
+    "completion",
+    "sealing",
+    "end of data",
+    "compaction",
+    "reload",
+    "truncation",
+    "write",
+    "in line",
+)
 MESSAGES: Final = (
     "unavailable",
     "lost request",
     "late request",
     "lost answer",
+    "late answer",
     "short read",
     "missed wake-up",
     "false wake-up",
@@ -40,10 +58,13 @@ class Actor:
     clock_offset: float = 0.0
     listens: bool = False
     raises: bool = False
+    #: It starts, from ``at`` on, when this phase begins.
+    during: str = ""
 
     def __str__(self) -> str:
         facts = [self.kind, self.subject] if self.kind != "reader" else [f"reader {self.subject}", self.style]
-        return f"{self.at:6.2f}  {self.name} starts: {' '.join(filter(None, facts))}"
+        when = f", when there is a {self.during}" if self.during else ""
+        return f"{self.at:6.2f}  {self.name} starts: {' '.join(filter(None, facts))}{when}"
 
 
 @dataclass(frozen=True)
@@ -59,6 +80,8 @@ class Mishap:
     #: Of "dies": at which call of the store from then on, and before it is carried out or after.
     calls: int = 0
     moment: str = "before"
+    #: It waits, from ``at`` on, until this phase begins.
+    during: str = ""
 
     def __str__(self) -> str:
         facts = {"seconds": self.seconds, "rate": self.rate, "faults": ", ".join(self.faults), "calls": self.calls}
@@ -67,7 +90,8 @@ class Mishap:
             for name, value in facts.items()
             if value
         )
-        return f"{self.at:6.2f}  {self.kind} {self.target or 'the store'} {told}"
+        when = f", when there is a {self.during}" if self.during else ""
+        return f"{self.at:6.2f}  {self.kind} {self.target or 'the store'} {told}{when}"
 
 
 @dataclass(frozen=True)
@@ -107,24 +131,46 @@ def generate(seed: int) -> Scenario:
     """The scenario of a seed."""
     rng = random.Random(f"scenario/{seed}")
     duration = rng.choice((4.0, 6.0, 8.0, 12.0))
+    timeout = rng.choice((1.5, 2.0, 3.0))
+    times = _Times(rng, duration)
     streams = ("shop/orders",) if rng.random() < 0.8 else ("shop/orders", "shop/returns")
-    actors = tuple(_actors(rng, duration, streams))
-    mishaps = tuple(sorted(_mishaps(rng, duration, actors), key=lambda each: each.at))
+    actors = tuple(_actors(rng, times, streams))
+    mishaps = tuple(sorted(_placed(rng, _mishaps(rng, times, actors, timeout)), key=lambda each: each.at))
     return Scenario(
         seed=seed,
         duration=duration,
-        timeout=rng.choice((1.5, 2.0, 3.0)),
+        timeout=timeout,
         streams=streams,
         segments=rng.choice((1, 2, 2, 3, 4)),
         actors=actors,
         mishaps=mishaps,
         position_interval=rng.choice((0.2, 0.5, 1.0)),
         max_processing=rng.choice((None, None, None, 1.0)),
-        events=rng.choice((20, 40, 80)),
+        events=rng.choice((20, 40, 80, 160)),
     )
 
 
-def _actors(rng: random.Random, duration: float, streams: tuple[str, ...]) -> Iterator[Actor]:
+class _Times:
+    """When things happen: at any time, or close together, where they meet each other half done."""
+
+    def __init__(self, rng: random.Random, duration: float) -> None:
+        self._rng = rng
+        self._duration = duration
+        self._busy = [rng.uniform(0, duration) for _ in range(rng.choice((1, 2, 3)))]
+
+    def draw(self, earliest: float = 0.0) -> float:
+        """A time that is not before ``earliest``, often soon after it: many processes are soon done."""
+        rng = self._rng
+        busy = [at for at in self._busy if at >= earliest]
+        chance = rng.random()
+        if busy and chance < 0.4:
+            return rng.choice(busy) + rng.random() * rng.choice((0.01, 0.1, 0.5))
+        if earliest and chance < 0.7:
+            return earliest + rng.random() * rng.choice((0.02, 0.2, 2.0))
+        return rng.uniform(earliest, max(earliest, self._duration))
+
+
+def _actors(rng: random.Random, times: _Times, streams: tuple[str, ...]) -> Iterator[Actor]:
     number = 0
 
     def actor(kind: str, *, subject: str = "", at: float | None = None, **options: object) -> Actor:
@@ -134,8 +180,8 @@ def _actors(rng: random.Random, duration: float, streams: tuple[str, ...]) -> It
             name=f"{kind}{number}",
             kind=kind,
             subject=subject,
-            at=rng.uniform(0, duration) if at is None else at,
-            pause=rng.choice((0.002, 0.01, 0.05, 0.2)),
+            at=times.draw() if at is None else at,
+            pause=rng.choice((0.002, 0.01, 0.05, 0.2, 0.4)),
             clock_rate=rng.choice((1.0, 1.0, 0.99, 1.01)),
             clock_offset=rng.uniform(0, 100),
             **options,  # type: ignore[arg-type]
@@ -154,26 +200,59 @@ def _actors(rng: random.Random, duration: float, streams: tuple[str, ...]) -> It
     for _ in range(rng.choice((1, 1, 2))):
         yield actor("writer", subject=rng.choice(streams), at=0.0 if rng.random() < 0.7 else None)
     for kind, chances in _OTHERS.items():
+        together = times.draw()
         for _ in range(rng.choice(chances)):
-            yield actor(kind, subject=rng.choice(streams))
+            # Those who work on one thing: all at once, or one after the other.
+            at = together if kind == "clerk" else None
+            during = rng.choice(PHASES) if kind in _MEDDLERS and rng.random() < 0.4 else ""
+            yield actor(kind, subject=rng.choice(streams), at=at, during=during)
 
 
 #: How many of each kind of process there are, at random.
 _OTHERS: Final = {
     "scaler": (0, 1, 1, 2, 3),
-    "compactor": (0, 0, 1, 1),
-    "clerk": (0, 0, 0, 2),
+    "compactor": (0, 0, 1, 2),
+    "clerk": (0, 0, 0, 2, 3),
     "keeper": (0, 0, 0, 1),
     "remover": (0, 0, 0, 1),
     "listener": (0, 0, 0, 1),
+    "founder": (0, 0, 0, 0, 0, 0, 1),
+    "ender": (0, 0, 0, 0, 0, 1),
+    "weigher": (0, 0, 0, 0, 1, 2),
+    "upgrader": (0, 0, 0, 0, 0, 1),
 }
 
 
-def _mishaps(rng: random.Random, duration: float, actors: tuple[Actor, ...]) -> Iterator[Mishap]:
-    for _ in range(rng.choice((0, 2, 3, 4, 6, 8))):
-        target = rng.choice(actors)
-        at = rng.uniform(target.at, duration)
-        kind = rng.choice(("kill", "dies", "dies", "stop", "stop", "cut off", "away", "trouble", "trouble", "slow"))
+#: Those whose work is to come in between that of others.
+_MEDDLERS: Final = ("scaler", "compactor", "keeper", "remover", "founder", "ender")
+
+
+def _placed(rng: random.Random, mishaps: Iterator[Mishap]) -> Iterator[Mishap]:
+    """Half of the mishaps wait for a phase to begin: most are over so soon that no time hits them by chance."""
+    for mishap in mishaps:
+        if rng.random() < 0.5:
+            target = DOER if mishap.target and rng.random() < 0.6 else mishap.target
+            yield replace(mishap, during=rng.choice(PHASES), target=target, at=mishap.at * rng.random())
+        else:
+            yield mishap
+
+
+_MISHAPS: Final = ("full", "kill", "dies", "dies", "away", "slow", "cut off", "stop", "stop", "stop") + (
+    "trouble",
+    "trouble",
+    "bad network",
+    "bad network",
+)
+
+
+def _mishaps(rng: random.Random, times: _Times, actors: tuple[Actor, ...], timeout: float) -> Iterator[Mishap]:
+    readers = [actor for actor in actors if actor.kind == "reader"]
+    for _ in range(rng.choice((0, 3, 4, 6, 8, 10))):
+        target = rng.choice(readers if rng.random() < 0.4 else actors)
+        # Most processes do what they do at once, and are done.
+        is_short = target.kind not in ("reader", "writer", "listener")
+        at = target.at if is_short and rng.random() < 0.7 else times.draw(target.at)
+        kind = rng.choice(_MISHAPS)
         if kind == "kill":
             yield Mishap(at, kind, target.name)
         elif kind == "dies":
@@ -181,11 +260,16 @@ def _mishaps(rng: random.Random, duration: float, actors: tuple[Actor, ...]) -> 
                 at, kind, target.name, calls=rng.randint(1, rng.choice((3, 30))), moment=rng.choice(("before", "after"))
             )
         elif kind == "stop" or kind == "cut off":
-            yield Mishap(at, kind, target.name, seconds=rng.choice((0.3, 1.0, 3.0, 5.0)))
+            yield Mishap(at, kind, target.name, seconds=rng.choice((0.3, 1.0, 1.2 * timeout, 2 * timeout)))
+        elif kind == "full":
+            yield Mishap(at, kind, seconds=rng.choice((0.5, 2.0, 5.0)))
         elif kind == "away":
             yield Mishap(at, kind, seconds=rng.choice((0.3, 1.0, 4.0)))
         elif kind == "slow":
             yield Mishap(at, kind, target.name, seconds=rng.choice((0.5, 2.0)), rate=rng.choice((10.0, 100.0)))
+        elif kind == "bad network":
+            faults = tuple(rng.sample(MESSAGES, rng.randint(1, 3)))
+            yield Mishap(at, kind, seconds=rng.uniform(0.5, 4.0), rate=rng.choice((0.03, 0.1, 0.3)), faults=faults)
         else:
             faults = tuple(rng.sample(MESSAGES, rng.randint(1, 4)))
             yield Mishap(

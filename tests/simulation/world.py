@@ -42,6 +42,8 @@ TIMEOUT_LATENCY: Final = 0.2
 AFTERMATH_SECONDS: Final = 1.0
 #: A request whose answer was given up may still arrive, so much later at most.
 LATE_SECONDS: Final = 1.5
+#: An answer may take so long, which is longer than most leases.
+LATE_ANSWER_SECONDS: Final = 4.0
 
 
 class Done(NamedTuple):
@@ -130,6 +132,7 @@ class World:
     def __init__(self, simulation: Simulation, seed: int) -> None:
         self.simulation = simulation
         self.seed = seed
+        self.rng = random.Random(f"{seed}/world")
         self.memory = MemoryStore()
         self.processes: dict[str, Process] = {}
         #: Told of every call that was carried out.
@@ -138,7 +141,9 @@ class World:
         self.on_line: Callable[[str, str], None] | None = None
         #: Told which fault hit which process in which call.
         self.on_fault: Callable[[Process, str, str], None] = lambda process, fault, verb: None
-        #: Asked at each call of the store which fault hits it; may also kill, stop or let others act first.
+        #: Told of each call of the store when it is sent.
+        self.on_send: Callable[[Process, str, str], None] = lambda process, verb, segment: None
+        #: Asked at each call of the store, when it arrives, which fault hits it; may also kill, stop, let others act.
         self.on_call: Callable[[Process, str, str], str | None] = lambda process, verb, segment: None
         self.digest = 0
         self.faults: Counter[str] = Counter()
@@ -183,7 +188,7 @@ class World:
         if process is None:
             self.away_until = max(self.away_until, until)
             self.healthy_since = max(self.healthy_since, until)
-            self.faults["away"] += 1
+            self.fault(self.processes["admin"], "away", "")
         else:
             process.away_until = max(process.away_until, until)
             process.in_contact_since = max(process.in_contact_since, until)
@@ -321,13 +326,13 @@ class SimStore(SegmentStore):
             self._simulation.sleep(TIMEOUT_LATENCY)
             return lost
         result = append()
-        self._end()
+        self._end(fault)
         return result
 
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
         fault = self._begin("read", segment)
         data = self._inner.read(segment, offset, max_bytes)
-        self._end()
+        self._end(fault)
         return data[: max(1, len(data) // 2)] if fault == "short read" else data
 
     def attributes(self, segment: str, prefix: str = "", **options: Any) -> Mapping[str, bytes]:
@@ -408,7 +413,7 @@ class SimStore(SegmentStore):
             raise
         if verb in _CHANGING:
             self._world.done(Done(self._process, verb, segment, b"", {}, result, fault != "lost answer"))
-        self._end()
+        self._end(fault)
         if fault == "lost answer":
             raise StoreUnavailableError("the answer is lost", verb=verb, segment=segment)
         return result
@@ -417,6 +422,7 @@ class SimStore(SegmentStore):
         """The request travels; returns what goes wrong with it, if that does not end it here."""
         process, world = self._process, self._world
         process.calls += 1
+        world.on_send(process, verb, segment)
         self._simulation.sleep(self._latency())
         self._die_if_due("before")
         now = self._simulation.now
@@ -444,10 +450,15 @@ class SimStore(SegmentStore):
                     return process.rng.choice(kinds)
         return None
 
-    def _end(self) -> None:
+    def _end(self, fault: str | None = None) -> None:
         """The answer travels."""
         self._die_if_due("after")
-        if self._process.rng.random() < 0.2:
+        if fault == "late answer":
+            seconds = self._process.rng.uniform(0, LATE_ANSWER_SECONDS)
+            process, now = self._process, self._simulation.now
+            process.in_contact_since = max(process.in_contact_since, now + seconds + AFTERMATH_SECONDS)
+            self._simulation.sleep(seconds)
+        elif self._process.rng.random() < 0.2:
             self._simulation.sleep(self._latency())
 
     def _latency(self) -> float:
@@ -470,6 +481,7 @@ FAULTS: Final[Mapping[str, frozenset[str]]] = {
     "lost request": frozenset({"append"}),
     "late request": frozenset({"append"}),
     "lost answer": frozenset({"append", "create", "delete", "truncate", "seal"}),
+    "late answer": frozenset({"append", "read", "attributes"}),
     "short read": frozenset({"read"}),
     "missed wake-up": frozenset({"wait"}),
     "false wake-up": frozenset({"wait"}),
