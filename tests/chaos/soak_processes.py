@@ -29,6 +29,7 @@ STATE: Final = "counters"
 KEYS: Final = 16
 TICK_SECONDS: Final = 0.1
 VICTIM_SECONDS: Final = 0.5
+SPEAK_SECONDS: Final = 60.0
 #: Instead of half a megabyte: so that the logs are compacted many times in half an hour.
 COMPACTION_BYTES: Final = 8 * 1024
 
@@ -87,9 +88,16 @@ class HastyClock(SystemClock):
         return self._began_at + (super().time() - self._began_at) * self._haste
 
 
-def connect(setting: Setting) -> rg.Client:
-    rg.StateSynchronizer.__init__.__kwdefaults__["compaction_bytes"] = COMPACTION_BYTES
-    return rg.connect(setting.url, clock=HastyClock(setting.began_at, setting.haste))
+@contextmanager
+def connect(setting: Setting) -> Iterator[rg.Client]:
+    """A client whose clock hastens, and whose logs are compacted often."""
+    defaults = rg.StateSynchronizer.__init__.__kwdefaults__
+    before, defaults["compaction_bytes"] = defaults["compaction_bytes"], COMPACTION_BYTES
+    try:
+        with rg.connect(setting.url, clock=HastyClock(setting.began_at, setting.haste)) as client:
+            yield client
+    finally:
+        defaults["compaction_bytes"] = before
 
 
 # ---------------------------------------------------------------------- the shared state
@@ -133,6 +141,7 @@ class Speaker:
 
     def __init__(self, setting: Setting) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.settimeout(SPEAK_SECONDS)
         self._socket.connect(setting.ear)
 
     def say(self, kind: str, *facts: object) -> None:
