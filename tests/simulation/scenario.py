@@ -130,7 +130,7 @@ class Scenario:
 def generate(seed: int) -> Scenario:
     """The scenario of a seed."""
     rng = random.Random(f"scenario/{seed}")
-    duration = rng.choice((4.0, 6.0, 8.0, 12.0))
+    duration = rng.choice((3.0, 4.0, 6.0, 10.0))
     timeout = rng.choice((1.5, 2.0, 3.0))
     times = _Times(rng, duration)
     streams = ("shop/orders",) if rng.random() < 0.8 else ("shop/orders", "shop/returns")
@@ -158,14 +158,15 @@ class _Times:
         self._duration = duration
         self._busy = [rng.uniform(0, duration) for _ in range(rng.choice((1, 2, 3)))]
 
-    def draw(self, earliest: float = 0.0) -> float:
-        """A time that is not before ``earliest``, often soon after it: many processes are soon done."""
+    def draw(self, start: float | None = None) -> float:
+        """A time for something to happen; with ``start``, to who started then, and often soon after that."""
         rng = self._rng
+        earliest = start or 0.0
         busy = [at for at in self._busy if at >= earliest]
         chance = rng.random()
         if busy and chance < 0.4:
             return rng.choice(busy) + rng.random() * rng.choice((0.01, 0.1, 0.5))
-        if earliest and chance < 0.7:
+        if start is not None and chance < 0.7:
             return earliest + rng.random() * rng.choice((0.02, 0.2, 2.0))
         return rng.uniform(earliest, max(earliest, self._duration))
 
@@ -247,7 +248,7 @@ _MISHAPS: Final = ("full", "kill", "dies", "dies", "away", "slow", "cut off", "s
 
 def _mishaps(rng: random.Random, times: _Times, actors: tuple[Actor, ...], timeout: float) -> Iterator[Mishap]:
     readers = [actor for actor in actors if actor.kind == "reader"]
-    for _ in range(rng.choice((0, 3, 4, 6, 8, 10))):
+    for _ in range(rng.choice((0, 4, 6, 8, 10, 12))):
         target = rng.choice(readers if rng.random() < 0.4 else actors)
         # Most processes do what they do at once, and are done.
         is_short = target.kind not in ("reader", "writer", "listener")
