@@ -45,6 +45,7 @@ from .soak_processes import (
     Pace,
     Setting,
     Speaker,
+    broken_threads_told,
     connect,
     listen,
     memory_blocks,
@@ -119,10 +120,12 @@ def _ledger(setting: Setting) -> Iterator[tuple[Ledger, dict[str, int]]]:
         ear.bind(setting.ear)
         thread = threading.Thread(target=listen, args=(ear, ledger, blocks), daemon=True)
         thread.start()
+        speaker = Speaker(setting)
         try:
-            yield ledger, blocks
+            with broken_threads_told(speaker, "main"):
+                yield ledger, blocks
         finally:
-            Speaker(setting).say("end")
+            speaker.say("end")
             thread.join()
 
 

@@ -148,6 +148,22 @@ class Speaker:
         self._socket.send(json.dumps((kind, *facts)).encode())
 
 
+@contextmanager
+def broken_threads_told(speaker: Speaker, who: str) -> Iterator[None]:
+    """Inside, a thread that ends by an exception, whoever's it is, is a fault of the soak."""
+    before = threading.excepthook
+
+    def tell(broken: threading.ExceptHookArgs) -> None:
+        speaker.say("broken", f"{who}: {broken.thread.name if broken.thread else ''} ended by {broken.exc_value!r}")
+        threading.__excepthook__(broken)
+
+    threading.excepthook = tell
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
 def runs(raw: Iterable[bytes]) -> list[tuple[str, int, int]]:
     """The events as (key, first number, last number), one for each stretch of a key without a hole."""
     found: list[tuple[str, int, int]] = []
@@ -214,7 +230,7 @@ class NumberedEvents:
 def write(connection: Connection, setting: Setting) -> None:
     """One writer at a steady rate, and another one every few seconds that writes a little and closes."""
     speaker, pace = Speaker(setting), setting.pace
-    with connect(setting) as client:
+    with broken_threads_told(speaker, "writer"), connect(setting) as client:
         counting = Counting(client, "writer")
         steady, short = NumberedEvents(f"k{number}" for number in range(KEYS)), NumberedEvents(["s0", "s1"])
 
@@ -251,7 +267,7 @@ def _read(reader: rg.Reader[bytes], source: str, speaker: Speaker, goes_on: Call
 def read(connection: Connection, setting: Setting) -> None:
     """A reader that stays to the end of the data, and beside it guests, who join and leave."""
     speaker, pace = Speaker(setting), setting.pace
-    with connect(setting) as client:
+    with broken_threads_told(speaker, "reader"), connect(setting) as client:
         group = client.groups.get(GROUP)
         counting = Counting(client, "reader")
         ended = threading.Event()
@@ -282,7 +298,7 @@ def read(connection: Connection, setting: Setting) -> None:
 def read_and_write_until_killed(connection: Connection, setting: Setting, life: int) -> None:
     """A reader, and a writer with keys of its own. Every second life has the reader id of the one before."""
     speaker = Speaker(setting)
-    with connect(setting) as client:
+    with broken_threads_told(speaker, "victim"), connect(setting) as client:
         events, written_at = NumberedEvents([f"v{life}"]), 0.0
         with client.writer(STREAM) as writer, client.groups.get(GROUP).reader(f"victim-{life // 2}") as reader:
 
@@ -354,6 +370,10 @@ class Ledger:
                 self._next[key] = max(self._next[key], last + 1)
                 self._assignments[source, key] = (segment, token, last + 1)
 
+    def broken(self, what: str) -> None:
+        with self._lock:
+            self._fault(what)
+
     def missing(self) -> Mapping[str, tuple[int, int]]:
         """Per key that lacks events: how many were delivered, without a hole, and how many stored."""
         with self._lock:
@@ -383,6 +403,8 @@ def listen(ear: socket.socket, ledger: Ledger, blocks: dict[str, int]) -> None:
                 ledger.read(*facts)
             case "stored":
                 ledger.stored(*facts)
+            case "broken":
+                ledger.broken(*facts)
             case "blocks":
                 who, number = facts
                 blocks[who] = number
