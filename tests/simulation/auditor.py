@@ -180,6 +180,8 @@ class Auditor:
         self.transitions: Counter[str] = Counter()
         self.hearings: list[Hearing] = []
         self.created = Revision(0, 0)  # the group, the last time
+        #: Notifiers that could not write what they saw of a stream poll less and less often until then.
+        self.deaf_until = 0.0
         self.changes: dict[str, list[tuple[Revision, Any]]] = defaultdict(list)  # per kind of notification
         self.takeovers: list[float] = []
         self.changed_at = 0.0  # the last change of members, segments or weights
@@ -690,6 +692,7 @@ class Auditor:
             len(hearing.told) > 1
             and was_back
             and undisturbed
+            and committed_at > self.deaf_until
             and not hearing.slow
             and now - committed_at > NOTICE_SECONDS
         ):

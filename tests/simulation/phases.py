@@ -102,6 +102,10 @@ class Phases:
             self._end("reload", process.name)
         if kind == "data" and verb == "append":
             self._begin("write", process.name, process)
+        if verb == "fair_lock":
+            self._begin("in line", process.name, process)
+        elif verb == "append":
+            self._end("in line", process.name)
         if kind == "stream" or verb == "append":
             self._end("truncation", process.name)
 

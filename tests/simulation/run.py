@@ -179,6 +179,7 @@ class Run:
             return
         if mishap.kind == "full":
             self._limit(1)
+            self.auditor.deaf_until = self.simulation.now + 3 * mishap.seconds
             self.simulation.call_at(
                 self.simulation.now + mishap.seconds, partial(self._limit, DEFAULT_STATE_LIMIT_BYTES)
             )
@@ -281,7 +282,8 @@ class Run:
 
     def compare(self) -> None:
         """S4, S5, S8: what processes hold and have told is what the logs say."""
-        self.simulation.sleep(2.5)  # an interval of the notifiers, and some
+        if self.auditor.hearings:
+            self.simulation.sleep(2.5)  # an interval of the notifiers, and some
         for process, group in self.groups.items():
             if process.runs:
                 self.auditor.check_replica(process, group.synchronizer)
