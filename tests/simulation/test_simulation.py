@@ -1,0 +1,100 @@
+"""Whole groups under faults, by seeds: nothing is broken, a seed is a run, and what is broken is shown small.
+
+The seeds run in processes of their own, because the order in which sets are iterated is part of what a seed decides.
+``SEEDS`` says how many.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import readergroup as rg
+from tests.simulation.coverage import Coverage
+from tests.simulation.run import Run, run
+from tests.simulation.scenario import Actor, Mishap, Scenario, generate
+from tests.simulation.shrink import shrink
+from tests.simulation.world import Process
+
+SEEDS = int(os.environ.get("SEEDS", "2000"))
+ROOT = Path(__file__).parents[2]
+
+
+def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.simulation", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+
+
+@pytest.mark.timeout(900)
+def test_no_seed_breaks_a_guarantee() -> None:
+    ended = simulate("--seeds", str(SEEDS))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"{SEEDS:,} seeds" in ended.stdout
+    assert "0 failed" in ended.stdout
+
+
+def test_a_seed_gives_the_same_run_in_every_process() -> None:
+    first, second = simulate("--seed", "17"), simulate("--seed", "17")
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    assert len(first.stdout.splitlines()) > 50
+    assert simulate("--seed", "18").stdout != first.stdout
+
+
+def test_a_scenario_of_a_seed_is_the_same_everywhere() -> None:
+    assert generate(5) == generate(5)
+    assert len({str(generate(seed)) for seed in range(50)}) == 50
+
+
+def forgetting(run: Run) -> None:
+    """From the start of ``reader2`` on, no application really processes what it is handed."""
+    processed = run.auditor.processed
+
+    def only_before(process: Process, event: rg.Event[bytes]) -> None:
+        if "reader2" not in run.world.processes:
+            processed(process, event)
+
+    run.auditor.processed = only_before  # type: ignore[method-assign]
+
+
+def test_a_failure_is_shown_as_the_smallest_run_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = Scenario(
+        seed=3,
+        actors=(
+            Actor("reader1", "reader", subject="a"),
+            Actor("reader2", "reader", at=1.0, subject="b"),
+            Actor("reader3", "reader", at=1.5, subject="c"),
+            Actor("writer1", "writer", subject="shop/orders"),
+            Actor("scaler1", "scaler", at=2.0, subject="shop/orders"),
+        ),
+        mishaps=(Mishap(2.0, "stop", "reader3", seconds=1.0), Mishap(3.0, "cut off", "scaler1", seconds=1.0)),
+    )
+    monkeypatch.setattr("tests.simulation.shrink.run", lambda s, **options: run(s, watch=forgetting, **options))
+    failed = run(scenario, watch=forgetting)
+    assert failed.violations[0].guarantee == "S2"
+    smallest = shrink(failed)
+    assert smallest.violations[0].guarantee == "S2"
+    assert {actor.kind for actor in smallest.scenario.actors} == {"reader", "writer"}
+    assert [actor.name for actor in smallest.scenario.actors if actor.name == "reader2"] == ["reader2"]
+    assert smallest.scenario.mishaps == ()
+    assert any("reader2" in line and "starts" in line for line in smallest.transcript)
+
+
+def test_the_coverage_counts_a_fault_in_the_phase_that_it_comes_in() -> None:
+    scenario = Scenario(
+        seed=1,
+        actors=(
+            Actor("reader1", "reader", subject="a"),
+            Actor("scaler1", "scaler", at=1.0, subject="shop/orders"),
+        ),
+        mishaps=(Mishap(0.0, "kill", "*", during="scale"),),
+    )
+    coverage = Coverage()
+    assert not run(scenario, watch=coverage.watch).failed
+    assert coverage.faults["kill scaler", "scale"] == 1
+    assert "kill scaler in scale" not in coverage.missing()
+    assert "kill writer in scale" in coverage.missing()
