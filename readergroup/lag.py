@@ -11,9 +11,9 @@ from synchronizer import NotFoundError, SegmentStore, TruncatedError
 
 from .liveness import current_offsets, lease_value
 from .state import ReaderGroupState
-from .streams.block import Block, parse_blocks
+from .streams.block import Block
 from .streams.config import SegmentId, data_segment, stream_of
-from .streams.segment_reader import block_start
+from .streams.segment_reader import SegmentReader
 
 #: What is read of a segment to see how old and how large its next events are.
 _SAMPLE_BYTES: Final = 128 * 1024
@@ -93,9 +93,11 @@ def _segment_lag(
 
 
 def _next_blocks(store: SegmentStore, name: str, offset: int) -> list[Block]:
-    start = block_start(store, name, offset)
-    data = store.read(name, start, _SAMPLE_BYTES)
-    blocks, needed = parse_blocks(name, start, data)
-    if not blocks:
-        blocks, _ = parse_blocks(name, start, store.read(name, start, needed))
-    return [blocks[0].starting_at(offset), *blocks[1:]]
+    """Some of the blocks from ``offset`` on, one at least if there are any."""
+    reader = SegmentReader(store, name, offset, read_bytes=_SAMPLE_BYTES)
+    blocks = []
+    while (block := reader.next_block()) is not None:
+        blocks.append(block)
+        if not reader.buffered:
+            break
+    return blocks

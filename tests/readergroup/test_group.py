@@ -16,6 +16,7 @@ from readergroup.streams.config import check_name
 from readergroup.streams.manager import WRITER_RETENTION_SECONDS
 from readergroup.updates import UPDATES, RemoveReader
 from synchronizer import Clock, StateSynchronizer
+from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
 
 OTHER = "shop/other"
@@ -534,6 +535,18 @@ def test_lag_counts_what_is_not_committed(world: World, process: Process) -> Non
     lag = world.group.lag()
     assert (lag.events, lag.bytes, lag.seconds) == (0, 0, 0.0)
     assert {each.owner for each in lag.segments.values()} == {"r1"}
+
+
+def test_lag_is_told_when_reads_bring_less_than_is_there(world: World, process: Process) -> None:
+    with world.admin.writer(STREAM) as writer:
+        writer.write_many([b"an event"] * 100, routing_key="k")  # one block
+
+    def cut(operation: Operation) -> None:
+        if operation.verb == "read" and operation.segment.startswith("data/"):
+            process.store.cut_reads()
+
+    process.store.before = cut
+    assert process.group.lag().events == 100
 
 
 def test_lag_counts_segments_that_wait_for_others(world: World, process: Process) -> None:
