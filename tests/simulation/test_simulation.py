@@ -68,7 +68,7 @@ def test_a_failure_is_shown_as_the_smallest_run_that_has_it(monkeypatch: pytest.
             Actor("reader1", "reader", subject="a"),
             Actor("reader2", "reader", at=1.0, subject="b"),
             Actor("reader3", "reader", at=1.5, subject="c"),
-            Actor("writer1", "writer", subject="shop/orders"),
+            Actor("writer1", "writer", at=1.2, subject="shop/orders"),
             Actor("scaler1", "scaler", at=2.0, subject="shop/orders"),
         ),
         mishaps=(Mishap(2.0, "stop", "reader3", seconds=1.0), Mishap(3.0, "cut off", "scaler1", seconds=1.0)),
