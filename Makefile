@@ -1,20 +1,25 @@
 # make demo    the main job, on this Python's standard library or on INPUT=path
 # make test    the whole test suite          make check       lint, types, layers
 # make bench   the figures                   make wheel-test  the suite against the built wheel
+# make simulate SEEDS=n   whole groups under faults, in virtual time
+# make chaos SCHEDULES=n  real processes, killed and stopped           make soak MINUTES=n  everything at once, for long
 
 PYTHON ?= python3
 VENV ?= .venv
 INPUT ?=
 TESTS ?= tests
+SEEDS ?= 2000
+SCHEDULES ?= 100
+MINUTES ?= 30
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 WHEEL := build/wheel
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench wheel-test clean
+.PHONY: help demo test check bench simulate chaos soak wheel-test clean
 
 help:
-	@sed -n '1,3s/^# //p' Makefile
+	@sed -n '1,5s/^# //p' Makefile
 
 # Each stamp stands for one set of dependencies, and is as new as the pyproject.toml that was installed.
 $(VENV)/bin/python:
@@ -50,6 +55,15 @@ check: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks
+
+simulate: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.chaos --schedules $(SCHEDULES) --jobs 2
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES)
 
 # The tests run beside a copy of everything they read, so that only the wheel can provide the packages.
 wheel-test:
