@@ -152,7 +152,10 @@ class _Stage:
         process = self._processes.get(life)
         if process is None or process.pid is None or not process.is_alive():
             return False
-        os.kill(process.pid, _SIGNALS[action])
+        try:
+            os.kill(process.pid, _SIGNALS[action])
+        except ProcessLookupError:  # it has ended just now
+            return False
         return True
 
     def _dismiss(self, *roles: Role) -> None:
@@ -179,9 +182,8 @@ class _Stage:
 
     def clear(self) -> None:
         """Leave no process behind."""
-        for process in self._processes.values():
-            if process.pid is not None and process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
+        for name, process in self._processes.items():
+            self._signal("kill", name)
             process.join(ENDING_SECONDS)
 
     def _wait_until(self, at: float) -> None:
