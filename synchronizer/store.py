@@ -107,7 +107,8 @@ class SegmentStore(ABC):
     """Segments by name. Threads may share a store; a forked child may not (`ClosedError`).
 
     Every verb raises `NotFoundError` for a segment that does not exist (or was deleted), `ClosedError` after
-    ``close``, and `StoreUnavailableError` when the store cannot be reached: then the call had no effect.
+    ``close``, and `StoreUnavailableError` when the store cannot be reached: then an append had no effect; ``create``,
+    ``delete``, ``truncate`` and ``seal``, which may be repeated, may have had theirs.
     """
 
     #: The address this store was opened with, without a password.

@@ -50,10 +50,11 @@ class Application:
         self.client = process.client(timeout=5.0)
         self.group: rg.ReaderGroup | None = None
         self.finished = False
+        self.attempts: set[tuple[rg.EventPointer, int]] = set()  # at events, in pools
 
     def main(self) -> None:
         work: Callable[[], None] = getattr(self, self.actor.kind)
-        if self.actor.kind in ("reader", "listener", "remover", "keeper", "compactor", "weigher"):
+        if self.actor.kind in ("reader", "listener", "remover", "keeper", "compactor", "weigher", "pool", "autoscaler"):
             self.group = self.find_group()
         if self.group is not None:
             self.run.groups[self.process] = self.group
@@ -189,6 +190,54 @@ class Application:
                         raise
         return True
 
+    def pool(self) -> None:
+        """A pool of threads, started again when an event has made it fail."""
+        assert self.group is not None
+        policy = rg.ReaderScalingPolicy(max_readers=3, target_lag_seconds=1.0, cooldown_seconds=2.0)
+        while not self.run.over:
+            pool = self.group.pool(
+                self._handle_in_pool,
+                readers=self.rng.choice((1, 2, policy)),
+                retry=rg.RetryPolicy(attempts=2, first_delay_seconds=0.05),
+            )
+            try:
+                pool.run(drain_timeout=5.0)
+                return
+            except rg.HandlerError:
+                self.process.world.say(self.process.name, "fails over an event and begins again")
+            except rg.ReaderGroupError as error:
+                self.process.world.say(self.process.name, f"begins again after {error}")
+                self.process.sleep(0.1)
+
+    def _handle_in_pool(self, event: rg.Event[bytes]) -> None:
+        """An event, or the same again after it failed."""
+        attempt = (event.pointer, event.fencing_token)
+        if attempt not in self.attempts:
+            self.attempts.add(attempt)
+            self.auditor.delivered(self.process, event)
+        self.process.sleep(self.rng.random() * self.actor.pause)
+        if self.rng.random() < 0.02:
+            raise _ApplicationError
+        self.auditor.processed(self.process, event)
+
+    def autoscaler(self) -> None:
+        """Be called when another number of readers would be better."""
+        assert self.group is not None
+
+        def scale(decision: rg.ScalingDecision) -> None:
+            self.auditor.scaling_began(self.process)
+            self.process.world.say(self.process.name, f"is told of {decision.desired_readers} readers")
+            self.process.sleep(self.rng.random() * self.rng.choice((0.1, 4.0)))
+            self.auditor.scaling_ended(self.process)
+            if self.actor.raises:
+                raise _ApplicationError
+
+        policy = rg.ReaderScalingPolicy(max_readers=4, target_lag_seconds=0.5, cooldown_seconds=1.0)
+        autoscaling = self.group.autoscale(policy)(scale)
+        while not self.run.over:
+            self.process.sleep(0.5)
+        self.timed("close", 10.0, autoscaling.close)
+
     # ------------------------------------------------------------------ writers
 
     def writer(self) -> None:
@@ -291,9 +340,12 @@ class Application:
             if self.run.calm:
                 return
             try:
-                self.client.groups.delete(GROUP)
-                if self.rng.random() < 0.5:
-                    self.client.streams.delete(self.actor.subject)
+                deletions = [partial(self.client.groups.delete, GROUP)]
+                if self.rng.random() < 0.6:
+                    deletions.append(partial(self.client.streams.delete, self.actor.subject))
+                self.rng.shuffle(deletions)
+                for delete in deletions:
+                    delete()
                 self.process.sleep(self.rng.random() * 0.5)
                 self.run.found(self.client)
             except rg.ReaderGroupError as error:

@@ -179,6 +179,7 @@ class Auditor:
         self.repeats = 0
         self.transitions: Counter[str] = Counter()
         self.hearings: list[Hearing] = []
+        self.scaling: list[Process] = []  # in which the callback that scales readers runs now
         self.created = Revision(0, 0)  # the group, the last time
         #: Notifiers that could not write what they saw of a stream poll less and less often until then.
         self.deaf_until = 0.0
@@ -621,7 +622,9 @@ class Auditor:
     def delivered(self, process: Process, event: rg.Event[bytes]) -> None:
         """``process`` was handed the event."""
         self.deliveries += 1
-        self.in_hand_since.setdefault(process, self.world.simulation.now)
+        if process not in self.in_hand_since:
+            self.in_hand_since[process] = self.world.simulation.now
+            self.on_phase("handling", process.name, True)
         name = data_segment(event.segment, event.pointer.incarnation)
         key, _, text = event.raw.decode().partition(":")
         number = int(text)
@@ -656,7 +659,8 @@ class Auditor:
 
     def processed(self, process: Process, event: rg.Event[bytes]) -> None:
         """The application has done with the event, before the product counts it."""
-        self.in_hand_since.pop(process, None)
+        if self.in_hand_since.pop(process, None) is not None:
+            self.on_phase("handling", process.name, False)
         data = self.data[data_segment(event.segment, event.pointer.incarnation)]
         data.count_as_processed(event.offset, event.next_offset)
 
@@ -674,6 +678,21 @@ class Auditor:
         undisturbed = process.in_contact_since <= began
         if undisturbed and took > timeout * CLOCK_SLACK + CALL_SLACK_SECONDS:
             self.broken("L5", f"{process.name}: {what} took {took:.3f} s, its timeout is {timeout} s")
+
+    # ------------------------------------------------------------------ who scales
+
+    def scaling_began(self, process: Process) -> None:
+        """One process at a time is called, as long as all are in contact with the store."""
+        others = [other for other in self.scaling if other.runs and other is not process]
+        timeout = self.timeout(self.folds["group/billing"].replica.state)
+        for other in others:
+            since = max(other.in_contact_since, self.world.healthy_since)
+            if self.world.simulation.now - since > timeout * CLOCK_SLACK:
+                self.broken("S1", f"{process.name} is called to scale the readers, and so is {other.name}")
+        self.scaling.append(process)
+
+    def scaling_ended(self, process: Process) -> None:
+        self.scaling.remove(process)
 
     # ------------------------------------------------------------------ what is told
 

@@ -27,6 +27,7 @@ PHASES: Final = (
     "reload",
     "truncation",
     "write",
+    "handling",
     "in line",
 )
 MESSAGES: Final = (
@@ -39,6 +40,8 @@ MESSAGES: Final = (
     "missed wake-up",
     "false wake-up",
 )
+
+LOSSES: Final = ("lost request", "late request", "lost answer")
 
 
 @dataclass(frozen=True)
@@ -205,7 +208,9 @@ def _actors(rng: random.Random, times: _Times, streams: tuple[str, ...]) -> Iter
         for _ in range(rng.choice(chances)):
             # Those who work on one thing: all at once, or one after the other.
             at = together if kind == "clerk" else None
-            during = rng.choice(PHASES) if kind in _MEDDLERS and rng.random() < 0.4 else ""
+            during = rng.choice((*PHASES, "write", "write", "scale", "scale")) if kind in _MEDDLERS else ""
+            if rng.random() < 0.5:
+                during = ""
             yield actor(kind, subject=rng.choice(streams), at=at, during=during)
 
 
@@ -217,7 +222,9 @@ _OTHERS: Final = {
     "keeper": (0, 0, 0, 1),
     "remover": (0, 0, 0, 1),
     "listener": (0, 0, 0, 1),
-    "founder": (0, 0, 0, 0, 0, 0, 1),
+    "founder": (0, 0, 0, 0, 0, 1),
+    "pool": (0, 0, 0, 0, 1),
+    "autoscaler": (0, 0, 0, 0, 0, 2),
     "ender": (0, 0, 0, 0, 0, 1),
     "weigher": (0, 0, 0, 0, 1, 2),
     "upgrader": (0, 0, 0, 0, 0, 1),
@@ -238,7 +245,9 @@ def _placed(rng: random.Random, mishaps: Iterator[Mishap]) -> Iterator[Mishap]:
             yield mishap
 
 
-_MISHAPS: Final = ("full", "kill", "dies", "dies", "away", "slow", "cut off", "stop", "stop", "stop") + (
+_MISHAPS: Final = ("full", "kill", "dies", "dies", "slow", "cut off", "stop", "stop", "stop") + (
+    "away",
+    "away",
     "trouble",
     "trouble",
     "bad network",
@@ -253,6 +262,8 @@ def _mishaps(rng: random.Random, times: _Times, actors: tuple[Actor, ...], timeo
         # Most processes do what they do at once, and are done.
         is_short = target.kind not in ("reader", "writer", "listener")
         at = target.at if is_short and rng.random() < 0.7 else times.draw(target.at)
+        if rng.random() < 0.2:  # just before somebody comes
+            at = max(target.at, rng.choice(actors).at - rng.random() * 0.1)
         kind = rng.choice(_MISHAPS)
         if kind == "kill":
             yield Mishap(at, kind, target.name)
@@ -265,14 +276,16 @@ def _mishaps(rng: random.Random, times: _Times, actors: tuple[Actor, ...], timeo
         elif kind == "full":
             yield Mishap(at, kind, seconds=rng.choice((0.5, 2.0, 5.0)))
         elif kind == "away":
-            yield Mishap(at, kind, seconds=rng.choice((0.3, 1.0, 4.0)))
+            yield Mishap(at, kind, seconds=rng.choice((0.3, 1.0, 1.2 * timeout, 2 * timeout)))
         elif kind == "slow":
             yield Mishap(at, kind, target.name, seconds=rng.choice((0.5, 2.0)), rate=rng.choice((10.0, 100.0)))
         elif kind == "bad network":
             faults = tuple(rng.sample(MESSAGES, rng.randint(1, 3)))
             yield Mishap(at, kind, seconds=rng.uniform(0.5, 4.0), rate=rng.choice((0.03, 0.1, 0.3)), faults=faults)
         else:
-            faults = tuple(rng.sample(MESSAGES, rng.randint(1, 4)))
+            # Half of the writers' are those after which they do not know what is stored.
+            kinds = LOSSES if target.kind == "writer" and rng.random() < 0.5 else MESSAGES
+            faults = tuple(rng.sample(kinds, rng.randint(1, min(4, len(kinds)))))
             yield Mishap(
-                at, kind, target.name, seconds=rng.uniform(0.5, 4.0), rate=rng.choice((0.1, 0.5)), faults=faults
+                at, kind, target.name, seconds=rng.uniform(0.5, 4.0), rate=rng.choice((0.1, 0.5, 0.8)), faults=faults
             )

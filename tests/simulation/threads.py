@@ -512,6 +512,10 @@ class Threading:
         thread = self._simulation.current
         return 0 if thread is None else thread.number
 
+    def main_thread(self) -> Thread:
+        """One that no thread of a simulation is: signals are none of its business."""
+        return Thread(self._simulation, lambda: None)
+
     def current_thread(self) -> Thread:
         found = Thread(self._simulation, lambda: None)
         found._thread = self._simulation.current

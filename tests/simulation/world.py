@@ -579,6 +579,7 @@ def simulated(simulation: Simulation) -> Iterator[None]:
         "secrets": secrets,
         "random": _Random(secrets),
         "SHARED": _Jobs(simulation),
+        "new_reader_id": lambda: f"worker-{secrets.token_hex(4)}",
         "ThreadPoolExecutor": lambda size, thread_name_prefix: Executor(simulation, thread_name_prefix),
     }
     replaced: list[tuple[Any, str, object]] = []
