@@ -93,16 +93,20 @@ class Application:
         assert self.group is not None
         if self.actor.listens:
             self.listen()
+        reader_id = self.actor.subject
         while not self.run.over:
             try:
-                with self.group.reader(self.actor.subject, auto_commit=self.actor.style != "commit") as reader:
-                    self.process.world.say(self.process.name, f"joins as {self.actor.subject}")
+                with self.group.reader(reader_id, auto_commit=self.actor.style != "commit") as reader:
+                    self.process.world.say(self.process.name, f"joins as {reader_id}")
                     if getattr(self, f"_{self.actor.style}")(reader):
                         return
             except rg.ReaderNotInGroupError as error:
                 if any(reason in str(error) for reason in _FINAL):
                     self.process.world.say(self.process.name, f"stays out: {error}")
-                    return
+                    self.process.sleep(self.rng.random() * 2)
+                    if self.run.calm or self.rng.random() < 0.3:
+                        return
+                    reader_id = f"r{self.rng.randrange(4)}"  # its supervisor gives it another id, or the same
             except rg.TruncatedError:
                 continue
             except (NotFoundError, StateTooLargeError) as error:

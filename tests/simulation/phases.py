@@ -49,8 +49,9 @@ class Phases:
 
         def phase(kind: str, name: str, begins: bool) -> None:
             on_phase(kind, name, begins)
-            if kind in ("hand-over", "scale", "truncation"):
-                self._begin(kind, name, self._doer) if begins else self._end(kind, name)
+            if kind in ("hand-over", "scale", "truncation", "handling"):
+                doer = world.processes[name] if kind == "handling" else self._doer
+                self._begin(kind, name, doer) if begins else self._end(kind, name)
 
         world.on_done, world.on_fault, world.on_send, auditor.on_phase = done, fault, send, phase
 
@@ -80,7 +81,7 @@ class Phases:
             self._killed(process)
 
     def _killed(self, process: Process) -> None:
-        for phase in ("join", "compaction", "reload", "write", "truncation"):
+        for phase in ("join", "compaction", "reload", "write", "truncation", "handling"):
             self._end(phase, process.name)
         state = self._state
         for life, other in self._run.auditor.lives.items():

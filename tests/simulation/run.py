@@ -143,9 +143,21 @@ class Run:
         elif not mishap.target:
             self._strike_all(mishap)
         else:
-            process = self.world.processes.get(mishap.target)
-            if process is not None and process.alive:
-                self._strike(mishap, process)
+            victim = self._victim(mishap.target)
+            if victim is not None:
+                self._strike(mishap, victim)
+
+    def _victim(self, name: str) -> Process | None:
+        """The process of this name, or, where that is done or dead, another of its kind."""
+        process = self.world.processes.get(name)
+        if process is None or self._is_at_work(process):
+            return process
+        others = [each for each in self.world.processes.values() if each.kind == process.kind]
+        return next(filter(self._is_at_work, others), None)
+
+    def _is_at_work(self, process: Process) -> bool:
+        application = self.applications.get(process.name)
+        return process.alive and (application is None or not application.finished)
 
     def _ambush(self, phase: str, process: Process | None) -> None:
         """A phase begins: what waited for it comes very soon, to whoever does it or to its own target."""
@@ -155,7 +167,7 @@ class Run:
             if isinstance(mishap, Actor):
                 self.simulation.call_at(at, partial(self._come, mishap))
                 continue
-            victim = process if mishap.target == DOER else self.world.processes.get(mishap.target)
+            victim = process if mishap.target == DOER else self._victim(mishap.target)
             if victim is None or victim.kind == "admin" or self.calm:
                 victim = None
             self.simulation.call_at(at, partial(self._spring, mishap, victim))
