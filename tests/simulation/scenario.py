@@ -29,6 +29,7 @@ PHASES: Final = (
     "write",
     "handling",
     "in line",
+    "in doubt",
 )
 MESSAGES: Final = (
     "unavailable",
@@ -135,7 +136,8 @@ def generate(seed: int) -> Scenario:
     rng = random.Random(f"scenario/{seed}")
     duration = rng.choice((3.0, 4.0, 6.0, 10.0))
     timeout = rng.choice((1.5, 2.0, 3.0))
-    times = _Times(rng, duration)
+    # What happens last has some time for its effect, before all faults end.
+    times = _Times(rng, duration - timeout)
     streams = ("shop/orders",) if rng.random() < 0.8 else ("shop/orders", "shop/returns")
     actors = tuple(_actors(rng, times, streams))
     mishaps = tuple(sorted(_placed(rng, _mishaps(rng, times, actors, timeout)), key=lambda each: each.at))
@@ -208,7 +210,9 @@ def _actors(rng: random.Random, times: _Times, streams: tuple[str, ...]) -> Iter
         for _ in range(rng.choice(chances)):
             # Those who work on one thing: all at once, or one after the other.
             at = together if kind == "clerk" else None
-            during = rng.choice((*PHASES, "write", "write", "scale", "scale")) if kind in _MEDDLERS else ""
+            during = (
+                rng.choice((*PHASES, "write", "scale", "in doubt", "in doubt", "in doubt")) if kind in _MEDDLERS else ""
+            )
             if rng.random() < 0.5:
                 during = ""
             yield actor(kind, subject=rng.choice(streams), at=at, during=during)
@@ -259,9 +263,10 @@ def _mishaps(rng: random.Random, times: _Times, actors: tuple[Actor, ...], timeo
     readers = [actor for actor in actors if actor.kind == "reader"]
     for _ in range(rng.choice((0, 4, 6, 8, 10, 12))):
         target = rng.choice(readers if rng.random() < 0.4 else actors)
-        # Most processes do what they do at once, and are done.
-        is_short = target.kind not in ("reader", "writer", "listener")
-        at = target.at if is_short and rng.random() < 0.7 else times.draw(target.at)
+        at = times.draw(target.at)
+        if target.kind not in ("reader", "listener") and rng.random() < 0.7:
+            # Most processes do what they do at once, and are done.
+            at = target.at + rng.random() * (1.5 if target.kind == "writer" else 0.01)
         if rng.random() < 0.2:  # just before somebody comes
             at = max(target.at, rng.choice(actors).at - rng.random() * 0.1)
         kind = rng.choice(_MISHAPS)
