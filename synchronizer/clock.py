@@ -39,7 +39,8 @@ class SystemClock:
         return time.time()
 
     def wait(self, event: threading.Event, timeout: float) -> bool:
-        return event.wait(max(0.0, timeout))
+        # An infinite time is too long for the system.
+        return event.wait(min(max(0.0, timeout), threading.TIMEOUT_MAX))
 
 
 class ManualClock:
