@@ -29,6 +29,7 @@ def act(life: Life, url: str, diary: Path) -> None:
     """Be the process of this life, and write down what happens to it."""
     signal.alarm(_LONGEST_LIFE_SECONDS)
     file = DiaryFile(diary)
+    threading.excepthook = lambda failed: file.note("error", error=_trace(failed.exc_value))
     work = {"reader": read, "writer": write, "scaler": scale, "sealer": seal}[life.role]
     with until_told() as told, pulse(file):
         try:
@@ -38,6 +39,10 @@ def act(life: Life, url: str, diary: Path) -> None:
         except BaseException:
             file.note("error", error=traceback.format_exc())
             raise
+
+
+def _trace(error: BaseException | None) -> str:
+    return "" if error is None else "".join(traceback.format_exception(error))
 
 
 class Told:

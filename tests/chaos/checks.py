@@ -193,13 +193,25 @@ def who_lost_a_segment_stops(evidence: Evidence) -> Violations:
 
 
 def who_was_replaced_stays_out(evidence: Evidence) -> Violations:
-    """A process joins the group once, and again only after it was declared dead."""
+    """A process joins the group once, and again only after it was declared dead, as far as the log could tell it.
+
+    Where the entry that took it out had been compacted when it came back, it cannot know, and may join if its id is
+    free.
+    """
     may_join = Counter(process.id for process in evidence.processes.values() if process.role == "reader")
+    replaced: dict[str, int] = {}
     for move in moves(evidence.log):
-        if isinstance(move.update, RemoveReader) and move.update.cause == "dead":
-            may_join[move.update.reader] += 1
+        if isinstance(move.update, RemoveReader):
+            may_join[move.update.reader] += move.update.cause == "dead"
+            if move.update.cause == "replaced":
+                replaced[move.update.reader] = move.revision.offset
         elif isinstance(move.update, AddReader):
-            may_join[move.update.reader] -= 1
+            reader = move.update.reader
+            began = next((start for at, start in evidence.truncations if at >= move.at), 0)
+            if replaced.get(reader, began) < min(began, move.revision.offset):
+                del replaced[reader]
+            else:
+                may_join[reader] -= 1
     for reader, left in may_join.items():
         if left < 0:
             yield f"S1 readers of the id {reader} joined {-left} times after others had taken over from them"

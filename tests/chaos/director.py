@@ -65,6 +65,7 @@ def play(plan: Plan, folder: Path) -> Evidence:
             stored=stored_events(client),
             log=observer.log,
             cuts=observer.cuts,
+            truncations=observer.truncations,
             stalls=observer.stalls,
             troubles=[*troubles, *(f"{name} failed:\n{e}" for name, diary in diaries.items() for e in diary.errors)],
         )

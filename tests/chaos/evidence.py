@@ -51,6 +51,13 @@ class Cut(NamedTuple):
     offsets: Mapping[SegmentId, int]
 
 
+class Truncation(NamedTuple):
+    """Where the group's log began, as the observer saw it, after compactions had given up what was before."""
+
+    at: float
+    start: int
+
+
 @dataclass
 class Evidence:
     processes: Mapping[str, Process] = field(default_factory=dict)
@@ -60,6 +67,7 @@ class Evidence:
     stored: Mapping[SegmentId, Sequence[Stored]] = field(default_factory=dict)
     log: Sequence[Entry] = ()
     cuts: Sequence[Cut] = ()
+    truncations: Sequence[Truncation] = ()
     #: When the store took no append, or the process that sent the signals stood still.
     stalls: Sequence[Interval] = ()
     #: What went wrong outside of the checks: a process that failed, or did not end.
@@ -82,6 +90,7 @@ class Move(NamedTuple):
     """One update of the log, with the state before and after it."""
 
     at: float
+    revision: Revision
     before: ReaderGroupState
     update: Update[ReaderGroupState]
     after: ReaderGroupState
@@ -103,8 +112,9 @@ def moves(log: Sequence[Entry]) -> Iterator[Move]:
         state = transition.before
         for index, update in enumerate(transition.updates):
             assert state is not None
-            after = update.apply_to(state, Revision(transition.revision.offset, index))
-            yield Move(at, state, update, after)
+            revision = Revision(transition.revision.offset, index)
+            after = update.apply_to(state, revision)
+            yield Move(at, revision, state, update, after)
             state = after
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import readergroup as rg
 from tests.chaos.diaries import STALL_SECONDS, Interval
-from tests.chaos.evidence import Cut, Entry
+from tests.chaos.evidence import Cut, Entry, Truncation
 from tests.readergroup.reader_processes import GROUP
 
 _CUT_SECONDS: Final = 0.1
@@ -24,6 +24,7 @@ class Observer:
     def __init__(self, url: str) -> None:
         self.log: list[Entry] = []
         self.cuts: list[Cut] = []
+        self.truncations: list[Truncation] = []
         self.stalls: list[Interval] = []
         self.troubles: list[str] = []
         self._client = rg.connect(url)
@@ -62,9 +63,11 @@ class Observer:
         self.log += [Entry(now, transition) for transition in self._feed.drain()]
 
     def _look(self) -> None:
-        """See where the group stands."""
+        """See where the group stands, and where its log begins."""
         offsets = {segment: at for cut in self._group.stream_cuts().values() for segment, at in cut.offsets.items()}
         self.cuts.append(Cut(time.monotonic(), offsets))
+        start = self._client.store.info(self._group.synchronizer.segment).start_offset
+        self.truncations.append(Truncation(time.monotonic(), start))
         self._end.wait(_CUT_SECONDS)
 
     def _probe(self) -> None:

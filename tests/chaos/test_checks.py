@@ -12,7 +12,7 @@ from readergroup.updates import AddReader, CompleteSegment, ReassignSegment, Rem
 from synchronizer import Revision, Transition, Update
 from tests.chaos.checks import quiet_seconds, takeovers, violations
 from tests.chaos.diaries import Diary, Interval
-from tests.chaos.evidence import Cut, Entry, Evidence, Happened, Process, Stored
+from tests.chaos.evidence import Cut, Entry, Evidence, Happened, Process, Stored, Truncation
 from tests.readergroup.histories import History, group_state, seg
 from tests.readergroup.reader_processes import Delivery
 
@@ -293,6 +293,24 @@ def test_a_reader_that_was_declared_dead_may_come_back() -> None:
         run.apply(2.5, AddReader(reader="second"))
 
     assert violations(Run(extra=come_back).evidence) == []
+
+
+def test_a_reader_may_come_back_where_it_cannot_see_any_more_that_it_was_replaced() -> None:
+    run = replaced_reader_that_comes_back()
+    offset = run.log[-1].transition.revision.offset
+    run.evidence.truncations = [Truncation(2.0, 0), Truncation(9.9, offset)]
+    assert violations(run.evidence) != []
+    run = Run(
+        extra=lambda run: [
+            run.apply(2.1, RemoveReader(reader="second", cause="replaced"), AddReader(reader="second")),
+            run.apply(2.2, RemoveReader(reader="second", cause="closed")),
+            run.apply(2.5, AddReader(reader="second")),
+        ]
+    )
+    run.evidence.processes = {**run.evidence.processes, "three": Process("three", "reader", "second")}
+    assert violations(run.evidence) != []
+    run.evidence.truncations = [Truncation(2.15, 0), Truncation(2.6, offset)]
+    assert violations(run.evidence) == []
 
 
 def test_what_a_killed_writer_was_not_told_may_be_missing() -> None:
