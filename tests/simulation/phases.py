@@ -14,6 +14,7 @@ from readergroup.state import ReaderGroupState
 from readergroup.streams.state import StreamState
 from synchronizer import Appended
 
+from .scenario import LOSSES
 from .world import Done, Process
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Phases:
 
         def fault(process: Process, fault: str, verb: str) -> None:
             on_fault(process, fault, verb)
-            self._fault(process, fault)
+            self._fault(process, fault, verb)
 
         def send(process: Process, verb: str, segment: str) -> None:
             on_send(process, verb, segment)
@@ -76,12 +77,14 @@ class Phases:
             self._named.discard((phase, name))
             self._under_way[phase] -= 1
 
-    def _fault(self, process: Process, fault: str) -> None:
+    def _fault(self, process: Process, fault: str, verb: str) -> None:
         if fault == "kill":
             self._killed(process)
+        elif fault in LOSSES and verb == "append data":
+            self._begin("in doubt", process.name, process)
 
     def _killed(self, process: Process) -> None:
-        for phase in ("join", "compaction", "reload", "write", "truncation", "handling"):
+        for phase in ("join", "compaction", "reload", "write", "truncation", "handling", "in line", "in doubt"):
             self._end(phase, process.name)
         state = self._state
         for life, other in self._run.auditor.lives.items():
@@ -103,6 +106,8 @@ class Phases:
             self._end("reload", process.name)
         if kind == "data" and verb == "append":
             self._begin("write", process.name, process)
+        if kind == "data":
+            self._end("in doubt", process.name)
         if verb == "fair_lock":
             self._begin("in line", process.name, process)
         elif verb == "append":

@@ -178,7 +178,7 @@ class World:
     def go_on(self, process: Process) -> None:
         if process.alive and process.stopped:
             self.say(process.name, "goes on")
-            process.in_contact_since = self.simulation.now
+            process.in_contact_since = max(process.in_contact_since, self.simulation.now)
             self.simulation.go_on(process)
 
     def cut_off(self, process: Process | None, seconds: float) -> None:
@@ -382,7 +382,7 @@ class SimStore(SegmentStore):
         return frozenset(changed)
 
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
-        self._begin("fair_lock", segment)
+        self._begin("fair_lock" if timeout > 0 else "look at line", segment)
         return self._in_line(segment, timeout)
 
     @contextmanager
@@ -476,7 +476,8 @@ class SimStore(SegmentStore):
 #: The verbs that each kind of fault can hit.
 FAULTS: Final[Mapping[str, frozenset[str]]] = {
     "unavailable": frozenset(
-        {"create", "delete", "info", "list", "append", "read", "attributes", "truncate", "seal", "wait", "fair_lock"}
+        {"create", "delete", "info", "list", "append", "read", "attributes", "truncate", "seal", "wait"}
+        | {"fair_lock", "look at line"}
     ),
     "lost request": frozenset({"append"}),
     "late request": frozenset({"append"}),
