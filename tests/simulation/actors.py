@@ -413,9 +413,9 @@ class Application:
                 self.run.entered[entry] = False
             if self.rng.random() < 0.3:
                 self._fetch(ledger)
-            if self.rng.random() < 0.1:
-                self._find_nothing_to_do(ledger)
             self.process.sleep(self.rng.random() * pause)
+            if self.rng.random() < 0.2:
+                self._find_nothing_to_do(ledger)
 
     def _find_nothing_to_do(self, ledger: StateSynchronizer[Ledger]) -> None:
         """What a call does not change, it has seen as it was when the call began, or later."""
