@@ -7,8 +7,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -31,7 +30,9 @@ def act(life: Life, url: str, diary: Path) -> None:
     file = DiaryFile(diary)
     threading.excepthook = lambda failed: file.note("error", error=_trace(failed.exc_value))
     work = {"reader": read, "writer": write, "scaler": scale, "sealer": seal}[life.role]
-    with until_told() as told, pulse(file):
+    told = Told()
+    signal.signal(signal.SIGTERM, told.on_signal)
+    with pulse(file):
         try:
             with rg.connect(url) as client:
                 why = work(life, client, file, told)
@@ -55,13 +56,6 @@ class Told:
     def on_signal(self, _: int, __: FrameType | None) -> None:
         self.leaving = True
         self.leave()
-
-
-@contextmanager
-def until_told() -> Iterator[Told]:
-    told = Told()
-    signal.signal(signal.SIGTERM, told.on_signal)
-    yield told
 
 
 def read(life: Life, client: rg.Client, diary: DiaryFile, told: Told) -> str:
