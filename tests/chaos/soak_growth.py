@@ -12,10 +12,14 @@ MIN_SAMPLES: Final = 16
 
 
 class Allowance(NamedTuple):
-    """By how much the last quarter of a run may lie over the second one: the larger of the two."""
+    """By how much the last quarter of a run may lie over the second one: the larger of the two.
+
+    Up to ``up_to`` it may grow in any case.
+    """
 
     absolute: float
     relative: float = 0.0
+    up_to: float = 0.0
 
     def of(self, value: float) -> float:
         return max(self.absolute, self.relative * value)
@@ -68,7 +72,7 @@ class Series:
         cuts = [count * quarter // 4 for quarter in range(5)]
         quarters = [median(self._values[start:end]) for start, end in zip(cuts, cuts[1:], strict=False)]
         slope = linear_regression(self._times[cuts[1] :], self._values[cuts[1] :]).slope
-        allowed = 0.0 if allowance is None else allowance.of(quarters[1])
+        allowed = 0.0 if allowance is None else max(allowance.of(quarters[1]), allowance.up_to - quarters[1])
         return Verdict(
             first=self._values[0],
             quarters=quarters,

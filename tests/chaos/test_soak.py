@@ -102,6 +102,12 @@ def test_the_larger_of_the_two_allowances_counts() -> None:
     assert not grows(doubling, Allowance(25, 0.01))
 
 
+def test_what_is_bounded_may_grow_up_to_its_bound() -> None:
+    rising = series_of(*range(360))
+    assert not grows(rising, Allowance(2, up_to=400))
+    assert grows(rising, Allowance(2, up_to=300))
+
+
 def test_a_measure_without_an_allowance_is_told_and_not_judged() -> None:
     verdict = series_of(*range(360)).judge(None)
     assert verdict.grows is None
