@@ -233,9 +233,13 @@ class LogWriter(Generic[S]):
         return None if batch is None else _Attempt(batch, decision, state=entry.after.state)
 
     def _tip(self) -> tuple[_Batch[S] | None, Replica[S]]:
-        """The last batch, and what the next entry is to be applied to."""
-        batch = self._open or self._sending
-        return batch, self._follower.replica if batch is None else batch.tail
+        """The last batch that is not known to be decided, and what the next entry is to be applied to."""
+        batch, replica = self._open or self._sending, self._follower.replica
+        if batch is None or (batch is self._sending and batch.base.next_offset < replica.next_offset):
+            # What was sent is in the replica or has lost, whatever becomes of the answer. Its tail may be older by now
+            # than a call that is decided here.
+            return None, replica
+        return batch, batch.tail
 
     def _new_entry(self, body: bytes, base: Replica[S]) -> _NewEntry[S]:
         if len(body) > MAX_BATCH_BYTES:

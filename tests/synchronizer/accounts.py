@@ -100,6 +100,17 @@ def just_before(store: FailingStore, verb: str, action: Callable[[], object], *,
     store.before = before
 
 
+def just_after(store: FailingStore, verb: str, action: Callable[[], object]) -> None:
+    """Do something when the next operation of this kind is carried out, before its answer is used."""
+
+    def after(operation: Operation) -> None:
+        if operation.verb == verb:
+            store.after = None
+            action()
+
+    store.after = after
+
+
 class LateStore(FailingStore):
     """Remembers the appends that were lost, so that a test can let them arrive after all."""
 
@@ -126,12 +137,12 @@ class LateStore(FailingStore):
 
 
 class Barrier:
-    """Holds a thread at a chosen operation until it is let go."""
+    """Holds a thread at a chosen operation until it is let go: before it is carried out, or before its answer."""
 
-    def __init__(self, store: FailingStore, verb: str) -> None:
+    def __init__(self, store: FailingStore, verb: str, *, after: bool = False) -> None:
         self._reached = threading.Event()
         self._released = threading.Event()
-        just_before(store, verb, self._hold)
+        (just_after if after else just_before)(store, verb, self._hold)
 
     def _hold(self) -> None:
         self._reached.set()

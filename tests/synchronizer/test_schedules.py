@@ -367,6 +367,23 @@ class TestF14NothingToDo:
         assert took
         assert other.fetch_updates().value == 0
 
+    def test_it_does_not_stand_on_an_entry_that_is_stored_and_whose_answer_is_late(self) -> None:
+        store = failing()
+        replica, other = opened(store), opened(store.inner)
+        barrier = Barrier(store, "append", after=True)
+        with threads(3) as pool:
+            first = pool.submit(replica.update_state_unconditionally, Add())
+            barrier.await_reached()
+            other.update_state_unconditionally(Add(amount=10))
+            second = pool.submit(replica.update_state, lambda state: [])
+            third = pool.submit(replica.update_state_unconditionally, Add(amount=100))
+            try:
+                assert second.result(timeout=5).value == 11
+            finally:
+                barrier.release()
+            answer(first), answer(third)
+        assert other.fetch_updates().value == 111
+
 
 class TestF18Coalescing:
     def test_what_was_found_on_a_result_that_is_not_stored_in_the_end_does_not_stand(self) -> None:
