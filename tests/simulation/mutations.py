@@ -1,0 +1,304 @@
+"""Simpler versions of the product, each without one of its rules: the simulator has to find what the rule is for.
+
+A mutation replaces a few words in a function of the product, or a constant, for as long as a ``with mutated(name)``
+lasts. The words are looked for in the source as it is now, so a mutation whose words are gone says so, instead of
+changing nothing.
+
+``python -m tests.simulation.mutations [NAME ...] [--seeds N]`` runs seeds from 0 on under each mutation, up to the
+first that breaks what the rule is for, and prints a line for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final, NamedTuple, Protocol
+
+from readergroup import liveness, state_manager, updates
+from readergroup.liveness import Lease
+from readergroup.reader import Reader
+from readergroup.state import ReaderGroupState, SegmentState
+from readergroup.state_manager import ReaderGroupStateManager
+from readergroup.streams.writer import EventWriter
+from readergroup.updates import RemoveReader
+from synchronizer.compaction import Compactor
+from synchronizer.log_writer import LogWriter
+from synchronizer.revisioned import RevisionedStream
+
+from .auditor import Violation
+from .run import run
+from .scenario import generate
+
+MAX_SEEDS: Final = 2_000
+_PACKAGES: Final = ("synchronizer", "notifications", "readergroup")
+
+
+class Change(Protocol):
+    """Something that is put in place of something of the product."""
+
+    def replacements(self) -> Iterator[tuple[Any, str, object]]:
+        """In which module or class, under which name, what is to stand."""
+        ...
+
+
+class Words(NamedTuple):
+    """A function, method or property that says ``say`` where it said ``instead_of``."""
+
+    owner: Any  # its module or class
+    name: str
+    instead_of: str
+    say: str
+
+    def replacements(self) -> Iterator[tuple[Any, str, object]]:
+        found = inspect.getattr_static(self.owner, self.name)
+        if isinstance(found, property):
+            assert found.fget is not None
+            yield self.owner, self.name, property(self._rewritten(found.fget))
+            return
+        rewritten = self._rewritten(found)
+        for module in [self.owner] if isinstance(self.owner, type) else _modules_with(self.name, found):
+            yield module, self.name, rewritten
+
+    def _rewritten(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        source = textwrap.dedent(inspect.getsource(function))
+        if source.count(self.instead_of) != 1:
+            raise LookupError(
+                f"{function.__qualname__} does not say {self.instead_of!r} once; bring the mutation up to date"
+            )
+        source = source.replace(self.instead_of, self.say).removeprefix("@property\n")
+        made: dict[str, Callable[..., Any]] = {}
+        code = compile("from __future__ import annotations\n" + source, f"<{self.name}, mutated>", "exec")
+        exec(code, function.__globals__, made)
+        return made[function.__name__]
+
+
+class Constant(NamedTuple):
+    """A constant of a module that has another value."""
+
+    module: ModuleType
+    name: str
+    value: object
+
+    def replacements(self) -> Iterator[tuple[Any, str, object]]:
+        assert hasattr(self.module, self.name), self
+        yield self.module, self.name, self.value
+
+
+def _modules_with(name: str, found: object) -> Iterator[ModuleType]:
+    """All modules of the product that hold ``found`` under this name: its own, and those that import it."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.split(".")[0] in _PACKAGES and vars(module).get(name) is found:
+            yield module
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One rule taken out of the product."""
+
+    name: str
+    #: What the simpler product does.
+    instead: str
+    #: The guarantees of which one is to be seen broken. "bug": the product itself fails.
+    breaks: frozenset[str]
+    changes: tuple[Change, ...]
+
+
+MUTATIONS: Final[tuple[Mutation, ...]] = (
+    Mutation(
+        "fencing check",
+        "What a reader says of a segment counts, whoever owns that by now and under whichever token.",
+        frozenset({"S1"}),
+        (
+            Words(state_manager, "_holds", " and found.owner == reader and found.token == held.token", ""),
+            Words(state_manager, "_check_member", "if state.reader(reader).lease != lease:", "if False:"),
+            Words(liveness, "current_offsets", "found.owner == reader and found.token == token and ", ""),
+            Words(ReaderGroupState, "owned_segment", "if found.owner != reader:", "if False:"),
+            Words(ReaderGroupStateManager, "remove_reader", " or lease not in (None, found.lease)", ""),
+        ),
+    ),
+    Mutation(
+        "lease comparison",
+        "A renewal, and the positions in it, is written over whatever is there: also after the reader was removed.",
+        frozenset({"S1"}),
+        (
+            Words(
+                Lease,
+                "renew",
+                "change = AttributeChange(self._value, value)",
+                "from synchronizer.store import ANY; change = AttributeChange(ANY, value)",
+            ),
+        ),
+    ),
+    Mutation(
+        "predecessor rule",
+        "The successors of a segment are given out as soon as the group knows of them.",
+        frozenset({"S3"}),
+        (Words(SegmentState, "readable", " and not self.waiting_for", ""),),
+    ),
+    Mutation(
+        "validation of nothing to do",
+        "A call that finds nothing to do, or whose generator raises, returns without having looked for a newer state.",
+        frozenset({"S4"}),
+        (Words(LogWriter, "_settle", "fetched = False  #", "fetched = True  #"),),
+    ),
+    Mutation(
+        "monotonic positions",
+        "The last position that was said is taken, also one before an earlier one.",
+        frozenset({"S1"}),
+        (
+            Words(Reader, "commit", "max(source_of_event.committed, event.next_offset)", "event.next_offset"),
+            Words(updates, "_forward", "if offset < found.offset:", "if False:"),
+            Words(liveness, "current_offsets", " and offset > found.offset", ""),
+        ),
+    ),
+    Mutation(
+        "apply before append",
+        "Entries are appended wherever the log ends, and not only behind what they were applied to.",
+        frozenset({"S4"}),
+        (Words(RevisionedStream, "append", "expected_offset=offset", "expected_offset=None"),),
+    ),
+    Mutation(
+        "self-stop of a reader",
+        "A reader hands out events until it hears that it was removed, however long it has not renewed its lease.",
+        frozenset({"S1"}),
+        (
+            Words(
+                Lease,
+                "keep_to",
+                "self.valid_until = self.renewed_at + STOP_AFTER * timeout_seconds",
+                'self.valid_until = float("inf")',
+            ),
+        ),
+    ),
+    Mutation(
+        "previous mark",
+        "A compaction gives up the log before its own mark at once, and not before the one that it replaced.",
+        frozenset({"S5"}),
+        (
+            Words(
+                Compactor,
+                "compact",
+                "(old.next_offset if old else 0) if keep_last else new.next_offset",
+                "new.next_offset",
+            ),
+        ),
+    ),
+    Mutation(
+        "comparison of marks",
+        "A compaction that was overtaken sets its mark all the same.",
+        frozenset({"S5"}),
+        (
+            Words(
+                RevisionedStream,
+                "move_mark",
+                "None if old is None else old.encode()",
+                "self.store.attributes(self.segment, MARK).get(MARK)",
+            ),
+        ),
+    ),
+    Mutation(
+        "condition of the planner",
+        "Moves that were planned on the state as this process knew it are written, whatever the state is by now.",
+        frozenset({"L3", "S4"}),
+        (
+            Words(
+                ReaderGroupStateManager,
+                "rebalance",
+                "update_state(balance.plan, ",
+                "update_state_unconditionally(*balance.plan(self.state), ",
+            ),
+        ),
+    ),
+    Mutation(
+        "idempotence of the writer",
+        "A batch whose answer was lost is sent again without comparing the writer's mark on the segment.",
+        frozenset({"S3"}),
+        (
+            Words(
+                EventWriter,
+                "_is_stored",
+                "changes = {self._attribute: AttributeChange(self._marks.get(batch.segment), new_mark)}",
+                "from synchronizer.store import ANY; changes = {self._attribute: AttributeChange(ANY, new_mark)}",
+            ),
+        ),
+    ),
+    Mutation(
+        "number of the call",
+        "After a lost answer a process does not look for its own entry among those that it lost to.",
+        frozenset({"S4", "bug"}),
+        (Words(LogWriter, "_look_for_own", "if self._sending is not None and", "if False and"),),
+    ),
+    Mutation(
+        "contact of observers",
+        "A process that could not reach the store itself judges others by how long it has not heard of them.",
+        frozenset({"L1"}),
+        (Constant(liveness, "CONTACT", float("inf")),),
+    ),
+    Mutation(
+        "incarnation of a hand-over mark",
+        "A segment is handed to whoever has the target's id, and marks for a reader stay when it leaves.",
+        frozenset({"S1"}),
+        (
+            Words(updates, "_hand_over", " and target.incarnation == found.target_incarnation", ""),
+            Words(RemoveReader, "apply_to", "state.overview.held.get(self.reader, ())", "()"),
+        ),
+    ),
+)
+
+BY_NAME: Final = {mutation.name: mutation for mutation in MUTATIONS}
+
+
+@contextmanager
+def mutated(name: str) -> Iterator[None]:
+    """Inside, the product lacks this rule."""
+    with ExitStack() as undo:
+        for change in BY_NAME[name].changes:
+            for place, attribute, value in list(change.replacements()):
+                undo.callback(setattr, place, attribute, inspect.getattr_static(place, attribute))
+                setattr(place, attribute, value)
+        yield
+
+
+class Found(NamedTuple):
+    """The first seed that breaks, under a mutation and only under it, what its rule is for."""
+
+    seed: int
+    violation: Violation
+
+
+def search(name: str, seeds: int = MAX_SEEDS) -> Found | None:
+    """The seed that shows what the rule is for, if it is one of so many from 0 on."""
+    for seed in range(seeds):
+        with mutated(name):
+            violations = run(generate(seed)).violations
+        if violations and violations[0].guarantee in BY_NAME[name].breaks and not run(generate(seed)).failed:
+            return Found(seed, violations[0])
+    return None
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutations", description="What each rule is for.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"all, or some of: {', '.join(BY_NAME)}")
+    parser.add_argument("--seeds", type=int, default=MAX_SEEDS, help="how many seeds to try at most")
+    options = parser.parse_args(arguments)
+    missing = 0
+    for name in options.names or BY_NAME:
+        found = search(name, options.seeds)
+        missing += found is None
+        told = f"seed {found.seed}: {found.violation}" if found else f"not found in {options.seeds} seeds"
+        print(f"{name}: {told}", flush=True)
+    return missing
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":  # which order sets have is part of a run
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.mutations", *sys.argv[1:]])
+    sys.exit(main(sys.argv[1:]))
