@@ -34,6 +34,7 @@ class Phases:
         self._doer: Process | None = None
         auditor, world = run.auditor, run.world
         on_done, on_fault, on_send, on_phase = world.on_done, world.on_fault, world.on_send, auditor.on_phase
+        on_call = world.on_call
 
         def done(done: Done) -> None:
             before, self._doer = self._state, done.process
@@ -48,6 +49,11 @@ class Phases:
             on_send(process, verb, segment)
             self._send(process, verb, segment)
 
+        def call(process: Process, verb: str, segment: str) -> str | None:
+            if verb == "fair_lock":  # as soon as it is there, because it does not stand there for long
+                self._begin("in line", process.name, process)
+            return on_call(process, verb, segment)
+
         def phase(kind: str, name: str, begins: bool) -> None:
             on_phase(kind, name, begins)
             if kind in ("hand-over", "scale", "truncation", "handling"):
@@ -55,6 +61,7 @@ class Phases:
                 self._begin(kind, name, doer) if begins else self._end(kind, name)
 
         world.on_done, world.on_fault, world.on_send, auditor.on_phase = done, fault, send, phase
+        world.on_call = call
 
     @property
     def under_way(self) -> list[str]:
@@ -108,9 +115,7 @@ class Phases:
             self._begin("write", process.name, process)
         if kind == "data":
             self._end("in doubt", process.name)
-        if verb == "fair_lock":
-            self._begin("in line", process.name, process)
-        elif verb == "append":
+        if verb == "append":
             self._end("in line", process.name)
         if kind == "stream" or verb == "append":
             self._end("truncation", process.name)

@@ -139,8 +139,12 @@ def generate(seed: int) -> Scenario:
     # What happens last has some time for its effect, before all faults end.
     times = _Times(rng, duration - timeout)
     streams = ("shop/orders",) if rng.random() < 0.8 else ("shop/orders", "shop/returns")
-    actors = tuple(_actors(rng, times, streams))
-    mishaps = tuple(sorted(_placed(rng, _mishaps(rng, times, actors, timeout)), key=lambda each: each.at))
+    in_doubt = rng.random() < 0.15
+    actors = tuple(_actors(rng, times, streams, in_doubt))
+    happens = [*_placed(rng, _mishaps(rng, times, actors, timeout)), *_aimed(rng, actors)]
+    if in_doubt:
+        happens += _losses(rng, actors)
+    mishaps = tuple(sorted(happens, key=lambda each: each.at))
     return Scenario(
         seed=seed,
         duration=duration,
@@ -176,7 +180,8 @@ class _Times:
         return rng.uniform(earliest, max(earliest, self._duration))
 
 
-def _actors(rng: random.Random, times: _Times, streams: tuple[str, ...]) -> Iterator[Actor]:
+def _actors(rng: random.Random, times: _Times, streams: tuple[str, ...], in_doubt: bool) -> Iterator[Actor]:
+    """The processes; with ``in_doubt``, some of them come when a writer does not know what is stored."""
     number = 0
 
     def actor(kind: str, *, subject: str = "", at: float | None = None, **options: object) -> Actor:
@@ -210,11 +215,9 @@ def _actors(rng: random.Random, times: _Times, streams: tuple[str, ...]) -> Iter
         for _ in range(rng.choice(chances)):
             # Those who work on one thing: all at once, or one after the other.
             at = together if kind == "clerk" else None
-            during = (
-                rng.choice((*PHASES, "write", "scale", "in doubt", "in doubt", "in doubt")) if kind in _MEDDLERS else ""
-            )
-            if rng.random() < 0.5:
-                during = ""
+            during = ""
+            if kind in _MEDDLERS and rng.random() < 0.5:
+                during = "in doubt" if in_doubt else rng.choice((*PHASES, *3 * ("scale",)))
             yield actor(kind, subject=rng.choice(streams), at=at, during=during)
 
 
@@ -247,6 +250,23 @@ def _placed(rng: random.Random, mishaps: Iterator[Mishap]) -> Iterator[Mishap]:
             yield replace(mishap, during=rng.choice(PHASES), target=target, at=mishap.at * rng.random())
         else:
             yield mishap
+
+
+def _aimed(rng: random.Random, actors: tuple[Actor, ...]) -> Iterator[Mishap]:
+    """What a schedule needs that chance alone seldom brings about: somebody is slow, or stopped, half way."""
+    kinds = {actor.kind for actor in actors}
+    if rng.random() < (0.5 if "founder" in kinds else 0.1):
+        yield Mishap(0.0, "slow", DOER, seconds=rng.choice((0.3, 1.0)), rate=100.0, during="scale")
+    if "clerk" in kinds and rng.random() < 0.3:
+        yield Mishap(0.0, "stop", DOER, seconds=rng.choice((1.0, 4.0)), during="in line")
+
+
+def _losses(rng: random.Random, actors: tuple[Actor, ...]) -> Iterator[Mishap]:
+    """Half of what writers send, or are answered, is lost for a while."""
+    for actor in actors:
+        if actor.kind == "writer":
+            at = actor.at + rng.random() * 0.5
+            yield Mishap(at, "trouble", actor.name, seconds=rng.uniform(1.0, 3.0), rate=0.5, faults=LOSSES)
 
 
 _MISHAPS: Final = ("full", "kill", "dies", "dies", "slow", "cut off", "stop", "stop", "stop") + (

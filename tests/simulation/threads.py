@@ -148,11 +148,13 @@ class Simulation:
         self._ready.append(thread)
         self._give_way(thread)
 
-    def wake(self, thread: SimThread) -> None:
-        """Let a blocked thread run again. One that is not blocked stays as it is."""
-        if thread.blocked and not thread.done:
-            thread.blocked, thread.woken = False, True
-            self._ready.append(thread)
+    def wake(self, thread: SimThread) -> bool:
+        """Let a blocked thread run again; False if it is not blocked, perhaps because its time is up already."""
+        if not thread.blocked or thread.done:
+            return False
+        thread.blocked, thread.woken = False, True
+        self._ready.append(thread)
+        return True
 
     def call_at(self, at: float, call: Callable[[], None]) -> None:
         """Call something at a time, in no thread. It must not block."""
@@ -259,16 +261,17 @@ class Lock:
         self._waiters.append(thread)
         if self._simulation.block(None if timeout < 0 else timeout):
             return True  # it was handed over
-        self._waiters.remove(thread)
+        if thread in self._waiters:
+            self._waiters.remove(thread)
         return False
 
     def release(self) -> None:
         if not self._locked:
             raise RuntimeError("release unlocked lock")
-        if self._waiters:
-            self._simulation.wake(self._waiters.popleft())
-        else:
-            self._locked = False
+        while self._waiters:
+            if self._simulation.wake(self._waiters.popleft()):
+                return
+        self._locked = False
 
     def locked(self) -> bool:
         return self._locked
