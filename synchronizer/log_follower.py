@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final, Generic, TypeVar
+from functools import partial
+from typing import Final, Generic, NamedTuple, TypeVar
 from weakref import ref
 
 from .clock import Clock, Deadline
@@ -31,6 +32,13 @@ R = TypeVar("R")
 _MAX_RELOADS: Final = 20
 
 
+class Measured(NamedTuple):
+    """How many bytes a state takes when it is written, as it was when the log had this length."""
+
+    size: int
+    length: int
+
+
 class LogFollower(Generic[S]):
     """The replica of one process, as far as it has applied the log. Threads share it.
 
@@ -48,6 +56,7 @@ class LogFollower(Generic[S]):
         self.replica: Replica[S] = Replica()
         self.mark: Mark | None = None  # as last seen
         self.reloads = 0  # from snapshots past what was applied here
+        self.measured = Measured(0, 0)
         #: Called with every entry that was applied from the log, with ``changed`` held.
         self.on_entry: Callable[[Entry], None] = lambda entry: None
         self._broken: ReaderGroupError | None = None
@@ -117,6 +126,8 @@ class LogFollower(Generic[S]):
                 if entry.offset != self.replica.next_offset:
                     continue  # another thread has applied it, or a snapshot that is newer
                 self.replica, transition = self.replica.follow(entry, self.codec, self.log.segment)
+                if transition.before is None:
+                    self.measured = Measured(len(entry.body), entry.end)
                 self.on_entry(entry)
                 self._tell(transition)
 
@@ -146,11 +157,12 @@ class LogFollower(Generic[S]):
             if mark is None or mark.next_offset <= past:
                 return False
             try:
-                replica = self._read_snapshot(mark, deadline)
+                body = self.retry(deadline, partial(self.log.read_snapshot, mark))
             except NotFoundError:
                 continue  # a newer mark has replaced it
+            replica = Replica.from_snapshot(mark, body, self.codec)
             with self.changed:
-                self.mark = mark
+                self.mark, self.measured = mark, Measured(len(body), mark.next_offset)
                 if replica.next_offset > self.replica.next_offset:
                     before, self.replica = self.replica, replica
                     self.reloads += 1
@@ -159,10 +171,6 @@ class LogFollower(Generic[S]):
         raise DeadlineExceededError(
             "each snapshot was replaced while it was read", segment=self.log.segment, tries=_MAX_RELOADS
         )
-
-    def _read_snapshot(self, mark: Mark, deadline: Deadline) -> Replica[S]:
-        body = self.retry(deadline, lambda: self.log.read_snapshot(mark))
-        return Replica.from_snapshot(mark, body, self.codec)
 
     def retry(self, deadline: Deadline, call: Callable[[], R]) -> R:
         """Call until the store answers."""

@@ -35,7 +35,7 @@ from .errors import (
     UnknownUpdateError,
 )
 from .line import Line
-from .log_follower import LogFollower
+from .log_follower import LogFollower, Measured
 from .patience import Patience
 from .replica import Replica, Transition
 from .revisioned import Entry, decode_entries, encode_entry, log_is_shorter
@@ -134,8 +134,6 @@ class LogWriter(Generic[S]):
         self._follower = follower
         self._log = follower.log
         self._state_limit_bytes = state_limit_bytes
-        self._size = 0  # of the state when it was last measured, and where that was
-        self._size_offset = 0
         self._process_id = secrets.token_bytes(8)
         self._calls = itertools.count(1)
         self._deciding = threading.Lock()  # held by the one thread that runs a generator
@@ -233,12 +231,17 @@ class LogWriter(Generic[S]):
         return None if batch is None else _Attempt(batch, decision, state=entry.after.state)
 
     def _tip(self) -> tuple[_Batch[S] | None, Replica[S]]:
-        """The last batch that is not known to be decided, and what the next entry is to be applied to."""
-        batch, replica = self._open or self._sending, self._follower.replica
-        if batch is None or (batch is self._sending and batch.base.next_offset < replica.next_offset):
-            # What was sent is in the replica or has lost, whatever becomes of the answer. Its tail may be older by now
-            # than a call that is decided here.
-            return None, replica
+        """What the next entry is to be applied to, and the batch that this is the end of, if it is not stored yet.
+
+        A batch that the log has gone past is stored or lost, whether or not its sender has heard of that. What has come
+        since then counts. Lock held.
+        """
+        replica, sending = self._follower.replica, self._sending
+        if sending is None or sending.base.next_offset < replica.next_offset:
+            if self._open is not None and self._open.base.place != replica.place:
+                self._drop_open()  # it cannot be stored where it was decided
+            return self._open, replica if self._open is None else self._open.tail
+        batch = self._open or sending
         return batch, batch.tail
 
     def _new_entry(self, body: bytes, base: Replica[S]) -> _NewEntry[S]:
@@ -256,10 +259,10 @@ class LogWriter(Generic[S]):
         """Refuse what makes a state that is over the limit larger.
 
         Measuring costs as much as the state is large, so it is done when the log has grown by an eighth of what is
-        left: seldom in a small state, at every update close to the limit.
+        left: seldom in a small state, at every update close to the limit. What was read to begin with is measured.
         """
-        limit = self._state_limit_bytes
-        if after.state is None or after.next_offset - self._size_offset <= (limit - self._size) // 8:
+        limit, measured = self._state_limit_bytes, self._follower.measured
+        if after.state is None or after.next_offset - measured.length <= (limit - measured.size) // 8:
             return
         size = self._follower.codec.size(after.state)
         if size > limit and (before.state is None or size > self._follower.codec.size(before.state)):
@@ -269,7 +272,7 @@ class LogWriter(Generic[S]):
                 bytes=size,
                 limit=limit,
             )
-        self._size, self._size_offset = size, after.next_offset
+        self._follower.measured = Measured(size, after.next_offset)
 
     def _join(
         self, entry: _NewEntry[S], attributes: Mapping[str, AttributeChange], deadline: Deadline
@@ -278,7 +281,7 @@ class LogWriter(Generic[S]):
         there was no room in the batch, which has been waited for."""
         with self._changed:
             _, tip = self._tip()
-            if (tip.next_offset, tip.checksum) != (entry.base.next_offset, entry.base.checksum):
+            if tip.place != entry.base.place:
                 return None
             batch = self._open or _Batch(tip)
             if batch.size + len(entry.data) > MAX_BATCH_BYTES or not batch.attributes.keys().isdisjoint(attributes):

@@ -24,6 +24,11 @@ class Replica(NamedTuple, Generic[S]):
     next_offset: int = 0
     checksum: int = 0  # of the last entry: what the next one is to name
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where in its log it is. Two replicas at one place have the same state."""
+        return self.next_offset, self.checksum
+
     def apply(self, entry: Entry, body: S | None | list[Update[S]]) -> tuple[Replica[S], Transition[S]]:
         """The replica after ``entry``, whose decoded body is given. Raises what ``apply_to`` raises."""
         assert entry.offset == self.next_offset, (entry.offset, self.next_offset)

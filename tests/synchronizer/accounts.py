@@ -139,10 +139,13 @@ class LateStore(FailingStore):
 class Barrier:
     """Holds a thread at a chosen operation until it is let go: before it is carried out, or before its answer."""
 
-    def __init__(self, store: FailingStore, verb: str, *, after: bool = False) -> None:
+    def __init__(self, store: FailingStore, verb: str, *, nth: int = 1, after: bool = False) -> None:
         self._reached = threading.Event()
         self._released = threading.Event()
-        (just_after if after else just_before)(store, verb, self._hold)
+        if after:
+            just_after(store, verb, self._hold)
+        else:
+            just_before(store, verb, self._hold, nth=nth)
 
     def _hold(self) -> None:
         self._reached.set()

@@ -410,3 +410,45 @@ def test_a_deadline_in_the_middle_of_a_crowd_disturbs_only_its_own_call() -> Non
     assert len(outcomes) == 320
     stored, unknown = outcomes.count("stored"), outcomes.count("unknown")
     assert stored <= opened(store.inner).state.value <= stored + unknown
+
+
+def test_what_is_decided_beside_an_append_of_which_nothing_is_heard_is_decided_on_the_newest_state() -> None:
+    store = failing()
+    replica, other = opened(store), opened(store.inner)
+    store.lose_answers()
+    barrier = Barrier(store, "append", nth=2)  # the question what became of the first
+    with threads(2) as pool:
+        lost = pool.submit(replica.update_state_unconditionally, Add())
+        barrier.await_reached()
+        other.update_state_unconditionally(Add(amount=10))
+        nothing = pool.submit(replica.update_state, lambda state: ())
+        try:
+            assert answer(nothing).value == 11
+        finally:
+            barrier.release()
+        assert answer(lost).value == 1
+
+
+def test_an_entry_is_decided_on_what_came_after_an_append_of_which_nothing_is_heard() -> None:
+    store = failing()
+    replica, other = opened(store), opened(store.inner)
+    seen: list[int] = []
+    barrier = Barrier(store, "append")
+    with threads(3) as pool:
+        held = pool.submit(replica.update_state_unconditionally, Add())
+        barrier.await_reached()
+        waiting = pool.submit(replica.update_state_unconditionally, Add(amount=2))
+        joined(replica, 1)
+        other.update_state_unconditionally(Add(amount=10))
+        replica.fetch_updates()
+
+        def add(state: Account) -> list[Add]:
+            seen.append(state.value)
+            return [Add(amount=100)]
+
+        late = pool.submit(replica.update_state, add)
+        eventually(lambda: bool(seen) and seen[0] >= 10, "the generator sees what the log holds")
+        barrier.release()
+        for each in (held, waiting, late):
+            answer(each)
+    assert opened(store.inner).state.value == replica.fetch_updates().value == 113
