@@ -174,6 +174,7 @@ class Auditor:
         self.joined_at: dict[tuple[str, int], float] = {}
         self.killed_at: dict[Process, float] = {}
         self.in_hand_since: dict[Process, float] = {}
+        self.handled: dict[Process, tuple[float, float]] = {}  # when it last began and ended with what it had in hand
         self.renewed_at: dict[str, float] = {}  # by the lease's attribute
         self.deliveries = 0
         self.repeats = 0
@@ -518,10 +519,13 @@ class Auditor:
 
     def _only_the_store_was_away(self, process: Process, state: ReaderGroupState, reader: str) -> bool:
         """Since the last renewal of a reader nothing else kept it from the next one."""
-        lease = state.readers[reader].lease
-        if lease is None or state.config.max_processing_seconds is not None:
+        lease, limit = state.readers[reader].lease, state.config.max_processing_seconds
+        if lease is None:
             return False
         renewed_at = self.renewed_at[lease_attribute(lease)]
+        began, ended = self.handled.get(process, (0.0, 0.0))
+        if limit is not None and ended > renewed_at and ended - began > limit / CLOCK_SLACK:
+            return False  # it did not renew while it took too long
         return process.in_contact_since <= renewed_at < self.world.healthy_since
 
     def _check_takeover(self, state: ReaderGroupState, life: tuple[str, int], killed_at: float) -> None:
@@ -659,7 +663,9 @@ class Auditor:
 
     def processed(self, process: Process, event: rg.Event[bytes]) -> None:
         """The application has done with the event, before the product counts it."""
-        if self.in_hand_since.pop(process, None) is not None:
+        since = self.in_hand_since.pop(process, None)
+        if since is not None:
+            self.handled[process] = since, self.world.simulation.now
             self.on_phase("handling", process.name, False)
         data = self.data[data_segment(event.segment, event.pointer.incarnation)]
         data.count_as_processed(event.offset, event.next_offset)
