@@ -365,11 +365,13 @@ class ReaderGroupManager:
         """Delete the group and its positions. Its readers raise `NotFoundError` at their next call."""
         group = self.get(name)
         store, segment = self._client.store, group.synchronizer.segment
-        # Listed before: later ones may be those of a new group of the name.
-        attributes = {**group._manager.leases(), **store.attributes(segment, TURN)}
-        group.synchronizer.delete()
-        for attribute in attributes:
-            store.append(segment, b"", attributes={attribute: AttributeChange(ANY, None)})
+
+        def with_them() -> Mapping[str, AttributeChange]:
+            """Without its lease, a reader can commit no more, whether or not it has heard of the end."""
+            attributes = {**group._manager.leases(), **store.attributes(segment, names=[TURN])}
+            return dict.fromkeys(attributes, AttributeChange(ANY, None))
+
+        group.synchronizer.delete(attributes=with_them)
 
     def _open(self, name: str, initial: ReaderGroupState | None) -> ReaderGroup:
         log = _LOG_PREFIX + check_name(name, "reader group")
@@ -390,6 +392,7 @@ class ReaderGroupManager:
                 state_type=ReaderGroupState,
                 clock=self._client.clock,
                 timeout=self._client.timeout,
+                state_limit_bytes=self._client.state_limit_bytes,
             )
         except NotFoundError as error:
             raise _not_found(name) from error

@@ -177,14 +177,19 @@ class StateSynchronizer(Generic[S]):
 
         return self._submit(begin, timeout)[0]
 
-    def delete(self, *, timeout: float | None = None) -> bool:
+    def delete(
+        self, *, timeout: float | None = None, attributes: Callable[[], Mapping[str, AttributeChange]] | None = None
+    ) -> bool:
         """End the state; whether this call did it. Its log stays, so that revisions of the name only grow.
 
-        Replicas raise `NotFoundError` when they learn of it, until `initialize` begins the state again.
+        Replicas raise `NotFoundError` when they learn of it, until `initialize` begins the state again. What
+        ``attributes`` answers, of attributes of the log's segment, is changed in the same atomic step.
         """
 
         def end(present: S | None) -> Decision[bool]:
-            return Decision(False) if present is None else Decision(True, self._codec.encode_tombstone())
+            if present is None:
+                return Decision(False)
+            return Decision(True, self._codec.encode_tombstone(), attributes() if attributes else NO_ATTRIBUTES)
 
         deleted, _ = self._submit(end, timeout)
         if deleted:

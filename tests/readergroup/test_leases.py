@@ -13,7 +13,7 @@ from readergroup.state import ReaderState
 from readergroup.updates import AddReader
 from synchronizer import AttributeChange, StoreUnavailableError
 from synchronizer.testing import Operation
-from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, take
+from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, raises, take
 
 TIMEOUT = 10.0
 
@@ -625,3 +625,22 @@ def test_another_incarnation_is_observed_anew() -> None:
         observe(observer, now)
     newer = {"r1": ReaderState(incarnation=2, lease="b")}
     assert observer.observe(110, newer, {lease_attribute("b"): b"1"}, TIMEOUT, renewed_at=110) == []
+
+
+def test_whoever_deletes_a_group_and_dies_leaves_no_lease_to_commit_under() -> None:
+    with a_world(segments=1) as world:
+        world.write(10)
+        process = world.process()
+        reader = process.reader("a", auto_commit=False)
+        take(reader, 3)
+        deleter = world.process()
+
+        def die_after_the_end(operation: Operation) -> None:
+            if raises(rg.NotFoundError, world.group_log().fetch_updates):
+                raise SystemExit
+
+        deleter.store.before = die_after_the_end
+        with pytest.raises(SystemExit):
+            deleter.client.groups.delete("billing")
+        assert raises(rg.ReaderNotInGroupError, reader.commit)
+        deleter.store.before = None
