@@ -126,6 +126,8 @@ class Application:
         pause = self.actor.pause
         if self.rng.random() < 0.02:
             pause = self.run.longest_pause * self.rng.choice((0.4, 1.0))
+        if self.run.sealed:  # to come to the end of what is left
+            pause = min(pause, 0.02)
         self.process.sleep(self.rng.random() * pause)
         if self.rng.random() < 0.005:
             raise _ApplicationError
@@ -219,7 +221,7 @@ class Application:
         if attempt not in self.attempts:
             self.attempts.add(attempt)
             self.auditor.delivered(self.process, event)
-        self.process.sleep(self.rng.random() * self.actor.pause)
+        self.process.sleep(self.rng.random() * (0.02 if self.run.sealed else self.actor.pause))
         if self.rng.random() < 0.02:
             raise _ApplicationError
         self.auditor.processed(self.process, event)

@@ -65,6 +65,8 @@ class Run:
         self.entered: dict[str, bool | None] = {}
         #: No more mishaps, and nobody writes or scales any more.
         self.calm = False
+        #: Nothing more is written, and all that is left is to be read.
+        self.sealed = False
         #: The data has ended, and all are to end.
         self.over = False
         self.finished = False
@@ -279,6 +281,7 @@ class Run:
         return self.auditor.changed_at == changed_at
 
     def finish(self, admin: rg.Client, group: rg.ReaderGroup) -> None:
+        self.sealed = True
         for stream in self.scenario.streams:
             admin.streams.seal(stream)
         if not self.wait_until(lambda: self._group_state().end_of_data, END_SECONDS):
