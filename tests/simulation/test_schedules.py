@@ -18,9 +18,9 @@ from .sightings import watch_for_sightings
 
 #: A store that loses what it has acknowledged breaks everything; this has its two scenarios, and no random run.
 ARRANGED_ONLY = {"F23"}
-#: Too seldom for so few random runs as there are here.
+#: So few random runs come upon most of the schedules. All of them are in 2,000.
 SEEDS = 150
-SEEN_AT_LEAST = 25
+SEEN_AT_LEAST = 28
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
