@@ -26,18 +26,20 @@ PLANNER: Final = 1
 _LEAST_LOAD: Final = 1
 
 
-def plan(state: ReaderGroupState) -> list[ReassignSegment]:
+def plan(state: ReaderGroupState, *, even_out: bool = True) -> list[ReassignSegment]:
     """The moves that make the group balanced, as few as it takes; none when it is.
 
     Balanced: no segment is without an owner, and none weighs less than the difference between the reader that has it
     and the one that has least. A segment that is marked for hand-over counts as its target's. Ties go by name, so
     that ``plan`` of the planned state is empty and every process plans alike.
+
+    Not to ``even_out``: only the moves that give out what has no owner.
     """
     if not state.readers or state.planner != PLANNER:
         return []
     overview = state.overview
     loads = [overview.loads.get(reader, 0) for reader in state.readers]
-    if not overview.unassigned and max(loads) - min(loads) <= _LEAST_LOAD:
+    if not overview.unassigned and (not even_out or max(loads) - min(loads) <= _LEAST_LOAD):
         return []
     nothing: Map[SegmentId, int] = Map()
     shares = [
@@ -45,7 +47,9 @@ def plan(state: ReaderGroupState) -> list[ReassignSegment]:
         for reader, load in zip(state.readers, loads, strict=True)
     ]
     free = [(state.segments[segment].weight, segment) for segment in overview.unassigned]
-    after = dict(_moves(shares, free))
+    after = dict(_given_out(shares, free))
+    if even_out:
+        after |= _evened_out(shares)
     moved = sorted(segment for segment, reader in after.items() if reader != state.segments[segment].holder)
     return [ReassignSegment(segment=segment, reader=after[segment]) for segment in moved]
 
@@ -102,22 +106,23 @@ class _Ranking:
         heapq.heappop(self._heap)
 
 
-def _moves(shares: Collection[_Share], free: list[tuple[int, SegmentId]]) -> Iterator[tuple[SegmentId, str]]:
-    """Hand out what is free, the heaviest first, each to the reader that has least; then even out.
-
-    A segment goes from the reader that has most to the one that has least, if it weighs less than their difference.
-    The least load never falls by that, so a reader that has nothing to give is done with until it is given more.
-    """
+def _given_out(shares: Collection[_Share], free: list[tuple[int, SegmentId]]) -> Iterator[tuple[SegmentId, str]]:
+    """Hand out what is free, the heaviest first, each to the reader that has least."""
     least = _Ranking(shares, 1)
-    most = _Ranking((), -1)
     for weight, segment in sorted(free, key=lambda each: (-each[0], each[1])):
         target = least.first()
         assert target is not None
         target.give(weight, segment)
         least.put(target)
         yield segment, target.reader
-    for share in shares:
-        most.put(share)
+
+
+def _evened_out(shares: Collection[_Share]) -> Iterator[tuple[SegmentId, str]]:
+    """A segment goes from the reader that has most to the one that has least, if it weighs less than their difference.
+
+    The least load never falls by that, so a reader that has nothing to give is done with until it is given more.
+    """
+    least, most = _Ranking(shares, 1), _Ranking(shares, -1)
     while (source := most.first()) is not None:
         target = least.first()
         assert target is not None

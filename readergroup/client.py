@@ -9,6 +9,7 @@ from typing import Any, Final, Self, TypeVar, overload
 from weakref import WeakSet
 
 from synchronizer import (
+    DEFAULT_STATE_LIMIT_BYTES,
     Clock,
     InvalidArgumentError,
     SegmentStore,
@@ -30,18 +31,27 @@ T = TypeVar("T")
 DEFAULT_TIMEOUT_SECONDS: Final = 30.0
 
 
-def connect(url: str | None = None, *, timeout: float = DEFAULT_TIMEOUT_SECONDS, clock: Clock | None = None) -> Client:
+def connect(
+    url: str | None = None,
+    *,
+    timeout: float = DEFAULT_TIMEOUT_SECONDS,
+    state_limit_bytes: int = DEFAULT_STATE_LIMIT_BYTES,
+    clock: Clock | None = None,
+) -> Client:
     """The client of the store at ``url``, or at the address in the environment variable READERGROUP_URL.
 
     ``timeout`` is the default of all calls, in seconds. ``sqlite:///shop.db`` is a file in the present folder,
     ``sqlite:////var/shop.db`` one with its whole path, ``memory://`` a store of this client's own.
+
+    ``state_limit_bytes`` is how large the state of a group, the metadata of a stream, or a shared state may become;
+    all processes should say the same. What would exceed it raises `StateTooLargeError`.
     """
     if url is None:
         url = os.environ.get("READERGROUP_URL")
         if not url:
             raise InvalidArgumentError("give connect a URL such as 'sqlite:///shop.db', or set READERGROUP_URL")
     clock = clock or SystemClock()
-    client = Client(open_store(url, clock=clock), timeout=timeout, clock=clock)
+    client = Client(open_store(url, clock=clock), timeout=timeout, state_limit_bytes=state_limit_bytes, clock=clock)
     client._address = url
     return client
 
@@ -50,12 +60,18 @@ class Client:
     """A store with its streams and reader groups. Threads may share it; it pickles as its address, and reconnects."""
 
     def __init__(
-        self, store: SegmentStore, *, timeout: float = DEFAULT_TIMEOUT_SECONDS, clock: Clock | None = None
+        self,
+        store: SegmentStore,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_SECONDS,
+        state_limit_bytes: int = DEFAULT_STATE_LIMIT_BYTES,
+        clock: Clock | None = None,
     ) -> None:
         self.store = store
         self.timeout = timeout
+        self.state_limit_bytes = state_limit_bytes
         self.clock: Clock = clock or SystemClock()
-        self.streams = StreamManager(store, clock=self.clock, timeout=timeout)
+        self.streams = StreamManager(store, clock=self.clock, timeout=timeout, state_limit_bytes=state_limit_bytes)
         self.groups = ReaderGroupManager(self)
         self._address: str | None = None  # of a store that this client opened, and closes
         # Held weakly: a writer that is closed is to be forgotten. One that is open is held by its thread.
@@ -76,7 +92,13 @@ class Client:
     def synchronizer(self, name: str, *, initial: S, updates: Iterable[type[Update[S]]]) -> StateSynchronizer[S]:
         """The shared state of this name, begun with ``initial`` if nothing is stored."""
         synchronizer = StateSynchronizer(
-            self.store, f"state/{name}", initial=initial, updates=updates, clock=self.clock, timeout=self.timeout
+            self.store,
+            f"state/{name}",
+            initial=initial,
+            updates=updates,
+            clock=self.clock,
+            timeout=self.timeout,
+            state_limit_bytes=self.state_limit_bytes,
         )
         self._opened.add(synchronizer)
         return synchronizer
@@ -106,8 +128,8 @@ class Client:
                 "only the client of an address that other processes reach can go to another process",
                 url=self.store.url,
             )
-        return _reconnect, (self._address, self.timeout)
+        return _reconnect, (self._address, self.timeout, self.state_limit_bytes)
 
 
-def _reconnect(url: str, timeout: float) -> Client:
-    return connect(url, timeout=timeout)
+def _reconnect(url: str, timeout: float, state_limit_bytes: int) -> Client:
+    return connect(url, timeout=timeout, state_limit_bytes=state_limit_bytes)

@@ -18,6 +18,7 @@ from synchronizer import ClosedError, NotFoundError, ReaderGroupError, Revision
 
 from . import balance
 from .liveness import WATCHERS, LeaseObserver, Observed, in_turn, observe_interval
+from .pace import Pace
 from .state import ReaderState
 from .state_manager import ReaderGroupStateManager
 
@@ -25,6 +26,8 @@ _logger = logging.getLogger(__name__)
 
 #: The longest that a process whose turn is late waits before it does what nobody else has done.
 MAX_STAGGER_SECONDS: Final = 1.0
+#: How long hand-overs may take before a group that is not balanced beside them is balanced nevertheless.
+HAND_OVER_SECONDS: Final = 0.5
 #: How soon what has failed is tried again.
 RETRY_SECONDS: Final = 0.1
 
@@ -56,6 +59,7 @@ class GroupDriver:
         self._pause = threading.Event()  # never set
         self._complaint: str | None = None  # what was logged last
         self._failed = False  # in this round
+        self._pace = Pace(self._clock)
         self._observer = LeaseObserver()
         self._observe_at = float("-inf")
         self._remove_at: float | None = None
@@ -64,6 +68,7 @@ class GroupDriver:
         self._told: Revision | None = None  # of the state that the readers were told to look at
         self._settled: Revision | None = None  # of the state that the last plan was empty for
         self._propose_at: float | None = None
+        self._proposes_for: Revision | None = None  # the newest when that was decided
         self._order: tuple[Mapping[str, ReaderState], Sequence[str]] = ({}, ())  # of the readers seen last
 
     def join(self, reader: DrivenReader) -> None:
@@ -119,6 +124,9 @@ class GroupDriver:
 
     def _wait_for_work(self, timeout: float) -> None:
         """Until the group's log or a stream's metadata grew, or until something is due."""
+        if timeout > 0 and (pause := self._pace.pause):
+            self._clock.wait(self._pause, min(pause, timeout))
+            timeout -= pause
         if timeout <= 0 or self._synchronizer.revision != self._told:
             return
         known = {**self._followed, self._synchronizer.segment: self._synchronizer.applied_length}
@@ -193,6 +201,7 @@ class GroupDriver:
         revision = self._synchronizer.revision
         if revision != self._told:
             self._told = revision
+            self._pace.looked()
             self._look_up()
         return float("inf")
 
@@ -242,7 +251,10 @@ class GroupDriver:
         return self._follow_at
 
     def _balance(self) -> float:
-        """Propose the planner's moves, the first in turn at once, so that mostly one process does."""
+        """Propose the planner's moves, the first in turn at once, so that mostly one process does.
+
+        Not while segments are handed over, if that does not take long: who ends the last hand-over brings the moves.
+        """
         state, revision = self._synchronizer.snapshot_of_state
         if revision == self._settled:
             return float("inf")
@@ -250,8 +262,12 @@ class GroupDriver:
             self._settled, self._propose_at = revision, None
             return float("inf")
         now = self._clock.monotonic()
-        if self._propose_at is None:
-            self._propose_at = now + self._stagger(state.readers)
+        stagger = self._stagger(state.readers)
+        # To all but the first in turn, any change may mean that somebody acts.
+        if self._propose_at is None or (stagger and revision != self._proposes_for):
+            is_handing_over = state.marked and not state.unassigned
+            self._propose_at = now + stagger + (HAND_OVER_SECONDS if is_handing_over else 0.0)
+            self._proposes_for = revision
         if now >= self._propose_at:
             self._propose_at = None
             self._manager.rebalance()

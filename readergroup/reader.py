@@ -35,6 +35,7 @@ from .driver import GroupDriver
 from .errors import EndOfDataError, ReaderNotInGroupError
 from .event import Event, EventBatch, Position
 from .liveness import RENEWALS, Held, Lease, Positions
+from .pace import Pace
 from .source import Source
 from .state import ReaderGroupState, SegmentState
 from .state_manager import ReaderGroupStateManager, check_same_stream
@@ -116,6 +117,7 @@ class Reader(Generic[T]):
         self._ending: list[Source[T]] = []  # handed out to their ends
         self._settled: Revision | None = None
         self._look = True  # the group's state, or the lease, may have changed
+        self._pace = Pace(self._clock)
 
         # What is in hand: of this batch, events up to `_handed` were handed out and up to `_done` are processed.
         self._batch: EventBatch[T] | None = None
@@ -457,7 +459,7 @@ class Reader(Generic[T]):
             ending = len(self._ending)
             found = self._take(max_events)
             if found is None:
-                if len(self._ending) == ending:
+                if self._stopped or (len(self._ending) == ending and not self._ready):
                     break
             elif self._clock.monotonic() < self._lease.valid_until:
                 self._batch_source, self._batch = found
@@ -470,7 +472,7 @@ class Reader(Generic[T]):
         return None
 
     def _take(self, max_events: int) -> tuple[Source[T], EventBatch[T]] | None:
-        """The next batch, from the segments in turn."""
+        """The next batch, from the segments in turn; None if there is none, or what the group wants comes first."""
         now = self._clock.monotonic()
         if self._idle and (not self._ready or now >= self._look_at_idle_at):
             self._look_at_idle_at = now + _LOOK_AT_IDLE_SECONDS
@@ -489,6 +491,8 @@ class Reader(Generic[T]):
                 self._ending.append(source)
             else:
                 self._idle[source.data_segment] = source
+            if self._look:  # thousands that have nothing take a while
+                return None
         return None
 
     def _wake_idle(self, names: Collection[str]) -> None:
@@ -514,11 +518,20 @@ class Reader(Generic[T]):
         """Until there is something new in a segment, or in the group."""
         if self._look:
             return
-        log = self._synchronizer.segment
         known = {name: source.known_length for name, source in self._idle.items()}
+        pause = self._pace.pause
+        if pause and known:
+            changed = self._store.wait(known, deadline.remaining(pause))
+            if changed or deadline.passed:
+                return self._wake_idle(changed)
+        elif pause:
+            self._clock.wait(self._pause, deadline.remaining(pause))
+        log = self._synchronizer.segment
         known[log] = self._synchronizer.applied_length
         changed = self._store.wait(known, deadline.remaining(_WAIT_SECONDS))
-        self._look |= log in changed
+        if log in changed:
+            self._pace.looked()
+            self._look = True
         self._wake_idle(changed - {log})
 
     # ------------------------------------------------------------------ following the group's decisions
@@ -631,32 +644,35 @@ class Reader(Generic[T]):
 
     def _acquire(self, state: ReaderGroupState) -> None:
         """Take over what is assigned and not here yet."""
-        for segment, found in state.segments_of(self.reader_id).items():
-            if segment in self._sources:
-                continue
-            if self._on_assign is not None:
-                self._on_assign(segment)
-            source = Source(
-                self._store,
-                segment,
-                state.streams[stream_of(segment)].incarnation,
-                cast(int, found.token),
-                found.offset,
-                found.end,
-                self._serializer,
-            )
-            self._sources = {**self._sources, segment: source}
-            self._ready.append(source)
+        taken_over: dict[SegmentId, Source[T]] = {}
+        try:
+            for segment, found in state.segments_of(self.reader_id).items():
+                if segment in self._sources:
+                    continue
+                if self._on_assign is not None:
+                    self._on_assign(segment)
+                taken_over[segment] = Source(
+                    self._store,
+                    segment,
+                    state.streams[stream_of(segment)].incarnation,
+                    cast(int, found.token),
+                    found.offset,
+                    found.end,
+                    self._serializer,
+                )
+        finally:  # those that the application was told of
+            self._sources = {**self._sources, **taken_over}
+            self._ready.extend(taken_over.values())
 
     def _drop(self, segments: Collection[SegmentId]) -> None:
         """Forget these segments, with what was read ahead of them."""
         if not segments:
             return
-        dropped = [self._sources[segment] for segment in segments if segment in self._sources]
-        self._sources = {segment: source for segment, source in self._sources.items() if source not in dropped}
-        self._ready = deque(source for source in self._ready if source not in dropped)
-        self._idle = {name: source for name, source in self._idle.items() if source not in dropped}
-        self._ending = [source for source in self._ending if source not in dropped]
+        dropped = set(segments)
+        self._sources = {segment: source for segment, source in self._sources.items() if segment not in dropped}
+        self._ready = deque(source for source in self._ready if source.segment not in dropped)
+        self._idle = {name: source for name, source in self._idle.items() if source.segment not in dropped}
+        self._ending = [source for source in self._ending if source.segment not in dropped]
 
     def _complete_segments(self, deadline: Deadline) -> bool:
         """Report the first segment whose last event is processed; whether there was one."""

@@ -6,13 +6,12 @@ Data and questions only. The transitions are in `updates`, the decision who shou
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializerFunctionWrapHandler,
     model_serializer,
     model_validator,
 )
@@ -28,11 +27,17 @@ from .streams.config import SegmentId, StreamCut, stream_of
 class _Value(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    @model_serializer(mode="wrap")
-    def _leave_defaults_out(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+    _defaults: ClassVar[Mapping[str, object]]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
+        cls._defaults = {name: field.default for name, field in cls.model_fields.items()}
+
+    @model_serializer
+    def _leave_defaults_out(self) -> dict[str, object]:
         """There are thousands of these in a state, and most of their fields are not used."""
-        fields = type(self).model_fields
-        return {name: value for name, value in handler(self).items() if getattr(self, name) != fields[name].default}
+        defaults = self._defaults
+        return {name: value for name, value in self.__dict__.items() if value != defaults[name]}
 
 
 class ReaderState(_Value):

@@ -258,10 +258,14 @@ def _removal(
 
 
 def with_moves(state: ReaderGroupState, updates: Updates) -> Updates:
-    """``updates`` and, after them, the moves that balance what they make of ``state``."""
+    """``updates`` and, after them, the moves that balance what they make of ``state``.
+
+    While segments are being handed over, only those that nobody has are given out. What else there is to move goes into
+    the entry that ends the last hand-over; by then, more readers may have come.
+    """
     for index, update in enumerate(updates):
         state = update.apply_to(state, Revision(0, index))
-    return (*updates, *balance.plan(state))
+    return (*updates, *balance.plan(state, even_out=not state.marked))
 
 
 def initial_state(config: ReaderGroupConfig, streams: StreamManager) -> ReaderGroupState:

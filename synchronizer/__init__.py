@@ -30,6 +30,7 @@ from .revisioned import Revision as Revision
 from .revisioned import RevisionedStream as RevisionedStream
 from .state import State as State
 from .state import Update as Update
+from .state_synchronizer import DEFAULT_STATE_LIMIT_BYTES as DEFAULT_STATE_LIMIT_BYTES
 from .state_synchronizer import Proposal as Proposal
 from .state_synchronizer import StateSynchronizer as StateSynchronizer
 from .store import ANY as ANY

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from synchronizer import (
+    DEFAULT_STATE_LIMIT_BYTES,
     AlreadyExistsError,
     Clock,
     ClosedError,
@@ -57,10 +58,18 @@ class StreamManager:
     A stream that does not exist raises `NotFoundError`. ``timeout`` is the default of all calls.
     """
 
-    def __init__(self, store: SegmentStore, *, clock: Clock | None = None, timeout: float = 30.0) -> None:
+    def __init__(
+        self,
+        store: SegmentStore,
+        *,
+        clock: Clock | None = None,
+        timeout: float = 30.0,
+        state_limit_bytes: int = DEFAULT_STATE_LIMIT_BYTES,
+    ) -> None:
         self.store = store
         self.clock: Clock = clock or SystemClock()
         self.timeout = timeout
+        self._state_limit_bytes = state_limit_bytes
         self._synchronizers: dict[str, StateSynchronizer[StreamState]] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -395,6 +404,7 @@ class StreamManager:
                 updates=STREAM_UPDATES,
                 clock=self.clock,
                 timeout=self.timeout,
+                state_limit_bytes=self._state_limit_bytes,
             )
         except NotFoundError as error:
             raise _not_found(name) from error

@@ -255,3 +255,15 @@ def test_a_large_group_that_is_balanced_is_not_walked() -> None:
         assert balance.plan(history.state) == []
     # 0.013 s where this was written; looking at each segment took 1.7 s.
     assert time.process_time() - began < 0.5
+
+
+def test_only_what_has_no_owner_is_given_out_if_nothing_is_to_be_evened_out() -> None:
+    history = History(group_state(7))
+    history.add("r1")
+    balanced(history)
+    history.add("r2")
+    assert balance.plan(history.state, even_out=False) == []
+    for segment in (0, 1, 2):
+        history.release("r1", segment, 0)
+    moves = balance.plan(history.state, even_out=False)
+    assert {move.segment: move.reader for move in moves} == {seg(0): "r2", seg(1): "r2", seg(2): "r2"}

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import readergroup as rg
-from readergroup.driver import GroupDriver
+from readergroup.driver import HAND_OVER_SECONDS, GroupDriver
 from readergroup.liveness import in_turn
 from readergroup.state_manager import ReaderGroupStateManager
 from readergroup.updates import UPDATES
-from synchronizer import Map, StateSynchronizer, Update
+from synchronizer import Map, StateSynchronizer, TransitionFeed, Update
 from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, take
 
@@ -287,6 +287,60 @@ def test_one_entry_balances_the_group_when_a_reader_joins(world: World) -> None:
     world.group.synchronizer.fetch_updates()
     tags = [[update.tag for update in transition.updates] for transition in feed.drain()]
     assert tags == [["add_reader", "reassign"]]
+
+
+def tags_of(feed: TransitionFeed[rg.ReaderGroupState], world: World) -> list[list[str]]:
+    world.group.synchronizer.fetch_updates()
+    return [sorted({update.tag for update in transition.updates}) for transition in feed.drain()]
+
+
+def test_who_joins_during_a_hand_over_is_served_when_that_ends() -> None:
+    with a_world(segments=6) as world:
+        first, second = (world.process().reader(reader) for reader in ("r1", "r2"))
+        feed = world.group.synchronizer.transitions()
+        feed.drain()
+        world.process().reader("r3")
+        world.process().reader("r4")
+        assert tags_of(feed, world) == [["add_reader"], ["add_reader"]]
+        first.read(timeout=0)
+        second.read(timeout=0)
+        assert tags_of(feed, world) == [["reassign", "release"], ["release"], ["release"]]
+        assert sorted(map(len, world.state.owned.values())) == [1, 1, 2, 2]
+
+
+def test_what_nobody_has_is_given_out_at_once_during_a_hand_over() -> None:
+    with a_world(segments=6) as world:
+        first, second = (world.process().reader(reader) for reader in ("r1", "r2"))
+        drain(first), drain(second)
+        world.process().reader("r3")
+        world.process().reader("r4")
+        feed = world.group.synchronizer.transitions()
+        feed.drain()
+        first.close()
+        assert tags_of(feed, world) == [["reassign", "remove_reader"]]
+        assert held(world) == {"r2": 2, "r3": 2, "r4": 2}
+        assert world.state.marked and not world.state.unassigned
+
+
+def test_a_hand_over_that_takes_long_does_not_keep_others_from_their_share() -> None:
+    with a_world(segments=6) as world:
+        world.write(12)
+        readers = [world.process().reader("r1")]
+        take(readers[0], 1)  # and is busy with it
+        readers.append(world.process().reader("r2"))
+        assert world.state.marked
+        readers.append(world.process().reader("r3"))
+        assert "r3" not in held(world)
+        world.step()
+        assert "r3" not in held(world)
+        world.pass_time(HAND_OVER_SECONDS + 0.25)
+        assert held(world) == {"r1": 2, "r2": 2, "r3": 2}
+        assert world.state.owned.keys() == {"r1"}
+
+
+def held(world: World) -> dict[str, int]:
+    """How many segments each reader has, or is to get."""
+    return {reader: len(segments) for reader, segments in world.state.overview.held.items()}
 
 
 def test_a_stream_that_is_scaled_is_followed_at_once(world: World) -> None:

@@ -634,6 +634,22 @@ def test_a_group_pickles_as_its_address(tmp_path: Path) -> None:
             copy._client.close()
 
 
+def test_the_limit_of_states_holds_for_all_that_a_client_opens_and_for_its_copies(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    with rg.connect(url, state_limit_bytes=1000) as client:
+        client.streams.create(STREAM)
+        with pytest.raises(rg.StateTooLargeError) as raised:
+            client.streams.scale(STREAM, split=[0])
+            client.streams.create("shop/many", scaling=rg.ScalingPolicy.fixed(100))
+        assert raised.value.facts["limit"] == 1000
+        with pytest.raises(rg.StateTooLargeError):
+            pickle.loads(pickle.dumps(client)).streams.create("shop/more", scaling=rg.ScalingPolicy.fixed(100))
+        with rg.connect(url) as other:
+            other.streams.create("shop/many", scaling=rg.ScalingPolicy.fixed(100))
+        with pytest.raises(rg.StateTooLargeError):
+            client.groups.create("billing", streams=["shop/many"])
+
+
 def test_a_group_in_memory_does_not_pickle(world: World) -> None:
     with pytest.raises(rg.InvalidArgumentError):
         pickle.dumps(world.group)

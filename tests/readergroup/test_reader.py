@@ -420,6 +420,29 @@ def test_a_completed_segment_is_announced_too(world: World, process: Process) ->
 # ---------------------------------------------------------------------- hand-over
 
 
+def test_a_reader_of_many_empty_segments_gives_way_before_it_has_looked_into_all() -> None:
+    with a_world(segments=100) as world:
+        process = world.process()
+        reader = process.reader("r1")
+        looks: list[str] = []
+
+        def let_another_join(operation: Operation) -> None:
+            if operation.verb == "read" and operation.segment.startswith("data/"):
+                looks.append(operation.segment)
+                if len(looks) == 3:
+                    world.process().reader("r2")
+                    process.step()
+            elif operation.verb == "append" and len(world.state.readers) == 2:
+                looks_before_release.append(len(looks))
+
+        looks_before_release: list[int] = []
+        process.store.before = let_another_join
+        assert reader.read(timeout=0) is None
+        assert len(looks_before_release) == 1 and looks_before_release[0] < 10
+        assert len(reader.assigned_segments) == 50
+        assert {len(owned) for owned in world.state.owned.values()} == {50}
+
+
 def test_no_segment_has_a_second_owner_while_an_event_is_in_hand(world: World, process: Process) -> None:
     world.write(100)
     reader = process.reader("r1")

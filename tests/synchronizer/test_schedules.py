@@ -431,6 +431,19 @@ class TestF20LimitOfTheState:
         assert len(over.update_state_unconditionally(Drop(key="key-0000")).entries) == stored - 1
         over.update_state_unconditionally(Put(key="key-0001", value=2))  # as large as before
 
+    def test_a_state_that_was_loaded_is_as_large_as_its_snapshot(self) -> None:
+        replica = opened(open_store("memory://"))
+        for number in range(200):
+            replica.update_state_unconditionally(Put(key=f"key-{number:04}", value=number))
+        replica.compact()
+        assert len(replica.state.entries) == 200
+        loaded = opened(replica.store, state_limit_bytes=2500)
+        loaded.update_state_unconditionally(Put(key="key-0200", value=200))
+        with pytest.raises(StateTooLargeError):
+            for number in range(201, 300):
+                loaded.update_state_unconditionally(Put(key=f"key-{number:04}", value=number))
+        assert 201 <= len(loaded.state.entries) < 240
+
     def test_a_beginning_that_is_too_large_is_refused(self) -> None:
         store = open_store("memory://")
         large = Account(entries=Map({"x" * 2_000_000: 1}))
