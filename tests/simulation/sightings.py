@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import readergroup as rg
-from readergroup.liveness import PREFIX, STOP_AFTER, Held, decode_positions, lease_attribute
+from readergroup.liveness import PREFIX, Held, decode_positions, lease_attribute
 from readergroup.state import ReaderGroupState
 from readergroup.streams.config import SegmentId
 from readergroup.streams.state import AnnounceScale, PublishScale, StreamState
@@ -73,7 +73,7 @@ SCHEDULES: Final[Mapping[str, str]] = {
     "F14": "Others write while a call finds that it has nothing to do.",
     "F15.1": "A hand-over waits for a slow handler, for longer than the timeout.",
     "F15.2": "A reader that takes longer than its group allows is removed, although it is alive and in contact.",
-    "F16.1": "The answer to a renewal comes when the lease is over already.",
+    "F16.1": "The answer to a renewal comes when half of the timeout has passed, or more.",
     "F16.2": "A process that was paused hands out an event whose segment has another owner by now.",
     "F17": "A reader joins under the id of another one that is alive.",
     "F18": "Several calls of one process go out together, and are refused.",
@@ -352,7 +352,7 @@ class _Leases(_Watcher):
                 self.saw("F16.1")
 
     def _is_late(self, append: _Append) -> bool:
-        return self.now - append.sent_at > STOP_AFTER * self.run.scenario.timeout
+        return self.now - append.sent_at > self.run.scenario.timeout / 2
 
     def _removal_refused(self, value: bytes | None, expected: object) -> None:
         if value is None or not isinstance(expected, bytes) or value == expected:
