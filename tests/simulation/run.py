@@ -242,6 +242,8 @@ class Run:
         self.start(Actor(LAST, "reader", subject=LAST, style="batch"))
         self.wait_until(lambda: not any(self._works(kind) for kind in BUSY), 30.0)
         self.found(admin)  # if somebody died over it
+        if self.applications[LAST].finished:  # with the data of a stream that was sealed, and created again since
+            self.start(Actor(f"{LAST} again", "reader", subject=LAST, style="batch"))
         state = self._group_state
         allowed = self.scenario.timeout + TAKEOVER_SECONDS + BALANCE_SECONDS + self.longest_pause
         if not self.wait_until(lambda: self._balanced(state()), allowed):
