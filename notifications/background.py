@@ -28,8 +28,8 @@ class BackgroundPolling:
     """Calls ``poll`` every ``interval_seconds``, and when a segment of ``known()`` has another length than it says.
 
     One call at a time. A poll that raises is logged and followed by a pause, each twice as long as the one before up to
-    `MAX_BACKOFF_SECONDS`, or half a second if the error is one that passes; polling goes on until `stop`, and may start
-    again after it.
+    `MAX_BACKOFF_SECONDS`, or half a second if it was the store or the state that failed; polling goes on until `stop`,
+    and may start again after it.
     """
 
     def __init__(
@@ -142,16 +142,19 @@ class BackgroundPolling:
         if stopping.is_set():
             return  # what it needs is being closed
         self._failures += 1
-        passes = isinstance(error, ReaderGroupError) and error.retryable
+        # The store, or the state, may be well again at any moment; a fault in the code is not.
+        passes = isinstance(error, ReaderGroupError)
         first, most = (
             (_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS) if passes else (self._interval_seconds, MAX_BACKOFF_SECONDS)
         )
         pause = growing_pause(self._failures, first=first, most=most)
         self._not_before = self._clock.monotonic() + pause
-        _logger.warning(
-            "a poll of %s failed, the next one is in %.3g s: %s",
-            self._name,
-            pause,
-            error,
-            exc_info=error if self._failures == 1 else None,
-        )
+        if self._failures.bit_count() == 1:  # the 1st, 2nd, 4th and so on
+            _logger.warning(
+                "poll %d of %s in a row failed, the next one is in %.3g s: %s",
+                self._failures,
+                self._name,
+                pause,
+                error,
+                exc_info=error if self._failures == 1 else None,
+            )

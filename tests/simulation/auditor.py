@@ -312,6 +312,7 @@ class Auditor:
     def _group(self, done: Done, transition: Transition[ReaderGroupState]) -> None:
         before, after, updates = transition.before, transition.after, transition.updates
         if after is None:
+            self.scaling.clear()  # whoever had the turn had it of the group that is no more
             return
         if before is None:
             self.created = transition.revision
@@ -698,7 +699,8 @@ class Auditor:
         self.scaling.append(process)
 
     def scaling_ended(self, process: Process) -> None:
-        self.scaling.remove(process)
+        if process in self.scaling:
+            self.scaling.remove(process)
 
     # ------------------------------------------------------------------ what is told
 
