@@ -16,6 +16,7 @@ from .run import Outcome, run
 from .scenario import generate
 from .seeds import Report, run_all
 from .shrink import shrink
+from .sightings import SCHEDULES
 
 #: Failing seeds that are cut down and shown.
 SHOWN = 3
@@ -58,6 +59,10 @@ def _print(report: Report, seconds: float) -> None:
     print(report.coverage.table())
     missing = report.coverage.missing()
     print(f"\npairs that never occurred: {len(missing)}" + "".join(f"\n  {pair}" for pair in missing))
+    seen = report.sightings
+    never = [name for name in SCHEDULES if not seen[name]]
+    print(f"\nruns with a schedule that breaks simpler protocols; never: {', '.join(never) or 'none'}")
+    print("  " + ", ".join(f"{name} {seen[name]:,}" for name in SCHEDULES))
     print("\n" + ", ".join(f"{name} {count:,}" for name, count in report.counts.most_common()))
     print(f"longest takeover {report.longest_takeover:.2f} s after the kill")
     print(

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 from .coverage import Coverage
-from .run import Outcome, run
+from .run import Outcome, Run, run
 from .scenario import generate
+from .sightings import watch_for_sightings
 
 #: Seeds that a worker runs between two reports.
 CHUNK = 25
@@ -23,12 +24,25 @@ class Report:
     runs: int = 0
     failed: dict[int, str] = field(default_factory=dict)  # by seed: the first violation
     coverage: Coverage = field(default_factory=Coverage)
+    #: In how many runs each schedule occurred that breaks simpler protocols.
+    sightings: Counter[str] = field(default_factory=Counter)
     counts: Counter[str] = field(default_factory=Counter)
     digest: int = 0
     virtual_seconds: float = 0.0
     longest_takeover: float = 0.0
 
-    def add(self, outcome: Outcome) -> None:
+    def run(self, seed: int) -> None:
+        """Run the seed, and take down what came of it."""
+        seen: list[Counter[str]] = []
+
+        def watch(run: Run) -> None:
+            self.coverage.watch(run)
+            seen.append(watch_for_sightings(run))
+
+        self._add(run(generate(seed), watch=watch))
+        self.sightings.update(set(seen[0]))
+
+    def _add(self, outcome: Outcome) -> None:
         auditor = outcome.auditor
         self.runs += 1
         self.digest ^= outcome.digest
@@ -50,6 +64,7 @@ class Report:
         self.runs += other.runs
         self.failed.update(other.failed)
         self.coverage.add(other.coverage)
+        self.sightings.update(other.sightings)
         self.counts.update(other.counts)
         self.digest ^= other.digest
         self.virtual_seconds += other.virtual_seconds
@@ -60,7 +75,7 @@ def run_seeds(seeds: range) -> Report:
     """Run these seeds, in this process."""
     report = Report()
     for seed in seeds:
-        report.add(run(generate(seed), watch=report.coverage.watch))
+        report.run(seed)
     return report
 
 
