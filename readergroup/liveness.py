@@ -36,8 +36,11 @@ OBSERVE_SECONDS: Final = 0.5
 CONTACT: Final = 0.5
 #: So many readers of a group, the first in turn, look at the leases of all. The others look at the leases of these.
 WATCHERS: Final = 8
-#: When all watchers have been silent for this part of the timeout, the next in turn begin to watch as well.
+#: When all watchers have been silent for this part of the timeout, the next in turn begin to watch as well; if nothing
+#: is heard of these either, after as long again more of them do.
 SUSPECT: Final = 0.5
+#: So many times as many as before: where all of so many are silent, few are left to watch.
+MORE_WATCHERS: Final = 8
 
 
 class Held(NamedTuple):
@@ -179,6 +182,7 @@ class Lease:
 class _Seen(NamedTuple):
     value: bytes | None
     since: float
+    renewed: bool  # under the eyes of this process
 
 
 class LeaseObserver:
@@ -194,6 +198,8 @@ class LeaseObserver:
         self._timeout_seconds = 0.0
         self._watches = False
         self._relieved_at = float("-inf")
+        self._number_of_watchers = WATCHERS
+        self._increased_at = float("-inf")
 
     def choose(
         self, now: float, readers: Mapping[str, ReaderState], order: Sequence[str], own: Collection[str]
@@ -211,18 +217,29 @@ class LeaseObserver:
         return {reader: readers[reader] for reader in (*watchers, *self._kept(readers))}
 
     def _watchers(self, readers: Mapping[str, ReaderState], order: Sequence[str]) -> Sequence[str]:
-        """The first in turn, and as long as nothing is heard of any of these, as many more."""
-        count = WATCHERS
-        while count < len(order) and all(
-            self._is_suspect((reader, readers[reader].incarnation)) for reader in order[count - WATCHERS : count]
-        ):
-            count += WATCHERS
-        return order[:count]
+        """The first in turn, and as long as nothing is heard of any of these, ever more.
 
-    def _is_suspect(self, life: tuple[str, int]) -> bool:
-        """Whether it was silent for long at the last look: what has passed since then, nobody has seen."""
-        seen = self._seen.get(life)
-        return seen is not None and self._last - seen.since > SUSPECT * self._timeout_seconds
+        Where the dead are removed, others come into their turns. That nothing was heard of those yet means nothing.
+        """
+        first = [self._seen.get((reader, readers[reader].incarnation)) for reader in order[: self._number_of_watchers]]
+        seen = [(rank, each) for rank, each in enumerate(first) if each is not None]
+        heard = next((rank for rank, each in seen if each.renewed and not self._is_long_ago(each.since)), None)
+        if heard is not None:
+            self._number_of_watchers = WATCHERS
+            while self._number_of_watchers <= heard:
+                self._number_of_watchers *= MORE_WATCHERS
+        elif (
+            len(first) < len(order)
+            and self._is_long_ago(self._increased_at)
+            and any(self._is_long_ago(each.since) for _, each in seen)
+        ):
+            self._number_of_watchers *= MORE_WATCHERS
+            self._increased_at = self._last
+        return order[: self._number_of_watchers]
+
+    def _is_long_ago(self, at: float) -> bool:
+        """At the last look: what has passed since then, nobody has seen."""
+        return self._last - at > SUSPECT * self._timeout_seconds
 
     def _kept(self, readers: Mapping[str, ReaderState]) -> Iterable[str]:
         """Whoever was looked at when this process ceased to be a watcher, and has given no sign of life since.
@@ -250,14 +267,17 @@ class LeaseObserver:
         # Under a timeout that has just been made shorter, a reader may not have known how soon to renew.
         if not in_contact or timeout_seconds != self._timeout_seconds:
             self._seen.clear()
+            self._number_of_watchers = WATCHERS
         self._last, self._timeout_seconds = now, timeout_seconds
         seen, dead = {}, []
         for reader, found in readers.items():
             key = reader, found.incarnation
             value = lease_value(found, values)
             before = self._seen.get(key)
-            seen[key] = before if before is not None and before.value == value else _Seen(value, now)
-            if now - seen[key].since >= timeout_seconds:
+            if before is None or before.value != value:
+                before = _Seen(value, now, renewed=before is not None)
+            seen[key] = before
+            if now - before.since >= timeout_seconds:
                 dead.append(reader)
         self._seen = seen
         return dead

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import pytest
 
 from readergroup.driver import MAX_STAGGER_SECONDS, stagger
-from readergroup.liveness import SUSPECT, WATCHERS, LeaseObserver, in_turn, lease_attribute
+from readergroup.liveness import MORE_WATCHERS, SUSPECT, WATCHERS, LeaseObserver, in_turn, lease_attribute
 from readergroup.state import ReaderState
 from readergroup.updates import AddReader
 from synchronizer.stores.memory import MemoryStore
@@ -226,6 +226,9 @@ class Leases:
         values = {lease_attribute(f"l{reader[1:]}"): b"%d" % count for reader, count in self.values.items()}
         return self.observer.observe(self.now, chosen, values, TIMEOUT, renewed_at=self.now)
 
+    def leave(self, reader: str) -> None:
+        del self.members[reader], self.values[reader]
+
     def join(self, members: Mapping[str, ReaderState]) -> None:
         self.members |= members
         self.values |= dict.fromkeys(members, 0)
@@ -267,7 +270,7 @@ def test_one_sign_of_life_and_the_relieved_lets_go() -> None:
 
 
 def test_the_next_in_turn_begin_to_watch_when_no_watcher_gives_a_sign_of_life() -> None:
-    members = readers(4 * WATCHERS)
+    members = readers(MORE_WATCHERS * WATCHERS + 10)
     order = in_turn(members)
     watchers = order[:WATCHERS]
     following, waiting = Leases(members, own=order[WATCHERS]), Leases(members, own=order[-1])
@@ -277,7 +280,26 @@ def test_the_next_in_turn_begin_to_watch_when_no_watcher_gives_a_sign_of_life() 
         assert leases.looked_at == set(watchers)  # one of them is there
         leases.pass_time(SUSPECT * TIMEOUT + 1.5, silent=watchers)
     assert following.looked_at == members.keys()
-    assert waiting.looked_at == set(order[: 2 * WATCHERS])
+    assert waiting.looked_at == set(order[: MORE_WATCHERS * WATCHERS])
+    waiting.pass_time(2)
+    assert waiting.looked_at == set(watchers)  # the next were heard of
+
+
+@pytest.mark.parametrize(("number", "steps"), [(2 * WATCHERS, 1), (100, 2), (1000, 3)])
+def test_the_last_one_alive_finds_all_others_dead_after_half_a_timeout_more_for_each_step(
+    number: int, steps: int
+) -> None:
+    """Also where those who are dead are removed as they are found, and others come into their turns."""
+    own = in_turn(readers(number))[-1]
+    leases = Leases(readers(number), own=own)
+    leases.pass_time(3)
+    passed = 0.0
+    while len(leases.members) > 1:
+        passed += 1
+        for dead in leases.pass_time(1, silent=leases.members.keys() - {own}):
+            leases.leave(dead)
+        assert passed <= TIMEOUT + steps * (SUSPECT * TIMEOUT + 1) + 1
+    assert leases.members.keys() == {own}
 
 
 def test_f9_whoever_was_paused_suspects_nobody() -> None:
