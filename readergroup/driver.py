@@ -127,9 +127,10 @@ class GroupDriver:
         if timeout > 0 and (pause := self._pace.pause):
             self._clock.wait(self._pause, min(pause, timeout))
             timeout -= pause
+        # First, so that the driver is woken by all that other threads apply from now on.
+        known = {**self._followed, self._synchronizer.segment: self._synchronizer.applied_length}
         if timeout <= 0 or self._synchronizer.revision != self._told:
             return
-        known = {**self._followed, self._synchronizer.segment: self._synchronizer.applied_length}
         try:
             if self._failed:  # what has grown may be what failed
                 self._clock.wait(self._pause, timeout)

@@ -516,6 +516,10 @@ class Reader(Generic[T]):
 
     def _wait(self, deadline: Deadline) -> None:
         """Until there is something new in a segment, or in the group."""
+        # First, so that the reader is woken by all that other threads apply from now on.
+        log, log_length = self._synchronizer.segment, self._synchronizer.applied_length
+        if self._synchronizer.revision != self._settled:
+            self._look = True
         if self._look:
             return
         known = {name: source.known_length for name, source in self._idle.items()}
@@ -526,8 +530,7 @@ class Reader(Generic[T]):
                 return self._wake_idle(changed)
         elif pause:
             self._clock.wait(self._pause, deadline.remaining(pause))
-        log = self._synchronizer.segment
-        known[log] = self._synchronizer.applied_length
+        known[log] = log_length
         changed = self._store.wait(known, deadline.remaining(_WAIT_SECONDS))
         if log in changed:
             self._pace.looked()

@@ -6,13 +6,14 @@ import os
 import signal
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
 import readergroup as rg
 from readergroup.errors import CorruptDataError
-from synchronizer import DeadlineExceededError, StoreUnavailableError, SystemClock
+from synchronizer import DeadlineExceededError, ManualClock, StoreUnavailableError, SystemClock
+from synchronizer.stores.memory import MemoryStore
 from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
 
@@ -44,6 +45,45 @@ def left_for_others(world: World) -> list[bytes]:
     """What the group would hand out next, were there nobody else in it."""
     with world.process().group.reader("heir", auto_commit=False) as heir:
         return drain(heir)
+
+
+# ---------------------------------------------------------------------- waiting
+
+
+class UnwaitingStore(MemoryStore):
+    """Lets time pass instead of waiting. ``during`` runs at each wait, with what is known."""
+
+    during: Callable[[Mapping[str, int]], object]
+
+    def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
+        if timeout > 0:
+            self.during(known)
+        assert isinstance(self._clock, ManualClock)
+        self._clock.advance(min(timeout, 0.01))
+        return super().wait(known, 0)
+
+
+def test_what_this_process_applied_before_the_reader_began_to_wait_is_looked_at(world: World) -> None:
+    process = world.process()
+    process.store.inner = store = UnwaitingStore(world.memory, clock=world.clock)
+    log = world.group.synchronizer.segment
+    reader, other = process.reader("r1"), world.process().reader("r2")
+    drain(reader)
+    had: list[int] = []  # how many segments the reader had whenever it waited for what comes after the last change
+
+    def change_and_apply(known: Mapping[str, int]) -> None:
+        if known.get(log) == store.info(log).length and other._closed:
+            had.append(len(reader.assigned_segments))
+        elif log in known:  # changes so fast that the reader looks in intervals
+            world.group.configure(position_interval_seconds=world.clock.monotonic())
+        else:  # in such an interval
+            other.close()
+            process.step()
+
+    store.during = change_and_apply
+    reader.read(timeout=2)
+    assert other._closed
+    assert had and set(had) == {2}
 
 
 # ---------------------------------------------------------------------- handing out
