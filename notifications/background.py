@@ -114,7 +114,9 @@ class BackgroundPolling:
             except Exception as error:
                 failures += 1
                 if failures == 1 and not stopping.is_set():
-                    _logger.warning("%s cannot be woken now, and polls at its interval: %s", self._name, error)
+                    _logger.warning(
+                        "%s cannot be woken now, and polls every %.3g s: %s", self._name, _MAX_PAUSE_SECONDS, error
+                    )
                 self._clock.wait(stopping, growing_pause(failures, first=_FIRST_PAUSE_SECONDS, most=_MAX_PAUSE_SECONDS))
 
     def _wait_for_growth(self, known: Mapping[str, int], stopping: threading.Event) -> bool:
