@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
-from synchronizer import ClosedError, NotFoundError, ReaderGroupError, Revision
+from synchronizer import ClosedError, NotFoundError, ReaderGroupError, Revision, StateTooLargeError
 
 from . import balance
 from .liveness import WATCHERS, LeaseObserver, Observed, in_turn, observe_interval
@@ -66,7 +66,7 @@ class GroupDriver:
         self._follow_at = float("-inf")
         self._followed: Mapping[str, int] = {}  # lengths of the streams' metadata logs, as far as they were followed
         self._told: Revision | None = None  # of the state that the readers were told to look at
-        self._settled: Revision | None = None  # of the state that the last plan was empty for
+        self._settled: Revision | None = None  # of the state that there is nothing to propose for
         self._propose_at: float | None = None
         self._proposes_for: Revision | None = None  # the newest when that was decided
         self._order: tuple[Mapping[str, ReaderState], Sequence[str]] = ({}, ())  # of the readers seen last
@@ -269,10 +269,15 @@ class GroupDriver:
             is_handing_over = state.marked and not state.unassigned
             self._propose_at = now + stagger + (HAND_OVER_SECONDS if is_handing_over else 0.0)
             self._proposes_for = revision
-        if now >= self._propose_at:
-            self._propose_at = None
+        if now < self._propose_at:
+            return self._propose_at
+        self._propose_at = None
+        try:
             self._manager.rebalance()
-        return self._propose_at or now
+        except StateTooLargeError:
+            self._settled = revision  # there is no room for the moves before the state is another one
+            raise
+        return now
 
     def _in_turn(self, readers: Mapping[str, ReaderState]) -> Sequence[str]:
         if readers is not self._order[0]:

@@ -13,7 +13,7 @@ import readergroup as rg
 from readergroup.driver import HAND_OVER_SECONDS, GroupDriver
 from readergroup.liveness import in_turn
 from readergroup.state_manager import ReaderGroupStateManager
-from readergroup.updates import UPDATES
+from readergroup.updates import UPDATES, AddReader
 from synchronizer import Map, StateSynchronizer, TransitionFeed, Update
 from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, take
@@ -336,6 +336,34 @@ def test_a_hand_over_that_takes_long_does_not_keep_others_from_their_share() -> 
         world.pass_time(HAND_OVER_SECONDS + 0.25)
         assert held(world) == {"r1": 2, "r2": 2, "r3": 2}
         assert world.state.owned.keys() == {"r1"}
+
+
+class CountingManager(ReaderGroupStateManager):
+    """Counts the tries to balance the group."""
+
+    tries = 0
+
+    def rebalance(self, *, timeout: float | None = None) -> None:
+        self.tries += 1
+        super().rebalance(timeout=timeout)
+
+
+def test_f20_moves_that_a_full_state_has_no_room_for_are_tried_once_for_each_change(world: World) -> None:
+    world.process().reader("r1")
+    log = world.group.synchronizer
+    full: StateSynchronizer[rg.ReaderGroupState] = StateSynchronizer(
+        log.store, log.name, state_type=rg.ReaderGroupState, updates=UPDATES, clock=world.clock, state_limit_bytes=100
+    )
+    manager = CountingManager(full, world.admin.streams)
+    driver = GroupDriver(manager, threads=False)
+    for number in range(1, 3):
+        log.update_state_unconditionally(AddReader(reader=f"by hand {number}"))
+        for _ in range(20):
+            driver.step()
+            world.clock.advance(0.25)
+        assert manager.tries == number
+    assert not world.state.marked
+    full.close()
 
 
 def held(world: World) -> dict[str, int]:
