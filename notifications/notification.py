@@ -19,8 +19,8 @@ class Change(BaseModel):
     """One change of a state, as its log has it.
 
     ``cause`` names the updates by their tags ("add, add"), or says `PRESENT_VALUE` or `SEVERAL_CHANGES`. ``updates``
-    are these updates themselves, for ``detect``; they are not part of the JSON form. With ``gap``, the change stands
-    for several that were not seen one by one, and has no updates.
+    are these updates themselves, for ``detect``; they are not part of the JSON form. With ``gap``, changes before
+    it were not seen one by one; where it stands for these as well, the cause says so and there are no updates.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

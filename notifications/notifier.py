@@ -94,7 +94,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         self._revision = Revision(0, 0)
         self._drained = Revision(0, 0)
         self._failed: Transition[S] | None = None  # newest one that `detect` failed on
-        self._missed = False  # changes before the state was deleted were never seen one by one
+        self._missed = False  # changes that were not seen one by one, and not told of either
         self._closed = False
         self._process_id = os.getpid()
 
@@ -242,24 +242,25 @@ class PollingNotifier(ABC, Generic[S, N]):
         return error
 
     def _tell_transition(self, transition: Transition[S], *, gap: bool) -> None:
-        gap = gap or self._missed
+        told = False
         if transition.after is not None and self._is_heard:
             change = self._change(transition, gap=gap)
             # All of them, before the first is told: half of them would be repeated.
             for notification in list(self.detect(self._state, transition.after, change)):
+                told = True
                 self._system.publish(notification)
                 if self._waiting is not None:
                     self._waiting.put(notification)
-        self._missed = gap and transition.after is None
+        self._missed = (gap or self._missed) and not told
         self._state, self._revision = transition.after, transition.revision
 
     def _change(self, transition: Transition[S], *, gap: bool) -> Change:
         if self._state is None:
-            return self._make_change(transition.revision, PRESENT_VALUE, gap=gap)
+            return self._make_change(transition.revision, PRESENT_VALUE, gap=gap or self._missed)
         if gap:
             return self._make_change(transition.revision, SEVERAL_CHANGES, gap=True)
         cause = ", ".join(update.tag for update in transition.updates)
-        return self._make_change(transition.revision, cause, updates=transition.updates)
+        return self._make_change(transition.revision, cause, updates=transition.updates, gap=self._missed)
 
     def _make_change(self, revision: Revision, cause: str, **others: Any) -> Change:
         seen_at = datetime.fromtimestamp(self._clock.time(), UTC)

@@ -13,7 +13,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from .clock import Clock, Deadline, SystemClock
 from .compaction import COMPACTION_BYTES, Compactor
-from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError
+from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
 from .log_follower import LogFollower
 from .log_writer import NO_ATTRIBUTES, Decision, LogWriter
 from .replica import Replica, TransitionFeed
@@ -85,7 +85,12 @@ class StateSynchronizer(Generic[S]):
         self._follower.begin(deadline)
         self._compactor = Compactor(self._follower, compaction_bytes, rng or random.SystemRandom())
         if initial is not None and self._replica.state is None:
-            self.initialize(initial)
+            try:
+                self.initialize(initial)
+            except OutcomeUnknownError:
+                if self._replica.state is None:
+                    raise
+                # Whoever began it, it is there.
 
     @property
     def segment(self) -> str:

@@ -448,3 +448,29 @@ def test_a_notifier_of_ones_own_is_one_method(store: SegmentStore, manual_clock:
             notifier.synchronizer.update_state_unconditionally(Add(amount=amount))
         notifier.poll()
     assert [milestone.value for milestone in heard] == [100, 105]
+
+
+class ChangeNotifier(CountNotifier):
+    """Tells a value when it is another one than before."""
+
+    def detect(self, before: Counter | None, after: Counter, change: Change) -> Iterable[Counted]:
+        if before is None or before.value != after.value:
+            yield Counted(change=change, value=after.value)
+
+
+def test_a_gap_in_which_nothing_is_told_is_told_of_by_the_next_notification(
+    store: SegmentStore, manual_clock: ManualClock, elsewhere: StateSynchronizer[Counter]
+) -> None:
+    heard = Heard()
+    with ChangeNotifier(counter(store, clock=manual_clock)) as notifier:
+        notifier.register_listener(heard)
+        for _ in range(2):  # there and back, and compacted past what this process has seen
+            elsewhere.update_state_unconditionally(Add(amount=1))
+            elsewhere.update_state_unconditionally(Add(amount=-1))
+            elsewhere.compact()
+        notifier.poll()
+        for amount in (5, 1):
+            elsewhere.update_state_unconditionally(Add(amount=amount))
+            notifier.poll()
+    told = [(n.value, n.gap, n.cause) for n in heard.notifications]
+    assert told == [(0, False, PRESENT_VALUE), (5, True, "add"), (6, False, "add")]

@@ -174,6 +174,7 @@ class Auditor:
         self.joined_at: dict[tuple[str, int], float] = {}
         self.killed_at: dict[Process, float] = {}
         self.in_hand_since: dict[Process, float] = {}
+        self.handled_longest: dict[Process, tuple[float, float]] = {}
         self.handled: dict[Process, tuple[float, float]] = {}  # when it last began and ended with what it had in hand
         self.renewed_at: dict[str, float] = {}  # by the lease's attribute
         self.deliveries = 0
@@ -518,6 +519,12 @@ class Auditor:
         limit, since = state.config.max_processing_seconds, self.in_hand_since.get(process)
         return limit is not None and since is not None and self.world.simulation.now - since > limit / CLOCK_SLACK
 
+    def _renews_since(self, process: Process, state: ReaderGroupState) -> float:
+        """The end of an event that took longer than its group allows: meanwhile it renewed nothing."""
+        limit = state.config.max_processing_seconds
+        began, ended = self.handled_longest.get(process, (0.0, 0.0))
+        return ended if limit is not None and ended - began > limit / CLOCK_SLACK else 0.0
+
     def _only_the_store_was_away(self, process: Process, state: ReaderGroupState, reader: str) -> bool:
         """Since the last renewal of a reader nothing else kept it from the next one."""
         lease, limit = state.readers[reader].lease, state.config.max_processing_seconds
@@ -540,8 +547,10 @@ class Auditor:
         for reader, found in state.readers.items():
             other = (reader, found.incarnation)
             process = self.lives.get(other)
-            if process is not None and process.runs and other != life:
-                contacts.append(max(process.in_contact_since, self.joined_at[other]))
+            if process is not None and process.runs and other != life and not self._takes_too_long(process, state):
+                contacts.append(
+                    max(process.in_contact_since, self.joined_at[other], self._renews_since(process, state))
+                )
         since = max(killed_at, self.world.healthy_since, min(contacts, default=float("inf")))
         return since + self.timeout(state) * CLOCK_SLACK + TAKEOVER_SECONDS
 
@@ -666,7 +675,11 @@ class Auditor:
         """The application has done with the event, before the product counts it."""
         since = self.in_hand_since.pop(process, None)
         if since is not None:
-            self.handled[process] = since, self.world.simulation.now
+            now = self.world.simulation.now
+            self.handled[process] = since, now
+            longest = self.handled_longest.get(process, (0.0, 0.0))
+            if now - since >= longest[1] - longest[0]:
+                self.handled_longest[process] = since, now
             self.on_phase("handling", process.name, False)
         data = self.data[data_segment(event.segment, event.pointer.incarnation)]
         data.count_as_processed(event.offset, event.next_offset)

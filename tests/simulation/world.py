@@ -83,6 +83,7 @@ class Process:
     in_contact_since: float = 0.0
     away_until: float = 0.0
     slow_until: float = 0.0
+    late_until: float = 0.0  # the answers that are on their way to it
     slowness: float = 1.0
     troubles: list[Trouble] = field(default_factory=list)
     calls: int = 0  # of the store
@@ -215,7 +216,8 @@ class World:
         self.healthy_since = min(self.healthy_since, now + TIMEOUT_LATENCY)
         for process in self.processes.values():
             slow = LONG_LATENCY * process.slowness if process.slow_until > now else 0.0
-            process.in_contact_since = min(process.in_contact_since, now + max(slow, AFTERMATH_SECONDS))
+            late = max(0.0, process.late_until - now)
+            process.in_contact_since = min(process.in_contact_since, now + late + max(slow, AFTERMATH_SECONDS))
             process.away_until = process.slow_until = 0.0
             process.troubles.clear()
             process.dies_at = None
@@ -456,7 +458,8 @@ class SimStore(SegmentStore):
         if fault == "late answer":
             seconds = self._process.rng.uniform(0, LATE_ANSWER_SECONDS)
             process, now = self._process, self._simulation.now
-            process.in_contact_since = max(process.in_contact_since, now + seconds + AFTERMATH_SECONDS)
+            process.late_until = max(process.late_until, now + seconds)
+            process.in_contact_since = max(process.in_contact_since, process.late_until + AFTERMATH_SECONDS)
             self._simulation.sleep(seconds)
         elif self._process.rng.random() < 0.2:
             self._simulation.sleep(self._latency())
