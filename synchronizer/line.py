@@ -20,8 +20,8 @@ CONFLICT_WEIGHT: Final = 8
 POLITE_FROM: Final = 16
 MAX_CONTENTION: Final = 48
 FAIR_LOCK_SECONDS: Final = 1.0
-#: One who wins every race does not notice the others: every so many calls he looks whether anybody stands in line; much
-#: later, if the last time the line did not move.
+#: One who wins every race does not notice the others, and neither does one who has just come: at his first call, and
+#: then every so many, he looks whether anybody stands in line; much later, if the last time the line did not move.
 LOOK_EVERY: Final = 16
 LOOK_AGAIN_AFTER: Final = 1000
 
@@ -33,7 +33,7 @@ class Line:
         self._store = store
         self._segment = segment
         self._contention = 0
-        self._calls_until_look = LOOK_EVERY
+        self._calls_until_look = 1
         self._place: tuple[int, AbstractContextManager[bool]] | None = None  # the thread that took it, and the lock
 
     def won_race(self) -> None:

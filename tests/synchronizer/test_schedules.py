@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 
 from synchronizer import (
@@ -486,7 +488,8 @@ class TestF22StoppedHolderOfTheFairLock:
             just_before(store, "append", disturb)
             for _ in range(10):
                 replica.update_state_unconditionally(Add(), timeout=10)
-        assert store.count("fair_lock") == 1
+        # Looked at the first call of all, which began the state, and waited once.
+        assert store.count("fair_lock") == 2
         assert replica.state.value == 13
 
     def test_one_who_wins_every_race_looks_for_those_who_wait_and_stands_in_line_behind_them(self) -> None:
@@ -496,8 +499,8 @@ class TestF22StoppedHolderOfTheFairLock:
             assert has_it
             for _ in range(2 * LOOK_EVERY):
                 replica.update_state_unconditionally(Add(), timeout=10)
-        # Looked, waited in vain, and lets the stopped one be.
-        assert store.count("fair_lock") == 2
+        # Looked at first, looked again, waited in vain, and lets the stopped one be.
+        assert store.count("fair_lock") == 3
         assert replica.state.value == 2 * LOOK_EVERY
 
     def test_one_who_is_alone_looks_now_and_then_and_stands_in_no_line(self) -> None:
@@ -505,7 +508,19 @@ class TestF22StoppedHolderOfTheFairLock:
         replica = opened(store)
         for _ in range(4 * LOOK_EVERY):
             replica.update_state_unconditionally(Add())
-        assert store.count("fair_lock") == 4
+        assert store.count("fair_lock") == 1 + 4
+
+    def test_one_who_has_just_come_stands_in_line_behind_those_who_wait(self) -> None:
+        store = failing()
+        opened(store.inner)
+        late = opened(store)
+        store.operations.clear()
+        with ExitStack() as held:
+            assert held.enter_context(store.inner.fair_lock("account", 0))
+            just_before(store, "fair_lock", held.close, nth=2)
+            late.update_state_unconditionally(Add(), timeout=10)
+        # It looked, waited, and read what was new before it decided.
+        assert [operation.verb for operation in store.operations] == ["fair_lock", "fair_lock", "read", "append"]
 
 
 class TestFairness:
