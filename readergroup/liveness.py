@@ -129,6 +129,11 @@ class Lease:
         return lease_attribute(self.name)
 
     @property
+    def begun(self) -> bool:
+        """Whether it is known to exist: before that there is nothing to renew."""
+        return self.renewed_at > float("-inf")
+
+    @property
     def first_value(self) -> bytes:
         """What `AddReader` writes."""
         return encode_lease(0, {})

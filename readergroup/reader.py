@@ -293,8 +293,8 @@ class Reader(Generic[T]):
 
     def renew_if_due(self) -> float:
         """Renew the lease if it is due, and return when it is due next. In the driver's thread."""
-        if self._lease.lost:
-            return float("inf")  # until the reader has joined again
+        if self._lease.lost or not self._lease.begun:
+            return float("inf")  # until the reader has joined, or joined again
         now, config = self._clock.monotonic(), self._config
         interval = config.reader_timeout_seconds / RENEWALS
         since, limit = self._in_hand_since, config.max_processing_seconds
@@ -551,7 +551,10 @@ class Reader(Generic[T]):
                 raise
         while True:
             self._settle(deadline)
-            if self._clock.monotonic() < self._lease.valid_until or self._renew():
+            if self._clock.monotonic() < self._lease.valid_until:
+                return
+            if self._renew():
+                self._driver.join(self)  # where the answer to the joining was lost, there is a lease since now
                 return
             state = self._fetch(deadline)
             if self._is_in(state):

@@ -644,3 +644,26 @@ def test_whoever_deletes_a_group_and_dies_leaves_no_lease_to_commit_under() -> N
             deleter.client.groups.delete("billing")
         assert raises(rg.ReaderNotInGroupError, reader.commit)
         deleter.store.before = None
+
+
+def test_a_lease_is_not_renewed_by_the_way_before_it_exists(world: World) -> None:
+    sleeper, other = world.process(), world.process()
+    reader = sleeper.reader("a")
+    other.reader("b")
+    world.pass_time(TIMEOUT + 1, alive=[other])
+    assert "a" not in world.state.readers
+    leases = []
+
+    def renew(operation: Operation) -> None:
+        """What the thread of the leases does when it is woken just now."""
+        if operation.verb == "append":
+            sleeper.store.before = None
+            leases.append(lease_of(reader))
+            sleeper.group._driver.renew()
+
+    sleeper.store.before = renew
+    reader.read(timeout=0)
+    assert lease_of(reader) is leases[0] and not leases[0].lost
+    assert world.state.readers["a"].lease == leases[0].name
+    world.pass_time(2 * TIMEOUT)
+    assert world.state.readers["a"].lease == leases[0].name
