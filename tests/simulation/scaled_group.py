@@ -102,6 +102,7 @@ class Scaled:
         self._joined_at = 0.0
         self.calls: Counter[str] = Counter()
         self.bytes_read: Counter[str] = Counter()
+        self._lives = 0
         self.admin = self._process("admin")
         self._in_admin(lambda client: self._found(client, segments))
 
@@ -181,7 +182,7 @@ class Scaled:
         with self._changing("rest") as change:
             self.run_for(seconds)
         count = len(self.readers)
-        read = sorted(self.bytes_read.get(reader, 0) / seconds * 60 for reader in self.readers)
+        read = sorted(self.bytes_read[process.name] / seconds * 60 for process in self.readers.values())
         return Rest(
             readers=count,
             entries=change.entries.total(),
@@ -196,8 +197,10 @@ class Scaled:
 
     # ------------------------------------------------------------------ processes
 
-    def _process(self, name: str) -> Process:
-        process = self.world.process(name, "reader")
+    def _process(self, reader: str) -> Process:
+        # Another name for each life: what a process draws by chance goes by its name.
+        self._lives += 1
+        process = self.world.process(f"{reader}/{self._lives}", "reader")
         process.store = _MeasuredStore(process, self.bytes_read)
         return process
 
