@@ -48,7 +48,14 @@ def read(
         found = _group(client, stream, group)
         if limit == 0:
             return
-        with found.reader(reader) as opened, ended_by_signal(opened.stop) as interruption:
+        readers: list[Reader[bytes]] = []  # a signal may come while the group is joined
+
+        def stop() -> None:
+            for each in readers:
+                each.stop()
+
+        with ended_by_signal(stop) as interruption, found.reader(reader) as opened:
+            readers.append(opened)
             # On a terminal the events themselves are what moves.
             with progress(f"reading {stream}", limit, hidden=sys.stdout.isatty()) as advance:
                 done = 0

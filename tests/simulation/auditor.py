@@ -242,7 +242,10 @@ class Auditor:
         """Somebody deleted data, or truncated it: what nobody has read of that is not missed."""
         data = self.data.setdefault(done.segment, DataSegment(done.segment))
         end = self.world.memory.info(done.segment).start_offset if done.verb == "truncate" else data.end
-        stream = "/".join(done.segment.split("/")[1:3])
+        self._give_up(data, end)
+
+    def _give_up(self, data: DataSegment, end: int) -> None:
+        stream = "/".join(data.name.split("/")[1:3])
         for event in data.events:
             if data.given_up <= event.offset < end:
                 order = self.order[stream, event.key]
@@ -621,6 +624,14 @@ class Auditor:
                 self._check_published(after, list(after.current))
             elif isinstance(update, TruncateStream):
                 self.on_phase("truncation", done.process.name, True)
+                for number, offset in update.head.items():  # where groups begin from now on
+                    name = after.data_segment(number)
+                    self._give_up(self.data.setdefault(name, DataSegment(name)), offset)
+                for number, each in after.segments.items():
+                    if each.retired_at is not None:
+                        name = after.data_segment(number)
+                        data = self.data.setdefault(name, DataSegment(name))
+                        self._give_up(data, data.end)
 
     def _check_published(self, state: StreamState, numbers: list[int]) -> None:
         """What is replaced, or ended, takes no more events."""

@@ -85,16 +85,17 @@ def test_a_failure_is_shown_as_the_smallest_run_that_has_it(monkeypatch: pytest.
 
 
 def test_the_coverage_counts_a_fault_in_the_phase_that_it_comes_in() -> None:
-    scenario = Scenario(
-        seed=1,
-        actors=(
-            Actor("reader1", "reader", subject="a"),
-            Actor("scaler1", "scaler", at=1.0, subject="shop/orders"),
-        ),
-        mishaps=(Mishap(0.0, "kill", "*", during="scale"),),
-    )
     coverage = Coverage()
-    assert not run(scenario, watch=coverage.watch).failed
-    assert coverage.faults["kill scaler", "scale"] == 1
+    for seed in range(10):  # in some of them the scale is over before
+        scenario = Scenario(
+            seed=seed,
+            actors=(
+                Actor("reader1", "reader", subject="a"),
+                Actor("scaler1", "scaler", at=1.0, subject="shop/orders"),
+            ),
+            mishaps=(Mishap(0.0, "kill", "*", during="scale"),),
+        )
+        assert not run(scenario, watch=coverage.watch).failed
+    assert 0 < coverage.faults["kill scaler", "scale"] <= 10
     assert "kill scaler in scale" not in coverage.missing()
     assert "kill writer in scale" in coverage.missing()
