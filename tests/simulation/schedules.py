@@ -791,8 +791,8 @@ def a_paused_reader_hands_out_what_is_anothers_by_now(stage: Stage) -> Check:
 @schedule("F17", WRITER, reader(1), reader(2, "r1", at=1.0))
 def two_processes_have_the_same_id(stage: Stage) -> Check:
     def check(outcome: Outcome) -> None:
-        # The first one does not come back under this id, which would replace the other.
-        assert stage.removals("replaced") == 1
+        # The reader itself stays out. Its application may open another, under this id or another one.
+        assert stage.removals("replaced") >= 1
 
     return check
 
