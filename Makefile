@@ -1,6 +1,7 @@
 # make demo    the main job, on this Python's standard library or on INPUT=path
 # make test    the whole test suite          make check       lint, types, layers
-# make bench   the figures                   make wheel-test  the suite against the built wheel
+# make test-stores STORES=nats    what takes a store, all of it on these (memory,sqlite,postgresql,nats,nats-cluster)
+# make bench   the figures                   make wheel-test  the built wheel is whole and works
 # make simulate SEEDS=n   whole groups under faults, in virtual time
 # make chaos SCHEDULES=n  real processes, killed and stopped           make soak MINUTES=n  everything at once, for long
 
@@ -8,18 +9,22 @@ PYTHON ?= python3
 VENV ?= .venv
 INPUT ?=
 TESTS ?= tests
+WORKERS ?= 3
+STORES ?= all
 SEEDS ?= 2000
 SCHEDULES ?= 100
 MINUTES ?= 30
+STORE ?= sqlite
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 WHEEL := build/wheel
+PACKAGES := synchronizer notifications readergroup
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench simulate chaos soak wheel-test clean
+.PHONY: help demo test test-stores check bench simulate chaos soak wheel-test clean
 
 help:
-	@sed -n '1,5s/^# //p' Makefile
+	@sed -n '1,6s/^# //p' Makefile
 
 # Each stamp stands for one set of dependencies, and is as new as the pyproject.toml that was installed.
 $(VENV)/bin/python:
@@ -36,16 +41,16 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@$(PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.installed-demo
 
-$(VENV)/.installed-bench: pyproject.toml | $(VENV)/bin/python
-	@echo "installing into $(VENV), with what the benchmarks need"
-	@$(PIP) --editable '.[dev,bench]'
-	@touch $@ $(VENV)/.installed-dev $(VENV)/.installed-demo
-
 demo: $(VENV)/.installed-demo
 	@$(BIN)/readergroup demo $(if $(INPUT),"$$INPUT")
 
+# Most tests wait rather than compute: more of them at a time than there are cores. WORKERS=0 runs them one by one.
 test: $(VENV)/.installed-dev
-	$(BIN)/pytest $(TESTS) --quiet
+	$(BIN)/pytest $(TESTS) --quiet --numprocesses $(WORKERS) --dist worksteal
+
+# `make test` runs everything on one store and a part on every other one; this runs everything on all STORES.
+test-stores: $(VENV)/.installed-dev
+	$(BIN)/pytest $(TESTS) --quiet --numprocesses $(WORKERS) --dist worksteal --stores $(STORES)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -53,7 +58,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.installed-bench
+bench: $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
 
 simulate: $(VENV)/.installed-dev
@@ -63,19 +68,28 @@ chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos --schedules $(SCHEDULES) --jobs 2
 
 soak: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES)
+	$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES) --store $(STORE)
 
-# The tests run beside a copy of everything they read, so that only the wheel can provide the packages. What takes long
-# is not run again: simulation and chaos say nothing about how the packages were built.
+# What `make test` says of the sources holds for the wheel when it has the same files. What is left to show is how they
+# are installed: the wheel alone brings what it needs to run, and beside a copy of everything that they read, where only
+# the wheel can provide the packages, all modules can be imported, and the command, the documentation, the samples, the
+# demo and processes that start others work.
+WHEEL_TESTS := tests/test_packages.py tests/test_docs.py tests/test_samples.py tests/readergroup/test_cli.py \
+    tests/readergroup/test_demo.py tests/readergroup/test_processes.py tests/notifications/test_across_processes.py
+
 wheel-test:
 	rm -rf $(WHEEL)
-	mkdir -p $(WHEEL)/tree
+	mkdir -p $(WHEEL)/tree $(WHEEL)/quickstart
 	@$(PYTHON) -m venv $(WHEEL)/venv
 	@$(WHEEL)/venv/bin/python -m pip wheel -qq --disable-pip-version-check --no-deps --wheel-dir $(WHEEL)/dist .
+	@$(WHEEL)/venv/bin/python -m pip install -qq --disable-pip-version-check $(WHEEL)/dist/*.whl
+	cp -R $(filter-out $(PACKAGES) build dist demo-output,$(wildcard *)) $(WHEEL)/tree
+	for package in $(PACKAGES); do \
+	    diff -r --exclude __pycache__ $$package $(WHEEL)/venv/lib/python*/site-packages/$$package || exit; done
+	cd $(WHEEL)/tree && ../venv/bin/python samples/quickstart.py ../quickstart && ../venv/bin/readergroup --help >/dev/null
 	@wheel=$$(echo $(WHEEL)/dist/*.whl) && \
-	    $(WHEEL)/venv/bin/python -m pip install -qq --disable-pip-version-check "$$wheel[dev]"
-	cp -R $(filter-out synchronizer notifications readergroup build dist demo-output,$(wildcard *)) $(WHEEL)/tree
-	cd $(WHEEL)/tree && ../venv/bin/pytest $(TESTS) --quiet --ignore tests/simulation --ignore tests/chaos
+	    $(WHEEL)/venv/bin/python -m pip install -qq --disable-pip-version-check "$$wheel[wheel-test]"
+	cd $(WHEEL)/tree && ../venv/bin/pytest $(WHEEL_TESTS) --quiet --numprocesses $(WORKERS) --dist worksteal
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

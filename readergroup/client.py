@@ -41,7 +41,8 @@ def connect(
     """The client of the store at ``url``, or at the address in the environment variable READERGROUP_URL.
 
     ``timeout`` is the default of all calls, in seconds. ``sqlite:///shop.db`` is a file in the present folder,
-    ``sqlite:////var/shop.db`` one with its whole path, ``memory://`` a store of this client's own.
+    ``sqlite:////var/shop.db`` one with its whole path, ``memory://`` a store of this client's own;
+    ``postgresql://user@host/db`` and ``nats://host:4222`` are for many machines, and take options: docs/operations.md.
 
     ``state_limit_bytes`` is how large the state of a group, the metadata of a stream, or a shared state may become;
     all processes should say the same. What would exceed it raises `StateTooLargeError`.

@@ -18,6 +18,7 @@ from synchronizer import (
     NotFoundError,
     StateSynchronizer,
 )
+from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 
 from .config import ReaderGroupConfig, new_reader_id
 from .driver import GroupDriver, follow_streams
@@ -368,8 +369,12 @@ class ReaderGroupManager:
 
         def with_them() -> Mapping[str, AttributeChange]:
             """Without its lease, a reader can commit no more, whether or not it has heard of the end."""
-            attributes = {**group._manager.leases(), **store.attributes(segment, names=[TURN])}
-            return dict.fromkeys(attributes, AttributeChange(ANY, None))
+            names = [*group._manager.leases(), *store.attributes(segment, names=[TURN])]
+            # More than one append can hold go first: a reader that then finds the group alive begins a new life in it.
+            while len(names) > MAX_ATTRIBUTE_CHANGES:
+                first, names = names[:MAX_ATTRIBUTE_CHANGES], names[MAX_ATTRIBUTE_CHANGES:]
+                store.append(segment, b"", attributes=dict.fromkeys(first, AttributeChange(ANY, None)))
+            return dict.fromkeys(names, AttributeChange(ANY, None))
 
         group.synchronizer.delete(attributes=with_them)
 

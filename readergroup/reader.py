@@ -114,6 +114,7 @@ class Reader(Generic[T]):
         self._ready: deque[Source[T]] = deque()
         self._idle: dict[str, Source[T]] = {}  # by the store's segment
         self._look_at_idle_at = 0.0
+        self._waited_for_idle = False  # a moment ago, and they had nothing
         self._ending: list[Source[T]] = []  # handed out to their ends
         self._settled: Revision | None = None
         self._look = True  # the group's state, or the lease, may have changed
@@ -422,6 +423,7 @@ class Reader(Generic[T]):
         if self._auto_commit:
             self._done = self._handed
         self._empty_hand()
+        self._waited_for_idle = False
         while not self._stopped:
             try:
                 batch = self._look_for_batch(max_events, deadline)
@@ -474,7 +476,8 @@ class Reader(Generic[T]):
     def _take(self, max_events: int) -> tuple[Source[T], EventBatch[T]] | None:
         """The next batch, from the segments in turn; None if there is none, or what the group wants comes first."""
         now = self._clock.monotonic()
-        if self._idle and (not self._ready or now >= self._look_at_idle_at):
+        is_look_due = now >= self._look_at_idle_at if self._ready else not self._waited_for_idle
+        if self._idle and is_look_due:
             self._look_at_idle_at = now + _LOOK_AT_IDLE_SECONDS
             self._wake_idle(self._store.wait({name: s.known_length for name, s in self._idle.items()}, 0))
         while self._ready:
@@ -536,6 +539,7 @@ class Reader(Generic[T]):
             self._pace.looked()
             self._look = True
         self._wake_idle(changed - {log})
+        self._waited_for_idle = True
 
     # ------------------------------------------------------------------ following the group's decisions
 

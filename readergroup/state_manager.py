@@ -7,6 +7,7 @@ group again in the same entry, so that the group is never seen in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TypeVar
 
 from synchronizer import (
@@ -20,6 +21,7 @@ from synchronizer import (
     StateTooLargeError,
     Update,
 )
+from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 
 from . import balance
 from .config import ReaderGroupConfig
@@ -109,7 +111,8 @@ class ReaderGroupStateManager:
     def remove_dead(self, dead: Observed, *, timeout: float | None = None) -> list[str]:
         """Take out these readers, of whom an incarnation and the unchanged value of its lease were observed.
 
-        One that has renewed since, or is another incarnation by now, stays. Returns those that were removed.
+        One that has renewed since, or is another incarnation by now, stays; so do those that are too many for one
+        append. Returns those that were removed.
         """
 
         def evict(state: ReaderGroupState) -> Proposal[ReaderGroupState, list[str]]:
@@ -118,6 +121,7 @@ class ReaderGroupStateManager:
                 for reader, (incarnation, _) in dead.items()
                 if reader in state.readers and state.readers[reader].incarnation == incarnation
             }
+            observed_lives = dict(islice(observed_lives.items(), MAX_ATTRIBUTE_CHANGES))
             # The entry compares with these very values, so that a renewal from now on saves the reader.
             values = self.leases(observed_lives.values())
             updates: list[Update[ReaderGroupState]] = []

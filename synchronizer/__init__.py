@@ -34,6 +34,11 @@ from .state_synchronizer import DEFAULT_STATE_LIMIT_BYTES as DEFAULT_STATE_LIMIT
 from .state_synchronizer import Proposal as Proposal
 from .state_synchronizer import StateSynchronizer as StateSynchronizer
 from .store import ANY as ANY
+from .store import MAX_APPEND_BYTES as MAX_APPEND_BYTES
+from .store import MAX_ATTRIBUTE_CHANGES as MAX_ATTRIBUTE_CHANGES
+from .store import MAX_DELTA_BYTES as MAX_DELTA_BYTES
+from .store import MAX_NAME_LENGTH as MAX_NAME_LENGTH
+from .store import Append as Append
 from .store import Appended as Appended
 from .store import AppendResult as AppendResult
 from .store import AttributeChange as AttributeChange

@@ -19,10 +19,14 @@ from .store import SegmentStore
 CONFLICT_WEIGHT: Final = 8
 POLITE_FROM: Final = 16
 MAX_CONTENTION: Final = 48
-FAIR_LOCK_SECONDS: Final = 1.0
+#: Who stands in line behind a process that is stopped waits in vain, for no longer than this: changes are to be told
+#: within a second. It is far more than a line of those who run takes.
+FAIR_LOCK_SECONDS: Final = 0.5
 #: One who wins every race does not notice the others, and neither does one who has just come: at his first call, and
-#: then every so many, he looks whether anybody stands in line; much later, if the last time the line did not move.
+#: then every so many, he looks whether anybody stands in line; half as often after each look that found nobody, down
+#: to a limit; much later, if the last time the line did not move.
 LOOK_EVERY: Final = 16
+LOOK_AT_LEAST_EVERY: Final = 64
 LOOK_AGAIN_AFTER: Final = 1000
 
 
@@ -34,6 +38,7 @@ class Line:
         self._segment = segment
         self._contention = 0
         self._calls_until_look = 1
+        self._look_every = LOOK_EVERY
         self._place: tuple[int, AbstractContextManager[bool]] | None = None  # the thread that took it, and the lock
 
     def won_race(self) -> None:
@@ -41,6 +46,7 @@ class Line:
 
     def lost_race(self) -> None:
         self._contention = min(MAX_CONTENTION, self._contention + CONFLICT_WEIGHT)
+        self._look_every = LOOK_EVERY
 
     def join_if_polite(self, deadline: Deadline) -> bool:
         """Where races are lost, wait in line, so that those who are slow get their turn; whether this is now the turn.
@@ -52,8 +58,8 @@ class Line:
             return False
         if self._contention < POLITE_FROM and not self._others_stand_in_line():
             return False
-        lock = self._store.fair_lock(self._segment, deadline.remaining(FAIR_LOCK_SECONDS))
         try:
+            lock = self._store.fair_lock(self._segment, deadline.remaining(FAIR_LOCK_SECONDS))
             has_turn = lock.__enter__()
         except StoreUnavailableError:
             return False
@@ -75,12 +81,14 @@ class Line:
         self._calls_until_look -= 1
         if self._calls_until_look > 0:
             return False
-        self._calls_until_look = LOOK_EVERY
+        self._calls_until_look = self._look_every
         try:
             with self._store.fair_lock(self._segment, 0) as nobody:
                 if nobody:
+                    self._look_every = min(2 * self._look_every, LOOK_AT_LEAST_EVERY)
                     return False
         except StoreUnavailableError:
             return False
         self._contention = MAX_CONTENTION
+        self._look_every = LOOK_EVERY
         return True

@@ -40,7 +40,7 @@ from .patience import Patience
 from .replica import Replica, Transition
 from .revisioned import Entry, decode_entries, encode_entry, log_is_shorter
 from .state import S
-from .store import Appended, AttributeChange, Conflict
+from .store import MAX_ATTRIBUTE_CHANGES, Appended, AttributeChange, Conflict
 
 R = TypeVar("R")
 
@@ -91,6 +91,13 @@ class _Batch(Generic[S]):
     @property
     def size(self) -> int:
         return self.tail.next_offset - self.base.next_offset
+
+    def has_room_for(self, entry: _NewEntry[S], attributes: Mapping[str, AttributeChange]) -> bool:
+        return not self.entries or (
+            self.size + len(entry.data) <= MAX_BATCH_BYTES
+            and len(self.attributes) + len(attributes) <= MAX_ATTRIBUTE_CHANGES
+            and self.attributes.keys().isdisjoint(attributes)
+        )
 
     def add(self, entry: _NewEntry[S]) -> None:
         self.entries.append(entry.data)
@@ -284,7 +291,7 @@ class LogWriter(Generic[S]):
             if tip.place != entry.base.place:
                 return None
             batch = self._open or _Batch(tip)
-            if batch.size + len(entry.data) > MAX_BATCH_BYTES or not batch.attributes.keys().isdisjoint(attributes):
+            if not batch.has_room_for(entry, attributes):
                 self._changed.wait_for(lambda: self._open is not batch, deadline.remaining(1.0))
                 return None
             batch.add(entry)

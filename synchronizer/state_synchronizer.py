@@ -70,7 +70,7 @@ class StateSynchronizer(Generic[S]):
             raise InvalidArgumentError("give the initial state, or state_type to open one that exists", name=name)
         if not re.fullmatch(NAME_PATTERN, name):
             raise InvalidArgumentError("a state is named by letters, digits and . _ - /, at most 600", name=name)
-        if not store.guarantees.linearizable:
+        if not store.guarantees.linearizable_append:
             raise InvalidArgumentError("a state needs a store with linearizable appends", url=store.url, name=name)
         self.name = name
         self.store = store

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
 from .errors import InvalidArgumentError
 
@@ -24,6 +24,8 @@ MAX_NAME_LENGTH: Final = 1024
 MAX_DELTA_BYTES: Final = 64 * 1024
 #: The largest `data` of one append that every backend must take.
 MAX_APPEND_BYTES: Final = 16 * 1024 * 1024
+#: How many attributes one append may change, in every backend.
+MAX_ATTRIBUTE_CHANGES: Final = 500
 
 
 class Any_(enum.Enum):
@@ -45,6 +47,16 @@ class AttributeChange:
 
 
 @dataclass(frozen=True, slots=True)
+class Append:
+    """One part of `SegmentStore.append_together`: the arguments of `SegmentStore.append`."""
+
+    segment: str
+    data: bytes = b""
+    expected_offset: int | None = None
+    attributes: Mapping[str, AttributeChange] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentInfo:
     """What a store knows of a segment. Its bytes are those from ``start_offset`` up to ``length``."""
 
@@ -56,7 +68,10 @@ class SegmentInfo:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The bytes are at ``offset`` and the attributes are changed, durably as far as the store's guarantees say."""
+    """The bytes are at ``offset`` and the attributes are changed, durably as far as the store's guarantees say.
+
+    Where no bytes were appended and no offset was expected, both numbers are the length at some moment of the call.
+    """
 
     offset: int
     length: int  # of the segment, after the append
@@ -68,7 +83,8 @@ class Conflict:
 
     ``length`` is the current length. ``delta`` holds the bytes from the expected offset on, up to `MAX_DELTA_BYTES`;
     it is empty where no offset was expected or where these bytes are truncated. ``attributes`` holds the current
-    values (None: absent) of all attributes named in the append.
+    values (None: absent) of all attributes named in the append. "Current" is a moment of the call: one for length and
+    delta, one for all attributes, which may be another.
     """
 
     length: int
@@ -94,13 +110,15 @@ class Guarantees:
     """What a backend promises. Opening something on a store that lacks what it needs is an error at opening."""
 
     durable: bool  # an acknowledged append survives the loss of power
-    linearizable: bool  # append, and read after append, in every process
+    linearizable_append: bool  # of appends that race, those succeed whose expectations held at their moment
+    linearizable_read: bool  # a read sees every append that was acknowledged before it began, in every process
     push: bool  # `wait` is woken by appends of other processes, without polling
     many_processes: bool
     many_hosts: bool
-    atomic_multi_append: bool = False
-    server_side_copy: bool = False
+    atomic_multi_append: bool = False  # `append_together`
+    server_side_copy: bool = False  # `concat`
     fair_lock: bool = False
+    largest_append: int = MAX_APPEND_BYTES
 
 
 class SegmentStore(ABC):
@@ -124,7 +142,8 @@ class SegmentStore(ABC):
         """Delete the segment's bytes and attributes. Its name is not used again. Deleting twice is no error."""
 
     @abstractmethod
-    def info(self, segment: str) -> SegmentInfo: ...
+    def info(self, segment: str) -> SegmentInfo:
+        """What the store knows of the segment now, after every append and seal that was acknowledged before."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[str]:
@@ -142,14 +161,16 @@ class SegmentStore(ABC):
         """Append ``data`` and change ``attributes`` in one step, if every expectation holds; else nothing.
 
         ``data`` may be empty, to change attributes only. A sealed segment raises `SealedError`, with or without
-        data. ``data`` over `MAX_APPEND_BYTES` raises `InvalidArgumentError`.
+        data, whatever else was expected. No other call sees a part of an append, however large. ``data`` over
+        `MAX_APPEND_BYTES` and more than `MAX_ATTRIBUTE_CHANGES` raise `InvalidArgumentError`.
         """
 
     @abstractmethod
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
         """At most ``max_bytes`` bytes from ``offset`` on, as many as are there; empty exactly at the end.
 
-        An offset before the start raises `TruncatedError`, one beyond the length `InvalidArgumentError`.
+        Where appends began and ended, and how many they were, cannot be seen in what a read returns. An offset before
+        the start raises `TruncatedError`, one beyond the length `InvalidArgumentError`.
         """
 
     @abstractmethod
@@ -174,8 +195,8 @@ class SegmentStore(ABC):
         """Those segments of ``known`` that changed; waits for one up to ``timeout`` seconds, then returns none.
 
         ``known`` maps each name to the length the caller has seen. A segment has changed if its length is another,
-        or if it is sealed or deleted. Attribute changes alone wake nobody. A call cannot miss an append made between
-        the caller's last read and this call.
+        or if it is sealed or deleted. Attribute changes and truncations alone wake nobody. A call cannot miss an
+        append made between the caller's last read and this call. A name that never was raises `NotFoundError`.
         """
 
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
@@ -185,11 +206,37 @@ class SegmentStore(ABC):
         """
         raise InvalidArgumentError("this store has no fair lock; see store.guarantees", url=self.url)
 
+    def append_together(
+        self, appends: Sequence[Append]
+    ) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
+        """Make all of ``appends``, each to another segment, in one step, if every expectation of each holds; else none.
+
+        Where some did not hold, the answer maps their segments to conflicts. What `append` raises for one part is
+        raised for the whole. The limits of `append` are those of all parts in sum. Only where
+        ``guarantees.atomic_multi_append``.
+        """
+        raise InvalidArgumentError("this store appends to one segment at a time; see store.guarantees", url=self.url)
+
+    def concat(
+        self,
+        segment: str,
+        source: str,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        """Append all bytes of the sealed ``source``, from its start on, as `append` does, inside the store.
+
+        However many they are, it is one step. The source stays as it is. One that is not sealed, or is ``segment``
+        itself, raises `InvalidArgumentError`. Only where ``guarantees.server_side_copy``.
+        """
+        raise InvalidArgumentError("this store does not copy inside itself; see store.guarantees", url=self.url)
+
     @abstractmethod
     def close(self) -> None:
         """Release what the store holds and wake its waiters, who raise `ClosedError`. Closing twice is no error."""
 
-    def __enter__(self) -> SegmentStore:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:

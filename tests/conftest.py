@@ -1,7 +1,184 @@
-"""What holds for all tests."""
+"""What holds for all tests, and the stores that they run on.
 
+A test that takes ``store_url`` runs on the memory store, one that takes ``shared_store_url`` on a SQLite file. One with
+the mark ``stores`` runs on all, or on those that the mark names; with ``stores(in_turn=True)`` on that first one and on
+another, so that of many such tests each store gets its share. With ``--stores=all``, or names with commas, all of them
+run on each, and no other tests do: ``make test-stores``.
+
+The servers are real ones of the tests' own, started when the first test asks for them, one of each for all processes
+of the run. What ``READERGROUP_TEST_URLS`` names, addresses with spaces between them, comes on top and is for all tests:
+each makes a store of its own there and removes it again.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
 from hypothesis import settings
+
+from tests.servers.fresh import fresh_store
+from tests.servers.nats import NatsCluster, NatsServer
+from tests.servers.postgres import PostgresServer
+from tests.servers.shared import Server, SharedServers
+from tests.servers.unavailable import ServerUnavailable
 
 # How long one example takes says something about the machine, and nothing about the code.
 settings.register_profile("without a deadline", deadline=None)
 settings.load_profile("without a deadline")
+
+#: What starts the server of a store.
+SERVERS: dict[str, Callable[[], Server]] = {
+    "postgresql": PostgresServer,
+    "nats": NatsServer,
+    "nats-cluster": NatsCluster,
+}
+OWN_URLS = os.environ.get("READERGROUP_TEST_URLS", "").split()
+ALL_STORES = ["memory", "sqlite", *SERVERS, *OWN_URLS]
+#: Stores that processes share.
+SHARED_STORES = ALL_STORES[1:]
+PARAMETERS = {"store_url": ALL_STORES, "shared_store_url": SHARED_STORES}
+
+SHARED_SERVERS = pytest.StashKey[SharedServers]()
+
+
+# ---------------------------------------------------------------------- which tests run on which stores
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help = f"run the tests that take a store, on all of these: {','.join(ALL_STORES[:5])}, or all"
+    parser.addoption("--stores", metavar="NAMES", help=help)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "stores(*names, in_turn=False): the stores it runs on in every run, or all")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    for parameter, possible in PARAMETERS.items():
+        if parameter in metafunc.fixturenames:
+            stores = _stores_of(metafunc, possible)
+            metafunc.parametrize(parameter, stores, indirect=True, ids=[_label(store) for store in stores])
+
+
+def _stores_of(metafunc: pytest.Metafunc, possible: Sequence[str]) -> list[str]:
+    if named := metafunc.config.getoption("--stores"):
+        wanted = possible if named == "all" else named.split(",")
+        if unknown := {*wanted} - {*ALL_STORES}:
+            raise pytest.UsageError(f"--stores: there is no {', '.join(unknown)}; there are {', '.join(ALL_STORES)}")
+    elif mark := metafunc.definition.get_closest_marker("stores"):
+        wanted = mark.args or (_in_turn(metafunc, possible) if mark.kwargs.get("in_turn") else possible)
+    else:
+        wanted = possible[:1]
+    return [store for store in possible if store in {*wanted, *OWN_URLS}]
+
+
+def _in_turn(metafunc: pytest.Metafunc, possible: Sequence[str]) -> list[str]:
+    """The first, and another one that is the same in every run whatever else there is."""
+    first, *others = [store for store in possible if store not in OWN_URLS]
+    return [first, others[zlib.crc32(metafunc.function.__name__.encode()) % len(others)]]
+
+
+def _label(store: str) -> str:
+    """An address may hold a password."""
+    parts = urlsplit(store)
+    return f"{parts.scheme}-{parts.netloc.rpartition('@')[2]}" if parts.netloc else store
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--stores"):
+        others = [item for item in items if not _takes_a_store(item)]
+        items[:] = [item for item in items if _takes_a_store(item)]
+        config.hook.pytest_deselected(items=others)
+
+
+def _takes_a_store(item: pytest.Item) -> bool:
+    """One of those that were asked for: a test for stores that processes share takes no memory store."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return any(parameters.get(name) in ALL_STORES for name in PARAMETERS)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What cannot be had here, such as a server, in a line each."""
+    reasons = Counter(report.longrepr[2] for report in terminalreporter.getreports("skipped"))
+    for reason, tests in reasons.items():
+        terminalreporter.write_line(f"{tests} {reason[:1].lower()}{reason[1:]}", yellow=True)
+
+
+# ---------------------------------------------------------------------- the stores
+
+
+@pytest.fixture
+def postgres_url(server_url: Callable[[str], str]) -> Iterator[str]:
+    """An empty store on a server for all tests: none may stop it."""
+    with fresh_store(server_url("postgresql")) as url:
+        yield url
+
+
+@pytest.fixture
+def nats_url(server_url: Callable[[str], str]) -> Iterator[str]:
+    """An empty store on a server for all tests: none may stop it."""
+    with fresh_store(server_url("nats")) as url:
+        yield url
+
+
+@pytest.fixture
+def nats_cluster_url(server_url: Callable[[str], str]) -> Iterator[str]:
+    """An empty store on three nodes for all tests: none may stop one."""
+    with fresh_store(server_url("nats-cluster")) as url:
+        yield url
+
+
+@pytest.fixture
+def store_url(request: pytest.FixtureRequest, server_url: Callable[[str], str], tmp_path: Path) -> Iterator[str]:
+    """The address of an empty store, on one backend after the other."""
+    with _store_on(request.param, server_url, tmp_path) as url:
+        yield url
+
+
+@pytest.fixture
+def shared_store_url(request: pytest.FixtureRequest, server_url: Callable[[str], str], tmp_path: Path) -> Iterator[str]:
+    """The same, on backends that processes share."""
+    with _store_on(request.param, server_url, tmp_path) as url:
+        yield url
+
+
+@contextmanager
+def _store_on(backend: str, server_url: Callable[[str], str], tmp_path: Path) -> Iterator[str]:
+    if backend == "memory":
+        yield f"memory://{uuid.uuid4()}"
+    elif backend == "sqlite":
+        yield f"sqlite:///{tmp_path}/store.db"
+    else:
+        with fresh_store(server_url(backend) if backend in SERVERS else backend) as url:
+            yield url
+
+
+@pytest.fixture(scope="session")
+def server_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The address of the test run's server of this name."""
+    folder = tmp_path_factory.getbasetemp()
+    is_of_several = hasattr(request.config, "workerinput")  # each has a folder in that of the run
+    servers = request.config.stash[SHARED_SERVERS] = SharedServers(folder.parent if is_of_several else folder)
+
+    def url_of(name: str) -> str:
+        try:
+            return servers.url(name, SERVERS[name])
+        except ServerUnavailable as reason:
+            pytest.skip(f"no {name} server here: {reason}")
+
+    return url_of
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # Not in the fixture's end, which belongs to a test: the process that started a server waits here for the others.
+    if SHARED_SERVERS in session.config.stash:
+        session.config.stash[SHARED_SERVERS].close()

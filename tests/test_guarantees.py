@@ -1,12 +1,15 @@
-"""Every guarantee names tests that exist."""
+"""Every guarantee names tests that exist, and what the page says of a store is what the store says."""
 
 from __future__ import annotations
 
 import ast
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+
+from synchronizer import open_store
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/guarantees.md").read_text()
@@ -22,3 +25,22 @@ def test_guarantee_is_held_by_tests_that_exist(number: str) -> None:
         tree = ast.parse((ROOT / path).read_text())
         defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         assert name in defined, f"{path} has no {name}"
+
+
+@pytest.mark.stores
+def test_a_store_guarantees_what_the_table_says(store_url: str, request: pytest.FixtureRequest) -> None:
+    columns = ["memory", "sqlite", "postgresql", "nats", "nats-cluster"]
+    backend = request.node.callspec.params["store_url"]
+    if backend not in columns:
+        pytest.skip("a server of somebody's own may be set otherwise")
+    rows = re.findall(r"^\| `(\w+)`.*?\| (.*) \|$", PAGE.partition("## What a store promises")[2], re.MULTILINE)
+    said = {name: cells.split(" | ")[columns.index(backend)] for name, cells in rows if "://" not in cells}
+    with open_store(store_url) as store:
+        guaranteed = {name: _in_words(value) for name, value in asdict(store.guarantees).items()}
+    assert {name: re.sub(" [¹²³⁴⁵⁶]$", "", cell) for name, cell in said.items()} == guaranteed
+
+
+def _in_words(value: bool | int) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value // 1024**2} MiB"

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from synchronizer import ReaderGroupError
+
 from . import demo, groups, reading, streams, watching, writing
 from .screen import say
 from .session import Commands, Session
@@ -15,7 +17,7 @@ from .session import Commands, Session
 app = typer.Typer(
     cls=Commands,
     name="readergroup",
-    help="Streams and reader groups in a SQLite file.",
+    help="Streams and reader groups in a SQLite file, PostgreSQL or NATS.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -42,7 +44,8 @@ def _options(
         str | None,
         typer.Option(
             envvar="READERGROUP_URL",
-            help="The store, such as sqlite:///shop.db (in this folder) or sqlite:////var/lib/shop.db.",
+            help="The store: sqlite:///shop.db (in this folder), sqlite:////var/lib/shop.db, postgresql://user@host/db"
+            " or nats://host:4222.",
             show_default=False,
         ),
     ] = None,
@@ -53,7 +56,20 @@ def _options(
     context.obj = Session(url)
 
 
+class _Words(logging.Formatter):
+    """What the store and its like went wrong with is said in a line; only what nobody foresaw has a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, (ReaderGroupError, OSError)):
+            return super().format(record)
+        said = self.formatMessage(logging.makeLogRecord({**record.__dict__, "message": record.getMessage()}))
+        return said if str(error) in said else f"{said}: {error}"
+
+
 def main() -> None:
     """Run the command that stands in ``sys.argv``, and exit."""
-    logging.basicConfig(level=logging.WARNING, format="readergroup: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Words("readergroup: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     app()

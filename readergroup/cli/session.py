@@ -10,18 +10,23 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Final
 
 import typer
 from typer.core import TyperGroup
 
-from synchronizer import ReaderGroupError, open_store
+from synchronizer import NotFoundError, ReaderGroupError, SegmentStore, open_store
 
 from ..client import Client
+from .screen import warn
 
 USAGE_ERROR: Final = 2
 _INTERRUPTED: Final = 130
+_SHOW_CURSOR: Final = b"\x1b[?25h"
+#: What was asked to end says that it is still at it, if that takes longer.
+_PATIENCE_SECONDS: Final = 2.0
 
 
 class Failed(Exception):
@@ -49,17 +54,23 @@ class Session:
     def connect(self, *, may_create: bool = False) -> Iterator[Client]:
         """The client of the store that was named. A store that ends with this command is refused.
 
-        A file that does not exist is not made unless ``may_create``: a path that is misspelt leaves nothing behind.
+        No store is made unless ``may_create``: an address that is misspelt leaves nothing behind.
         """
         if not self.url:
             raise WrongUsage("name the store: readergroup --url sqlite:///shop.db ..., or set READERGROUP_URL")
-        with open_store(self.url, must_exist=not may_create) as store:
+        with self._open(self.url, may_create) as store:
             if not store.guarantees.many_processes:
                 raise WrongUsage(
                     "a store in memory ends with the command; name one that lasts, such as sqlite:///shop.db"
                 )
             with Client(store) as client:
                 yield client
+
+    def _open(self, url: str, may_create: bool) -> SegmentStore:
+        try:
+            return open_store(url, must_exist=not may_create)
+        except NotFoundError as error:
+            raise Failed(f"{error} ('readergroup stream create' makes a store where there is none)") from error
 
 
 def session(context: typer.Context) -> Session:
@@ -134,6 +145,8 @@ def ended_by_signal(stop: Callable[[], object] = lambda: None) -> Iterator[Inter
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
+    asked: SimpleQueue[bool] = SimpleQueue()  # what a signal handler may put into
+    threading.Thread(target=_say_if_it_takes_long, args=(asked,), name="interruption", daemon=True).start()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:
@@ -141,8 +154,10 @@ def ended_by_signal(stop: Callable[[], object] = lambda: None) -> Iterator[Inter
             signal.signal(number, handler)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        restore()
+        for each in before:
+            signal.signal(each, _end_at_once)
         interruption.came = True
+        asked.put(True)
         stop()
 
     for number in before:
@@ -150,4 +165,22 @@ def ended_by_signal(stop: Callable[[], object] = lambda: None) -> Iterator[Inter
     try:
         yield interruption
     finally:
+        asked.put(False)
         restore()
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    """Without the farewells, each of which would wait for a store that does not answer."""
+    if os.isatty(sys.stderr.fileno()):
+        os.write(sys.stderr.fileno(), _SHOW_CURSOR)  # a progress bar may have hidden it
+    os._exit(_INTERRUPTED)
+
+
+def _say_if_it_takes_long(asked: SimpleQueue[bool]) -> None:
+    """Wait until the command was asked to end, or has ended; then, until it has ended, but not in silence."""
+    if not asked.get():
+        return
+    try:
+        asked.get(timeout=_PATIENCE_SECONDS)
+    except Empty:
+        warn("ending, as soon as the store answers; Ctrl-C again ends at once")

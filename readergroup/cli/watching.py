@@ -30,17 +30,16 @@ def watch(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
     notification.
     """
     heard = _Heard()
-    with session(context).connect() as client:
+    with ended_by_signal(heard.stop), session(context).connect() as client:
         found = client.groups.get(group)
         for notifier in (found.segment_notifier, found.reader_notifier, found.end_of_data_notifier):
             notifier.register_listener(heard.put)
-        with ended_by_signal(heard.stop):
-            if as_json:
-                _print_json_lines(heard)
-            elif out().is_terminal:
-                _show_live(found, heard)
-            else:
-                _print_lines(heard)
+        if as_json:
+            _print_json_lines(heard)
+        elif out().is_terminal:
+            _show_live(found, heard)
+        else:
+            _print_lines(heard)
 
 
 class _Heard:

@@ -37,7 +37,7 @@ SEGMENTS: Final = 3
 READER_TIMEOUT_SECONDS: Final = 3.0
 
 #: Parts of all lines. The stream is split when so much is written, and a reader is killed when so much is read. Until
-#: the pool has grown, the reader is killed and its segments are taken over, the writer goes no further than that.
+#: the pool grows, the reader is killed and its segments are taken over, the writer goes no further than that.
 _SPLIT: Final = 0.2
 _BEFORE_GROWTH: Final = 0.4
 _KILL: Final = 0.45
@@ -240,11 +240,16 @@ class _Performance:
     def _until_the_pool_has_grown(self, segments: int) -> Iterator[None]:
         few = self.total < _ENOUGH_LINES
         try:
-            yield from self._until(
-                f"the pool grows to {segments} readers",
-                lambda: self._everybody_reads(segments),
-                _PATIENCE_FOR_FEW_LINES_SECONDS if few else _PATIENCE_SECONDS,
-            )
+            patience = _PATIENCE_FOR_FEW_LINES_SECONDS if few else _PATIENCE_SECONDS
+            deadline = Deadline(self._clock, patience)
+            for _ in self._until(
+                f"the pool grows to {segments} readers", lambda: self._everybody_reads(segments), patience
+            ):
+                # A pool grows only while events wait: a little is written all the time until it does.
+                waited = 1.0 - deadline.remaining() / patience
+                part = _BEFORE_GROWTH + (_BEFORE_KILL - _BEFORE_GROWTH) * waited
+                self._feeder.let(may_write=int(self.total * part))
+                yield
         except DemoFailedError:
             if not few:
                 raise

@@ -203,13 +203,17 @@ class StreamManager:
         deadline = self._deadline(timeout)
         synchronizer = self._existing(name, deadline)
         state = synchronizer.state
-        if state.scale is not None:
-            state = self._finish_scale(synchronizer, state, state.scale, deadline)
-        if state.sealing and not state.sealed:
-            state = self._finish_seal(synchronizer, state, deadline)
-        if not state.exists:
-            raise _not_found(name)
-        return state
+        while True:
+            before = state
+            if state.scale is not None:
+                state = self._finish_scale(synchronizer, state, state.scale, deadline)
+            if state.sealing and not state.sealed:
+                state = self._finish_seal(synchronizer, state, deadline)
+            if not state.exists:
+                raise _not_found(name)
+            if state.incarnation == before.incarnation:
+                return state
+            # Deleted and created again meanwhile: what is pending now is the other stream's.
 
     def segment_lengths(
         self, state: StreamState, numbers: Iterable[int], *, timeout: float | None = None
@@ -240,16 +244,19 @@ class StreamManager:
     ) -> StreamInfo:
         """Announce it when nothing else is, and complete it."""
 
-        def when_nothing_is_pending(state: StreamState) -> tuple[Iterable[Update[StreamState]], bool]:
+        def when_nothing_is_pending(state: StreamState) -> tuple[Iterable[Update[StreamState]], StreamState | None]:
             if not state.exists:
                 raise _not_found(name)
-            return ([], False) if state.is_pending else (announce(state), True)
+            return ([], None) if state.is_pending else (announce(state), state)
 
         while True:
             self.finish_pending(name, timeout=deadline.remaining())
             synchronizer = self._existing(name, deadline)
-            if synchronizer.update_state_returning(when_nothing_is_pending, timeout=deadline.remaining()):
-                return self._info(self.finish_pending(name, timeout=deadline.remaining()), deadline)
+            then = synchronizer.update_state_returning(when_nothing_is_pending, timeout=deadline.remaining())
+            if then is not None:
+                now = self.finish_pending(name, timeout=deadline.remaining())
+                _check_same(now, then)
+                return self._info(now, deadline)
             if deadline.passed:
                 raise DeadlineExceededError("other clients kept scaling the stream; nothing was done", stream=name)
 

@@ -1,21 +1,34 @@
-"""What every backend refuses before it writes, and the words it does so with."""
+"""What every backend refuses before it writes, and the words it does so with.
+
+For backends of other distributions too: ``from synchronizer.stores import contract``.
+"""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from ..errors import (
     AlreadyExistsError,
+    ClosedError,
     InvalidArgumentError,
     NotFoundError,
     SealedError,
     TruncatedError,
 )
-from ..store import MAX_APPEND_BYTES, MAX_NAME_LENGTH, AttributeChange
+from ..store import MAX_APPEND_BYTES, MAX_ATTRIBUTE_CHANGES, MAX_NAME_LENGTH, Append, AttributeChange
 
 _NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")
+
+
+def check_open(process_id: int, is_closed: bool, url: str) -> None:
+    """Refuse a call of a store that process ``process_id`` opened, in a forked child or after ``close``."""
+    if os.getpid() != process_id:
+        raise ClosedError("the store belongs to the process that this one was forked from; open it here anew")
+    if is_closed:
+        raise ClosedError("the store is closed", url=url)
 
 
 def check_name(name: str, what: str = "segment") -> None:
@@ -56,10 +69,45 @@ def check_append(
         )
     if expected_offset is not None and expected_offset < 0:
         raise InvalidArgumentError("an offset is not negative", segment=segment, expected_offset=expected_offset)
-    for name, change in (attributes or {}).items():
+    changes = attributes or {}
+    _check_number_of_changes(len(changes))
+    for name, change in changes.items():
         check_name(name, "attribute")
         if not isinstance(change.new, bytes | None):
             raise InvalidArgumentError("the value of an attribute is bytes", segment=segment, attribute=name)
+
+
+def _check_number_of_changes(number: int) -> None:
+    if number > MAX_ATTRIBUTE_CHANGES:
+        raise InvalidArgumentError(
+            "these are too many attributes for one append; split them", attributes=number, limit=MAX_ATTRIBUTE_CHANGES
+        )
+
+
+def check_appends(appends: Sequence[Append]) -> None:
+    for part in appends:
+        check_append(part.segment, part.data, part.expected_offset, part.attributes)
+    segments = [part.segment for part in appends]
+    if len(set(segments)) < len(segments):
+        raise InvalidArgumentError("a segment stands twice among the appends; join its parts", segments=segments)
+    size = sum(len(part.data) for part in appends)
+    if size > MAX_APPEND_BYTES:
+        raise InvalidArgumentError("the data is too large for one step; split it", bytes=size, limit=MAX_APPEND_BYTES)
+    _check_number_of_changes(sum(len(part.attributes) for part in appends))
+
+
+def check_concat(
+    segment: str, source: str, expected_offset: int | None, attributes: Mapping[str, AttributeChange] | None
+) -> None:
+    check_append(segment, b"", expected_offset, attributes)
+    check_name(source)
+    if segment == source:
+        raise InvalidArgumentError("a segment is not appended to itself", segment=segment)
+
+
+def check_source(source: str, is_sealed: bool) -> None:
+    if not is_sealed:
+        raise InvalidArgumentError("only a sealed segment is appended to another; seal it first", source=source)
 
 
 def check_read(segment: str, offset: int, max_bytes: int, start_offset: int, length: int) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from ..clock import Clock, SystemClock
-from ..errors import ClosedError
 from ..store import (
     ANY,
     MAX_DELTA_BYTES,
+    Append,
     Appended,
     AppendResult,
     AttributeChange,
@@ -20,13 +20,18 @@ from ..store import (
     Guarantees,
     SegmentInfo,
     SegmentStore,
+    UnknownOutcome,
 )
 from .contract import (
     check_append,
+    check_appends,
     check_attributes,
+    check_concat,
     check_name,
+    check_open,
     check_prefix,
     check_read,
+    check_source,
     check_within,
     name_is_used_up,
     not_found,
@@ -75,6 +80,28 @@ class Memory:
             raise not_found(name)
         return segment
 
+    def conflict(self, append: Append) -> Conflict | None:
+        """Why the append cannot be made, if it cannot."""
+        held = self.segment(append.segment)
+        if held.sealed:
+            raise sealed(held.name, held.length)
+        if _as_expected(held, append.expected_offset, append.attributes):
+            return None
+        return _conflict(held, append.expected_offset, append.attributes)
+
+    def append(self, append: Append) -> Appended:
+        held = self.segment(append.segment)
+        offset = held.length
+        held.data += append.data
+        for name, change in append.attributes.items():
+            if change.new is None:
+                held.attributes.pop(name, None)
+            else:
+                held.attributes[name] = change.new
+        if append.data:
+            self.wake(append.segment)
+        return Appended(offset, held.length)
+
     def wake(self, name: str) -> None:
         for waiter in self.waiters:
             if name in waiter.known:
@@ -85,7 +112,15 @@ class MemoryStore(SegmentStore):
     """Segments that live as long as the process. Nothing survives it, and no other process sees them."""
 
     guarantees = Guarantees(
-        durable=False, linearizable=True, push=True, many_processes=False, many_hosts=False, fair_lock=True
+        durable=False,
+        linearizable_append=True,
+        linearizable_read=True,
+        push=True,
+        many_processes=False,
+        many_hosts=False,
+        atomic_multi_append=True,
+        server_side_copy=True,
+        fair_lock=True,
     )
 
     def __init__(self, memory: Memory | None = None, *, url: str = "memory://", clock: Clock | None = None) -> None:
@@ -134,23 +169,33 @@ class MemoryStore(SegmentStore):
         attributes: Mapping[str, AttributeChange] | None = None,
     ) -> AppendResult:
         check_append(segment, data, expected_offset, attributes)
-        changes = attributes or {}
+        append = Append(segment, data, expected_offset, attributes or {})
         with self._locked() as memory:
-            held = memory.segment(segment)
-            if held.sealed:
-                raise sealed(segment, held.length)
-            if not _as_expected(held, expected_offset, changes):
-                return _conflict(held, expected_offset, changes)
-            offset = held.length
-            held.data += data
-            for name, change in changes.items():
-                if change.new is None:
-                    held.attributes.pop(name, None)
-                else:
-                    held.attributes[name] = change.new
-            if data:
-                memory.wake(segment)
-            return Appended(offset, held.length)
+            return memory.conflict(append) or memory.append(append)
+
+    def append_together(
+        self, appends: Sequence[Append]
+    ) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
+        check_appends(appends)
+        with self._locked() as memory:
+            answers = {append.segment: memory.conflict(append) for append in appends}
+            conflicts = {segment: conflict for segment, conflict in answers.items() if conflict}
+            return conflicts or tuple(memory.append(append) for append in appends)
+
+    def concat(
+        self,
+        segment: str,
+        source: str,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        check_concat(segment, source, expected_offset, attributes)
+        with self._locked() as memory:
+            copied = memory.segment(source)
+            check_source(source, copied.sealed)
+            append = Append(segment, bytes(copied.data), expected_offset, attributes or {})
+            return memory.conflict(append) or memory.append(append)
 
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
         check_name(segment)
@@ -225,10 +270,7 @@ class MemoryStore(SegmentStore):
             yield self._memory
 
     def _check_open(self) -> None:
-        if os.getpid() != self._process_id:
-            raise ClosedError("the store belongs to the process that this one was forked from; open it here anew")
-        if self._closed:
-            raise ClosedError("the store is closed", url=self.url)
+        check_open(self._process_id, self._closed, self.url)
 
     def _changed(self, known: Mapping[str, int]) -> frozenset[str]:
         changed = set()

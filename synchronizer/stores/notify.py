@@ -27,8 +27,8 @@ def can_watch() -> bool:
 class Watch(Protocol):
     """Something that a thread can sleep on until there may be a change."""
 
-    def wait(self) -> None:
-        """Return after a change, or after `wake`."""
+    def wait(self) -> frozenset[str] | None:
+        """Return after a change, or after `wake`: the segments concerned, or None where it may have been any."""
         ...
 
     def wake(self) -> None: ...

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Final
 
 from ..clock import Clock
 from ..errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from ..store import SegmentStore
 
-_EXAMPLES = "'sqlite:///shop.db', 'sqlite:////var/lib/shop.db', 'memory://' or 'memory://shop'"
+_EXAMPLES: Final = (
+    "'sqlite:///shop.db', 'sqlite:////var/lib/shop.db', 'postgresql://user@host/db', 'nats://host:4222', 'memory://' "
+    "or 'memory://shop'"
+)
+#: Other distributions add stores under this name: the entry's name is the scheme, its value a callable like `_Opener`.
+ENTRY_POINT_GROUP: Final = "readergroup.stores"
+
+_Opener = Callable[..., SegmentStore]  # (url, *, clock, must_exist)
 
 
 def open_store(url: str, *, clock: Clock | None = None, must_exist: bool = False) -> SegmentStore:
@@ -16,48 +26,116 @@ def open_store(url: str, *, clock: Clock | None = None, must_exist: bool = False
 
     ``memory://`` is private to the store that is returned, ``memory://name`` shared in this process for as long as
     it runs. ``sqlite:///shop.db`` is relative to the working directory, ``sqlite:////var/lib/shop.db`` absolute; the
-    file is created if it does not exist, its directory is not. With ``must_exist`` nothing is created: a file that is
-    not there raises `NotFoundError`.
+    file is created if it does not exist, its directory is not. ``postgresql://user@host/db`` is an address as libpq
+    takes it (see `PostgresStore` for what may follow a question mark), ``nats://host:4222`` one or several servers
+    with JetStream (see `NatsStore`). Other schemes come from distributions that add a store.
+
+    With ``must_exist`` nothing is created: a store that is not there raises `NotFoundError`.
     """
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, _ = url.partition("://")
     if not separator:
-        raise InvalidArgumentError(f"not an address of a store; write {_EXAMPLES}", url=url)
-    if scheme == "memory":
-        return _open_memory(url, rest, clock)
-    if scheme == "sqlite":
-        return _open_sqlite(rest, clock, must_exist)
-    # What follows the scheme may hold a password.
-    raise UnsupportedError(f"the address has an unknown scheme; write {_EXAMPLES}", scheme=scheme)
+        # Not shown: it may hold a password all the same, as 'host=db password=...' does.
+        raise InvalidArgumentError(f"not an address of a store; write {_EXAMPLES}")
+    opener = _BUILT_IN.get(scheme) or _added_by_another_distribution(scheme)
+    return opener(url, clock=clock, must_exist=must_exist)
 
 
-def _open_memory(url: str, name: str, clock: Clock | None) -> SegmentStore:
+def _open_memory(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentStore:
     from .memory import MemoryStore, named_memory
 
+    name = _rest(url)
     _refuse_query(name)
     return MemoryStore(named_memory(name) if name else None, url=url, clock=clock)
 
 
-def _open_sqlite(rest: str, clock: Clock | None, must_exist: bool) -> SegmentStore:
+def _open_sqlite(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentStore:
     try:
         from .sqlite import SqliteStore
     except ImportError as error:
         raise UnsupportedError(
             "the driver of this store is missing: take a Python that was built with SQLite", driver="sqlite3"
         ) from error
+    rest = _rest(url)
     _refuse_query(rest)
     if not rest.startswith("/"):
         raise InvalidArgumentError(
             "the address of a SQLite file has three slashes before a relative path and four before an absolute one",
-            url=f"sqlite://{rest}",
+            url=url,
         )
     if rest in ("/", "/:memory:"):
-        raise InvalidArgumentError(
-            "SQLite needs a file here; for a store in memory write 'memory://'", url=f"sqlite://{rest}"
-        )
+        raise InvalidArgumentError("SQLite needs a file here; for a store in memory write 'memory://'", url=url)
     path = rest[1:]
     if must_exist and not os.path.exists(path):
         raise NotFoundError("there is no SQLite file at this path; correct it", path=os.path.abspath(path))
     return SqliteStore(path, clock=clock)
+
+
+def _open_postgres(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentStore:
+    try:
+        from .postgres import PostgresStore
+    except ImportError as error:
+        raise _driver_is_missing("psycopg", "postgres") from error
+    return PostgresStore(url, clock=clock, must_exist=must_exist)
+
+
+def _open_nats(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentStore:
+    try:
+        from .nats import NatsStore
+    except ImportError as error:
+        raise _driver_is_missing("nats-py", "nats") from error
+    return NatsStore(url, clock=clock, must_exist=must_exist)
+
+
+_BUILT_IN: Final[Mapping[str, _Opener]] = {
+    "memory": _open_memory,
+    "sqlite": _open_sqlite,
+    "postgresql": _open_postgres,
+    "postgres": _open_postgres,
+    "nats": _open_nats,
+}
+
+
+def _added_by_another_distribution(scheme: str) -> _Opener:
+    added = entry_points(group=ENTRY_POINT_GROUP)
+    # What follows the scheme may hold a password: no message shows it.
+    if scheme not in added.names:
+        raise UnsupportedError(
+            f"the address has an unknown scheme; write {_EXAMPLES}, or install the distribution that adds it",
+            scheme=scheme,
+            added=sorted(added.names),
+        )
+    entry, *others = added.select(name=scheme)
+    if others:
+        raise UnsupportedError(
+            "several distributions add a store with this scheme; uninstall all but one",
+            scheme=scheme,
+            distributions=sorted(_distribution(each) for each in (entry, *others)),
+        )
+    try:
+        opener: _Opener = entry.load()
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(
+            "the distribution that adds this store cannot be loaded; install what it needs",
+            scheme=scheme,
+            distribution=_distribution(entry),
+            entry_point=entry.value,
+            error=str(error),
+        ) from error
+    return opener
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else ""
+
+
+def _driver_is_missing(driver: str, extra: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the driver of this store is missing; pip install 'readergroup[{extra}]'", driver=driver, extra=extra
+    )
+
+
+def _rest(url: str) -> str:
+    return url.partition("://")[2]
 
 
 def _refuse_query(rest: str) -> None:

@@ -25,7 +25,6 @@ from urllib.parse import quote
 
 from ..clock import Clock, SystemClock
 from ..errors import (
-    ClosedError,
     CorruptStoreError,
     InvalidArgumentError,
     NotFoundError,
@@ -36,15 +35,18 @@ from ..errors import (
     UnsupportedError,
 )
 from ..store import (
+    Append,
+    Appended,
     AppendResult,
     AttributeChange,
+    Conflict,
     Guarantees,
     SegmentInfo,
     SegmentStore,
     UnknownOutcome,
 )
 from . import sqlite_steps
-from .contract import check_append, check_attributes, check_name, check_prefix
+from .contract import check_append, check_appends, check_attributes, check_concat, check_name, check_open, check_prefix
 from .file_lock import FairLock, Gate
 from .group_commit import Batch, GroupCommit, Step
 from .notify import NotifyFile, Watch, can_watch
@@ -76,10 +78,13 @@ class SqliteStore(SegmentStore):
         self.url = f"sqlite:///{os.path.abspath(path)}"
         self.guarantees = Guarantees(
             durable=True,
-            linearizable=True,
+            linearizable_append=True,
+            linearizable_read=True,
             push=can_watch(),
             many_processes=True,
             many_hosts=False,
+            atomic_multi_append=True,
+            server_side_copy=True,
             fair_lock=FairLock.is_available(),
         )
         # One name for the lock files, whichever link the file was opened through.
@@ -132,12 +137,43 @@ class SqliteStore(SegmentStore):
         attributes: Mapping[str, AttributeChange] | None = None,
     ) -> AppendResult:
         check_append(segment, data, expected_offset, attributes)
-        changes = dict(attributes or {})
+        append = Append(segment, data, expected_offset, dict(attributes or {}))
         try:
             return self._write(
-                lambda connection: sqlite_steps.append(connection, segment, data, expected_offset, changes),
+                lambda connection: sqlite_steps.append(connection, append),
                 weight=len(data),
                 wakes=bool(data),  # there are many renewals of leases, which nobody waits for
+            )
+        except OutcomeUnknownError as error:
+            return UnknownOutcome(error)
+
+    def append_together(
+        self, appends: Sequence[Append]
+    ) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
+        check_appends(appends)
+        weight = sum(len(part.data) for part in appends)
+        try:
+            return self._write(
+                lambda connection: sqlite_steps.append_together(connection, appends), weight=weight, wakes=weight > 0
+            )
+        except OutcomeUnknownError as error:
+            return UnknownOutcome(error)
+
+    def concat(
+        self,
+        segment: str,
+        source: str,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        check_concat(segment, source, expected_offset, attributes)
+        append = Append(segment, b"", expected_offset, dict(attributes or {}))
+        size = self.info(source)
+        try:
+            return self._write(
+                lambda connection: sqlite_steps.concat(connection, append, source),
+                weight=size.length - size.start_offset,
             )
         except OutcomeUnknownError as error:
             return UnknownOutcome(error)
@@ -361,10 +397,7 @@ class SqliteStore(SegmentStore):
             raise UnsupportedError("the file system does not allow a write-ahead log; take another", path=self._path)
 
     def _check_open(self) -> None:
-        if os.getpid() != self._process_id:
-            raise ClosedError("the store belongs to the process that this one was forked from; open it here anew")
-        if self._closed:
-            raise ClosedError("the store is closed", url=self.url)
+        check_open(self._process_id, self._closed, self.url)
 
     def _close_connections(self) -> None:
         while self._idle_readers:

@@ -8,8 +8,8 @@ from itertools import takewhile
 from typing import Final, NamedTuple
 
 from ..errors import CorruptStoreError, StoreFullError
-from ..store import ANY, MAX_DELTA_BYTES, Appended, AppendResult, AttributeChange, Conflict, SegmentInfo
-from .contract import check_read, check_within, name_is_used_up, not_found, sealed
+from ..store import ANY, MAX_DELTA_BYTES, Append, Appended, AppendResult, Conflict, SegmentInfo
+from .contract import check_read, check_source, check_within, name_is_used_up, not_found, sealed
 
 # A chunk is found by one integer: its segment's number, then the offset of its first byte.
 _OFFSET_BITS: Final = 40
@@ -91,30 +91,73 @@ def create(connection: sqlite3.Connection, segment: str) -> bool:
     return True
 
 
-def append(
-    connection: sqlite3.Connection,
-    segment: str,
-    data: bytes,
-    expected_offset: int | None,
-    changes: Mapping[str, AttributeChange],
-) -> AppendResult:
-    row = _row(connection, segment)
+def append(connection: sqlite3.Connection, append: Append) -> AppendResult:
+    row = _match(connection, append, len(append.data))
+    return row if isinstance(row, Conflict) else _append(connection, append, row)
+
+
+def append_together(
+    connection: sqlite3.Connection, appends: Sequence[Append]
+) -> tuple[Appended, ...] | Mapping[str, Conflict]:
+    rows = {append.segment: _match(connection, append, len(append.data)) for append in appends}
+    conflicts = {segment: row for segment, row in rows.items() if isinstance(row, Conflict)}
+    if conflicts:
+        return conflicts
+    return tuple(_append(connection, append, _row(connection, append.segment)) for append in appends)
+
+
+def concat(connection: sqlite3.Connection, append: Append, source: str) -> AppendResult:
+    copied = _row(connection, source)
+    check_source(source, bool(copied.sealed))
+    size = copied.length - copied.start_offset
+    row = _match(connection, append, size)
+    if isinstance(row, Conflict):
+        return row
+    _copy_chunks(connection, copied, row)
+    return _append(connection, append, row, size)
+
+
+def _match(connection: sqlite3.Connection, append: Append, size: int) -> _Row | Conflict:
+    """The segment, if ``size`` bytes may be appended to it now."""
+    row = _row(connection, append.segment)
     if row.sealed:
-        raise sealed(segment, row.length)
-    present = {name: _attribute(connection, row.id, name) for name in changes}
-    if expected_offset not in (None, row.length) or any(
-        change.expected is not ANY and change.expected != present[name] for name, change in changes.items()
+        raise sealed(append.segment, row.length)
+    present = {name: _attribute(connection, row.id, name) for name in append.attributes}
+    if append.expected_offset not in (None, row.length) or any(
+        change.expected is not ANY and change.expected != present[name] for name, change in append.attributes.items()
     ):
-        return Conflict(row.length, _delta(connection, row, expected_offset), present)
-    length = row.length + len(data)
-    if length > _MAX_SEGMENT_BYTES:
-        raise StoreFullError("the segment is full; seal it", segment=segment, limit=_MAX_SEGMENT_BYTES)
-    if data:
+        return Conflict(row.length, _delta(connection, row, append.expected_offset), present)
+    if row.length + size > _MAX_SEGMENT_BYTES:
+        raise StoreFullError("the segment is full; seal it", segment=append.segment, limit=_MAX_SEGMENT_BYTES)
+    return row
+
+
+def _append(connection: sqlite3.Connection, append: Append, row: _Row, copied: int = 0) -> Appended:
+    """Write what was found to be allowed; ``copied`` bytes are there already."""
+    length = row.length + copied + len(append.data)
+    if length > row.length:
         connection.execute("UPDATE segment SET length = ? WHERE id = ?", (length, row.id))
-        _insert_chunks(connection, _key(row.id, row.length), data)
-    for name, change in changes.items():
+        _insert_chunks(connection, _key(row.id, row.length + copied), append.data)
+    for name, change in append.attributes.items():
         _change_attribute(connection, row.id, name, change.new)
     return Appended(row.length, length)
+
+
+def _copy_chunks(connection: sqlite3.Connection, source: _Row, target: _Row) -> None:
+    start = _key(source.id, source.start_offset)
+    first = _key(source.id, 0)
+    connection.execute(
+        # The chunk in which the source starts may begin before it.
+        "INSERT INTO chunk SELECT max(key, :start) + :shift, substr(data, 1 + max(0, :start - key)) FROM chunk"
+        " WHERE key >= coalesce((SELECT max(key) FROM chunk WHERE key BETWEEN :first AND :start), :start)"
+        " AND key < :end AND key + length(data) > :start",
+        {
+            "start": start,
+            "shift": _key(target.id, target.length) - start,
+            "first": first,
+            "end": _key(source.id, source.length),
+        },
+    )
 
 
 def _insert_chunks(connection: sqlite3.Connection, key: int, data: bytes) -> None:

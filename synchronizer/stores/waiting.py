@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from ..clock import Clock, Deadline
@@ -24,14 +24,23 @@ class Waiters:
     """Level-triggered waiting: a waiter asks ``changed`` itself after it is registered, so it cannot miss a change.
 
     The watching thread starts with the first waiter, sleeps while there is none, and ends with `close`.
+
+    ``expect`` is called with the names a waiter waits for, before it looks and about every second while it waits: for
+    a store that announces only what somebody expects.
     """
 
     def __init__(
-        self, open_watch: Callable[[], Watch], changed: Callable[[Mapping[str, int]], frozenset[str]], clock: Clock
+        self,
+        open_watch: Callable[[], Watch],
+        changed: Callable[[Mapping[str, int]], frozenset[str]],
+        clock: Clock,
+        *,
+        expect: Callable[[Collection[str]], None] = lambda names: None,
     ) -> None:
         self._open_watch = open_watch
         self._changed = changed
         self._clock = clock
+        self._expect = expect
         self._condition = threading.Condition()
         self._waiters: set[_Waiter] = set()
         self._watch: Watch | None = None
@@ -40,9 +49,8 @@ class Waiters:
 
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
         deadline = Deadline(self._clock, timeout)
-        changed = self._changed(known)
-        if changed or deadline.passed:
-            return changed
+        if deadline.passed:
+            return self._changed(known)
         waiter = _Waiter(dict(known))
         self._register(waiter)
         try:
@@ -82,10 +90,13 @@ class Waiters:
             waiter.woken.clear()
             if self._is_closed:
                 raise ClosedError("the store was closed while waiting")
+            self._expect(waiter.known)
             changed = self._changed(waiter.known)
-            if changed or deadline.passed:
+            if changed:
                 return changed
             self._clock.wait(waiter.woken, deadline.remaining(_RECHECK_SECONDS))
+            if deadline.passed and not waiter.woken.is_set():
+                return frozenset()  # whoever waits again looks first
 
     def _run(self, watch: Watch) -> None:
         while True:
@@ -93,14 +104,16 @@ class Waiters:
                 self._condition.wait_for(lambda: self._waiters or self._is_closed)
                 if self._is_closed:
                     return
-            watch.wait()
+            concerned = watch.wait()
             with self._condition:
                 waiters = list(self._waiters)
             for waiter in waiters:
-                if self._has_news(waiter):
+                if self._has_news(waiter, concerned):
                     waiter.woken.set()
 
-    def _has_news(self, waiter: _Waiter) -> bool:
+    def _has_news(self, waiter: _Waiter, concerned: Collection[str] | None) -> bool:
+        if concerned is not None:
+            return not waiter.known.keys().isdisjoint(concerned)
         try:
             return bool(self._changed(waiter.known))
         except ReaderGroupError:

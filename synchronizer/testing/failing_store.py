@@ -6,12 +6,14 @@ import enum
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..errors import StoreUnavailableError
-from ..store import AppendResult, AttributeChange, SegmentInfo, SegmentStore, UnknownOutcome
+from ..store import Append, Appended, AppendResult, AttributeChange, Conflict, SegmentInfo, SegmentStore, UnknownOutcome
+
+R = TypeVar("R")
 
 
 class Operation(NamedTuple):
@@ -111,17 +113,30 @@ class FailingStore(SegmentStore):
         expected_offset: int | None = None,
         attributes: Mapping[str, AttributeChange] | None = None,
     ) -> AppendResult:
-        self._announce("append", segment)
-        fault = self._next_append_fault()
-        if fault is _AppendFault.FAIL:
-            raise _unavailable("append", segment)
-        if fault is _AppendFault.LOSE_REQUEST:
-            return UnknownOutcome(_unavailable("append", segment))
-        result = self.inner.append(segment, data, expected_offset=expected_offset, attributes=attributes)
-        self._end("append", segment)
-        if fault is _AppendFault.LOSE_ANSWER:
-            return UnknownOutcome(_unavailable("append", segment))
-        return result
+        return self._appended(
+            "append",
+            segment,
+            lambda: self.inner.append(segment, data, expected_offset=expected_offset, attributes=attributes),
+        )
+
+    def append_together(
+        self, appends: Sequence[Append]
+    ) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
+        return self._appended("append_together", "", lambda: self.inner.append_together(appends))
+
+    def concat(
+        self,
+        segment: str,
+        source: str,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        return self._appended(
+            "concat",
+            segment,
+            lambda: self.inner.concat(segment, source, expected_offset=expected_offset, attributes=attributes),
+        )
 
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
         self._begin("read", segment)
@@ -168,6 +183,19 @@ class FailingStore(SegmentStore):
 
     def close(self) -> None:
         self.inner.close()
+
+    def _appended(self, verb: str, segment: str, call: Callable[[], R]) -> R | UnknownOutcome:
+        self._announce(verb, segment)
+        fault = self._next_append_fault()
+        if fault is _AppendFault.FAIL:
+            raise _unavailable(verb, segment)
+        if fault is _AppendFault.LOSE_REQUEST:
+            return UnknownOutcome(_unavailable(verb, segment))
+        result = call()
+        self._end(verb, segment)
+        if fault is _AppendFault.LOSE_ANSWER:
+            return UnknownOutcome(_unavailable(verb, segment))
+        return result
 
     def _announce(self, verb: str, segment: str = "") -> None:
         operation = Operation(verb, segment)

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import pytest
@@ -22,8 +23,10 @@ from ..errors import (
 from ..store import (
     ANY,
     MAX_APPEND_BYTES,
+    MAX_ATTRIBUTE_CHANGES,
     MAX_DELTA_BYTES,
     MAX_NAME_LENGTH,
+    Append,
     Appended,
     AttributeChange,
     Conflict,
@@ -32,6 +35,30 @@ from ..store import (
 )
 
 T = TypeVar("T")
+#: Names that stores take for one another where they split, join, fold or match them.
+_LOOK_ALIKES = (
+    *(
+        "a",
+        "A",
+        "a ",
+        "a/",
+        "a/b",
+        "a.b",
+        "a:b",
+        "a_b",
+        "a-b",
+        "a%2Fb",
+        "a//b",
+        "ab",
+        "a*",
+        "a?",
+        "*",
+        ">",
+        "a.>",
+        "a.*",
+    ),
+    *("[ab]", "a\\*", "a%", "é", "e\u0301", "ß", "ss", "a\n", "0", "00", "{a}", "$a", "#", "~", "None"),
+)
 _LONG = 30.0  # for waits that should end at once; a slow machine must not fail them
 
 
@@ -125,9 +152,13 @@ class SegmentStoreConformance:
             store.create(name)
         assert list(store.list()) == sorted(names)
 
-    @pytest.mark.parametrize("prefix", ["a", "a/", "a%", "a_", "%", "_", "é", "日", "😀", "ab", "none"])
+    @pytest.mark.parametrize(
+        "prefix",
+        ["a", "a/", "a%", "a_", "%", "_", "é", "日", "😀", "ab", "none", "a*", "*", "?", "[ab]", "\\", "a.", ">"],
+    )
     def test_only_names_with_the_prefix_are_listed(self, store: SegmentStore, prefix: str) -> None:
         names = ["a", "a/0", "a/1", "a%", "a%b", "a_", "ab", "aXb", "b", "A", "é", "ée", "e", "日本", "日", "😀", "😀!"]
+        names += ["a*", "*", "?", "[ab]", "\\*", "a.b", ">"]
         for name in names:
             store.create(name)
         assert list(store.list(prefix)) == sorted(name for name in names if name.startswith(prefix))
@@ -143,6 +174,40 @@ class SegmentStoreConformance:
         for name in names:
             store.create(name)
         assert list(store.list("n/")) == names
+
+    def test_names_that_look_alike_are_different_segments(self, store: SegmentStore) -> None:
+        for number, name in enumerate(_LOOK_ALIKES):
+            assert store.create(name) is True
+            _segment(store, b"%d" % number, name=name, tag=name.encode())
+        assert list(store.list()) == sorted(_LOOK_ALIKES)
+        for number, name in enumerate(_LOOK_ALIKES):
+            assert store.read(name, 0, 100) == b"%d" % number
+            assert store.attributes(name) == {"tag": name.encode()}
+
+    def test_what_is_done_to_a_segment_is_not_done_to_those_that_look_alike(self, store: SegmentStore) -> None:
+        for name in _LOOK_ALIKES:
+            _segment(store, b"data", name=name, tag=b"1")
+        store.truncate("a", 4)
+        store.seal("*")
+        store.delete("a*")
+        assert list(store.list()) == sorted(set(_LOOK_ALIKES) - {"a*"})
+        for name in set(_LOOK_ALIKES) - {"a", "*", "a*"}:
+            assert store.read(name, 0, 100) == b"data"
+            assert store.append(name, b"more", attributes={"tag": AttributeChange(b"1", b"2")}) == Appended(4, 8)
+
+    def test_segment_and_attribute_are_two_names(self, store: SegmentStore) -> None:
+        for separator in "/:.-_|":
+            first, second = f"x{separator}y", f"y{separator}z"
+            _segment(store, b"", name=f"{separator}x", attributes={second: b"1"})
+            _segment(store, b"", name=f"{separator}{first}", attributes={"z": b"2"})
+            assert store.attributes(f"{separator}x") == {second: b"1"}
+            assert store.attributes(f"{separator}{first}") == {"z": b"2"}
+
+    def test_of_many_that_create_a_segment_one_has_created_it(self, store: SegmentStore) -> None:
+        with ThreadPoolExecutor(4) as threads:
+            for turn in range(10):
+                created = list(threads.map(store.create, [f"s/{turn}"] * 4))
+                assert sorted(created) == [False, False, False, True]
 
     # append
 
@@ -205,6 +270,46 @@ class SegmentStoreConformance:
             store.append("s", b"data", expected_offset=-1)
         assert store.info("s").length == 0
 
+    def test_a_large_append_is_seen_whole_or_not_at_all(self, store: SegmentStore) -> None:
+        size, count = 2_000_003, 6
+        data = _pattern(size)
+        _segment(store)
+
+        def append_all() -> None:
+            for number in range(count):
+                assert store.append("s", data, expected_offset=number * size) == Appended(
+                    number * size, size * (number + 1)
+                )
+
+        with ThreadPoolExecutor(1) as threads:
+            appending = threads.submit(append_all)
+            while not appending.done():
+                length = store.info("s").length
+                assert length % size == 0
+                if length:
+                    assert store.read("s", length - size, size) == data
+                conflict = store.append("s", b"", expected_offset=length + 1)
+                assert isinstance(conflict, Conflict)
+                assert conflict.length % size == 0
+            appending.result()
+        assert store.read("s", 0, count * size) == data * count
+
+    def test_data_and_attributes_are_seen_together(self, store: SegmentStore) -> None:
+        _segment(store, number=b"0")
+
+        def append_all() -> None:
+            for number in range(100):
+                change = AttributeChange(b"%d" % number, b"%d" % (number + 1))
+                store.append("s", b"12345678", attributes={"number": change})
+
+        with ThreadPoolExecutor(1) as threads:
+            appending = threads.submit(append_all)
+            while not appending.done():
+                length = store.info("s").length
+                number = int(store.attributes("s")["number"])
+                assert length <= 8 * number <= store.info("s").length
+            appending.result()
+
     # attributes
 
     def test_attributes_are_set_with_the_append(self, store: SegmentStore) -> None:
@@ -220,6 +325,39 @@ class SegmentStoreConformance:
         assert store.append("s", b"", attributes={"b": AttributeChange(b"1", b"3")}) == Conflict(0, b"", {"b": None})
         assert store.attributes("s") == {"a": b"2"}
 
+    def test_values_are_compared_byte_by_byte(self, store: SegmentStore) -> None:
+        values = [
+            b"",
+            b"1",
+            b"01",
+            b"1.0",
+            b" 1",
+            b"1 ",
+            b"1\0",
+            b"1\0\1",
+            b"1\0\2",
+            b"a",
+            b"A",
+            b"\xff",
+            b"\xfe",
+            b"None",
+        ]
+        _segment(store)
+        for value in values:
+            store.append("s", b"", attributes={"a": AttributeChange(ANY, value)})
+            for other in [*values, None]:
+                if other != value:
+                    result = store.append("s", b"", attributes={"a": AttributeChange(other, b"lost")})
+                    assert result == Conflict(0, b"", {"a": value})
+            assert store.append("s", b"", attributes={"a": AttributeChange(value, value)}) == Appended(0, 0)
+
+    def test_an_empty_attribute_is_not_an_absent_one(self, store: SegmentStore) -> None:
+        _segment(store, a=b"")
+        for name, value, wrong in (("a", b"", None), ("none", None, b"")):
+            result = store.append("s", b"x", attributes={name: AttributeChange(wrong, b"1")})
+            assert result == Conflict(0, b"", {name: value})
+        assert store.attributes("s") == {"a": b""}
+
     def test_any_value_may_be_expected(self, store: SegmentStore) -> None:
         _segment(store)
         for value in (b"1", b"2", None, b"3"):
@@ -232,6 +370,18 @@ class SegmentStoreConformance:
         assert store.attributes("s") == {"b": b"2"}
         store.append("s", b"", attributes={"a": AttributeChange(None, None)})
         assert store.attributes("s") == {"b": b"2"}
+
+    def test_removing_what_is_not_there_is_no_error(self, store: SegmentStore) -> None:
+        _segment(store)
+        assert store.append("s", b"x", attributes={"a": AttributeChange(ANY, None)}) == Appended(0, 1)
+        assert store.attributes("s") == {}
+
+    def test_attributes_that_were_read_stay_as_they_were(self, store: SegmentStore) -> None:
+        _segment(store, a=b"1")
+        seen, conflict = store.attributes("s"), store.append("s", b"", attributes={"a": AttributeChange(b"0", b"9")})
+        store.append("s", b"", attributes={"a": AttributeChange(b"1", b"2"), "b": AttributeChange(None, b"3")})
+        assert seen == {"a": b"1"}
+        assert conflict == Conflict(0, b"", {"a": b"1"})
 
     def test_an_expectation_without_a_change_is_a_comparison(self, store: SegmentStore) -> None:
         _segment(store, a=b"1")
@@ -252,9 +402,9 @@ class SegmentStoreConformance:
         assert store.read("s", 0, 100) == b"data"
         assert store.attributes("s") == {"a": b"1", "b": b"2", "c": b"3"}
 
-    @pytest.mark.parametrize("prefix", ["", "a", "a/", "a%", "_", "ü", "none"])
+    @pytest.mark.parametrize("prefix", ["", "a", "a/", "a%", "_", "ü", "none", "a*", "*", "[ab]", "A"])
     def test_attributes_are_found_by_prefix(self, store: SegmentStore, prefix: str) -> None:
-        names = ["a", "a/1", "a/2", "a%", "aX", "_", "b", "ü", "üb"]
+        names = ["a", "a/1", "a/2", "a%", "aX", "_", "b", "ü", "üb", "A", "a*", "a*b", "*"]
         _segment(store, attributes={name: name.encode() for name in names})
         expected = {name: name.encode() for name in names if name.startswith(prefix)}
         assert store.attributes("s", prefix) == expected
@@ -271,7 +421,10 @@ class SegmentStoreConformance:
 
     def test_many_attributes_are_found_by_name(self, store: SegmentStore) -> None:
         values = {f"reader/{number}": b"%d" % number for number in range(2_000)}
-        _segment(store, attributes=values)
+        _segment(store)
+        for first in range(0, 2_000, MAX_ATTRIBUTE_CHANGES):
+            portion = list(values)[first : first + MAX_ATTRIBUTE_CHANGES]
+            store.append("s", b"", attributes={name: AttributeChange(None, values[name]) for name in portion})
         assert store.attributes("s", names=values.keys()) == values
 
     def test_a_name_that_no_attribute_can_have_is_refused(self, store: SegmentStore) -> None:
@@ -283,6 +436,19 @@ class SegmentStoreConformance:
     def test_an_attribute_holds_any_bytes(self, store: SegmentStore) -> None:
         values = {"empty": b"", "zeros": b"\0\0", "all": bytes(range(256)), "large": bytes(70_000)}
         _segment(store, attributes=values)
+        assert store.attributes("s") == values
+
+    def test_the_largest_append_changes_as_many_attributes_as_are_allowed(self, store: SegmentStore) -> None:
+        data = _pattern(MAX_APPEND_BYTES)
+        values = {f"{number}": b"%d" % number for number in range(MAX_ATTRIBUTE_CHANGES)}
+        _segment(store)
+        changes = {name: AttributeChange(None, value) for name, value in values.items()}
+        assert store.append("s", data, expected_offset=0, attributes=changes) == Appended(0, len(data))
+        assert store.attributes("s") == values
+        assert store.read("s", 0, len(data)) == data
+        too_many = {f"{number}": AttributeChange(ANY, None) for number in range(MAX_ATTRIBUTE_CHANGES + 1)}
+        with pytest.raises(InvalidArgumentError, match="attributes"):
+            store.append("s", b"", attributes=too_many)
         assert store.attributes("s") == values
 
     def test_attributes_are_all_of_one_moment(self, store: SegmentStore) -> None:
@@ -318,6 +484,18 @@ class SegmentStoreConformance:
         for offset in edges:
             for max_bytes in (1, 2, 65_535, 65_536, 65_537, 500_000):
                 assert store.read("s", offset, max_bytes) == data[offset : offset + max_bytes]
+
+    def test_many_small_appends_are_read_in_one_piece(self, store: SegmentStore) -> None:
+        _segment(store)
+        records = [b"%06d;" % number for number in range(1_100)]
+        for record in records:
+            store.append("s", record)
+        data = b"".join(records)
+        assert store.read("s", 0, 1 << 20) == data
+        assert store.read("s", 10, len(data) - 11) == data[10:-1]
+        assert store.append("s", b"lost", expected_offset=0) == Conflict(len(data), data)
+        store.truncate("s", 3_503)
+        assert store.read("s", 3_503, 1 << 20) == data[3_503:]
 
     def test_a_read_beyond_the_end_is_refused(self, store: SegmentStore) -> None:
         _segment(store, b"data")
@@ -376,6 +554,7 @@ class SegmentStoreConformance:
             store.append("s", data[first : first + 100_000])
         for offset in (1, 65_535, 65_536, 65_537, 99_999, 100_000, 170_000, 299_999, 300_000):
             store.truncate("s", offset)
+            assert store.info("s").start_offset == offset
             assert store.read("s", offset, len(data)) == data[offset:]
 
     def test_a_read_during_truncations_is_whole_or_refused(self, store: SegmentStore) -> None:
@@ -456,6 +635,46 @@ class SegmentStoreConformance:
         known = {"a": 4, "b": 4, "c": 4}
         assert store.wait(known, _LONG) == {"a", "b"}
 
+    def test_a_segment_shorter_than_was_known_has_changed(self, store: SegmentStore) -> None:
+        _segment(store, b"data")
+        assert store.wait({"s": 5}, _LONG) == {"s"}
+
+    def test_a_wait_for_nothing_ends_at_its_timeout(self, store: SegmentStore) -> None:
+        for timeout in (0.0, 0.05):
+            assert store.wait({}, timeout) == frozenset()
+
+    def test_truncating_is_no_change_and_hides_none(self, store: SegmentStore) -> None:
+        _segment(store, b"data")
+        store.truncate("s", 4)
+        assert store.wait({"s": 4}, 0) == frozenset()
+        with ThreadPoolExecutor(1) as threads:
+            (waiting,) = _started(threads, 1, lambda: store.wait({"s": 4}, _LONG))
+            store.append("s", b"more")
+            store.truncate("s", 8)
+            assert waiting.result(_LONG) == {"s"}
+        assert store.wait({"s": 4}, _LONG) == {"s"}
+
+    def test_a_wait_that_begins_beside_an_append_hears_it(self, store: SegmentStore) -> None:
+        _segment(store)
+        both = threading.Barrier(2, timeout=_LONG)
+        clock, seconds = SystemClock(), []
+
+        def append_all() -> None:
+            for _ in range(100):
+                both.wait()
+                store.append("s", b"x")
+
+        with ThreadPoolExecutor(1) as threads:
+            appending = threads.submit(append_all)
+            for length in range(100):
+                both.wait()
+                before = clock.monotonic()
+                assert store.wait({"s": length}, _LONG) == {"s"}
+                seconds.append(clock.monotonic() - before)
+            appending.result(_LONG)
+        # Where a later look has to make up for what was missed, that is seen in the time.
+        assert sorted(seconds)[50] < 0.4 or not store.guarantees.push
+
     def test_a_wait_ends_at_its_timeout(self, store: SegmentStore) -> None:
         _segment(store, b"data")
         clock = SystemClock()
@@ -494,6 +713,27 @@ class SegmentStoreConformance:
             waiting = _started(threads, 8, lambda: store.wait({"a": 4, "b": 4}, _LONG))
             changes[change]()
             assert [future.result(_LONG) for future in waiting] == [{"b"}] * 8
+
+    @pytest.mark.parametrize("change", ["append", "seal", "delete"])
+    def test_a_store_that_pushes_wakes_who_waits_at_once(self, store: SegmentStore, change: str) -> None:
+        if not store.guarantees.push:
+            return
+        changes: Mapping[str, Callable[[str], object]] = {
+            "append": lambda name: store.append(name, b"x"),
+            "seal": store.seal,
+            "delete": store.delete,
+        }
+        clock, seconds = SystemClock(), []
+        with ThreadPoolExecutor(1) as threads:
+            for name in "abc":
+                store.create(name)
+                (waiting,) = _started(threads, 1, partial(store.wait, {name: 0}, _LONG))
+                before = clock.monotonic()
+                changes[change](name)
+                assert waiting.result(_LONG) == {name}
+                seconds.append(clock.monotonic() - before)
+        # Finds a poll of a second, and does not mind a machine that is busy now and then.
+        assert min(seconds) < 0.4
 
     def test_a_change_of_attributes_or_of_another_segment_wakes_nobody(self, store: SegmentStore) -> None:
         for name in "ab":
@@ -561,6 +801,140 @@ class SegmentStoreConformance:
             successes = sum(threads.map(count, range(4)))
         assert store.attributes("s") == {"a": b"%d" % successes}
         assert store.info("s").length == successes
+
+    # append together
+
+    def test_appends_to_several_segments_are_made_in_one_step(self, store: SegmentStore) -> None:
+        for name in "abc":
+            _segment(store, name.encode(), name=name)
+        appends = [
+            Append("a", b"1"),
+            Append("b", b"", attributes={"x": AttributeChange(None, b"2")}),
+            Append("c", b"333", expected_offset=1),
+        ]
+        if not store.guarantees.atomic_multi_append:
+            with pytest.raises(InvalidArgumentError):
+                store.append_together(appends)
+            return
+        assert store.append_together(appends) == (Appended(1, 2), Appended(1, 1), Appended(1, 4))
+        assert [store.read(name, 0, 9) for name in "abc"] == [b"a1", b"b", b"c333"]
+        assert [store.attributes(name) for name in "abc"] == [{}, {"x": b"2"}, {}]
+        assert store.append_together([]) == ()
+
+    def test_one_unexpected_part_prevents_them_all(self, store: SegmentStore) -> None:
+        if not store.guarantees.atomic_multi_append:
+            return
+        for name in "abc":
+            _segment(store, name.encode() * 3, name=name, x=b"1")
+        answer = store.append_together(
+            [
+                Append("a", b"lost", expected_offset=3, attributes={"x": AttributeChange(b"1", b"2")}),
+                Append("b", b"lost", expected_offset=1),
+                Append("c", b"lost", attributes={"x": AttributeChange(None, b"2")}),
+            ]
+        )
+        assert answer == {"b": Conflict(3, b"bb"), "c": Conflict(3, b"", {"x": b"1"})}
+        assert [store.read(name, 0, 9) for name in "abc"] == [b"aaa", b"bbb", b"ccc"]
+        assert [store.attributes(name) for name in "abc"] == [{"x": b"1"}] * 3
+
+    def test_a_part_that_cannot_be_appended_at_all_prevents_them_all(self, store: SegmentStore) -> None:
+        if not store.guarantees.atomic_multi_append:
+            return
+        for name in "abc":
+            _segment(store, name=name)
+        store.seal("b")
+        store.delete("c")
+        for impossible, error in (("b", SealedError), ("c", NotFoundError), ("unknown", NotFoundError)):
+            with pytest.raises(error):
+                store.append_together([Append("a", b"lost"), Append(impossible, b"lost")])
+        half = bytes(MAX_APPEND_BYTES // 2 + 1)
+        wrong = [
+            [Append("a", b"lost"), Append("a", b"lost")],
+            [Append("a", half), Append("b", half)],
+            [Append("a", b"lost"), Append("b", b"lost", expected_offset=-1)],
+        ]
+        for appends in wrong:
+            with pytest.raises(InvalidArgumentError):
+                store.append_together(appends)
+        assert store.info("a").length == 0
+
+    def test_of_many_appends_to_the_same_segments_one_succeeds(self, store: SegmentStore) -> None:
+        if not store.guarantees.atomic_multi_append:
+            return
+        for name in "ab":
+            _segment(store, name=name)
+        with ThreadPoolExecutor(4) as threads:
+            for turn in range(20):
+
+                def race(thread: int, offset: int = turn * 4) -> object:
+                    parts = [Append(name, b"%04d" % thread, expected_offset=offset) for name in "ab"]
+                    # Each in another order: two that lock one segment each must not wait for each other.
+                    return store.append_together(parts if thread % 2 else parts[::-1])
+
+                results = list(threads.map(race, range(4)))
+                assert sum(isinstance(result, tuple) for result in results) == 1
+        assert store.read("a", 0, 100) == store.read("b", 0, 100)
+
+    # concat
+
+    def test_a_sealed_segment_is_appended_to_another(self, store: SegmentStore) -> None:
+        data = _pattern(300_000)
+        _segment(store, b"before", name="target", x=b"1")
+        _segment(store, data[:100_000], name="source", y=b"1")
+        store.append("source", data[100_000:])
+        store.seal("source")
+        changes = {"x": AttributeChange(b"1", b"2")}
+        if not store.guarantees.server_side_copy:
+            with pytest.raises(InvalidArgumentError):
+                store.concat("target", "source", expected_offset=6, attributes=changes)
+            return
+        for start in (0, 1, 65_536, 120_000):
+            store.truncate("source", start)
+            length = store.info("target").length
+            end = length + len(data) - start
+            assert store.concat("target", "source", expected_offset=length) == Appended(length, end)
+            assert store.read("target", length, 1 << 20) == data[start:]
+        assert store.concat("target", "source", expected_offset=6, attributes=changes) == Conflict(
+            end, data[:MAX_DELTA_BYTES], {"x": b"1"}
+        )
+        assert store.concat("target", "source", attributes=changes) == Appended(end, end + len(data) - start)
+        assert store.attributes("target") == {"x": b"2"}
+        assert store.append("target", b"after", expected_offset=end + len(data) - start)
+        assert store.read("target", end, 1 << 20) == data[start:] + b"after"
+        assert store.read("source", start, 1 << 20) == data[start:]
+        store.delete("source")
+        assert store.read("target", 6, len(data)) == data
+
+    def test_an_empty_segment_is_appended_to_another(self, store: SegmentStore) -> None:
+        if not store.guarantees.server_side_copy:
+            return
+        _segment(store, b"before", name="target")
+        for name, data in (("empty", b""), ("truncated", b"0123")):
+            _segment(store, data, name=name)
+            store.truncate(name, len(data))
+            store.seal(name)
+            assert store.concat("target", name) == Appended(6, 6)
+        assert store.read("target", 0, 100) == b"before"
+
+    def test_what_cannot_be_concatenated_is_refused(self, store: SegmentStore) -> None:
+        if not store.guarantees.server_side_copy:
+            return
+        for name in ("target", "open", "sealed"):
+            _segment(store, b"data", name=name)
+        store.seal("sealed")
+        for target, source, error in (
+            ("target", "open", InvalidArgumentError),
+            ("sealed", "sealed", InvalidArgumentError),
+            ("target", "unknown", NotFoundError),
+            ("unknown", "sealed", NotFoundError),
+        ):
+            with pytest.raises(error):
+                store.concat(target, source)
+        _segment(store, b"data", name="sealed too")
+        store.seal("sealed too")
+        with pytest.raises(SealedError):
+            store.concat("sealed too", "sealed")
+        assert store.read("target", 0, 100) == b"data"
 
     # fair lock
 

@@ -1,4 +1,7 @@
-"""``python -m tests.chaos``: schedules of processes that are killed, stopped and asked to leave at random moments."""
+"""``python -m tests.chaos``: schedules of processes that are killed, stopped and asked to leave at random moments.
+
+On PostgreSQL and NATS the servers are killed, stopped and restarted too, and the network between fails.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,34 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from tests.chaos.hosts import KINDS, kind_of
 from tests.chaos.plan import plan
 from tests.chaos.report import summary
 from tests.chaos.schedules import explained, run
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--schedules", type=int, default=10, help="how many")
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__.split("\n")[0])
+    parser.add_argument("--schedules", type=int, default=10, help="how many, the stores in turn")
+    kinds = ", ".join(KINDS)
+    parser.add_argument(
+        "--store", action="append", help=f"{kinds} or an address; may be given several times; {kinds} by default"
+    )
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="the seed of the first")
-    parser.add_argument("--seed", type=int, help="the schedule of this seed alone; prints its plan, keeps its folder")
+    parser.add_argument(
+        "--seed", type=int, help="this schedule alone, on the first store; prints its plan, keeps its folder"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="schedules at a time")
     parser.add_argument("--folder", type=Path, help="where stores and diaries go, instead of a new folder")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     one = arguments.seed is not None
+    stores = arguments.store or KINDS
     if one:
-        print(plan(arguments.seed), flush=True)
+        print(plan(arguments.seed, kind_of(stores[0])), flush=True)
     seeds = [arguments.seed] if one else range(arguments.first, arguments.first + arguments.schedules)
     reports = []
-    for report in run(seeds, folder, jobs=arguments.jobs, keep=one):
+    for report in run(seeds, folder, stores=stores, jobs=arguments.jobs, keep=one):
         reports.append(report)
         print(report, flush=True)
         if report.violations:

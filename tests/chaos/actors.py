@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 import threading
@@ -15,11 +16,14 @@ from typing import Final
 import readergroup as rg
 from readergroup.streams.config import number_of
 from tests.chaos.diaries import DiaryFile, pulse
+from tests.chaos.hosts import open_sockets
 from tests.chaos.plan import Life
 from tests.readergroup.reader_processes import GROUP, STREAM, Delivery
 
 #: A process whose schedule was cut off does not stay for longer.
 _LONGEST_LIFE_SECONDS: Final = 180
+#: For a closed client's threads and connections to be gone.
+_END_SECONDS: Final = 5.0
 _KEYS: Final = 6
 _MOST_SEGMENTS: Final = 10
 
@@ -34,12 +38,48 @@ def act(life: Life, url: str, diary: Path) -> None:
     signal.signal(signal.SIGTERM, told.on_signal)
     with pulse(file):
         try:
-            with rg.connect(url) as client:
+            held = _held()
+            with _connected(url) as client:
                 why = work(life, client, file, told)
             file.note("end", why=why)
+            if left := _left_over(held):
+                file.note("error", error=f"after the client was closed there are still {left}")
         except BaseException:
             file.note("error", error=traceback.format_exc())
             raise
+
+
+def _connected(url: str) -> rg.Client:
+    """The client, as soon as the store answers."""
+    deadline = time.monotonic() + _LONGEST_LIFE_SECONDS
+    while True:
+        try:
+            return rg.connect(url)
+        except rg.StoreUnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def _held() -> tuple[set[threading.Thread], int]:
+    return set(threading.enumerate()), open_sockets()
+
+
+def _left_over(held: tuple[set[threading.Thread], int]) -> str:
+    """The threads and connections that there are beyond those; nothing, if they end within some seconds.
+
+    What only garbage holds does not count: asyncio drops a connection that came in the moment of its cancellation.
+    """
+    deadline = time.monotonic() + _END_SECONDS
+    while True:
+        gc.collect()
+        threads, sockets = _held()
+        more = threads - held[0]
+        if not more and sockets <= held[1]:
+            return ""
+        if time.monotonic() > deadline:
+            return f"{sockets - held[1]} connections and the threads {sorted(thread.name for thread in more)}"
+        time.sleep(0.02)
 
 
 def _trace(error: BaseException | None) -> str:
@@ -69,7 +109,7 @@ def read(life: Life, client: rg.Client, diary: DiaryFile, told: Told) -> str:
         diary.note(what, incarnation=None if found is None else found.incarnation)
 
     try:
-        with group.reader(life.id, on_assign=lambda _: in_the_group("assigned")) as reader:
+        with _joined(group, life.id, diary, lambda _: in_the_group("assigned")) as reader:
             told.leave = reader.stop
             if told.leaving:
                 reader.stop()
@@ -84,6 +124,17 @@ def read(life: Life, client: rg.Client, diary: DiaryFile, told: Told) -> str:
     except rg.ReaderNotInGroupError:
         return "replaced"
     return "told" if told.leaving else "done"
+
+
+def _joined(
+    group: rg.ReaderGroup, reader_id: str, diary: DiaryFile, on_assign: Callable[[object], None]
+) -> rg.Reader[bytes]:
+    """A reader that has joined the group; once more where it was not told whether it had, under the same id."""
+    while True:
+        try:
+            return group.reader(reader_id, on_assign=on_assign)
+        except rg.OutcomeUnknownError:
+            diary.note("joins again")
 
 
 def write(life: Life, client: rg.Client, diary: DiaryFile, told: Told) -> str:

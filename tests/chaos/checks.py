@@ -13,13 +13,16 @@ from readergroup.streams.config import SegmentId
 from readergroup.updates import AddReader, CompleteSegment, ReleaseSegment, RemoveReader
 from synchronizer import Update
 from tests.chaos.diaries import Diary, Interval
-from tests.chaos.evidence import Assignment, Evidence, Stored, assignments, moves
+from tests.chaos.evidence import RECOVERY_SECONDS, Assignment, Evidence, Stored, assignments, moves
 from tests.readergroup.reader_processes import Delivery
 
 #: L1: after a kill the segments have other owners within the timeout and so many seconds more.
 TAKEOVER_SECONDS: Final = 2.0
 #: Whoever stood still for this part of the timeout has to observe anew, by the protocol.
 LONG_STALL: Final = 0.3
+
+#: A removal rests on what was seen up to so much longer ago than the timeout.
+EVICTION_SECONDS: Final = 1.0
 
 Violations = Iterator[str]
 
@@ -199,6 +202,8 @@ def who_was_replaced_stays_out(evidence: Evidence) -> Violations:
     free.
     """
     may_join = Counter(process.id for process in evidence.processes.values() if process.role == "reader")
+    for diary in evidence.of_role("reader"):
+        may_join[evidence.processes[diary.name].id] += diary.joins_again
     replaced: dict[str, int] = {}
     for move in moves(evidence.log):
         if isinstance(move.update, RemoveReader):
@@ -297,7 +302,7 @@ def _witnessed(evidence: Evidence, killed: str, killed_at: float, taken_at: floa
         for interval in running(evidence, diary):
             start, end = max(killed_at, interval.start), min(taken_at, interval.end)
             if start < end:
-                stalls = [*evidence.stalls, *diary.stalls]
+                stalls = evidence.stalls_of(diary.name)
                 long = LONG_STALL * evidence.reader_timeout_seconds
                 yield Takeover(reader, killed_at, start, end, quiet_seconds(stalls, Interval(start, end), long))
 
@@ -338,6 +343,33 @@ def quiet_seconds(stalls: Sequence[Interval], within: Interval, long: float) -> 
     return max(stretches)
 
 
+def nobody_is_evicted_without_a_cause(evidence: Evidence) -> Violations:
+    """L3: who is declared dead had ended or stood still, or the store did not answer it, within the timeout before."""
+    by_incarnation = {
+        incarnation: name for name, diary in evidence.diaries.items() for incarnation in diary.incarnations
+    }
+    for move in moves(evidence.log):
+        if not isinstance(move.update, RemoveReader) or move.update.cause != "dead":
+            continue
+        name = by_incarnation.get(move.before.readers[move.update.reader].incarnation)
+        if name is None:
+            continue  # it was killed before it could write down that it had joined
+        before = Interval(move.at - evidence.reader_timeout_seconds - EVICTION_SECONDS, move.at)
+        times = running(evidence, evidence.diary(name))
+        ran = any(each.start <= before.start and before.end <= each.end for each in times)
+        stalled = any(each.start < before.end and before.start < each.end for each in evidence.stalls_of(name))
+        if ran and not stalled:
+            yield f"L3 {name} was declared dead at {move.at:.2f}, and had been running and in contact"
+
+
+def store_recovers(evidence: Evidence) -> Violations:
+    """After a fault the store answers within the bound."""
+    bound = RECOVERY_SECONDS[evidence.kind]
+    for each in evidence.befallen:
+        if each.recovery_seconds > bound:
+            yield f"the store answered {each.recovery_seconds:.1f} s after {each.fault!r}; the bound is {bound:.1f} s"
+
+
 def ended_well(evidence: Evidence) -> Violations:
     """No process failed, and all came to their ends."""
     yield from evidence.troubles
@@ -356,6 +388,8 @@ ALL: Final[Sequence[Callable[[Evidence], Violations]]] = (
     who_lost_a_segment_stops,
     who_was_replaced_stays_out,
     in_time,
+    nobody_is_evicted_without_a_cause,
+    store_recovers,
 )
 
 

@@ -79,6 +79,8 @@ class Diary:
     #: When a reader was first known to be in the group, and under which incarnations it was.
     joined_at: float | None = None
     incarnations: set[int] = field(default_factory=set)
+    #: How often a reader joined once more, because it was not told whether it had.
+    joins_again: int = 0
     stalls: list[Interval] = field(default_factory=list)
     #: Why it ended, where it ended by itself.
     ended: str | None = None
@@ -109,6 +111,8 @@ class Diary:
                     self.joined_at = row["at"]
                 if row["incarnation"] is not None:
                     self.incarnations.add(row["incarnation"])
+            case "joins again":
+                self.joins_again += 1
             case "stall":
                 self.stalls.append(Interval(row["since"], row["at"]))
             case "error":

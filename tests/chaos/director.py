@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
@@ -16,9 +16,11 @@ import readergroup as rg
 from readergroup.streams.segment_reader import SegmentReader
 from tests.chaos.actors import act
 from tests.chaos.diaries import Diary
-from tests.chaos.evidence import Evidence, Happened, Process, Stored
+from tests.chaos.evidence import Befallen, Evidence, Happened, Process, Stored
+from tests.chaos.hosts import NETWORK_FAULTS, Host, left_over
+from tests.chaos.mishaps import Mishaps, Suffered
 from tests.chaos.observer import Observer
-from tests.chaos.plan import READER_TIMEOUT_SECONDS, SECONDS, Action, Plan, Role, Step
+from tests.chaos.plan import READER_TIMEOUT_SECONDS, Action, Plan, Role, Step
 from tests.readergroup.reader_processes import GROUP, STREAM
 
 #: How long the processes may take to end, when all is written and sealed.
@@ -36,9 +38,9 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.chaos.actors"])
 
 
-def play(plan: Plan, folder: Path) -> Evidence:
-    """Play the plan in a folder of its own, which keeps the store and all diaries."""
-    url = f"sqlite:///{folder}/chaos.db"
+def play(plan: Plan, folder: Path, host: Host) -> Evidence:
+    """Play the plan on an empty store, in a folder of its own, which keeps all diaries."""
+    url = host.url
     with rg.connect(url) as client:
         client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(plan.number_of_segments))
         client.groups.create(
@@ -47,19 +49,24 @@ def play(plan: Plan, folder: Path) -> Evidence:
             reader_timeout_seconds=READER_TIMEOUT_SECONDS,
             position_interval_seconds=plan.position_interval_seconds,
         )
-    observer = Observer(url)
-    stage = _Stage(plan, url, folder)
+    observer = Observer(url, host.through_proxy(url))
+    stage = _Stage(plan, host, folder)
     observer.start()
     try:
         stage.play()
     finally:
         stage.clear()
         observer.stop()
+    if left := left_over(host):
+        stage.troubles.append(f"{left} connections are left over")
     with rg.connect(url) as client:
         troubles = [*observer.troubles, *stage.troubles, *_look_at_the_end(client, observer)]
         diaries = {path.stem: Diary.read(path) for path in folder.glob("*.jsonl")}
         return Evidence(
-            processes={life.name: Process(life.name, life.role, life.id) for life in plan.lives.values()},
+            processes={
+                life.name: Process(life.name, life.role, life.id, life.name in plan.proxied)
+                for life in plan.lives.values()
+            },
             diaries=diaries,
             happened=stage.happened,
             stored=stored_events(client),
@@ -67,8 +74,19 @@ def play(plan: Plan, folder: Path) -> Evidence:
             cuts=observer.cuts,
             truncations=observer.truncations,
             stalls=observer.stalls,
+            kind=plan.kind,
+            befallen=list(_befallen(stage.mishaps.suffered, observer)),
             troubles=[*troubles, *(f"{name} failed:\n{e}" for name, diary in diaries.items() for e in diary.errors)],
         )
+
+
+def _befallen(suffered: Sequence[Suffered], observer: Observer) -> Iterator[Befallen]:
+    nexts = [*(each.begun for each in suffered[1:]), float("inf")]
+    for (fault, begun, healed), next_begun in zip(suffered, nexts, strict=False):
+        stalls = observer.proxied_stalls if fault in NETWORK_FAULTS else observer.stalls
+        met = [stall.end for stall in stalls if stall.start < healed and begun < stall.end]
+        # What the next fault does is not this one's.
+        yield Befallen(fault, begun, healed, min(max(met, default=begun), next_begun))
 
 
 def stored_events(client: rg.Client) -> dict[rg.SegmentId, list[Stored]]:
@@ -100,11 +118,13 @@ def _look_at_the_end(client: rg.Client, observer: Observer) -> list[str]:
 class _Stage:
     """The processes of a schedule."""
 
-    def __init__(self, plan: Plan, url: str, folder: Path) -> None:
+    def __init__(self, plan: Plan, host: Host, folder: Path) -> None:
         self.happened: list[Happened] = []
-        self.troubles: list[str] = []
+        self.mishaps = Mishaps(plan.mishaps, host)
+        self.troubles: list[str] = self.mishaps.troubles
         self._plan = plan
-        self._url = url
+        self._url = host.url
+        self._proxied_url = host.through_proxy(host.url)
         self._folder = folder
         self._processes: dict[str, BaseProcess] = {}
         self._steps: list[Step] = []  # still to be taken, by the clock
@@ -115,8 +135,9 @@ class _Stage:
         first.start()
         first.join()
         begun = time.monotonic()
+        self.mishaps.start(begun)
         self._plan_steps(self._plan.steps, begun)
-        self._go_on_until(begun + SECONDS)
+        self._go_on_until(begun + self._plan.seconds)
         if not self._plan.seals_while_writing:
             self._dismiss("writer", "scaler")
         begun = time.monotonic()
@@ -141,7 +162,13 @@ class _Stage:
         if action == "start":
             # In place before the process is, so that a schedule that is broken off ends it.
             process = self._processes[life] = _context.Process(
-                target=act, args=(self._plan.lives[life], self._url, self._folder / f"{life}.jsonl"), daemon=True
+                target=act,
+                args=(
+                    self._plan.lives[life],
+                    self._proxied_url if life in self._plan.proxied else self._url,
+                    self._folder / f"{life}.jsonl",
+                ),
+                daemon=True,
             )
             process.start()
         elif not self._signal(action, life):
@@ -182,7 +209,8 @@ class _Stage:
         return [name for name in self._processes if self._plan.lives[name].role in roles]
 
     def clear(self) -> None:
-        """Leave no process behind."""
+        """Leave no process behind, and no fault."""
+        self.mishaps.stop()
         for name, process in self._processes.items():
             self._signal("kill", name)
             process.join(ENDING_SECONDS)

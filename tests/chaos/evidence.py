@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from readergroup.state import ReaderGroupState, SegmentState
 from readergroup.streams.config import SegmentId
 from readergroup.updates import CompleteSegment, ReleaseSegment, RemoveReader
 from synchronizer import Revision, Transition, Update
 from tests.chaos.diaries import Diary, Interval
+from tests.chaos.hosts import NETWORK_FAULTS, Fault, StoreKind
 from tests.chaos.plan import READER_TIMEOUT_SECONDS, Action, Role
 
 
@@ -35,6 +36,7 @@ class Process(NamedTuple):
     name: str
     role: Role
     id: str
+    is_proxied: bool = False
 
 
 class Entry(NamedTuple):
@@ -58,6 +60,37 @@ class Truncation(NamedTuple):
     start: int
 
 
+class Befallen(NamedTuple):
+    """A fault that the store, or the way to it, had."""
+
+    fault: Fault
+    begun: float
+    #: From when on the servers ran again, or the network was as ever.
+    healed: float
+    #: When the observer's last append that met it, by the way that it befell, was answered.
+    answered: float
+
+    @property
+    def recovery_seconds(self) -> float:
+        """From the end of the fault to an answer; where others take over from a node, from its beginning on."""
+        return max(0.0, self.answered - (self.begun if self.fault in TAKEN_OVER else self.healed))
+
+    def befalls(self, process: Process) -> bool:
+        return process.is_proxied or self.fault not in NETWORK_FAULTS
+
+
+#: Faults of one node, whose work others take over while it lasts.
+TAKEN_OVER: Final[Sequence[Fault]] = ("leader killed", "leader frozen", "rolling restart")
+#: Within so many seconds after a fault, in the sense of `Befallen.recovery_seconds`, the store answers everybody.
+RECOVERY_SECONDS: Final[Mapping[StoreKind, float]] = {
+    "sqlite": 0.0,
+    "url": 0.0,
+    "postgresql": 6.0,
+    "nats": 6.0,
+    "nats-cluster": 15.0,
+}
+
+
 @dataclass
 class Evidence:
     processes: Mapping[str, Process] = field(default_factory=dict)
@@ -70,12 +103,24 @@ class Evidence:
     truncations: Sequence[Truncation] = ()
     #: When the store took no append, or the process that sent the signals stood still.
     stalls: Sequence[Interval] = ()
+    kind: StoreKind = "sqlite"
+    befallen: Sequence[Befallen] = ()
     #: What went wrong outside of the checks: a process that failed, or did not end.
     troubles: Sequence[str] = ()
     reader_timeout_seconds: float = READER_TIMEOUT_SECONDS
 
     def diary(self, process: str) -> Diary:
         return self.diaries.get(process) or Diary(process)
+
+    def stalls_of(self, process: str) -> list[Interval]:
+        """When this process, the machine or the store stood still, or the store was still allowed to recover."""
+        recovery = RECOVERY_SECONDS[self.kind]
+        away = [
+            Interval(each.begun, (each.begun if each.fault in TAKEN_OVER else each.healed) + recovery)
+            for each in self.befallen
+            if each.befalls(self.processes[process])
+        ]
+        return [*self.stalls, *self.diary(process).stalls, *away]
 
     def of_role(self, role: Role) -> list[Diary]:
         return [self.diary(name) for name, process in self.processes.items() if process.role == role]

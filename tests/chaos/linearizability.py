@@ -11,7 +11,7 @@ Wing and Gong (1993), which does not look again at a set of calls and a state th
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 MAX_STEPS: Final = 2_000_000
@@ -133,11 +133,16 @@ class _Search:
                 yield bit, call
 
     def steps_from(self, taken: int, state: Hashable) -> Iterator[_Step]:
+        steps = []
         for bit, call in self.next_calls(taken):
             after, answer = self._run(state, call.operation)
             # A call without an answer counts only if it changes something; otherwise it need not have happened.
             if answer == call.answer if call.is_answered else after != state:
-                yield _Step(call, taken | bit, after)
+                if after == state:
+                    # What changes nothing and may come now, may as well: in no order does it have to come later.
+                    return iter([_Step(call, taken | bit, after)])
+                steps.append(_Step(call, taken | bit, after))
+        return iter(steps)
 
 
 # The objects. Operations and answers are tuples, as they are written down.
@@ -149,6 +154,10 @@ class SegmentModel:
     ``("append", data, expected offset or None, ((attribute, expected or None, new or None), ...))`` is answered with
     ``("appended", offset, length)`` or ``("conflict", length, delta, ((attribute, value or None), ...))``;
     ``("read", offset)`` with the bytes from there on; ``("length",)``; ``("attributes",)`` with all of them.
+
+    The parts of a conflict, looked at one after the other: ``("fails", expected offset or None, changes)``
+    is answered with whether such an append does; ``("seen", offset or None)`` with the length and the bytes from there
+    on; ``("seen attributes", names)``. ``("change", changes)`` is an append without bytes, whatever the length.
     """
 
     initial: Hashable = (b"", ())
@@ -164,6 +173,15 @@ class SegmentModel:
                 return state, len(data)
             case ("attributes",):
                 return state, pairs
+            case ("fails", expected_offset, changes):
+                return state, expected_offset not in (None, len(data)) or _present(pairs, changes) != _expected(changes)
+            case ("seen", offset):
+                return state, (len(data), b"" if offset is None else data[offset:])
+            case ("seen attributes", names):
+                return state, tuple((name, dict(pairs).get(name)) for name in names)
+            case ("change", changes):
+                after, answer = self._append(data, dict(pairs), b"", None, changes)
+                return after, answer[0]
         raise ValueError(f"no such operation: {operation}")
 
     def _append(
@@ -174,9 +192,8 @@ class SegmentModel:
         expected_offset: int | None,
         changes: tuple[tuple[str, bytes | None, bytes | None], ...],
     ) -> tuple[Hashable, Answer]:
-        present = tuple((name, attributes.get(name)) for name, _, _ in changes)
-        expected = tuple((name, value) for name, value, _ in changes)
-        if expected_offset not in (None, len(data)) or expected != present:
+        present = _present(attributes.items(), changes)
+        if expected_offset not in (None, len(data)) or _expected(changes) != present:
             delta = b"" if expected_offset is None else data[expected_offset:]
             return (data, tuple(sorted(attributes.items()))), ("conflict", len(data), delta, present)
         for name, _, new in changes:
@@ -185,6 +202,38 @@ class SegmentModel:
                 attributes[name] = new
         after = (data + new_data, tuple(sorted(attributes.items())))
         return after, ("appended", len(data), len(after[0]))
+
+
+_Changes = tuple[tuple[str, bytes | None, bytes | None], ...]
+
+
+def _present(pairs: Iterable[tuple[str, bytes]], changes: _Changes) -> tuple[tuple[str, bytes | None], ...]:
+    values = dict(pairs)
+    return tuple((name, values.get(name)) for name, _, _ in changes)
+
+
+def _expected(changes: _Changes) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((name, value) for name, value, _ in changes)
+
+
+def taken_apart(history: Iterable[Call]) -> Iterator[Call]:
+    """The same history of a segment, where the parts of each conflict may be of different moments.
+
+    The same goes for the length that is answered to an append without bytes and without an offset. What is asked of
+    such a store is that an append takes place exactly if its expectations hold, and that each part of a conflict was
+    so, while the call lasted.
+    """
+    for call in history:
+        match call.operation, call.answer:
+            case (("append", _, offset, changes), ("conflict", length, delta, present)):
+                yield call._replace(operation=("fails", offset, changes), answer=True)
+                yield call._replace(operation=("seen", offset), answer=(length, delta))
+                names = tuple(name for name, _ in present)
+                yield call._replace(operation=("seen attributes", names), answer=present)
+            case (("append", b"", None, changes), ("appended", *_)):
+                yield call._replace(operation=("change", changes), answer="appended")
+            case _:
+                yield call
 
 
 class StateModel:

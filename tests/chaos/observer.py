@@ -1,4 +1,7 @@
-"""Watches a schedule from outside: the group's log, where the group stands, and whether the store answers."""
+"""Watches a schedule from outside: the group's log, where the group stands, and whether the store answers.
+
+What it watches goes straight to the store. It also looks whether the store answers those that come through the proxy.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from collections.abc import Callable
 from typing import Final
 
 import readergroup as rg
+from synchronizer import Appended
 from tests.chaos.diaries import STALL_SECONDS, Interval
 from tests.chaos.evidence import Cut, Entry, Truncation
 from tests.readergroup.reader_processes import GROUP
@@ -16,26 +20,34 @@ from tests.readergroup.reader_processes import GROUP
 _CUT_SECONDS: Final = 0.1
 _PROBE_SECONDS: Final = 0.05
 _PROBE: Final = "probe"
+_PROXIED_PROBE: Final = "probe-through-the-proxy"
+#: What a call raises while the store is away.
+AWAY: Final = (rg.StoreUnavailableError, rg.DeadlineExceededError, rg.OutcomeUnknownError)
 
 
 class Observer:
-    """Three threads, from ``start`` to ``stop``. What they found is complete after that."""
+    """Some threads, from ``start`` to ``stop``. What they found is complete after that."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, proxied_url: str) -> None:
         self.log: list[Entry] = []
         self.cuts: list[Cut] = []
         self.truncations: list[Truncation] = []
         self.stalls: list[Interval] = []
+        #: The same, for those that come through the proxy.
+        self.proxied_stalls: list[Interval] = []
         self.troubles: list[str] = []
         self._client = rg.connect(url)
         self._client.store.create(_PROBE)
+        self._proxied = rg.connect(proxied_url) if proxied_url != url else None
         self._group = self._client.groups.get(GROUP)
         self._feed = self._group.synchronizer.transitions()
         self._end = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._repeat, args=(step,), daemon=True)
-            for step in (self._follow, self._look, self._probe)
-        ]
+        steps = [self._follow, self._look, lambda: self._probe(self._client, self.stalls)]
+        if self._proxied is not None:
+            proxied = self._proxied
+            proxied.store.create(_PROXIED_PROBE)
+            steps.append(lambda: self._probe(proxied, self.proxied_stalls, _PROXIED_PROBE))
+        self._threads = [threading.Thread(target=self._repeat, args=(step,), daemon=True) for step in steps]
 
     def start(self) -> None:
         for thread in self._threads:
@@ -46,11 +58,16 @@ class Observer:
         for thread in self._threads:
             thread.join()
         self._client.close()
+        if self._proxied is not None:
+            self._proxied.close()
 
     def _repeat(self, step: Callable[[], None]) -> None:
         try:
             while not self._end.is_set():
-                step()
+                try:
+                    step()
+                except AWAY:
+                    self._end.wait(_PROBE_SECONDS)
             step()
         except Exception:
             self.troubles.append(f"the observer failed:\n{traceback.format_exc()}")
@@ -70,16 +87,20 @@ class Observer:
         self.truncations.append(Truncation(time.monotonic(), start))
         self._end.wait(_CUT_SECONDS)
 
-    def _probe(self) -> None:
+    def _probe(self, client: rg.Client, stalls: list[Interval], segment: str = _PROBE) -> None:
         """See whether the store takes an append, and how long that and the pause after it really last."""
         sent_at = time.monotonic()
-        while True:
-            try:
-                self._client.store.append(_PROBE, b".")
-                break
-            except rg.StoreUnavailableError:
-                continue
+        while not self._is_taken(client, segment):
+            self._end.wait(0.01)
+        answered_at = time.monotonic()
         self._end.wait(_PROBE_SECONDS)
         now = time.monotonic()
         if now - sent_at > STALL_SECONDS + _PROBE_SECONDS:
-            self.stalls.append(Interval(sent_at, now))
+            # The pause is long only where the machine stood still.
+            stalls.append(Interval(sent_at, now if now - answered_at > 2 * _PROBE_SECONDS else answered_at))
+
+    def _is_taken(self, client: rg.Client, segment: str) -> bool:
+        try:
+            return isinstance(client.store.append(segment, b"."), Appended)
+        except rg.StoreUnavailableError:
+            return False

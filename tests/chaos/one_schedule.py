@@ -1,4 +1,4 @@
-"""``python -m tests.chaos.one_schedule SEED FOLDER``: play one schedule, and leave its report in the folder."""
+"""``python -m tests.chaos.one_schedule SEED FOLDER STORE``: play a schedule, and leave its report in the folder."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import time
 from pathlib import Path
 
 from tests.chaos.director import play
+from tests.chaos.hosts import host
 from tests.chaos.plan import plan
 from tests.chaos.report import Report
 
 
-def main(seed: int, folder: Path) -> None:
+def main(seed: int, folder: Path, store: str) -> None:
     begun = time.monotonic()
-    evidence = play(plan(seed), folder)
-    Report.of(seed, folder, time.monotonic() - begun, evidence).save()
+    with host(store, folder) as own:
+        evidence = play(plan(seed, own.kind), folder, own)
+    Report.of(seed, folder, time.monotonic() - begun, evidence, store=store).save()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -1,11 +1,13 @@
-"""Which processes a schedule has, and when each gets which signal. One seed makes one plan."""
+"""Which processes a schedule has, when each gets which signal, and what befalls the store. One seed makes one plan."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
+
+from tests.chaos.hosts import NETWORK_FAULTS, Fault, StoreKind
 
 Role = Literal["reader", "writer", "scaler", "sealer"]
 #: "term" is SIGTERM, which asks a process to leave; "stop" and "continue" are SIGSTOP and SIGCONT.
@@ -13,7 +15,39 @@ Action = Literal["start", "kill", "stop", "continue", "term"]
 
 READER_TIMEOUT_SECONDS: Final = 2.0
 #: How long signals are sent, before the stream is sealed and read to its end.
-SECONDS: Final = 6.0
+SECONDS: Final[dict[StoreKind, float]] = {
+    "sqlite": 6.0,
+    "postgresql": 9.0,
+    "nats": 9.0,
+    "nats-cluster": 12.0,
+    "url": 6.0,
+}
+#: What may befall each kind of store, and for how long, in seconds: some shorter than a lease and some longer.
+MISHAPS: Final[dict[StoreKind, dict[Fault, tuple[float, float]]]] = {
+    "sqlite": {},
+    "url": {},
+    "postgresql": {
+        **dict.fromkeys(NETWORK_FAULTS, (0.3, 3.0)),
+        "restarted": (0.0, 2.5),
+        "killed": (0.0, 2.5),
+        "frozen": (0.3, 3.5),
+    },
+    "nats": {
+        **dict.fromkeys(NETWORK_FAULTS, (0.3, 3.0)),
+        "restarted": (0.0, 2.5),
+        "killed": (0.0, 2.5),
+        "frozen": (0.3, 3.5),
+    },
+    "nats-cluster": {
+        **dict.fromkeys(NETWORK_FAULTS, (0.3, 3.0)),
+        "restarted": (0.0, 3.0),
+        "killed": (0.0, 3.0),
+        "leader killed": (0.0, 10.0),
+        "leader frozen": (0.5, 10.0),
+        "rolling restart": (0.0, 0.0),
+        "all nodes killed": (0.0, 2.0),
+    },
+}
 
 #: How often each role meets each fault, per ten.
 _FAULTS: Final[dict[str, dict[Action, int]]] = {
@@ -23,10 +57,15 @@ _FAULTS: Final[dict[str, dict[Action, int]]] = {
 }
 #: A process is stopped for so long, in seconds: longer than a lease.
 _STOPPED_SECONDS: Final = (1.1 * READER_TIMEOUT_SECONDS, 1.7 * READER_TIMEOUT_SECONDS)
+#: How long a process is left in peace, and how long where the store has faults, which it is to live through.
+_PEACE_SECONDS: Final = (0.3, 2.5)
+_LONGER_PEACE_SECONDS: Final = (0.5, 7.0)
 _PAUSES_SECONDS: Final = (0.0, 0.0005, 0.002, 0.004)
 _SAME_ID: Final = 0.35
 _NOT_REPLACED: Final = 0.15
 _TWIN: Final = 0.3
+#: How many of the processes have the network between them and the store that mishaps befall.
+_PROXIED: Final = 0.5
 
 
 class Life(NamedTuple):
@@ -46,40 +85,63 @@ class Step(NamedTuple):
     life: str
 
 
+class Mishap(NamedTuple):
+    """The store, or the way to it, has this fault from ``at`` on, for so many seconds."""
+
+    at: float
+    fault: Fault
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Plan:
     seed: int
+    kind: StoreKind
+    #: How long signals are sent.
+    seconds: float
     number_of_segments: int
     position_interval_seconds: float
     lives: dict[str, Life]
     #: Seconds count from the beginning of the schedule.
     steps: tuple[Step, ...]
-    #: Seconds count from the moment when everything is written; if the stream is sealed meanwhile, from `SECONDS` on.
+    #: Seconds count from the moment when everything is written; if the stream is sealed meanwhile, from `seconds` on.
     ending: tuple[Step, ...]
     seals_while_writing: bool
+    #: One after the other, those of the servers and those of the network.
+    mishaps: tuple[Mishap, ...] = ()
+    #: The lives that come through the proxy.
+    proxied: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         """The plan as text, a line for each step."""
         first = (
-            f"seed {self.seed}: {self.number_of_segments} segments, positions every {self.position_interval_seconds} s,"
-            f" sealed {'while' if self.seals_while_writing else 'after'} writing"
+            f"seed {self.seed} on {self.kind}: {self.number_of_segments} segments, "
+            f"positions every {self.position_interval_seconds} s, "
+            f"sealed {'while' if self.seals_while_writing else 'after'} writing"
         )
-        steps = [f"  {step.at:6.2f}  {step.action:<8}  {step.life}" for step in self.steps]
-        ending = [f"  +{step.at:5.2f}  {step.action:<8}  {step.life}" for step in self.ending]
+        lines = [(step.at, f"{step.action:<8}  {step.life}{self._way(step)}") for step in self.steps]
+        lines += [(mishap.at, f"{mishap.fault} for {mishap.seconds:.2f} s") for mishap in self.mishaps]
+        steps = [f"  {at:6.2f}  {what}" for at, what in sorted(lines)]
+        ending = [f"  +{step.at:5.2f}  {step.action:<8}  {step.life}{self._way(step)}" for step in self.ending]
         return "\n".join([first, *steps, "  then", *ending])
 
+    def _way(self, step: Step) -> str:
+        return " through the proxy" if step.action == "start" and step.life in self.proxied else ""
 
-def plan(seed: int) -> Plan:
-    """The plan of this seed."""
+
+def plan(seed: int, kind: StoreKind = "sqlite") -> Plan:
+    """The plan of this seed for this kind of store."""
     rng = random.Random(seed)
-    cast = _Cast(rng)
+    cast = _Cast(rng, SECONDS[kind], _LONGER_PEACE_SECONDS if MISHAPS[kind] else _PEACE_SECONDS)
     steps: list[Step] = []
     for role, number in (("reader", rng.randint(2, 5)), ("writer", rng.randint(2, 3)), ("scaler", rng.randint(1, 2))):
         for slot in range(number):
             steps += cast.play(role, f"{role[0]}{slot}")  # type: ignore[arg-type]
     steps.sort()
-    return Plan(
+    made = Plan(
         seed=seed,
+        kind=kind,
+        seconds=SECONDS[kind],
         number_of_segments=rng.randint(2, 6),
         position_interval_seconds=rng.choice((0.1, 0.3, 1.0)),
         lives=cast.lives,
@@ -87,14 +149,32 @@ def plan(seed: int) -> Plan:
         ending=tuple(sorted(cast.end(steps))),
         seals_while_writing=rng.random() < 0.3,
     )
+    if not MISHAPS[kind]:
+        return made
+    proxied = frozenset(name for name in made.lives if rng.random() < _PROXIED)
+    return replace(made, mishaps=tuple(_mishaps(rng, kind)), proxied=proxied)
+
+
+def _mishaps(rng: random.Random, kind: StoreKind) -> Iterator[Mishap]:
+    """Faults with a while between them in which all may be well; half of them of the network."""
+    of_network = [fault for fault in MISHAPS[kind] if fault in NETWORK_FAULTS]
+    of_servers = [fault for fault in MISHAPS[kind] if fault not in NETWORK_FAULTS]
+    at = rng.uniform(0.3, 1.5)
+    while at < SECONDS[kind]:
+        fault = rng.choice(rng.choice((of_network, of_servers)))
+        seconds = rng.uniform(*MISHAPS[kind][fault])
+        yield Mishap(at, fault, seconds)
+        at += seconds + rng.uniform(0.5, 2.5)
 
 
 class _Cast:
     """The processes of a plan, as they are thought of."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, seconds: float, peace_seconds: tuple[float, float]) -> None:
         self.lives: dict[str, Life] = {}
         self._rng = rng
+        self._seconds = seconds
+        self._peace_seconds = peace_seconds
         self._ids = 0
 
     def play(self, role: Role, first_id: str) -> Iterator[Step]:
@@ -103,7 +183,7 @@ class _Cast:
         at = rng.uniform(0.0, 0.4)
         life, step = self._begin(role, first_id, at)
         yield step
-        while (at := at + rng.uniform(0.3, 2.5)) < SECONDS:
+        while (at := at + rng.uniform(*self._peace_seconds)) < self._seconds:
             (fault,) = rng.choices(list(_FAULTS[role]), list(_FAULTS[role].values()))
             yield Step(at, fault, life.name)
             if fault == "stop":

@@ -1,7 +1,8 @@
-"""Histories of real processes that use one SQLite file at the same time, while some of them are killed.
+"""Histories of real processes that use one store at the same time, while some of them are killed.
 
 Each process writes down every call before it makes it, and its answer afterwards, into a file of its own. The store is
-made to fail now and then: an append is refused, or its request or its answer is lost.
+made to fail now and then: an append is refused, or its request or its answer is lost. Where it lives on servers, these
+are killed, stopped and restarted meanwhile, and the network fails that half of the processes come through.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -40,13 +41,23 @@ from synchronizer import (
 )
 from synchronizer.testing import FailingStore
 
-from .linearizability import Answer, Call, Model, Operation, SegmentModel, StateModel, Verdict, linearize
+from .hosts import KINDS as STORE_KINDS
+from .hosts import Host, StoreKind
+from .hosts import host as host_of
+from .linearizability import Answer, Call, Model, Operation, SegmentModel, StateModel, Verdict, linearize, taken_apart
+from .mishaps import Mishaps
+from .plan import Mishap
 from .zygote import ENDED, LONG, Child, Zygote
 
 PROCESSES: Final = 8
 KILLED: Final = 3
 FAULT_RATE: Final = 0.03
 COMPACTION_BYTES: Final = 3000
+_REFUSED_SECONDS: Final = 0.05
+#: Stores that look at the parts of what they answer to a lost race one after the other.
+LOOKS_TWICE: Final[Sequence[StoreKind]] = ("postgresql", "nats", "nats-cluster", "url")
+#: What the processes are to find imported when they begin.
+DRIVERS: Final = ("synchronizer.stores.sqlite", "synchronizer.stores.postgres", "synchronizer.stores.nats")
 
 
 class Diary:
@@ -64,6 +75,7 @@ class Diary:
             answer = ask()
         except (StoreUnavailableError, DeadlineExceededError):
             self._write("refused", self._number)
+            time.sleep(_REFUSED_SECONDS)  # while the store is away, not all calls of the process are to be refused
             return None
         except OutcomeUnknownError:
             return None
@@ -148,7 +160,7 @@ def _segment_operation(rng: random.Random, unique: bytes, known: _Known) -> Oper
     if kind < 0.2:
         return rng.choice([("length",), ("attributes",)])
     offset = known.length if rng.random() < 0.6 else None
-    names = rng.sample(["a", "b"], rng.choice([0, 1, 1, 2]))
+    names = sorted(rng.sample(["a", "b"], rng.choice([0, 1, 1, 2])))
     changes = tuple((name, known.attributes.get(name), unique if rng.random() < 0.9 else None) for name in names)
     data = b"" if changes and rng.random() < 0.4 else unique
     return ("append", data, offset, changes)
@@ -171,7 +183,7 @@ def _append_answer(result: AppendResult) -> Answer:
     if isinstance(result, Appended):
         return ("appended", result.offset, result.length)
     if isinstance(result, Conflict):
-        return ("conflict", result.length, result.delta, tuple(result.attributes.items()))
+        return ("conflict", result.length, result.delta, tuple(sorted(result.attributes.items())))
     return None
 
 
@@ -277,18 +289,42 @@ KINDS: Final[Mapping[str, Kind]] = {
 }
 
 
-def record(zygote: Zygote, folder: Path, name: str, seed: int) -> Mapping[str, Sequence[Call]]:
+def record(zygote: Zygote, folder: Path, name: str, seed: int, host: Host) -> Mapping[str, Sequence[Call]]:
     """Let processes use the things of one kind, kill some of them, and return the history of each thing."""
     kind = KINDS[name]
     things = tuple(f"{name}-{number}" for number in range(kind.things))
-    url = f"sqlite:///{folder / 'store.db'}"
-    with open_store(url) as store:
-        for thing in things if name == "segment" else ():
-            store.create(thing)
+    with host.fresh_store(folder) as url:
+        with open_store(url) as store:
+            for thing in things if name == "segment" else ():
+                store.create(thing)
+        rng = random.Random(seed)
+        mishaps = Mishaps(_mishaps(rng, host), host)
+        try:
+            recorded = _record(zygote, folder, kind, things, seed, (url, host.through_proxy(url)), mishaps)
+        finally:
+            mishaps.stop()
+        assert not mishaps.troubles, "\n".join(mishaps.troubles)
+        if name == "segment" and host.kind in LOOKS_TWICE:
+            return {thing: list(taken_apart(history)) for thing, history in recorded.items()}
+        return recorded
+
+
+def _record(
+    zygote: Zygote,
+    folder: Path,
+    kind: Kind,
+    things: tuple[str, ...],
+    seed: int,
+    urls: Sequence[str],
+    mishaps: Mishaps,
+) -> Mapping[str, Sequence[Call]]:
     rng = random.Random(seed)
+    # Calls without an answer, of which there are many where servers fail, make the search long.
+    calls = kind.calls // 2 if mishaps.planned else kind.calls
+    diaries = [folder / f"process-{number}" for number in range(PROCESSES)]
     parts = [
-        Part(url, folder / f"process-{number}", f"{seed}-{number}", kind.calls, things, rng.randrange(kind.calls))
-        for number in range(PROCESSES)
+        Part(urls[number % len(urls)], diary, f"{seed}-{number}", calls, things, rng.randrange(calls))
+        for number, diary in enumerate(diaries)
     ]
     with ExitStack() as ending:
         children = [zygote.start(kind.work, part) for part in parts]
@@ -298,11 +334,21 @@ def record(zygote: Zygote, folder: Path, name: str, seed: int) -> Mapping[str, S
             assert child.receive() == "ready"
         for child in children:
             child.send("go")
+        mishaps.start(time.monotonic())
         _kill_at_milestones(children[:KILLED])
         for child in children[KILLED:]:
             assert child.receive() == "milestone"
             assert child.receive() is ENDED and not child.was_killed
-    return histories([part.diary for part in parts])
+    return histories(diaries)
+
+
+def _mishaps(rng: random.Random, host: Host) -> Iterator[Mishap]:
+    """Short ones, one soon after the other, for as long as the processes may take."""
+    at = 0.1
+    while host.faults and at < LONG:
+        seconds = rng.uniform(0.05, 0.5)
+        yield Mishap(at, rng.choice(host.faults), seconds)
+        at += seconds + rng.uniform(0.3, 1.0)
 
 
 def _kill_at_milestones(children: Sequence[Child]) -> None:
@@ -348,7 +394,10 @@ class Report(NamedTuple):
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.chaos.linearizability",
-        description="Record histories of processes that use one SQLite file, some of them killed, and check them.",
+        description="Record histories of processes that use one store, some of them killed, and check them.",
+    )
+    parser.add_argument(
+        "--store", default="sqlite", help=f"{', '.join(STORE_KINDS)}, whose servers are killed as well, or an address"
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="begin no further round after so long")
     parser.add_argument("--seed", type=int, default=None, help="of the first round; the next one is that of the next")
@@ -356,21 +405,24 @@ def main() -> None:
     first = random.SystemRandom().randrange(1_000_000) if arguments.seed is None else arguments.seed
     end = time.monotonic() + arguments.seconds
     seed = first
-    with Zygote([__name__, "synchronizer.stores.sqlite"]) as zygote:
+    with ExitStack() as ending:
+        zygote = ending.enter_context(Zygote([__name__, *DRIVERS]))
+        host = ending.enter_context(host_of(arguments.store, Path(tempfile.mkdtemp(prefix="linearizability-"))))
         while seed == first or time.monotonic() < end:
             for name in KINDS:
-                _round(zygote, name, seed)
+                _round(zygote, name, seed, host)
             seed += 1
 
 
-def _round(zygote: Zygote, name: str, seed: int) -> None:
+def _round(zygote: Zygote, name: str, seed: int, host: Host) -> None:
     """Record and check once. What is wrong is kept, and ends the program with status 1."""
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-{seed}-"))
     start = time.monotonic()
-    recorded = record(zygote, folder, name, seed)
+    recorded = record(zygote, folder, name, seed, host)
     took = time.monotonic() - start
     report = Report.of(recorded, KINDS[name].model)
-    print(f"seed {seed} {name}: {report}; {took:.1f} s and {time.monotonic() - start - took:.1f} s", flush=True)
+    seconds = f"{took:.1f} s and {time.monotonic() - start - took:.1f} s"
+    print(f"{host.kind}, seed {seed}, {name}: {report}; {seconds}", flush=True)
     if report.violations:
         print("\n".join(report.violations), f"\nthe diaries are in {folder}", sep="\n")
         sys.exit(1)

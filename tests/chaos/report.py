@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -12,6 +12,7 @@ from typing import Self
 
 from tests.chaos.checks import takeovers, violations
 from tests.chaos.evidence import Evidence
+from tests.chaos.hosts import kind_of
 
 _FILE = "report.json"
 
@@ -36,10 +37,13 @@ class Report:
     entries: int = 0
     log_is_whole: bool = True
     stall_seconds: float = 0.0
+    store: str = "sqlite"
+    #: How long the store took to answer again, for each time that it had a fault.
+    recoveries: list[tuple[str, float]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, seed: int, folder: Path, seconds: float, evidence: Evidence) -> Self:
+    def of(cls, seed: int, folder: Path, seconds: float, evidence: Evidence, *, store: str = "sqlite") -> Self:
         places = [(each.segment, each.offset) for diary in evidence.diaries.values() for each in diary.deliveries]
         taken = [each for each in takeovers(evidence) if each.to < float("inf")]
         signals = Counter(
@@ -59,6 +63,8 @@ class Report:
             entries=len(evidence.log),
             log_is_whole=evidence.log_is_whole,
             stall_seconds=sum(stall.end - stall.start for stall in evidence.stalls),
+            store=store,
+            recoveries=[(each.fault, round(each.recovery_seconds, 3)) for each in evidence.befallen],
             violations=violations(evidence),
         )
 
@@ -71,15 +77,30 @@ class Report:
 
     def __str__(self) -> str:
         how = ", ".join(f"{action} {self._sum(action)}" for action in ("kill", "stop", "term"))
+        how += "".join(f", {fault} {seconds:.1f}" for fault, seconds in self.recoveries)
         longest = f", takeover {max(self.takeovers):.1f} s" if self.takeovers else ""
         return (
-            f"seed {self.seed}: {'FAILED' if self.violations else 'ok'}, {self.seconds:.1f} s, {how}, "
+            f"{kind_of(self.store)}, seed {self.seed}: {'FAILED' if self.violations else 'ok'}, "
+            f"{self.seconds:.1f} s, {how}, "
             f"{self.events} events, {self.duplicates} repeated, {self.scales} scales, {self.entries} entries{longest}, "
             f"stalled {self.stall_seconds:.1f} s"
         )
 
     def _sum(self, action: str) -> int:
         return sum(count for name, count in self.signals.items() if name.startswith(f"{action} "))
+
+
+def recoveries(reports: Sequence[Report]) -> Iterator[str]:
+    """For each store and fault how long it took to answer again."""
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for report in reports:
+        for fault, seconds in report.recoveries:
+            found[kind_of(report.store), fault].append(seconds)
+    for (kind, fault), answered in sorted(found.items()):
+        yield (
+            f"{kind}, {fault}: {len(answered)} times; answers again after {median(answered):.2f} s in the median and "
+            f"{max(answered):.2f} s at most"
+        )
 
 
 def summary(reports: Sequence[Report]) -> str:
@@ -106,4 +127,5 @@ def summary(reports: Sequence[Report]) -> str:
     hidden = sum(not report.log_is_whole for report in reports)
     if hidden:
         lines.append(f"in {hidden} schedules the observer missed entries of the log")
+    lines += recoveries(reports)
     return "\n".join(lines)

@@ -7,12 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import IO, Final
 
+from tests.chaos.hosts import kind_of
 from tests.chaos.plan import plan
 from tests.chaos.report import Report
 
@@ -22,11 +24,14 @@ _LONGEST_SECONDS: Final = 240.0
 _OUTPUT: Final = "output.txt"
 
 
-def run(seeds: Sequence[int], folder: Path, *, jobs: int = 2, keep: bool = False) -> Iterator[Report]:
-    """The reports, as the schedules end. The folders of those that failed are kept, or all."""
+def run(
+    seeds: Iterable[int], folder: Path, *, stores: Sequence[str] = ("sqlite",), jobs: int = 2, keep: bool = False
+) -> Iterator[Report]:
+    """The reports, as the schedules end: the seeds take turns on the stores. Folders of those that failed are kept."""
     pool = ThreadPoolExecutor(jobs)
     try:
-        for future in as_completed([pool.submit(_run_one, seed, folder) for seed in seeds]):
+        each = zip(seeds, cycle(stores), strict=False)
+        for future in as_completed([pool.submit(_run_one, seed, folder, store) for seed, store in each]):
             report = future.result()
             if not report.violations and not keep:
                 shutil.rmtree(report.folder)
@@ -35,17 +40,18 @@ def run(seeds: Sequence[int], folder: Path, *, jobs: int = 2, keep: bool = False
         pool.shutdown(cancel_futures=True)
 
 
-def _run_one(seed: int, folder: Path) -> Report:
-    own = folder / f"seed-{seed}"
+def _run_one(seed: int, folder: Path, store: str) -> Report:
+    own = folder / f"{kind_of(store)}-{seed}"
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir(parents=True)
-    command = [sys.executable, "-m", "tests.chaos.one_schedule", str(seed), str(own)]
+    command = [sys.executable, "-m", "tests.chaos.one_schedule", str(seed), str(own), store]
     with (own / _OUTPUT).open("w") as output:
         code = _exit_code(command, output)
     if code is None:
-        return Report(seed, str(own), violations=["the schedule hangs"])
+        return Report(seed, str(own), store=store, violations=["the schedule hangs"])
     if code:
-        return Report(seed, str(own), violations=[f"the schedule could not be played:\n{(own / _OUTPUT).read_text()}"])
+        why = f"the schedule could not be played:\n{(own / _OUTPUT).read_text()}"
+        return Report(seed, str(own), store=store, violations=[why])
     return Report.load(own)
 
 
@@ -67,8 +73,8 @@ def explained(report: Report) -> str:
     return "\n".join(
         [
             *(f"- {text}" for text in report.violations),
-            str(plan(report.seed)),
+            str(plan(report.seed, kind_of(report.store))),
             f"diaries, store and output: {report.folder}",
-            f"again: python -m tests.chaos --seed {report.seed}",
+            f"again: python -m tests.chaos --store {report.store} --seed {report.seed}",
         ]
     )

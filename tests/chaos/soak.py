@@ -1,10 +1,12 @@
 """Everything at once, for a long time, at a steady pace: does anything grow that should not?
 
-``python -m tests.chaos.soak --minutes 30`` runs processes on one SQLite file: a writer at a fixed rate beside writers
-that open and close; a reader that stays, readers that come and go, and one that is killed with its writer every minute;
-a stream that is split and merged and truncated behind the group; listeners that register and unregister; autoscaling; a
-shared state that three processes update. Memory, open files, threads, logs, segments and the size of the file are
-sampled meanwhile. It ends with a table, and with status 1 if something grew, or an event was lost or out of order.
+``python -m tests.chaos.soak --minutes 30 --store nats`` runs processes on one store: a writer at a fixed rate beside
+writers that open and close; a reader that stays, readers that come and go, and one that is killed with its writer every
+minute; a stream that is split and merged and truncated behind the group; listeners that register and unregister;
+autoscaling; a shared state that three processes update. Memory, open files, threads, logs, segments and the size of the
+store are sampled meanwhile. It ends with a table, and with status 1 if something grew, or an event was lost or out of
+order. A store on servers has one of its faults every twenty seconds: servers are killed, stopped and restarted, and the
+network of the readers fails.
 
 Two things are hastened, so that what takes a day happens within minutes: the clocks' time of day runs so fast that a
 retired segment is kept for two minutes and not for 24 hours, and logs are compacted after 8 KiB and not after 512.
@@ -35,6 +37,10 @@ from typing import Final, NamedTuple
 import readergroup as rg
 from synchronizer import SegmentStore
 
+from .hosts import KINDS, FileHost, Host
+from .hosts import host as host_of
+from .mishaps import Mishaps
+from .plan import MISHAPS, Mishap
 from .soak_growth import Allowance, Series, Verdict, table
 from .soak_processes import (
     GROUP,
@@ -57,6 +63,7 @@ from .soak_processes import (
 MIN_SEGMENTS: Final = 2
 MAX_SEGMENTS: Final = 6
 END_SECONDS: Final = 120.0
+LONGEST_SECONDS: Final = 24 * 3600.0
 MIB: Final = 1024 * 1024
 
 #: By how much each measure may grow from the second quarter to the last, by how its name ends.
@@ -85,6 +92,13 @@ ALLOWANCES: Final[Mapping[str, Allowance | None]] = {
     # Names of segments are never used again: a row stays of each, also of the snapshots that compactions replace.
     "names that were ever used": None,
 }
+#: The same for what servers have. Of each name that was ever used something stays there too.
+SERVER_ALLOWANCES: Final[Mapping[str, Allowance | None]] = {
+    "servers: connections": Allowance(6),
+    "servers: database, bytes": Allowance(8 * MIB, 0.25),
+    "servers: stream, bytes": Allowance(MIB, 0.25),
+    "servers: stream, messages": None,
+}
 
 
 class Outcome(NamedTuple):
@@ -100,17 +114,41 @@ class Outcome(NamedTuple):
         return {measure: series.judge(_allowance(measure)) for measure, series in self.series.items()}
 
 
-def soak(folder: Path, pace: Pace, until: Callable[[Soak], bool], *, seed: int = 0) -> Outcome:
-    """Run in ``folder``, which is empty, until it is to end, and then to the end of the data."""
-    setting = Setting(folder, pace, began_at=time.time())
+def soak(
+    folder: Path, pace: Pace, until: Callable[[Soak], bool], *, seed: int = 0, host: Host | None = None
+) -> Outcome:
+    """Run on the host, whose store is empty, until it is to end, and then to the end of the data.
+
+    Without a host it runs on a file in ``folder``, which is empty.
+    """
+    host = host or FileHost(folder)
+    setting = Setting(folder, pace, time.time(), host.url, host.through_proxy(host.url))
     began = time.monotonic()
+    mishaps = Mishaps(_mishaps(random.Random(seed), host, pace), host)
     with connect(setting) as client, _ledger(setting) as (ledger, blocks):
-        with Soak(client, setting, ledger, blocks, random.Random(seed)) as running:
-            running.run(until)
+        with Soak(client, setting, ledger, blocks, random.Random(seed), host) as running:
+            mishaps.start(began)
+            try:
+                running.run(until)
+            finally:
+                mishaps.stop()
+            for trouble in mishaps.troubles:
+                ledger.broken(trouble)
+            for suffered in mishaps.suffered:
+                running.done[f"times {suffered.fault!r}"] += 1
             running.end()
     # Of this process, and of all those that it has seen end.
     cpu_seconds = sum(os.times()[:4])
     return Outcome(ledger, running.series, time.monotonic() - began, cpu_seconds, dict(running.done))
+
+
+def _mishaps(rng: random.Random, host: Host, pace: Pace) -> Iterator[Mishap]:
+    """One after the other, for longer than any soak."""
+    at = pace.mishap
+    while host.faults and at < LONGEST_SECONDS:
+        fault = rng.choice(host.faults)
+        yield Mishap(at, fault, rng.uniform(*MISHAPS[host.kind][fault]))
+        at += rng.uniform(0.5, 1.5) * pace.mishap
 
 
 @contextmanager
@@ -134,7 +172,13 @@ class Soak:
     """The process that starts the others, changes the stream under them, and takes the samples."""
 
     def __init__(
-        self, client: rg.Client, setting: Setting, ledger: Ledger, blocks: Mapping[str, int], rng: random.Random
+        self,
+        client: rg.Client,
+        setting: Setting,
+        ledger: Ledger,
+        blocks: Mapping[str, int],
+        rng: random.Random,
+        host: Host,
     ) -> None:
         self.ledger = ledger
         self.series: dict[str, Series] = defaultdict(Series)
@@ -144,6 +188,7 @@ class Soak:
         self._setting = setting
         self._blocks = blocks
         self._rng = rng
+        self._host = host
         self._began = time.monotonic()
         self._behind = 0
         pace = setting.pace
@@ -187,11 +232,11 @@ class Soak:
 
     def run(self, until: Callable[[Soak], bool]) -> None:
         pace, duties = self._setting.pace, Duties()
-        duties.every(pace.sample, self._sample)
-        duties.every(pace.truncate, self._truncate)
-        duties.every(pace.scale, self._scale)
-        duties.every(pace.lag, self._ask_for_lag)
-        duties.every(pace.listen, self._register_or_unregister)
+        duties.every(pace.sample, self._unless_away(self._sample))
+        duties.every(pace.truncate, self._unless_away(self._truncate))
+        duties.every(pace.scale, self._unless_away(self._scale))
+        duties.every(pace.lag, self._unless_away(self._ask_for_lag))
+        duties.every(pace.listen, self._unless_away(self._register_or_unregister))
         duties.every(pace.count, self._counting.count)
         duties.every(pace.kill, self._kill_and_replace)
         duties.run_while(lambda: self._all_is_well() and not until(self))
@@ -201,6 +246,19 @@ class Soak:
             if not process.is_alive():
                 raise RuntimeError(f"a process of the soak ended: {process} {process.exitcode}")
         return not self.ledger.faults
+
+    def _unless_away(self, duty: Callable[[], object]) -> Callable[[], None]:
+        """The duty, left out where the servers have a fault."""
+
+        def do() -> None:
+            try:
+                duty()
+            except (ConnectionError, rg.DeadlineExceededError, rg.OutcomeUnknownError):
+                if not self._host.faults:
+                    raise
+                self._note("duties left out")
+
+        return do
 
     def _note(self, what: str) -> None:
         self.done[what] += 1
@@ -298,7 +356,8 @@ class Soak:
             "readers": len(self._group.online_readers()),
             "attributes of the group": len(store.attributes(self._group.synchronizer.segment)),
             "attributes of the stream": sum(len(store.attributes(name)) for name in data),
-            **_of_the_file(self._setting.folder / "soak.db"),
+            **{f"servers: {what}": value for what, value in self._host.figures().items()},
+            **(_of_the_file(Path(self._host.path)) if isinstance(self._host, FileHost) else {}),
         }
 
 
@@ -328,7 +387,8 @@ def _kill(process: BaseProcess) -> None:
 
 
 def _allowance(measure: str) -> Allowance | None:
-    return next(allowance for name, allowance in ALLOWANCES.items() if measure.endswith(name))
+    allowances = {**SERVER_ALLOWANCES, **ALLOWANCES}
+    return next(allowance for name, allowance in allowances.items() if measure.endswith(name))
 
 
 # ---------------------------------------------------------------------- the command
@@ -337,13 +397,18 @@ def _allowance(measure: str) -> Allowance | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.soak", description=__doc__.split("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--store", default="sqlite", help=f"{', '.join(KINDS)} or an address")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the figures here too")
     options = parser.parse_args(arguments)
     # In a shorter run what is slow has to be reached sooner. Under ten minutes it tells little.
     pace = Pace(sample=min(5.0, options.minutes), retention_seconds=min(120.0, 4 * options.minutes))
-    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
-        outcome = soak(Path(folder), pace, lambda running: running.seconds >= 60 * options.minutes, seed=options.seed)
+    with tempfile.TemporaryDirectory(prefix="soak-") as name:
+        folder = Path(name)
+        with host_of(options.store, folder) as host:
+            outcome = soak(
+                folder, pace, lambda running: running.seconds >= 60 * options.minutes, seed=options.seed, host=host
+            )
     verdicts = outcome.verdicts()
     if options.json:
         options.json.write_text(json.dumps(_figures(outcome, verdicts, pace), indent=2) + "\n")

@@ -1,4 +1,7 @@
-"""The short form of ``python -m tests.chaos``: ten schedules of processes, killed, stopped and asked to leave."""
+"""The short form of ``python -m tests.chaos``: schedules of processes, killed, stopped and asked to leave.
+
+On servers these are killed, stopped and restarted too, and the network between fails.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.plan import SECONDS, plan
+from tests.chaos.hosts import KINDS, StoreKind, host
+from tests.chaos.plan import MISHAPS, SECONDS, plan
 from tests.chaos.report import Report, summary
 from tests.chaos.schedules import explained, run
+from tests.servers.unavailable import ServerUnavailable
 
 
 @pytest.mark.timeout(300)
@@ -21,11 +26,34 @@ def test_ten_schedules_of_signals_break_no_guarantee(tmp_path: Path) -> None:
     assert sum(len(report.takeovers) for report in reports) > 0
 
 
+@pytest.mark.timeout(300)
+def test_schedules_with_servers_and_networks_that_fail_break_no_guarantee(tmp_path: Path) -> None:
+    stores = [kind for kind in KINDS if MISHAPS[kind] and _is_there(kind, tmp_path)]
+    if not stores:
+        pytest.skip("there is no server here")
+    reports = list(run(range(len(stores)), tmp_path, stores=stores))
+    print(summary(reports))
+    failed = [report for report in reports if report.violations]
+    assert not failed, "\n\n".join(f"{report}\n{explained(report)}" for report in failed)
+    for report in reports:
+        assert len(report.recoveries) >= 2
+    assert sum(report.events for report in reports) > 100
+
+
+def _is_there(kind: StoreKind, folder: Path) -> bool:
+    try:
+        with host(kind, folder):
+            return True
+    except ServerUnavailable as reason:
+        print(f"no {kind} here: {reason}")
+        return False
+
+
 def test_a_schedule_that_failed_says_what_was_planned_and_where_the_diaries_are() -> None:
     text = explained(Report(5, "/kept/seed-5", violations=["S2 one event was lost"]))
-    assert text.startswith("- S2 one event was lost\nseed 5: ")
+    assert text.startswith("- S2 one event was lost\nseed 5 on sqlite: ")
     assert str(plan(5)) in text
-    assert "/kept/seed-5" in text and "python -m tests.chaos --seed 5" in text
+    assert "/kept/seed-5" in text and "python -m tests.chaos --store sqlite --seed 5" in text
 
 
 def test_a_seed_makes_one_plan() -> None:
@@ -33,12 +61,18 @@ def test_a_seed_makes_one_plan() -> None:
     assert plan(5) != plan(6)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_a_hundred_plans_each_fault_befalls_the_store(kind: StoreKind) -> None:
+    seen = {mishap.fault for seed in range(100) for mishap in plan(seed, kind).mishaps}
+    assert seen == set(MISHAPS[kind])
+
+
 def test_in_a_hundred_plans_each_role_meets_each_fault_while_others_go_on() -> None:
     seen = set()
     for seed in range(100):
         made = plan(seed)
         seen |= {(step.action, made.lives[step.life].role) for step in (*made.steps, *made.ending)}
-        assert all(0.0 <= step.at < SECONDS + 6.0 for step in made.steps)
+        assert all(0.0 <= step.at < SECONDS["sqlite"] + 6.0 for step in made.steps)
     for role in ("reader", "writer", "scaler"):
         assert {(action, role) for action in ("start", "kill", "stop", "continue", "term")} <= seen
     assert ("kill", "sealer") in seen

@@ -12,7 +12,7 @@ from readergroup.updates import AddReader, CompleteSegment, ReassignSegment, Rem
 from synchronizer import Revision, Transition, Update
 from tests.chaos.checks import quiet_seconds, takeovers, violations
 from tests.chaos.diaries import Diary, Interval
-from tests.chaos.evidence import Cut, Entry, Evidence, Happened, Process, Stored, Truncation
+from tests.chaos.evidence import RECOVERY_SECONDS, Befallen, Cut, Entry, Evidence, Happened, Process, Stored, Truncation
 from tests.readergroup.histories import History, group_state, seg
 from tests.readergroup.reader_processes import Delivery
 
@@ -228,6 +228,19 @@ def something_else_delivered() -> Run:
     return run
 
 
+def evicted_while_running() -> Run:
+    run = Run()
+    run.evidence.happened = []
+    return run
+
+
+def store_that_stays_away() -> Run:
+    run = Run()
+    run.evidence.kind = "postgresql"
+    run.evidence.befallen = [Befallen("killed", 0.1, 0.2, 0.3 + RECOVERY_SECONDS["postgresql"])]
+    return run
+
+
 def failed_process() -> Run:
     run = Run()
     run.evidence.troubles = ["reader-7 failed"]
@@ -262,6 +275,8 @@ def failed_process() -> Run:
         (acknowledged_and_not_stored, "S2 writer was told that 7 events of w/k0 are stored, and 6 are"),
         (never_written, "S2 the stream holds 6 events of w/k0, of which 5 were written"),
         (something_else_delivered, "S2 Delivery(key='w/k1', number=5"),
+        (evicted_while_running, "L3 one was declared dead at 5.50, and had been running and in contact"),
+        (store_that_stays_away, "after 'killed'; the bound is"),
         (failed_process, "reader-7 failed"),
     ],
 )
@@ -338,6 +353,30 @@ def test_a_takeover_counts_from_the_moment_when_another_reader_is_there() -> Non
         Happened(6.5, "continue", "two"),
     ]
     assert violations(run.evidence) == []
+
+
+def test_a_reader_may_be_declared_dead_that_stood_still_or_that_the_store_did_not_answer() -> None:
+    run = evicted_while_running()
+    run.diary("one").stalls.append(Interval(3.0, 3.9))
+    assert violations(run.evidence) == []
+    run = evicted_while_running()
+    run.evidence.kind = "nats"
+    run.evidence.befallen = [Befallen("silence", 2.6, 2.7, 2.8)]
+    assert violations(run.evidence) != []  # it was not on the way that this befell
+    run.evidence.processes = {**run.evidence.processes, "one": Process("one", "reader", "first", is_proxied=True)}
+    assert violations(run.evidence) == []
+
+
+def test_a_takeover_may_be_late_while_the_store_may_recover() -> None:
+    run = late_takeover()
+    run.evidence.kind = "postgresql"
+    run.evidence.befallen = [Befallen("restarted", 3.1, 3.2, 3.3)]
+    assert violations(run.evidence) == []
+
+
+def test_where_others_take_over_from_a_node_recovery_counts_from_its_end() -> None:
+    assert Befallen("killed", 1.0, 5.0, 5.5).recovery_seconds == 0.5
+    assert Befallen("leader killed", 1.0, 5.0, 5.5).recovery_seconds == 4.5
 
 
 def test_long_stalls_divide_a_time_and_short_ones_are_taken_off() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -9,9 +8,9 @@ from synchronizer import ManualClock, SegmentStore, StateSynchronizer, open_stor
 from tests.notifications.counting import Counter, CountNotifier, counter
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SegmentStore]:
-    with open_store("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/store.db") as store:
+@pytest.fixture
+def store(store_url: str) -> Iterator[SegmentStore]:
+    with open_store(store_url) as store:
         yield store
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import threading
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import pytest
 
 from synchronizer import ClosedError, open_store
-from tests.notifications.counting import Add, Counted, CountNotifier, Heard, counter
+from tests.notifications.counting import Add, Counted, CountNotifier, Heard, counter, eventually
 
 
 def change_when_asked(url: str, pipe: Connection) -> None:
@@ -22,8 +21,9 @@ def change_when_asked(url: str, pipe: Connection) -> None:
             replica.update_state_unconditionally(Add(amount=amount))
 
 
-def test_a_change_by_another_process_is_told_long_before_the_interval(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/store.db"
+@pytest.mark.stores
+def test_a_change_by_another_process_is_told_long_before_the_interval(shared_store_url: str) -> None:
+    url = shared_store_url
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     with open_store(url) as store, CountNotifier(counter(store), interval_seconds=60) as notifier:
@@ -48,16 +48,17 @@ def listen_in_a_fork(url: str, pipe: Connection) -> None:
         heard = Heard()
         notifier.register_listener(heard)
         pipe.send([heard.wait_for(0), sorted(t.name for t in threading.enumerate() if t.name == "APScheduler")])
+    eventually(lambda: threading.active_count() == 1, "the threads have ended")
     pipe.send([t.name for t in threading.enumerate()])
 
 
-def test_a_forked_child_may_have_notifiers_of_its_own(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/store.db"
+@pytest.mark.stores
+def test_a_forked_child_may_have_notifiers_of_its_own(shared_store_url: str) -> None:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     with open_store("memory://") as store, CountNotifier(counter(store)) as notifier:
         notifier.register_listener(Heard())  # the scheduler runs in the parent
-        process = context.Process(target=listen_in_a_fork, args=(url, there))
+        process = context.Process(target=listen_in_a_fork, args=(shared_store_url, there))
         process.start()
         try:
             assert here.poll(20)

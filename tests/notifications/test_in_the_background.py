@@ -18,6 +18,8 @@ from synchronizer import ClosedError, DeadlineExceededError, InvalidArgumentErro
 from synchronizer.testing import FailingStore
 from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter, eventually
 
+pytestmark = pytest.mark.stores(in_turn=True)
+
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:

@@ -21,6 +21,8 @@ from synchronizer import (
 )
 from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter
 
+pytestmark = pytest.mark.stores(in_turn=True)
+
 
 def test_a_new_listener_hears_the_present_value_once(manual: CountNotifier) -> None:
     heard = Heard()

@@ -118,6 +118,10 @@ class History:
     def token(self, segment: int) -> int | None:
         return self.state.segments[seg(segment)].token
 
+    def shown(self, token: int) -> int:
+        """The token as a transcript says it."""
+        return token
+
     def cut(self) -> dict[int, int]:
         """The group's cut of the stream, by number of segment."""
         offsets = self.state.cuts[STREAM].offsets

@@ -11,8 +11,7 @@ from typing import Any
 
 import readergroup as rg
 from readergroup.liveness import decode_positions, lease_attribute
-from synchronizer import StateSynchronizer, SystemClock
-from synchronizer.stores.memory import Memory, MemoryStore
+from synchronizer import StateSynchronizer, SystemClock, open_store
 from synchronizer.testing import FailingStore, ManualClock
 
 STREAM = "shop/orders"
@@ -20,7 +19,7 @@ STREAM = "shop/orders"
 
 class Process:
     def __init__(self, world: World) -> None:
-        self.store = FailingStore(MemoryStore(world.memory, clock=world.clock))
+        self.store = FailingStore(open_store(world.url, clock=world.clock))
         self.client = rg.Client(self.store, clock=world.clock)
         self.group = self.client.groups.get("billing")
         self.readers: list[rg.Reader[bytes]] = []  # one that is forgotten is let go
@@ -38,13 +37,13 @@ class Process:
 
 
 class World:
-    """A stream and a group that reads it."""
+    """A stream and a group that reads it, in the store at ``url``."""
 
-    def __init__(self, segments: int = 2, **config: Any) -> None:
+    def __init__(self, url: str, segments: int = 2, **config: Any) -> None:
         self.clock = ManualClock()
-        self.memory = Memory()
+        self.url = url
         # Whoever writes and scales needs no clock that stands still.
-        self.admin = rg.Client(MemoryStore(self.memory), clock=SystemClock())
+        self.admin = rg.connect(url, clock=SystemClock())
         self.admin.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(segments))
         config.setdefault("streams", [STREAM])
         self.admin.groups.create("billing", **config)
@@ -82,8 +81,7 @@ class World:
     @contextmanager
     def in_real_time(self) -> Iterator[tuple[FailingStore, rg.Client]]:
         """A process whose clock runs, with threads in the background."""
-        store = FailingStore(MemoryStore(self.memory))
-        with rg.Client(store, clock=SystemClock()) as client:
+        with FailingStore(open_store(self.url)) as store, rg.Client(store, clock=SystemClock()) as client:
             try:
                 yield store, client
             finally:
@@ -114,12 +112,13 @@ class World:
         with ExitStack() as closing:
             closing.callback(self.admin.close)
             for process in self.processes:
+                closing.callback(process.store.close)
                 closing.callback(process.client.close)
 
 
 @contextmanager
-def a_world(segments: int = 2, **config: Any) -> Iterator[World]:
-    world = World(segments, **config)
+def a_world(url: str, segments: int = 2, **config: Any) -> Iterator[World]:
+    world = World(url, segments, **config)
     try:
         yield world
     finally:

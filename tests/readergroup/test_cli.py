@@ -23,6 +23,8 @@ from typer.testing import CliRunner
 
 import readergroup as rg
 from readergroup.cli import app
+from tests.servers.nats import NatsServer, nats_server_binary
+from tests.servers.unavailable import ServerUnavailable
 
 PATIENCE_SECONDS = 30.0
 COMMAND = (sys.executable, "-m", "readergroup.cli")
@@ -566,6 +568,44 @@ def test_a_path_that_is_misspelt_leaves_nothing_behind(cli: Cli, tmp_path: Path,
     folder.mkdir()
     assert "no SQLite file" in cli.fails(1, "--url", f"sqlite:///{folder}/typo.db", *command.split(" "))
     assert list(folder.iterdir()) == []
+
+
+def test_on_servers_the_first_stream_makes_the_store(cli: Cli, postgres_url: str, nats_url: str) -> None:
+    for url in (postgres_url, nats_url + "&durable=always"):
+        assert "'readergroup stream create' makes" in cli.fails(1, "--url", url, "stream", "list")
+        cli.ok("--url", url, "stream", "create", "shop/orders")
+        cli.ok("--url", url, "write", "shop/orders", input="one\n")
+        assert cli.ok("--url", url, "read", "shop/orders", "--group", "g") == "one\n"
+
+
+def test_while_the_server_is_away_commands_say_so_in_lines_and_can_be_ended(cli: Cli) -> None:
+    try:
+        nats_server_binary()
+    except ServerUnavailable as reason:
+        pytest.skip(str(reason))
+    with NatsServer() as server:
+        cli.url = server.url + "?durable=always&timeout_seconds=0.5"
+        cli.ok("stream", "create", "shop/orders")
+        cli.ok("read", "shop/orders", "--group", "g")
+        watching = cli.process("watch", "g", "--json")
+        reading = cli.process("read", "shop/orders", "--group", "g", "--follow")
+        assert read_line(watching)
+        wait_for(lambda: bool(group_state(cli)["readers"]))
+        server.kill()
+        for process in (reading, watching):
+            process.send_signal(signal.SIGINT)
+            assert process.stderr is not None
+            while "Ctrl-C again" not in (line := process.stderr.readline()):
+                assert line.startswith("readergroup: ")
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=PATIENCE_SECONDS)
+            assert process.returncode == 130
+            assert all(line.startswith("readergroup: ") for line in said.splitlines()), said
+
+
+def test_the_help_names_each_kind_of_store(cli: Cli) -> None:
+    for scheme in ("sqlite:///", "postgresql://", "nats://"):
+        assert scheme in cli.ok("--help")
 
 
 @pytest.mark.parametrize("url", ["mysql://me:secret@host/db", "nonsense://secret@host/db?password=secret"])

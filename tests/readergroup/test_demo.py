@@ -406,6 +406,24 @@ def test_the_demo_survives_a_kill_and_shows_that_nothing_is_lost(tmp_path: Path)
     assert not verdict.right  # with one batch less it is wrong
 
 
+def test_a_pool_that_looks_only_when_everything_is_read_grows_all_the_same(tmp_path: Path) -> None:
+    many_lines(tmp_path / "input")
+    program = f"""
+import itertools, threading
+from readergroup.cli import app
+from readergroup.scaling import pool
+at_once, delays = pool.ReaderPool._on_segments, itertools.chain([0.0], itertools.repeat(4.0))
+pool.ReaderPool._on_segments = lambda self: threading.Timer(next(delays), at_once, [self]).start()
+pool.LOOK_SECONDS = 60.0
+app(["demo", {str(tmp_path / "input")!r}, "--output", {str(tmp_path / "output")!r}])
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    grown = any("the pool has grown to 4 readers" in line for line in lines_of(process))
+    process.terminate()
+    process.wait(PATIENCE_SECONDS)
+    assert grown
+
+
 def test_a_file_that_differs_from_what_was_read_makes_the_demo_fail(tmp_path: Path) -> None:
     many_lines(tmp_path / "input")
     process = start_demo(tmp_path / "input", "--output", tmp_path / "output")

@@ -18,12 +18,13 @@ from synchronizer import Map, StateSynchronizer, TransitionFeed, Update
 from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, take
 
+pytestmark = pytest.mark.stores(in_turn=True)
 LONG = 20.0
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    with a_world() as world:
+def world(store_url: str) -> Iterator[World]:
+    with a_world(store_url) as world:
         yield world
 
 
@@ -294,8 +295,8 @@ def tags_of(feed: TransitionFeed[rg.ReaderGroupState], world: World) -> list[lis
     return [sorted({update.tag for update in transition.updates}) for transition in feed.drain()]
 
 
-def test_who_joins_during_a_hand_over_is_served_when_that_ends() -> None:
-    with a_world(segments=6) as world:
+def test_who_joins_during_a_hand_over_is_served_when_that_ends(store_url: str) -> None:
+    with a_world(store_url, segments=6) as world:
         first, second = (world.process().reader(reader) for reader in ("r1", "r2"))
         feed = world.group.synchronizer.transitions()
         feed.drain()
@@ -308,8 +309,8 @@ def test_who_joins_during_a_hand_over_is_served_when_that_ends() -> None:
         assert sorted(map(len, world.state.owned.values())) == [1, 1, 2, 2]
 
 
-def test_what_nobody_has_is_given_out_at_once_during_a_hand_over() -> None:
-    with a_world(segments=6) as world:
+def test_what_nobody_has_is_given_out_at_once_during_a_hand_over(store_url: str) -> None:
+    with a_world(store_url, segments=6) as world:
         first, second = (world.process().reader(reader) for reader in ("r1", "r2"))
         drain(first), drain(second)
         world.process().reader("r3")
@@ -322,8 +323,8 @@ def test_what_nobody_has_is_given_out_at_once_during_a_hand_over() -> None:
         assert world.state.marked and not world.state.unassigned
 
 
-def test_a_hand_over_that_takes_long_does_not_keep_others_from_their_share() -> None:
-    with a_world(segments=6) as world:
+def test_a_hand_over_that_takes_long_does_not_keep_others_from_their_share(store_url: str) -> None:
+    with a_world(store_url, segments=6) as world:
         world.write(12)
         readers = [world.process().reader("r1")]
         take(readers[0], 1)  # and is busy with it
@@ -371,6 +372,7 @@ def held(world: World) -> dict[str, int]:
     return {reader: len(segments) for reader, segments in world.state.overview.held.items()}
 
 
+@pytest.mark.stores
 def test_a_stream_that_is_scaled_is_followed_at_once(world: World) -> None:
     with world.in_real_time() as (_, client):
         reader = client.groups.get("billing").reader("r1")

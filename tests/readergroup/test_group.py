@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,16 +14,18 @@ from readergroup.state_manager import ReaderGroupStateManager, with_moves
 from readergroup.streams.config import check_name
 from readergroup.streams.manager import WRITER_RETENTION_SECONDS
 from readergroup.updates import UPDATES, RemoveReader
-from synchronizer import Clock, StateSynchronizer
+from synchronizer import AttributeChange, Clock, StateSynchronizer
+from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
 
+pytestmark = pytest.mark.stores(in_turn=True)
 OTHER = "shop/other"
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    with a_world() as world:
+def world(store_url: str) -> Iterator[World]:
+    with a_world(store_url) as world:
         yield world
 
 
@@ -57,6 +58,7 @@ def drain_to_end(reader: rg.Reader[bytes]) -> list[bytes]:
 # ---------------------------------------------------------------------- scaling
 
 
+@pytest.mark.stores
 def test_a_scaled_stream_is_read_in_order_of_keys(world: World, process: Process) -> None:
     reader, other = process.reader("r1"), world.process().reader("r2")
     world.write(100)
@@ -161,16 +163,15 @@ def test_a_group_of_a_stream_that_ends_empty_is_at_its_end(world: World, process
         process.reader("r1").read(timeout=0)
 
 
-def test_the_end_is_the_end_of_all_streams() -> None:
-    with a_world() as world:
-        world.admin.streams.create(OTHER)
-        group = world.admin.groups.create("both", streams=[STREAM, OTHER])
-        with group.reader("r1") as reader:
-            world.admin.streams.seal(STREAM)
-            assert reader.read(timeout=0.1) is None
-            world.admin.streams.seal(OTHER)
-            with pytest.raises(rg.EndOfDataError):
-                reader.read(timeout=20)
+def test_the_end_is_the_end_of_all_streams(world: World) -> None:
+    world.admin.streams.create(OTHER)
+    group = world.admin.groups.create("both", streams=[STREAM, OTHER])
+    with group.reader("r1") as reader:
+        world.admin.streams.seal(STREAM)
+        assert reader.read(timeout=0.1) is None
+        world.admin.streams.seal(OTHER)
+        with pytest.raises(rg.EndOfDataError):
+            reader.read(timeout=20)
 
 
 # ---------------------------------------------------------------------- streams that go away
@@ -203,6 +204,7 @@ def test_a_deleted_stream_is_told_at_every_read_and_the_others_go_on(world: Worl
         assert group.lag().events == 0
 
 
+@pytest.mark.stores
 def test_f3_another_stream_of_the_name_is_not_read_by_mistake(world: World, process: Process) -> None:
     world.write(10)
     reader = process.reader("r1")
@@ -275,6 +277,7 @@ class _DaysLater:
 # ---------------------------------------------------------------------- bounds
 
 
+@pytest.mark.stores
 def test_a_group_reads_from_its_start_cut_to_its_end_cut(world: World, process: Process) -> None:
     world.write(30)
     start = world.admin.streams.info(STREAM).tail
@@ -469,6 +472,21 @@ def test_f3_a_deleted_group_leaves_no_leases_that_could_be_renewed(world: World,
         reader.commit()
 
 
+@pytest.mark.stores
+def test_f3_a_deleted_group_leaves_none_of_more_leases_than_one_append_can_remove(
+    world: World, process: Process
+) -> None:
+    reader = process.reader("r1")
+    store, log = world.admin.store, world.group.synchronizer.segment
+    for portion in range(3):
+        leases = {f"lease/{portion}-{number}": AttributeChange(None, b"1") for number in range(MAX_ATTRIBUTE_CHANGES)}
+        store.append(log, b"", attributes=leases)
+    world.admin.groups.delete("billing")
+    assert store.attributes(log, "lease/") == {}
+    with pytest.raises(rg.ReaderNotInGroupError):
+        reader.commit()
+
+
 def test_f3_readers_of_a_deleted_group_do_not_join_another_of_its_name(world: World, process: Process) -> None:
     world.write(10)
     reader = process.reader("r1")
@@ -483,6 +501,7 @@ def test_f3_readers_of_a_deleted_group_do_not_join_another_of_its_name(world: Wo
     assert world.state.number_of_readers == 0
 
 
+@pytest.mark.stores
 def test_f3_tokens_of_a_name_only_grow(world: World, process: Process) -> None:
     world.write(10)
     first = take(process.reader("r1"), 1)[0]
@@ -569,6 +588,7 @@ def test_cuts_follow_the_commits_and_cover_all_keys(world: World, process: Proce
     assert world.group.stream_cuts()[STREAM].offsets == {"shop/orders/2": 0}
 
 
+@pytest.mark.stores
 def test_a_cut_does_not_go_back_when_a_segment_changes_hands(world: World, process: Process) -> None:
     world.write(100)
     reader = process.reader("r1", auto_commit=False)
@@ -624,8 +644,9 @@ def test_f20_a_group_over_its_limit_can_still_be_left(world: World, process: Pro
     small.close()
 
 
-def test_a_group_pickles_as_its_address(tmp_path: Path) -> None:
-    with rg.connect(f"sqlite:///{tmp_path}/shop.db") as client:
+@pytest.mark.stores
+def test_a_group_pickles_as_its_address(shared_store_url: str) -> None:
+    with rg.connect(shared_store_url) as client:
         client.streams.create(STREAM)
         group = client.groups.create("billing", streams=[STREAM])
         with group.reader("r1"):
@@ -634,9 +655,8 @@ def test_a_group_pickles_as_its_address(tmp_path: Path) -> None:
             copy._client.close()
 
 
-def test_the_limit_of_states_holds_for_all_that_a_client_opens_and_for_its_copies(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/shop.db"
-    with rg.connect(url, state_limit_bytes=1000) as client:
+def test_the_limit_of_states_holds_for_all_that_a_client_opens_and_for_its_copies(shared_store_url: str) -> None:
+    with rg.connect(shared_store_url, state_limit_bytes=1000) as client:
         client.streams.create(STREAM)
         with pytest.raises(rg.StateTooLargeError) as raised:
             client.streams.scale(STREAM, split=[0])
@@ -644,12 +664,14 @@ def test_the_limit_of_states_holds_for_all_that_a_client_opens_and_for_its_copie
         assert raised.value.facts["limit"] == 1000
         with pytest.raises(rg.StateTooLargeError):
             pickle.loads(pickle.dumps(client)).streams.create("shop/more", scaling=rg.ScalingPolicy.fixed(100))
-        with rg.connect(url) as other:
+        with rg.connect(shared_store_url) as other:
             other.streams.create("shop/many", scaling=rg.ScalingPolicy.fixed(100))
         with pytest.raises(rg.StateTooLargeError):
             client.groups.create("billing", streams=["shop/many"])
 
 
-def test_a_group_in_memory_does_not_pickle(world: World) -> None:
-    with pytest.raises(rg.InvalidArgumentError):
-        pickle.dumps(world.group)
+def test_a_group_in_memory_does_not_pickle() -> None:
+    with rg.connect("memory://shop") as client:
+        client.streams.create(STREAM)
+        with pytest.raises(rg.InvalidArgumentError):
+            pickle.dumps(client.groups.create("billing", streams=[STREAM]))

@@ -214,9 +214,15 @@ class History:
             assert handed == between
 
 
+@pytest.mark.stores
+@pytest.mark.parametrize("seed", [101])
+def test_random_history_in_every_store(seed: int, store_url: str) -> None:
+    test_random_history(seed, store_url)
+
+
 @pytest.mark.parametrize("seed", range(40))
-def test_random_history(seed: int) -> None:
-    with a_world(segments=2, reader_timeout_seconds=TIMEOUT) as world:
+def test_random_history(seed: int, store_url: str) -> None:
+    with a_world(store_url, segments=2, reader_timeout_seconds=TIMEOUT) as world:
         history = History(world, seed)
         history.run()
         history.check()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import readergroup as rg
+from readergroup import state_manager
 from readergroup.liveness import CONTACT, Lease, LeaseObserver, lease_attribute
 from readergroup.state import ReaderState
 from readergroup.updates import AddReader
@@ -15,12 +16,13 @@ from synchronizer import AttributeChange, StoreUnavailableError
 from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, raises, take
 
+pytestmark = pytest.mark.stores(in_turn=True)
 TIMEOUT = 10.0
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    with a_world() as world:
+def world(store_url: str) -> Iterator[World]:
+    with a_world(store_url) as world:
         yield world
 
 
@@ -57,6 +59,7 @@ def test_positions_are_committed_every_interval_and_an_idle_lease_every_third_of
     assert 3 <= process.store.count("append") - appends <= 4
 
 
+@pytest.mark.stores
 def test_a_lost_answer_to_a_renewal_is_found_out_by_the_next(world: World) -> None:
     process = world.process()
     reader = process.reader("r1")
@@ -200,6 +203,7 @@ def test_removal_and_moves_are_one_entry(world: World) -> None:
     assert len(reader.assigned_segments) == 2
 
 
+@pytest.mark.stores
 def test_f9_a_store_that_was_away_has_evicted_nobody(world: World) -> None:
     processes = [world.process() for _ in range(3)]
     for number, process in enumerate(processes):
@@ -263,6 +267,7 @@ def test_f9_an_observer_that_was_paused_begins_anew(world: World) -> None:
     assert "r2" not in world.state.readers
 
 
+@pytest.mark.stores
 def test_f4_a_renewal_between_the_look_and_the_removal_saves_the_reader(world: World) -> None:
     observer, slow = world.process(), world.process()
     observer.reader("r1")
@@ -288,6 +293,23 @@ def test_f4_a_renewal_between_the_look_and_the_removal_saves_the_reader(world: W
     assert "r2" in world.state.readers
 
 
+def test_more_dead_readers_than_one_append_can_take_out_go_one_portion_after_the_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_manager, "MAX_ATTRIBUTE_CHANGES", 2)
+    observer, dead = world.process(), world.process()
+    for number in range(5):
+        dead.reader(f"r{number}")
+    manager, state = observer.group._manager, observer.fetch()
+    values = manager.leases()
+    observed = {
+        name: (reader.incarnation, values[lease_attribute(str(reader.lease))]) for name, reader in state.readers.items()
+    }
+    assert [len(manager.remove_dead(observed)) for _ in range(4)] == [2, 2, 1, 0]
+    assert not world.state.readers and not manager.leases()
+
+
+@pytest.mark.stores
 def test_f4_a_renewal_between_two_looks_of_one_removal_saves_the_reader(world: World) -> None:
     observer, slow = world.process(), world.process()
     observer.reader("r1")
@@ -334,6 +356,7 @@ def test_f4_a_removed_reader_cannot_renew_and_learns_of_it_without_looking_at_th
         reader.read(timeout=0)
 
 
+@pytest.mark.stores
 def test_f4_an_acknowledged_commit_is_never_undone_by_a_removal(world: World) -> None:
     world.write(20)
     away, other = world.process(), world.process()
@@ -354,6 +377,7 @@ def test_f4_an_acknowledged_commit_is_never_undone_by_a_removal(world: World) ->
     assert drain(taken_over) == []
 
 
+@pytest.mark.stores
 def test_f4_a_late_commit_of_a_former_owner_has_no_effect(world: World) -> None:
     world.write(40, keys=1)
     away, other = world.process(), world.process()
@@ -373,6 +397,7 @@ def test_f4_a_late_commit_of_a_former_owner_has_no_effect(world: World) -> None:
     assert cut.offsets[first.segment] == first.next_offset
 
 
+@pytest.mark.stores
 def test_f4_a_position_under_an_old_token_counts_for_nothing(world: World) -> None:
     world.write(40, keys=1)
     process = world.process()
@@ -627,8 +652,8 @@ def test_another_incarnation_is_observed_anew() -> None:
     assert observer.observe(110, newer, {lease_attribute("b"): b"1"}, TIMEOUT, renewed_at=110) == []
 
 
-def test_whoever_deletes_a_group_and_dies_leaves_no_lease_to_commit_under() -> None:
-    with a_world(segments=1) as world:
+def test_whoever_deletes_a_group_and_dies_leaves_no_lease_to_commit_under(store_url: str) -> None:
+    with a_world(store_url, segments=1) as world:
         world.write(10)
         process = world.process()
         reader = process.reader("a", auto_commit=False)

@@ -10,10 +10,12 @@ import readergroup as rg
 from synchronizer import DeadlineExceededError
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain
 
+pytestmark = pytest.mark.stores(in_turn=True)
+
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    with a_world() as world:
+def world(store_url: str) -> Iterator[World]:
+    with a_world(store_url) as world:
         yield world
 
 
@@ -57,6 +59,7 @@ def test_f19_a_split_and_a_merge_between_two_polls_are_two_notifications(
     assert not any(n.gap for n in told)
 
 
+@pytest.mark.stores
 def test_f19_all_processes_hear_the_same_in_the_same_order(world: World) -> None:
     told: list[list[tuple[str, int]]] = []
     groups = [world.process().group for _ in range(3)]
@@ -220,6 +223,7 @@ def test_a_decorated_function_listens_until_it_is_unregistered(world: World, lis
     assert told == [2]
 
 
+@pytest.mark.stores
 def test_l4_a_notification_comes_soon_after_the_scale(world: World) -> None:
     with world.in_real_time() as (_, client):
         notifier = client.groups.get("billing").segment_notifier

@@ -12,17 +12,17 @@ import pytest
 
 import readergroup as rg
 from readergroup.errors import CorruptDataError
-from synchronizer import DeadlineExceededError, ManualClock, StoreUnavailableError, SystemClock
-from synchronizer.stores.memory import MemoryStore
-from synchronizer.testing import Operation
+from synchronizer import DeadlineExceededError, ManualClock, SegmentStore, StoreUnavailableError, SystemClock
+from synchronizer.testing import FailingStore, Operation
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
 
+pytestmark = pytest.mark.stores(in_turn=True)
 LONG = 20.0
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    with a_world() as world:
+def world(store_url: str) -> Iterator[World]:
+    with a_world(store_url) as world:
         yield world
 
 
@@ -50,22 +50,25 @@ def left_for_others(world: World) -> list[bytes]:
 # ---------------------------------------------------------------------- waiting
 
 
-class UnwaitingStore(MemoryStore):
+class UnwaitingStore(FailingStore):
     """Lets time pass instead of waiting. ``during`` runs at each wait, with what is known."""
 
     during: Callable[[Mapping[str, int]], object]
 
+    def __init__(self, inner: SegmentStore, clock: ManualClock) -> None:
+        super().__init__(inner)
+        self._clock = clock
+
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
         if timeout > 0:
             self.during(known)
-        assert isinstance(self._clock, ManualClock)
         self._clock.advance(min(timeout, 0.01))
         return super().wait(known, 0)
 
 
 def test_what_this_process_applied_before_the_reader_began_to_wait_is_looked_at(world: World) -> None:
     process = world.process()
-    process.store.inner = store = UnwaitingStore(world.memory, clock=world.clock)
+    process.store.inner = store = UnwaitingStore(process.store.inner, world.clock)
     log = world.group.synchronizer.segment
     reader, other = process.reader("r1"), world.process().reader("r2")
     drain(reader)
@@ -89,6 +92,7 @@ def test_what_this_process_applied_before_the_reader_began_to_wait_is_looked_at(
 # ---------------------------------------------------------------------- handing out
 
 
+@pytest.mark.stores
 def test_events_of_a_key_come_in_the_order_in_which_they_were_written(world: World, process: Process) -> None:
     written = world.write(200)
     read = drain(process.reader("r1"))
@@ -276,6 +280,7 @@ def test_commits_in_any_order_leave_no_hole_filled(world: World, process: Proces
     assert world.committed("r1") == {events[0].segment: events[5].next_offset}
 
 
+@pytest.mark.stores
 def test_commit_waits_for_a_store_that_is_away_until_its_deadline(world: World) -> None:
     world.write(5, keys=1)
     with world.in_real_time() as (store, client):
@@ -351,6 +356,7 @@ def test_a_release_that_fails_keeps_the_place(world: World, process: Process) ->
     assert len(other.assigned_segments) == 1
 
 
+@pytest.mark.stores
 def test_a_release_whose_answer_is_lost_is_one_release(world: World, process: Process) -> None:
     world.write(60)
     reader = process.reader("r1")
@@ -379,6 +385,7 @@ def test_a_completion_that_fails_is_made_later(world: World, process: Process) -
     assert len(reader.assigned_segments) == 3
 
 
+@pytest.mark.stores
 def test_iterating_goes_on_after_the_store_was_away(world: World) -> None:
     """With a real clock: the reader waits for the store as it waits for events."""
     written = world.write(20)
@@ -460,8 +467,8 @@ def test_a_completed_segment_is_announced_too(world: World, process: Process) ->
 # ---------------------------------------------------------------------- hand-over
 
 
-def test_a_reader_of_many_empty_segments_gives_way_before_it_has_looked_into_all() -> None:
-    with a_world(segments=100) as world:
+def test_a_reader_of_many_empty_segments_gives_way_before_it_has_looked_into_all(store_url: str) -> None:
+    with a_world(store_url, segments=100) as world:
         process = world.process()
         reader = process.reader("r1")
         looks: list[str] = []
@@ -483,6 +490,7 @@ def test_a_reader_of_many_empty_segments_gives_way_before_it_has_looked_into_all
         assert {len(owned) for owned in world.state.owned.values()} == {50}
 
 
+@pytest.mark.stores
 def test_no_segment_has_a_second_owner_while_an_event_is_in_hand(world: World, process: Process) -> None:
     world.write(100)
     reader = process.reader("r1")
@@ -501,8 +509,8 @@ def test_no_segment_has_a_second_owner_while_an_event_is_in_hand(world: World, p
     assert len(reader.assigned_segments) == len(other.assigned_segments) == 1
 
 
-def test_segments_that_do_not_move_never_pause() -> None:
-    with a_world(segments=4) as world:
+def test_segments_that_do_not_move_never_pause(store_url: str) -> None:
+    with a_world(store_url, segments=4) as world:
         world.write(400, keys=16)
         process, joining = world.process(), world.process()
         reader = process.reader("r1")
@@ -534,8 +542,9 @@ def test_a_segment_that_comes_and_goes_before_it_was_read_stays_at_its_place(wor
     assert len(read) == len(set(read)) == 40
 
 
-def test_two_readers_and_a_third_read_each_event_once_as_long_as_nobody_dies() -> None:
-    with a_world(segments=5) as world:
+@pytest.mark.stores
+def test_two_readers_and_a_third_read_each_event_once_as_long_as_nobody_dies(store_url: str) -> None:
+    with a_world(store_url, segments=5) as world:
         written = world.write(500)
         read: list[bytes] = []
         readers = [world.process().reader("r0")]
@@ -759,6 +768,7 @@ def test_a_damaged_block_raises_and_nothing_is_skipped(world: World, process: Pr
             drain(reader)
 
 
+@pytest.mark.stores
 def test_truncated_data_is_told_once_and_reading_goes_on_behind_it(world: World, process: Process) -> None:
     world.write(50, keys=1)
     world.admin.streams.truncate(STREAM, world.admin.streams.info(STREAM).tail)

@@ -10,11 +10,16 @@ entry) and is marked for r2.
     reassign r1 s0          release r1 s0 120                 complete r1 s0 900
     split s0 ...            merge s0 s1                       end
     weigh s0=2 ...          balance                           both: UPDATE && UPDATE   in one entry
+
+The same happens to a group whose state is held in a store, on every one. There entries lie at other offsets: what is
+shown is the token that an update has in the transcript.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +28,7 @@ from readergroup import balance
 from readergroup.state import ReaderGroupState
 from readergroup.streams.config import SegmentId
 from readergroup.updates import (
+    UPDATES,
     AddReader,
     CompleteSegment,
     ReassignSegment,
@@ -30,7 +36,7 @@ from readergroup.updates import (
     ReleaseSegment,
     RemoveReader,
 )
-from synchronizer import ReaderGroupError, Update
+from synchronizer import ReaderGroupError, Revision, SegmentStore, StateSynchronizer, Update, open_store
 from tests.readergroup.histories import STREAM, History, group_state, seg
 
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.txt"))
@@ -46,15 +52,53 @@ def test_scenario(path: Path) -> None:
     assert played == written
 
 
+@pytest.mark.stores
+@pytest.mark.parametrize("path", SCENARIOS, ids=[path.stem for path in SCENARIOS])
+def test_scenario_in_a_store(path: Path, store_url: str) -> None:
+    written = path.read_text()
+    with open_store(store_url) as store, open_store(store_url) as elsewhere:
+        assert play(written, partial(StoredHistory, store, elsewhere)) == written
+
+
 def test_there_are_scenarios() -> None:
     assert SCENARIOS
 
 
-def play(text: str) -> str:
-    """The transcript with what really happens below the dashes."""
-    history = Scenario()
+class StoredHistory(History):
+    """One process makes the entries, another says what has become of them. Now and then the log is compacted."""
+
+    def __init__(self, store: SegmentStore, elsewhere: SegmentStore, state: ReaderGroupState | None = None) -> None:
+        super().__init__(state)
+        name = f"group/{sum(1 for _ in store.list())}"
+        self._log = _opened(store, name, self.state)
+        self._other = _opened(elsewhere, name, self.state)
+        self._tokens: dict[int, int] = {}
+
+    def apply(self, *updates: Update[ReaderGroupState]) -> ReaderGroupState:
+        self._log.update_state_unconditionally(*updates)
+        self.state = self._other.fetch_updates()
+        for index in range(len(updates)):
+            stored = Revision(self._other.revision.offset, index).token
+            self._tokens[stored] = Revision(self.offset, index).token
+        self.offset += 10
+        if self.offset % 30 == 0:
+            self._log.compact()
+            self._other = _opened(self._other.store, self._log.name, self.state)
+        return self.state
+
+    def shown(self, token: int) -> int:
+        return self._tokens[token]
+
+
+def _opened(store: SegmentStore, name: str, initial: ReaderGroupState) -> StateSynchronizer[ReaderGroupState]:
+    return StateSynchronizer(store, name, initial=initial, updates=UPDATES, compaction_bytes=None)
+
+
+def play(text: str, begin: Callable[..., History] = History) -> str:
+    """The transcript with what really happens below the dashes. ``begin`` makes a group of a state."""
+    scenario = Scenario(begin)
     blocks = [block for block in text.split("\n\n") if block.strip()]
-    return "\n\n".join(play_block(history, block.strip("\n")) for block in blocks) + "\n"
+    return "\n\n".join(play_block(scenario, block.strip("\n")) for block in blocks) + "\n"
 
 
 def play_block(scenario: Scenario, block: str) -> str:
@@ -63,19 +107,20 @@ def play_block(scenario: Scenario, block: str) -> str:
     if not commands:
         return block
     outcome = [complaint for command in commands if (complaint := scenario.run(command)) is not None]
-    return "\n".join([*above, "----", *outcome, *describe(scenario.history.state)])
+    return "\n".join([*above, "----", *outcome, *describe(scenario.history)])
 
 
 class Scenario:
-    def __init__(self) -> None:
-        self.history = History()
+    def __init__(self, begin: Callable[..., History]) -> None:
+        self._begin = begin
+        self.history = begin()
 
     def run(self, command: str) -> str | None:
         """Carry it out; what it was refused with."""
         verb, *words = command.split()
         try:
             if verb == "segments":
-                self.history = History(group_state(int(words[0])))
+                self.history = self._begin(group_state(int(words[0])))
             elif verb == "both:":
                 updates = [u for part in " ".join(words).split("&&") for u in self.updates(part.split())]
                 self.history.apply(*updates)
@@ -125,11 +170,12 @@ def number(segment: str) -> int:
     return int(segment.removeprefix("s"))
 
 
-def describe(state: ReaderGroupState) -> list[str]:
+def describe(history: History) -> list[str]:
+    state = history.state
     lines = []
     for reader in sorted(state.readers):
         held = in_order(state.segments_of(reader))
-        lines.append(f"{reader}: " + (" ".join(describe_segment(state, each) for each in held) or "-"))
+        lines.append(f"{reader}: " + (" ".join(describe_segment(history, each) for each in held) or "-"))
     groups = {
         "unassigned": [s for s, found in state.segments.items() if found.readable and found.owner is None],
         "waiting": [s for s, found in state.segments.items() if found.waiting_for],
@@ -137,7 +183,7 @@ def describe(state: ReaderGroupState) -> list[str]:
     }
     for name, segments in groups.items():
         if segments:
-            lines.append(f"{name}: " + " ".join(describe_segment(state, each) for each in in_order(segments)))
+            lines.append(f"{name}: " + " ".join(describe_segment(history, each) for each in in_order(segments)))
     cut = " ".join(f"{short(s)}@{state.cuts[STREAM].offsets[s]}" for s in in_order(state.cuts[STREAM].offsets))
     lines.append(f"cut: {cut}" + (" (end of data)" if state.end_of_data else ""))
     return lines
@@ -151,8 +197,8 @@ def short(segment: SegmentId) -> str:
     return "s" + segment.rpartition("/")[2]
 
 
-def describe_segment(state: ReaderGroupState, segment: SegmentId) -> str:
-    found = state.segments[segment]
-    token = f"#{found.token}" if found.token is not None else ""
+def describe_segment(history: History, segment: SegmentId) -> str:
+    found = history.state.segments[segment]
+    token = f"#{history.shown(found.token)}" if found.token is not None else ""
     target = f">{found.target}" if found.target is not None else ""
     return f"{short(segment)}@{found.offset}{token}{target}"

@@ -10,7 +10,7 @@ from readergroup.driver import MAX_STAGGER_SECONDS, stagger
 from readergroup.liveness import MORE_WATCHERS, SUSPECT, WATCHERS, LeaseObserver, in_turn, lease_attribute
 from readergroup.state import ReaderState
 from readergroup.updates import AddReader
-from synchronizer.stores.memory import MemoryStore
+from synchronizer.testing import FailingStore
 from tests.readergroup.processes_in_one import Process, World, a_world
 
 TIMEOUT = 10.0
@@ -18,7 +18,7 @@ TIMEOUT = 10.0
 IN_TIME = TIMEOUT + 2
 
 
-class CountingStore(MemoryStore):
+class CountingStore(FailingStore):
     """Counts the values of leases that it was asked for."""
 
     leases_read = 0
@@ -39,7 +39,7 @@ class Group:
         self.processes: dict[str, Process] = {}
         for number in range(readers):
             process = world.process()
-            process.store.inner = CountingStore(world.memory, clock=world.clock)
+            process.store.inner = CountingStore(process.store.inner)
             process.reader(f"r{number}")
             self.processes[f"r{number}"] = process
         self.dead: set[str] = set()
@@ -68,8 +68,8 @@ class Group:
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
-    with a_world() as world:
+def world(store_url: str) -> Iterator[World]:
+    with a_world(store_url) as world:
         yield world
 
 
@@ -93,7 +93,7 @@ def test_in_a_small_group_everybody_looks_at_everybody(world: World) -> None:
 def test_a_reader_that_leaves_or_joins_is_the_only_one_whose_lease_is_read(world: World) -> None:
     group = Group(world, 3)
     process = world.process()
-    process.store.inner = store = CountingStore(world.memory, clock=world.clock)
+    process.store.inner = store = CountingStore(process.store.inner)
     process.reader("r0")  # again
     assert store.leases_read == 1
     process.group.remove_reader("r1")

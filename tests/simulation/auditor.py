@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import readergroup as rg
 from readergroup import balance
-from readergroup.liveness import PREFIX, decode_positions, lease_attribute
+from readergroup.liveness import PREFIX, RENEWALS, decode_positions, lease_attribute
 from readergroup.state import ReaderGroupState, SegmentState
 from readergroup.streams.block import parse_blocks
 from readergroup.streams.config import SegmentId, data_segment, stream_of
@@ -48,6 +48,8 @@ BALANCE_SECONDS: Final = 10.0
 NOTICE_SECONDS: Final = 1.0
 #: How much longer than its timeout a call may take: a few answers of the store.
 CALL_SLACK_SECONDS: Final = 2.5
+#: How much later than due a renewal may arrive at a store that answers.
+RENEWAL_SLACK_SECONDS: Final = 0.1
 #: Clocks run this much faster or slower at most.
 CLOCK_SLACK: Final = 1.02
 #: The store's segments that hold logs of states, by the first part of their names.
@@ -97,8 +99,10 @@ class DataSegment:
     offsets: list[int] = field(default_factory=list)
     #: Everything before this is processed, by whomever.
     frontier: int = 0
-    #: Everything before this was truncated away.
+    #: Everything before this was given up; the store may hold more.
     given_up: int = 0
+    #: Where the store's data began after each truncation: who was behind that goes on there.
+    starts: set[int] = field(default_factory=set)
     processed: dict[int, int] = field(default_factory=dict)  # beyond the frontier: from, to
 
     @property
@@ -174,8 +178,7 @@ class Auditor:
         self.joined_at: dict[tuple[str, int], float] = {}
         self.killed_at: dict[Process, float] = {}
         self.in_hand_since: dict[Process, float] = {}
-        self.handled_longest: dict[Process, tuple[float, float]] = {}
-        self.handled: dict[Process, tuple[float, float]] = {}  # when it last began and ended with what it had in hand
+        self.handled: dict[Process, list[tuple[float, float]]] = defaultdict(list)  # what it had in hand: from, to
         self.renewed_at: dict[str, float] = {}  # by the lease's attribute
         self.deliveries = 0
         self.repeats = 0
@@ -242,6 +245,7 @@ class Auditor:
         """Somebody deleted data, or truncated it: what nobody has read of that is not missed."""
         data = self.data.setdefault(done.segment, DataSegment(done.segment))
         end = self.world.memory.info(done.segment).start_offset if done.verb == "truncate" else data.end
+        data.starts.add(end)
         self._give_up(data, end)
 
     def _give_up(self, data: DataSegment, end: int) -> None:
@@ -505,7 +509,7 @@ class Auditor:
         if killed_at is not None:
             self.takeovers.append(self.world.simulation.now - killed_at)
             self._check_takeover(before, life, killed_at)
-        elif self._takes_too_long(process, before):
+        elif self._takes_too_long(process, before) or self._is_about_to_renew(process, before):
             return
         elif process.runs and self._was_in_contact(process, before):
             self.broken("L1", f"{update.reader} of {process.name} was in contact and alive, and is declared dead")
@@ -522,21 +526,27 @@ class Auditor:
         limit, since = state.config.max_processing_seconds, self.in_hand_since.get(process)
         return limit is not None and since is not None and self.world.simulation.now - since > limit / CLOCK_SLACK
 
-    def _renews_since(self, process: Process, state: ReaderGroupState) -> float:
-        """The end of an event that took longer than its group allows: meanwhile it renewed nothing."""
+    def _took_too_long_until(self, process: Process, state: ReaderGroupState) -> float:
+        """When it last had done with an event that took longer than its group allows: meanwhile it renewed nothing."""
         limit = state.config.max_processing_seconds
-        began, ended = self.handled_longest.get(process, (0.0, 0.0))
-        return ended if limit is not None and ended - began > limit / CLOCK_SLACK else 0.0
+        if limit is None:
+            return 0.0
+        return next((to for since, to in reversed(self.handled[process]) if to - since > limit / CLOCK_SLACK), 0.0)
+
+    def _is_about_to_renew(self, process: Process, state: ReaderGroupState) -> bool:
+        """Whether it has just done with such an event, and its next renewal may not be due yet."""
+        ended = self._took_too_long_until(process, state)
+        within = self.timeout(state) / RENEWALS * CLOCK_SLACK + RENEWAL_SLACK_SECONDS
+        return ended > 0 and self.world.simulation.now - ended <= within
 
     def _only_the_store_was_away(self, process: Process, state: ReaderGroupState, reader: str) -> bool:
         """Since the last renewal of a reader nothing else kept it from the next one."""
-        lease, limit = state.readers[reader].lease, state.config.max_processing_seconds
+        lease = state.readers[reader].lease
         if lease is None:
             return False
         renewed_at = self.renewed_at[lease_attribute(lease)]
-        began, ended = self.handled.get(process, (0.0, 0.0))
-        if limit is not None and ended > renewed_at and ended - began > limit / CLOCK_SLACK:
-            return False  # it did not renew while it took too long
+        if self._took_too_long_until(process, state) > renewed_at:
+            return False  # it did not renew meanwhile
         return process.in_contact_since <= renewed_at < self.world.healthy_since
 
     def _check_takeover(self, state: ReaderGroupState, life: tuple[str, int], killed_at: float) -> None:
@@ -552,7 +562,7 @@ class Auditor:
             process = self.lives.get(other)
             if process is not None and process.runs and other != life and not self._takes_too_long(process, state):
                 contacts.append(
-                    max(process.in_contact_since, self.joined_at[other], self._renews_since(process, state))
+                    max(process.in_contact_since, self.joined_at[other], self._took_too_long_until(process, state))
                 )
         since = max(killed_at, self.world.healthy_since, min(contacts, default=float("inf")))
         return since + self.timeout(state) * CLOCK_SLACK + TAKEOVER_SECONDS
@@ -662,7 +672,9 @@ class Auditor:
         expected = self.delivered_to.get(assignment, self.began.get(assignment))
         if expected is None:
             self.broken("S1", f"{process.name} was handed {event!r} under the token {event.fencing_token} of nobody")
-        elif event.offset not in (expected, max(expected, data.given_up)):
+        elif event.offset not in (expected, max(expected, data.given_up)) and not (
+            event.offset > expected and event.offset in data.starts
+        ):
             self.broken("S3", f"{process.name} was handed {event!r}, and before it what ends at {expected}")
         elif assignment in self.over:
             # A dead reader's lease was over before, by its own clock too: it has to have stopped by itself.
@@ -686,11 +698,7 @@ class Auditor:
         """The application has done with the event, before the product counts it."""
         since = self.in_hand_since.pop(process, None)
         if since is not None:
-            now = self.world.simulation.now
-            self.handled[process] = since, now
-            longest = self.handled_longest.get(process, (0.0, 0.0))
-            if now - since >= longest[1] - longest[0]:
-                self.handled_longest[process] = since, now
+            self.handled[process].append((since, self.world.simulation.now))
             self.on_phase("handling", process.name, False)
         data = self.data[data_segment(event.segment, event.pointer.incarnation)]
         data.count_as_processed(event.offset, event.next_offset)

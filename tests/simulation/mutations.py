@@ -116,7 +116,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "fencing check",
         "What a reader says of a segment counts, whoever owns that by now and under whichever token.",
-        148,
+        49,
         frozenset({"S1"}),
         (
             Words(state_manager, "_holds", " and found.owner == reader and found.token == held.token", ""),
@@ -129,7 +129,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "lease comparison",
         "A renewal, and the positions in it, is written over whatever is there: also after the reader was removed.",
-        7,
+        8,
         frozenset({"S1"}),
         (
             Words(
@@ -143,14 +143,14 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "predecessor rule",
         "The successors of a segment are given out as soon as the group knows of them.",
-        2,
+        7,
         frozenset({"S3"}),
         (Words(SegmentState, "readable", " and not self.waiting_for", ""),),
     ),
     Mutation(
         "validation of nothing to do",
         "A call that finds nothing to do, or whose generator raises, returns without having looked for a newer state.",
-        2,
+        8,
         frozenset({"S4"}),
         (Words(LogWriter, "_settle", "fetched = False  #", "fetched = True  #"),),
     ),
@@ -175,7 +175,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "self-stop of a reader",
         "A reader hands out events until it hears that it was removed, however long it has not renewed its lease.",
-        41,
+        70,
         frozenset({"S1"}),
         (
             Words(
@@ -203,7 +203,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "comparison of marks",
         "A compaction that was overtaken sets its mark all the same.",
-        49,
+        44,
         frozenset({"S5"}),
         (
             Words(
@@ -217,7 +217,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "condition of the planner",
         "Moves that were planned on the state as this process knew it are written, whatever the state is by now.",
-        108,
+        114,
         frozenset({"L3", "S4"}),
         (
             Words(
@@ -245,14 +245,14 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "number of the call",
         "After a lost answer a process does not look for its own entry among those that it lost to.",
-        50,
+        95,
         frozenset({"S4", "bug"}),
         (Words(LogWriter, "_look_for_own", "if self._sending is not None and", "if False and"),),
     ),
     Mutation(
         "contact of observers",
         "A process that could not reach the store itself judges others by how long it has not heard of them.",
-        118,
+        33,
         frozenset({"L1"}),
         (Constant(liveness, "CONTACT", float("inf")),),
     ),

@@ -1,31 +1,25 @@
 """The simulation finds what is wrong: with a rule of the product taken out, some seed breaks what the rule is for.
 
-A mutation that is not found is a hole in the scenarios or in the auditor. Seeds run in a process of their own, because
-the order in which sets are iterated is part of what a seed decides.
+A mutation that is not found is a hole in the scenarios or in the auditor.
 """
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from readergroup import lag, liveness, state_manager
 from readergroup.state import SegmentState
+from tests.simulation.apart import run_apart
 from tests.simulation.mutations import BY_NAME, MUTATIONS, Mutation, Words, mutated
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_rule_that_is_taken_out_is_missed(mutation: Mutation) -> None:
-    command = [sys.executable, "-m", "tests.simulation.mutations", mutation.name]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    ended = run_apart("tests.simulation.mutations", mutation.name)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = re.search(r": seed \d+: (\w+) broken", ended.stdout)
     assert found is not None and found[1] in mutation.breaks, ended.stdout

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 
+from .apart import run_apart
 from .run import run
 from .scenario import Actor, Scenario
 from .schedules import SCHEDULES
@@ -49,14 +47,9 @@ def test_where_nothing_goes_wrong_no_schedule_is_seen() -> None:
     assert not seen[0]
 
 
+@pytest.mark.timeout(900)
 def test_random_runs_find_the_schedules() -> None:
-    # In a process of its own: the order of sets is part of what a seed decides.
-    found = subprocess.run(
-        [sys.executable, "-m", "tests.simulation.sightings", "0", str(SEEDS)],
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-        capture_output=True,
-        check=True,
-        text=True,
-    )
+    found = run_apart("tests.simulation.sightings", "0", str(SEEDS))
+    assert found.returncode == 0, found.stderr
     seen = json.loads(found.stdout)
     assert len(seen) >= SEEN_AT_LEAST, f"never seen: {sorted(SIGHTINGS.keys() - seen.keys())}"

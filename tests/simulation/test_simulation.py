@@ -1,19 +1,17 @@
 """Whole groups under faults, by seeds: nothing is broken, a seed is a run, and what is broken is shown small.
 
-The seeds run in processes of their own, because the order in which sets are iterated is part of what a seed decides.
 ``SEEDS`` says how many.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 import readergroup as rg
+from tests.simulation.apart import run_apart
 from tests.simulation.coverage import Coverage
 from tests.simulation.run import Run, run
 from tests.simulation.scenario import Actor, Mishap, Scenario, generate
@@ -21,12 +19,10 @@ from tests.simulation.shrink import shrink
 from tests.simulation.world import Process
 
 SEEDS = int(os.environ.get("SEEDS", "2000"))
-ROOT = Path(__file__).parents[2]
 
 
-def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.simulation", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+def simulate(*arguments: str) -> CompletedProcess[str]:
+    return run_apart("tests.simulation", *arguments)
 
 
 @pytest.mark.timeout(900)

@@ -1,4 +1,4 @@
-"""Real processes that update one state on SQLite at the same time."""
+"""Real processes that update one state at the same time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 
 import pytest
 
@@ -39,9 +38,9 @@ class CountingStore(FailingStore):
         return answer
 
 
-def contend(connection: Connection, path: Path, name: str, everybody: int) -> None:
+def contend(connection: Connection, url: str, name: str, everybody: int) -> None:
     """Update until all processes together have made so many updates."""
-    with open_store(f"sqlite:///{path}") as inner:
+    with open_store(url) as inner:
         store = CountingStore(inner)
         replica = opened(store, compaction_bytes=20_000)
         store.stored = store.lost = 0
@@ -60,13 +59,13 @@ def contend(connection: Connection, path: Path, name: str, everybody: int) -> No
 
 
 @contextmanager
-def running(path: Path, everybody: int) -> Iterator[list[Connection]]:
+def running(url: str, everybody: int) -> Iterator[list[Connection]]:
     """Processes that are killed at the end if they still run."""
     context = multiprocessing.get_context("spawn")
     processes, connections = [], []
     for number in range(PROCESSES):
         here, there = context.Pipe()
-        process = context.Process(target=contend, args=(there, path, f"process-{number}", everybody), daemon=True)
+        process = context.Process(target=contend, args=(there, url, f"process-{number}", everybody), daemon=True)
         process.start()
         there.close()
         processes.append(process)
@@ -86,19 +85,19 @@ def receive(connection: Connection) -> object:
 
 
 @pytest.mark.timeout(180)
-def test_eight_processes_all_get_their_turn_and_each_update_counts_once(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
+def test_eight_processes_all_get_their_turn_and_each_update_counts_once(shared_store_url: str) -> None:
+    url = shared_store_url
     everybody = 800
-    with open_store(f"sqlite:///{path}") as store:
+    with open_store(url) as store:
         opened(store)
-    with running(path, everybody) as connections:
+    with running(url, everybody) as connections:
         for connection in connections:
             assert receive(connection) == "ready"
         for connection in connections:
             connection.send("go")
         results = [receive(connection) for connection in connections]
     counts = [own for own, _, _ in results]  # type: ignore[attr-defined, misc]
-    with open_store(f"sqlite:///{path}") as store:
+    with open_store(url) as store:
         state = opened(store).state
     assert state.value == sum(counts) >= everybody
     assert state.entries == {f"process-{number}": own for number, own in enumerate(counts)}

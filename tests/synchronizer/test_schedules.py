@@ -19,7 +19,7 @@ from synchronizer import (
     Update,
     open_store,
 )
-from synchronizer.line import LOOK_EVERY
+from synchronizer.line import LOOK_AT_LEAST_EVERY, LOOK_EVERY
 from synchronizer.state import StateCodec
 from synchronizer.testing import FailingStore
 from tests.synchronizer.accounts import (
@@ -503,12 +503,12 @@ class TestF22StoppedHolderOfTheFairLock:
         assert store.count("fair_lock") == 3
         assert replica.state.value == 2 * LOOK_EVERY
 
-    def test_one_who_is_alone_looks_now_and_then_and_stands_in_no_line(self) -> None:
+    def test_one_who_is_alone_looks_ever_less_often_down_to_a_limit_and_stands_in_no_line(self) -> None:
         store = failing()
         replica = opened(store)
-        for _ in range(4 * LOOK_EVERY):
+        for _ in range(LOOK_EVERY + 2 * LOOK_EVERY + 3 * LOOK_AT_LEAST_EVERY):
             replica.update_state_unconditionally(Add())
-        assert store.count("fair_lock") == 1 + 4
+        assert store.count("fair_lock") == 1 + 2 + 3
 
     def test_one_who_has_just_come_stands_in_line_behind_those_who_wait(self) -> None:
         store = failing()

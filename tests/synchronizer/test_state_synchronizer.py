@@ -6,7 +6,7 @@ import pstats
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from synchronizer import (
     OutcomeUnknownError,
     Proposal,
     Revision,
+    SegmentStore,
     State,
     StateSynchronizer,
     StoreFullError,
@@ -31,6 +32,8 @@ from synchronizer import (
     Update,
     open_store,
 )
+from synchronizer.store import MAX_ATTRIBUTE_CHANGES
+from synchronizer.testing import FailingStore
 from tests.synchronizer.accounts import (
     LONG,
     UPDATES,
@@ -42,63 +45,70 @@ from tests.synchronizer.accounts import (
     Take,
     answer,
     eventually,
-    failing,
     joined,
     just_before,
     opened,
     threads,
 )
 
+pytestmark = pytest.mark.stores(in_turn=True)
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[FailingStore]:
+    with FailingStore(open_store(store_url)) as store:
+        yield store
+
 
 class TestOpening:
-    def test_the_first_one_begins_the_state_and_the_others_find_it(self) -> None:
-        store = open_store("memory://")
+    def test_the_first_one_begins_the_state_and_the_others_find_it(self, store: FailingStore) -> None:
         assert opened(store).update_state_unconditionally(Add()).value == 1
         assert opened(store).state.value == 1
         found = StateSynchronizer(store, "account", state_type=Account, updates=UPDATES)
         assert found.state.value == 1
 
-    def test_many_at_once_begin_it_once(self) -> None:
-        store = open_store("memory://")
+    def test_many_at_once_begin_it_once(self, store: FailingStore) -> None:
         with threads(8) as pool:
             replicas = [answer(f) for f in [pool.submit(opened, store) for _ in range(8)]]
         assert len({replica.applied_length for replica in replicas}) == 1
 
-    def test_without_a_beginning_a_name_that_was_never_used_is_not_found(self) -> None:
+    def test_without_a_beginning_a_name_that_was_never_used_is_not_found(self, store: FailingStore) -> None:
         with pytest.raises(NotFoundError):
-            StateSynchronizer(open_store("memory://"), "account", state_type=Account, updates=UPDATES)
+            StateSynchronizer(store, "account", state_type=Account, updates=UPDATES)
 
-    def test_it_needs_to_know_the_class_of_the_state(self) -> None:
+    def test_it_needs_to_know_the_class_of_the_state(self, store: FailingStore) -> None:
         with pytest.raises(InvalidArgumentError, match="state_type"):
-            StateSynchronizer(open_store("memory://"), "account", updates=UPDATES)
+            StateSynchronizer(store, "account", updates=UPDATES)
 
     @pytest.mark.parametrize("name", ["", "a b", "a@b", "ä", "a" * 601, "a\n"])
-    def test_names_that_cannot_be_are_refused(self, name: str) -> None:
+    def test_names_that_cannot_be_are_refused(self, name: str, store: FailingStore) -> None:
         with pytest.raises(InvalidArgumentError):
-            opened(open_store("memory://"), name=name)
+            opened(store, name=name)
 
-    def test_a_store_that_is_not_linearizable_is_refused(self) -> None:
-        store = failing()
+    def test_a_store_that_is_not_linearizable_is_refused(self, store: FailingStore) -> None:
         store.guarantees = type(store.guarantees)(
-            durable=True, linearizable=False, push=True, many_processes=True, many_hosts=True
+            durable=True,
+            linearizable_append=False,
+            linearizable_read=True,
+            push=True,
+            many_processes=True,
+            many_hosts=True,
         )
         with pytest.raises(InvalidArgumentError, match="linearizable"):
             opened(store)
 
-    def test_initialize_does_nothing_where_a_state_is(self) -> None:
-        replica = opened(open_store("memory://"))
+    def test_initialize_does_nothing_where_a_state_is(self, store: FailingStore) -> None:
+        replica = opened(store)
         assert not replica.initialize(Account(value=5))
         assert replica.state.value == 0
 
-    def test_two_given_the_same_rng_are_still_two_writers(self) -> None:
-        store = failing()
+    def test_two_given_the_same_rng_are_still_two_writers(self, store: FailingStore) -> None:
         one, two = (opened(s, rng=random.Random(1)) for s in (store, store.inner))
         assert one._writer._process_id != two._writer._process_id
 
 
 class TestConditionalUpdates:
-    def test_the_generator_is_asked_again_on_the_newer_state(self) -> None:
-        store = open_store("memory://")
+    def test_the_generator_is_asked_again_on_the_newer_state(self, store: FailingStore) -> None:
         one, two = opened(store), opened(store)
         one.update_state_unconditionally(Add(amount=5))
         asked = []
@@ -110,8 +120,7 @@ class TestConditionalUpdates:
         assert two.update_state(double).value == 10
         assert asked in ([0, 5], [0, 0, 5])
 
-    def test_all_updates_of_a_call_are_applied_or_none(self) -> None:
-        store = open_store("memory://")
+    def test_all_updates_of_a_call_are_applied_or_none(self, store: FailingStore) -> None:
         replica = opened(store)
         with pytest.raises(ValueError, match="only 6"):
             replica.update_state_unconditionally(Add(amount=5), Add(amount=1), Take(amount=7))
@@ -119,21 +128,20 @@ class TestConditionalUpdates:
         assert replica.update_state_unconditionally(Add(amount=5), Take(amount=4)).value == 1
         assert replica.revision.index == 1
 
-    def test_the_caller_gets_what_the_last_run_said(self) -> None:
-        store = open_store("memory://")
+    def test_the_caller_gets_what_the_last_run_said(self, store: FailingStore) -> None:
         one, two = opened(store), opened(store)
         one.update_state_unconditionally(Add(amount=5))
         assert two.update_state_returning(lambda state: ([Add()], f"found {state.value}")) == "found 5"
 
-    def test_a_generator_may_yield(self) -> None:
+    def test_a_generator_may_yield(self, store: FailingStore) -> None:
         def generator(state: Account) -> Any:
             yield Add()
             yield Add()
 
-        assert opened(open_store("memory://")).update_state(generator).value == 2
+        assert opened(store).update_state(generator).value == 2
 
-    def test_a_generator_that_returns_something_else_than_updates_is_told_so(self) -> None:
-        replica = opened(open_store("memory://"))
+    def test_a_generator_that_returns_something_else_than_updates_is_told_so(self, store: FailingStore) -> None:
+        replica = opened(store)
         single: Any = Add()
         for found in (single, [single, "add"]):
             with pytest.raises(InvalidArgumentError, match="in a list or by yielding"):
@@ -142,8 +150,7 @@ class TestConditionalUpdates:
                 replica.update_state_returning(lambda state, found=found: (found, None))
         assert replica.state.value == 0
 
-    def test_it_returns_the_state_that_its_own_updates_made(self) -> None:
-        store = failing()
+    def test_it_returns_the_state_that_its_own_updates_made(self, store: FailingStore) -> None:
         replica = opened(store)
         barrier = Barrier(store, "append")
         with threads(2) as pool:
@@ -155,14 +162,12 @@ class TestConditionalUpdates:
             assert answer(first).value == 1
             assert answer(second).value == 2
 
-    def test_an_error_on_an_old_state_is_decided_again_on_the_newest(self) -> None:
-        store = open_store("memory://")
+    def test_an_error_on_an_old_state_is_decided_again_on_the_newest(self, store: FailingStore) -> None:
         one, two = opened(store), opened(store)
         one.update_state_unconditionally(Add(amount=5))
         assert two.update_state_unconditionally(Take(amount=5)).value == 0
 
-    def test_what_the_generator_raises_on_the_newest_state_reaches_the_caller(self) -> None:
-        store = open_store("memory://")
+    def test_what_the_generator_raises_on_the_newest_state_reaches_the_caller(self, store: FailingStore) -> None:
         one, two = opened(store), opened(store)
         one.update_state_unconditionally(Add(amount=5))
         seen = []
@@ -177,37 +182,36 @@ class TestConditionalUpdates:
         assert seen == [0, 5]
         assert store.info("account").length == length
 
-    def test_a_call_of_too_many_updates_is_refused(self) -> None:
-        replica = opened(open_store("memory://"), state_limit_bytes=1 << 30)
+    def test_a_call_of_too_many_updates_is_refused(self, store: FailingStore) -> None:
+        replica = opened(store, state_limit_bytes=1 << 30)
         with pytest.raises(InvalidArgumentError, match="too large"):
             replica.update_state_unconditionally(Note(text="x" * 9_000_000))
         assert replica.update_state_unconditionally(Note(text="x" * 8_000_000)).note
 
-    def test_an_update_in_the_log_that_cannot_be_applied_stops_the_replica(self) -> None:
+    def test_an_update_in_the_log_that_cannot_be_applied_stops_the_replica(self, store: FailingStore) -> None:
         class Add2(Update[Account], tag="add"):
             amount: int = 1
 
             def apply_to(self, state: Account, revision: Revision) -> Account:
                 raise NotFoundError("changed its mind since")
 
-        store = open_store("memory://")
         changed = StateSynchronizer(store, "account", initial=Account(), updates=[Add2])
         opened(store).update_state_unconditionally(Add())
         for _ in range(2):
             with pytest.raises(CorruptStateError, match="cannot be applied"):
                 changed.fetch_updates()
 
-    def test_an_error_of_apply_to_is_the_callers_and_stops_nothing(self) -> None:
+    def test_an_error_of_apply_to_is_the_callers_and_stops_nothing(self, store: FailingStore) -> None:
         class Refuse(Update[Account], tag="refuse"):
             def apply_to(self, state: Account, revision: Revision) -> Account:
                 raise NotFoundError("not for you")
 
-        replica = StateSynchronizer(open_store("memory://"), "account", initial=Account(), updates=[Add, Refuse])
+        replica = StateSynchronizer(store, "account", initial=Account(), updates=[Add, Refuse])
         with pytest.raises(NotFoundError, match="not for you"):
             replica.update_state_unconditionally(Refuse())
         assert replica.update_state_unconditionally(Add()).value == 1
 
-    def test_revisions_are_those_that_apply_to_was_given(self) -> None:
+    def test_revisions_are_those_that_apply_to_was_given(self, store: FailingStore) -> None:
         given = []
 
         class Count(Update[Account], tag="count"):
@@ -215,7 +219,7 @@ class TestConditionalUpdates:
                 given.append(revision)
                 return state.replace(value=revision.token)
 
-        replica = StateSynchronizer(open_store("memory://"), "account", initial=Account(), updates=[Count])
+        replica = StateSynchronizer(store, "account", initial=Account(), updates=[Count])
         replica.update_state_unconditionally(Count(), Count())
         assert given == [Revision(given[0].offset, 0), Revision(given[0].offset, 1)]
         assert replica.revision == given[-1] and replica.state.value == given[-1].token
@@ -223,15 +227,13 @@ class TestConditionalUpdates:
 
 
 class TestAttributes:
-    def test_they_change_with_the_updates_or_not_at_all(self) -> None:
-        store = open_store("memory://")
+    def test_they_change_with_the_updates_or_not_at_all(self, store: FailingStore) -> None:
         replica = opened(store)
         lease = {"lease": AttributeChange(None, b"1")}
         assert replica.update_state_with_attributes(lambda state: Proposal([Add()], "done", lease)) == "done"
         assert store.attributes("account", "lease") == {"lease": b"1"}
 
-    def test_the_generator_is_asked_again_when_one_is_not_as_expected(self) -> None:
-        store = failing()
+    def test_the_generator_is_asked_again_when_one_is_not_as_expected(self, store: FailingStore) -> None:
         replica = opened(store)
         store.inner.append("account", b"", attributes={"lease": AttributeChange(None, b"1")})
 
@@ -247,8 +249,7 @@ class TestAttributes:
         assert replica.state.value == 1
         assert store.attributes("account", "lease") == {}
 
-    def test_calls_that_change_the_same_one_go_one_after_the_other(self) -> None:
-        store = open_store("memory://")
+    def test_calls_that_change_the_same_one_go_one_after_the_other(self, store: FailingStore) -> None:
         replica = opened(store)
 
         def count(state: Account) -> Proposal[Account, None]:
@@ -261,8 +262,7 @@ class TestAttributes:
         assert store.attributes("account", "count") == {"count": b"80"}
         assert replica.state.value == 80
 
-    def test_calls_that_change_the_same_one_do_not_share_an_append(self) -> None:
-        store = failing()
+    def test_calls_that_change_the_same_one_do_not_share_an_append(self, store: FailingStore) -> None:
         replica = opened(store)
 
         def count(state: Account) -> Proposal[Account, None]:
@@ -281,13 +281,38 @@ class TestAttributes:
                 answer(call)
         assert store.attributes("account", "count") == {"count": b"2"}
 
-    def test_a_change_of_attributes_without_an_update_is_refused(self) -> None:
-        replica = opened(open_store("memory://"))
+    def test_calls_that_change_more_than_one_append_can_do_not_share_it(self, store: FailingStore) -> None:
+        replica = opened(store)
+
+        def change(call: int, number: int) -> Callable[[Account], Proposal[Account, None]]:
+            attributes = {f"{call}/{each}": AttributeChange(None, b"1") for each in range(number)}
+            return lambda state: Proposal([Add()], None, attributes)
+
+        barrier = Barrier(store, "append")
+        with threads(4) as pool:
+            calls = [pool.submit(replica.update_state_unconditionally, Add())]
+            barrier.await_reached()
+            calls += [
+                pool.submit(replica.update_state_with_attributes, change(call, MAX_ATTRIBUTE_CHANGES // 2 + call))
+                for call in range(2)
+            ]
+            joined(replica, 1)
+            eventually(lambda: replica._follower.barred_thread is not None, "the other one waiting for room")
+            barrier.release()
+            for call in calls:
+                answer(call)
+        assert len(store.attributes("account")) == MAX_ATTRIBUTE_CHANGES + 1
+        assert replica.state.value == 3
+        with pytest.raises(InvalidArgumentError, match="attributes"):
+            replica.update_state_with_attributes(change(3, MAX_ATTRIBUTE_CHANGES + 1))
+        assert replica.state.value == 3
+
+    def test_a_change_of_attributes_without_an_update_is_refused(self, store: FailingStore) -> None:
+        replica = opened(store)
         with pytest.raises(InvalidArgumentError):
             replica.update_state_with_attributes(lambda state: Proposal((), None, {"a": AttributeChange(ANY, b"1")}))
 
-    def test_a_lost_answer_is_recognised_with_them_too(self) -> None:
-        store = failing()
+    def test_a_lost_answer_is_recognised_with_them_too(self, store: FailingStore) -> None:
         replica = opened(store)
         for lose in (store.lose_answers, store.lose_requests):
             lose()
@@ -299,8 +324,7 @@ class TestAttributes:
 
 
 class TestDeadlines:
-    def test_a_timeout_of_zero_is_one_attempt(self) -> None:
-        store = failing()
+    def test_a_timeout_of_zero_is_one_attempt(self, store: FailingStore) -> None:
         replica = opened(store)
         assert replica.update_state_unconditionally(Add(), timeout=0).value == 1
         assert replica.fetch_updates(timeout=0).value == 1
@@ -309,8 +333,7 @@ class TestDeadlines:
         assert not replica.initialize(Account(), timeout=0)
         assert replica.update_state(lambda state: [], timeout=0).value == 1
 
-    def test_a_timeout_of_zero_does_not_wait_for_a_store_that_is_away(self) -> None:
-        store = failing()
+    def test_a_timeout_of_zero_does_not_wait_for_a_store_that_is_away(self, store: FailingStore) -> None:
         replica = opened(store, clock=ManualClock())
         store.unavailable = True
         calls: list[Callable[[], object]] = [
@@ -327,8 +350,10 @@ class TestDeadlines:
         assert replica.fetch_updates().value == 0
 
     @pytest.mark.parametrize("call", ["update", "fetch", "wait_for", "compact", "open"])
-    def test_a_store_that_is_away_is_waited_for_until_the_deadline_on_the_given_clock(self, call: str) -> None:
-        store, clock = failing(), ManualClock()
+    def test_a_store_that_is_away_is_waited_for_until_the_deadline_on_the_given_clock(
+        self, call: str, store: FailingStore
+    ) -> None:
+        clock = ManualClock()
         replica = opened(store, clock=clock, timeout=7.0)
         calls: dict[str, Callable[[], object]] = {
             "update": lambda: replica.update_state_unconditionally(Add()),
@@ -349,14 +374,13 @@ class TestDeadlines:
             with pytest.raises(DeadlineExceededError):
                 answer(waiting)
 
-    def test_a_store_that_comes_back_in_time_is_no_error(self) -> None:
-        store = failing()
+    def test_a_store_that_comes_back_in_time_is_no_error(self, store: FailingStore) -> None:
         replica = opened(store)
         store.fail_appends(3)
         assert replica.update_state_unconditionally(Add()).value == 1
 
-    def test_losing_every_race_ends_at_the_deadline_with_nothing_written(self) -> None:
-        store, clock = failing(), ManualClock()
+    def test_losing_every_race_ends_at_the_deadline_with_nothing_written(self, store: FailingStore) -> None:
+        clock = ManualClock()
         replica, other = opened(store, clock=clock), opened(store.inner)
         attempts = 0
 
@@ -373,9 +397,12 @@ class TestDeadlines:
         assert attempts == 10
         assert other.fetch_updates().value == 100
 
-    def test_a_state_that_never_comes_is_waited_for_until_the_deadline(self) -> None:
+    def test_a_state_that_never_comes_is_waited_for_until_the_deadline(self, store_url: str) -> None:
         clock = ManualClock()
-        store = open_store("memory://", clock=clock)
+        with open_store(store_url, clock=clock) as store:
+            self._wait_in_vain(store, clock)
+
+    def _wait_in_vain(self, store: SegmentStore, clock: ManualClock) -> None:
         replica = opened(store, clock=clock)
         with threads(1) as pool:
             waiting = pool.submit(replica.wait_for, lambda state: state.value == 5, timeout=3)
@@ -387,8 +414,7 @@ class TestDeadlines:
             with pytest.raises(DeadlineExceededError):
                 answer(waiting)
 
-    def test_a_full_store_is_told_at_once_and_the_call_works_later(self) -> None:
-        store = failing()
+    def test_a_full_store_is_told_at_once_and_the_call_works_later(self, store: FailingStore) -> None:
         replica = opened(store)
 
         def fill() -> None:
@@ -399,8 +425,7 @@ class TestDeadlines:
             replica.update_state_unconditionally(Add())
         assert replica.update_state_unconditionally(Add()).value == 1
 
-    def test_an_interrupt_while_sending_is_the_callers_and_the_next_call_goes_on(self) -> None:
-        store = failing()
+    def test_an_interrupt_while_sending_is_the_callers_and_the_next_call_goes_on(self, store: FailingStore) -> None:
         replica = opened(store)
 
         def interrupt() -> None:
@@ -413,8 +438,7 @@ class TestDeadlines:
 
 
 class TestFollowing:
-    def test_waiting_ends_with_the_first_state_that_fulfils_the_condition(self) -> None:
-        store = open_store("memory://")
+    def test_waiting_ends_with_the_first_state_that_fulfils_the_condition(self, store: FailingStore) -> None:
         waiter, other = opened(store), opened(store)
         with threads(1) as pool:
             waiting = pool.submit(waiter.wait_for, lambda state: state.value >= 3)
@@ -422,8 +446,7 @@ class TestFollowing:
                 other.update_state_unconditionally(Add())
             assert answer(waiting).value >= 3
 
-    def test_growth_is_told_once_it_is_there(self) -> None:
-        store = open_store("memory://")
+    def test_growth_is_told_once_it_is_there(self, store: FailingStore) -> None:
         one, two = opened(store), opened(store)
         assert not one.wait_for_growth(0)
         two.update_state_unconditionally(Add())
@@ -431,8 +454,7 @@ class TestFollowing:
         one.fetch_updates()
         assert not one.wait_for_growth(0)
 
-    def test_watching_yields_the_present_and_then_the_newest(self) -> None:
-        store = open_store("memory://")
+    def test_watching_yields_the_present_and_then_the_newest(self, store: FailingStore) -> None:
         watcher, other = opened(store), opened(store)
         watching = watcher.watch()
         assert next(watching).value == 0
@@ -444,8 +466,7 @@ class TestFollowing:
             other.update_state_unconditionally(Add())
             assert answer(following).value == 3
 
-    def test_watching_survives_an_outage_of_the_store(self) -> None:
-        store = failing()
+    def test_watching_survives_an_outage_of_the_store(self, store: FailingStore) -> None:
         watcher, other = opened(store), opened(store.inner)
         watching = watcher.watch()
         next(watching)
@@ -458,8 +479,7 @@ class TestFollowing:
             store.unavailable = False
             assert answer(following).value == 1
 
-    def test_watching_survives_an_outage_while_it_waits(self) -> None:
-        store = failing()
+    def test_watching_survives_an_outage_while_it_waits(self, store: FailingStore) -> None:
         watcher, other = opened(store), opened(store.inner)
         watching = watcher.watch()
         next(watching)
@@ -471,8 +491,8 @@ class TestFollowing:
         just_before(store, "wait", break_off)
         assert next(watching).value == 1
 
-    def test_closing_ends_the_watching(self) -> None:
-        replica = opened(open_store("memory://"))
+    def test_closing_ends_the_watching(self, store: FailingStore) -> None:
+        replica = opened(store)
         seen = []
 
         def watch() -> None:
@@ -487,8 +507,7 @@ class TestFollowing:
         assert not watching.is_alive() and time.monotonic() - begun < 2
         assert list(replica.watch()) == []
 
-    def test_closing_the_store_under_a_watcher_is_told(self) -> None:
-        store = open_store("memory://")
+    def test_closing_the_store_under_a_watcher_is_told(self, store: FailingStore) -> None:
         watching = opened(store).watch()
         next(watching)
         store.close()
@@ -497,8 +516,7 @@ class TestFollowing:
 
 
 class TestTransitions:
-    def test_each_entry_is_told_once_in_order_whoever_wrote_it(self) -> None:
-        store = open_store("memory://")
+    def test_each_entry_is_told_once_in_order_whoever_wrote_it(self, store: FailingStore) -> None:
         one, two = opened(store), opened(store)
         one.update_state_unconditionally(Add())
         feed = one.transitions()
@@ -518,8 +536,8 @@ class TestTransitions:
         assert told[-1].revision == one.revision
         assert not any(t.gap for t in told) and feed.drain() == []
 
-    def test_the_end_and_the_new_beginning_of_a_state_are_told(self) -> None:
-        replica = opened(open_store("memory://"))
+    def test_the_end_and_the_new_beginning_of_a_state_are_told(self, store: FailingStore) -> None:
+        replica = opened(store)
         feed = replica.transitions()
         replica.delete()
         replica.initialize(Account(value=3))
@@ -529,8 +547,7 @@ class TestTransitions:
             (None, Account(value=3)),
         ]
 
-    def test_each_is_told_once_while_threads_update_and_fetch(self) -> None:
-        store = open_store("memory://")
+    def test_each_is_told_once_while_threads_update_and_fetch(self, store: FailingStore) -> None:
         one, two = opened(store), opened(store)
         feeds = [one.transitions(), two.transitions()]
         with threads(6) as pool:
@@ -543,9 +560,8 @@ class TestTransitions:
             values = [t.after.value for t in feed.drain() if t.after is not None]
             assert values == list(range(len(values))) and len(values) == 401
 
-    def test_what_came_in_through_the_log_before_the_answer_did_is_not_told_again(self) -> None:
+    def test_what_came_in_through_the_log_before_the_answer_did_is_not_told_again(self, store: FailingStore) -> None:
         """Another thread may have fetched a part of what this one has just appended."""
-        store = open_store("memory://")
         writer = opened(store)
         follower = opened(store)._follower
         for _ in range(3):
@@ -562,32 +578,33 @@ class TestTransitions:
         assert [t.after and t.after.value for t in feed.drain()] == [0, 1, 2, 3]
         assert follower.replica == tail
 
-    def test_a_feed_that_nobody_drains_keeps_the_gap_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_feed_that_nobody_drains_keeps_the_gap_only(
+        self, monkeypatch: pytest.MonkeyPatch, store: FailingStore
+    ) -> None:
         monkeypatch.setattr("synchronizer.replica.MAX_TRANSITIONS", 5)
-        replica = opened(open_store("memory://"))
+        replica = opened(store)
         feed = replica.transitions()
         for _ in range(7):
             replica.update_state_unconditionally(Add())
         told = [(t.before and t.before.value, t.after and t.after.value, t.gap) for t in feed.drain()]
         assert told == [(None, 5, True), (5, 6, False), (6, 7, False)]
 
-    def test_a_closed_feed_hears_nothing_more(self) -> None:
-        replica = opened(open_store("memory://"))
+    def test_a_closed_feed_hears_nothing_more(self, store: FailingStore) -> None:
+        replica = opened(store)
         feed, other = replica.transitions(), replica.transitions()
         feed.close()
         feed.close()
         replica.update_state_unconditionally(Add())
         assert len(feed.drain()) == 1 and len(other.drain()) == 2
 
-    def test_a_new_feed_begins_with_the_present(self) -> None:
-        replica = opened(open_store("memory://"))
+    def test_a_new_feed_begins_with_the_present(self, store: FailingStore) -> None:
+        replica = opened(store)
         replica.update_state_unconditionally(Add())
         assert replica.transitions().drain() == [Transition(None, Account(value=1), replica.revision)]
 
 
 class TestClosing:
-    def test_a_closed_one_refuses_every_call_but_shows_its_state(self) -> None:
-        store = open_store("memory://")
+    def test_a_closed_one_refuses_every_call_but_shows_its_state(self, store: FailingStore) -> None:
         replica = opened(store)
         replica.close()
         replica.close()
@@ -606,8 +623,7 @@ class TestClosing:
         assert replica.state == Account()
         assert opened(store).state == Account()  # the store is borrowed
 
-    def test_closing_ends_the_wait_for_a_store_that_is_away(self) -> None:
-        store = failing()
+    def test_closing_ends_the_wait_for_a_store_that_is_away(self, store: FailingStore) -> None:
         replica = opened(store)
         store.unavailable = True
         before = len(store.operations)
@@ -619,16 +635,15 @@ class TestClosing:
                 with pytest.raises(ClosedError):
                     answer(future)
 
-    def test_closing_after_a_lost_answer_leaves_the_outcome_unknown(self) -> None:
-        store = failing()
+    def test_closing_after_a_lost_answer_leaves_the_outcome_unknown(self, store: FailingStore) -> None:
         replica = opened(store)
         store.lose_answers()
         just_before(store, "append", replica.close)
         with pytest.raises(OutcomeUnknownError):
             replica.update_state_unconditionally(Add())
 
-    def test_a_forked_child_may_not_use_what_it_inherited(self) -> None:
-        replica = opened(open_store("memory://"))
+    def test_a_forked_child_may_not_use_what_it_inherited(self, store: FailingStore) -> None:
+        replica = opened(store)
 
         def all_refused() -> bool:
             for call in (
@@ -671,11 +686,10 @@ def test_applying_an_update_to_a_large_state_costs_what_it_costs_on_a_small_one(
     assert calls(20_000) < 1.2 * calls(2)
 
 
-def test_a_name_may_hold_states_of_different_classes_one_after_the_other() -> None:
+def test_a_name_may_hold_states_of_different_classes_one_after_the_other(store: FailingStore) -> None:
     class Other(State):
         word: str = ""
 
-    store = open_store("memory://")
     opened(store).delete()
     other = StateSynchronizer(store, "account", initial=Other(word="new"), updates=[])
     assert other.state.word == "new"

@@ -1,9 +1,8 @@
-"""The store that readers are scaled on: a file, because processes share it."""
+"""The store that readers are scaled on: one that processes share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,8 @@ import readergroup as rg
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/shop.db"
+def url(shared_store_url: str) -> str:
+    return shared_store_url
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
@@ -26,6 +25,7 @@ from synchronizer import (
 )
 from synchronizer.testing import FailingStore, Operation
 
+pytestmark = pytest.mark.stores(in_turn=True)
 NAME = "shop/orders"
 
 
@@ -33,9 +33,9 @@ class Died(BaseException):
     """The process is killed at this point."""
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SegmentStore]:
-    with open_store("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/store.db") as store:
+@pytest.fixture
+def store(store_url: str) -> Iterator[SegmentStore]:
+    with open_store(store_url) as store:
         yield store
 
 
@@ -400,11 +400,8 @@ def test_a_scaler_that_slept_through_delete_and_create_does_no_harm(
             streams.create(NAME, scaling=fixed(2))
 
     sleeper = client_that_meets(store, Intruder(verb, "data/", delete_and_create))
-    if again:
-        sleeper.scale(NAME, split=[0])  # of a stream that is no more: nothing comes of it
-    else:
-        with pytest.raises(NotFoundError):
-            sleeper.scale(NAME, split=[0])
+    with pytest.raises(NotFoundError, match="deleted meanwhile" if again else "no stream of this name"):
+        sleeper.scale(NAME, split=[0])
 
     left = list(store.list("data/"))
     if again:
@@ -414,6 +411,25 @@ def test_a_scaler_that_slept_through_delete_and_create_does_no_harm(
         assert not any(store.info(segment).sealed for segment in left)
     else:
         assert left == []
+
+
+@pytest.mark.parametrize("verb", ["create", "seal"])
+def test_a_scaler_that_slept_until_the_stream_was_deleted_and_half_created_again_completes_the_creation(
+    store: SegmentStore, streams: StreamManager, verb: str
+) -> None:
+    streams.create(NAME, scaling=fixed(2))
+    with pytest.raises(Died):
+        client_that_meets(store, Intruder("create", "data/", die)).scale(NAME, split=[0])
+
+    def delete_and_half_create() -> None:
+        streams.delete(NAME)
+        with pytest.raises(Died):
+            client_that_meets(store, Intruder("create", "data/", die)).create(NAME, scaling=fixed(3))
+
+    sleeper = client_that_meets(store, Intruder(verb, "data/", delete_and_half_create))
+    state = sleeper.finish_pending(NAME)
+    assert (state.epoch, state.current, state.scale) == (0, (0, 1, 2), None)
+    assert list(store.list("data/")) == [state.data_segment(number) for number in state.current]
 
 
 @pytest.mark.parametrize(("verb", "prefix"), [("seal", "data/"), ("append", "stream/")])

@@ -6,7 +6,6 @@ import multiprocessing
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -34,15 +33,18 @@ from synchronizer import (
 )
 from synchronizer.testing import FailingStore, Operation
 
+pytestmark = pytest.mark.stores(in_turn=True)
 NAME = "shop/orders"
 SECONDS = 20.0
+#: Another Python, on a busy machine.
+TO_START_SECONDS = 60.0
 #: Keys that lie in the first, second, third and fourth quarter of the key range.
 QUARTERS = ("Foo", "2", "key-3", "0")
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SegmentStore]:
-    with open_store("memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/store.db") as store:
+@pytest.fixture
+def store(store_url: str) -> Iterator[SegmentStore]:
+    with open_store(store_url) as store:
         yield store
 
 
@@ -100,9 +102,9 @@ def once(failing: FailingStore, verb: str, action: Callable[[], object], after: 
     failing.before = before
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
     clock = SystemClock()
-    deadline = Deadline(clock, SECONDS)
+    deadline = Deadline(clock, seconds)
     while not condition():
         assert not deadline.passed
         clock.wait(threading.Event(), 0.001)
@@ -715,21 +717,20 @@ def _write_in_a_process(url: str, number: int) -> None:
                 writer.flush()
 
 
-def test_scales_while_several_processes_write(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/store.db"
-    with open_store(url) as store:
+def test_scales_while_several_processes_write(shared_store_url: str) -> None:
+    with open_store(shared_store_url) as store:
         streams = StreamManager(store)
         streams.create(NAME, scaling=ScalingPolicy.fixed(2))
         spawn = multiprocessing.get_context("spawn")
-        processes = [spawn.Process(target=_write_in_a_process, args=(url, number)) for number in range(2)]
+        processes = [spawn.Process(target=_write_in_a_process, args=(shared_store_url, number)) for number in range(2)]
         for process in processes:
             process.start()
-        wait_until(lambda: len(all_events(streams)) > 0)
+        wait_until(lambda: len(all_events(streams)) > 0, TO_START_SECONDS)
         for _ in range(5):
             streams.scale(NAME, split=[streams.fetch_state(NAME).current[0]])
             streams.scale(NAME, merge=list(streams.fetch_state(NAME).current[:2]))
         for process in processes:
-            process.join(SECONDS)
+            process.join(TO_START_SECONDS)
             assert process.exitcode == 0
         found = [event.split() for event in all_events(streams)]
         for number in range(2):

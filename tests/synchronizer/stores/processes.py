@@ -41,14 +41,13 @@ def receive(connection: Connection) -> object:
     return connection.recv()
 
 
-def contend(connection: Connection, path: Path, number: int, seconds: float) -> None:
-    """Append as often as possible at the expected offset, reading what others wrote after each conflict."""
-    with open_store(f"sqlite:///{path}") as store:
+def contend(connection: Connection, url: str, number: int, everybody: int) -> None:
+    """Append at the expected offset, reading what others wrote after each conflict, until so many are stored."""
+    with open_store(url) as store:
         connection.send("ready")
         connection.recv()
-        end = time.monotonic() + seconds
         length = successes = conflicts = 0
-        while time.monotonic() < end:
+        while length < everybody * RECORD:
             match store.append("s", b"%03d:%07d;" % (number, successes), expected_offset=length):
                 case Appended():
                     successes += 1

@@ -12,6 +12,10 @@ from synchronizer.store import SegmentStore
 from synchronizer.stores import open_store
 from synchronizer.stores.notify import NotifyFile
 from synchronizer.testing import FailingStore, SegmentStoreConformance
+from tests.conftest import OWN_URLS
+from tests.servers.fresh import fresh_store
+from tests.servers.pgbouncer import PgBouncer
+from tests.servers.unavailable import ServerUnavailable
 
 
 class TestMemoryStore(SegmentStoreConformance):
@@ -41,8 +45,55 @@ class TestSqliteStoreWithoutFileWatches(SegmentStoreConformance):
             yield store
 
 
+class TestPostgresStore(SegmentStoreConformance):
+    @pytest.fixture
+    def store(self, postgres_url: str) -> Iterator[SegmentStore]:
+        with open_store(postgres_url) as store:
+            yield store
+
+
+class TestPostgresStoreBehindPgBouncer(SegmentStoreConformance):
+    """In the transaction mode of a real PgBouncer, where each statement may meet another session."""
+
+    @pytest.fixture
+    def store(self, postgres_url: str) -> Iterator[SegmentStore]:
+        try:
+            pooler = PgBouncer(postgres_url)
+        except ServerUnavailable as reason:
+            pytest.skip(str(reason))
+        with pooler, open_store(pooler.url) as store:
+            yield store
+
+
+class TestNatsStore(SegmentStoreConformance):
+    @pytest.fixture
+    def store(self, nats_url: str) -> Iterator[SegmentStore]:
+        with open_store(nats_url) as store:
+            yield store
+
+
+class TestNatsClusterStore(SegmentStoreConformance):
+    """Three servers that replicate."""
+
+    @pytest.fixture
+    def store(self, nats_cluster_url: str) -> Iterator[SegmentStore]:
+        with open_store(nats_cluster_url) as store:
+            yield store
+
+
 class TestFailingStoreWithoutFaults(SegmentStoreConformance):
     @pytest.fixture
     def store(self) -> Iterator[SegmentStore]:
         with FailingStore(open_store("memory://"), rng=random.Random(1)) as store:
             yield store
+
+
+if OWN_URLS:
+
+    class TestStoresOfOnesOwn(SegmentStoreConformance):
+        """What ``READERGROUP_TEST_URLS`` names."""
+
+        @pytest.fixture(params=OWN_URLS)
+        def store(self, request: pytest.FixtureRequest) -> Iterator[SegmentStore]:
+            with fresh_store(request.param) as url, open_store(url) as store:
+                yield store

@@ -43,8 +43,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_no_contender_starves_and_no_append_is_lost(path: Path) -> None:
+    url = f"sqlite:///{path}"
     with ExitStack() as processes:
-        contenders = [processes.enter_context(running(contend, path, number, 2.0))[1] for number in range(8)]
+        contenders = [processes.enter_context(running(contend, url, number, 800))[1] for number in range(8)]
         for connection in contenders:
             receive(connection)
         for connection in contenders:

@@ -1,0 +1,626 @@
+"""A store in a PostgreSQL database: for many machines, on the server that is there already.
+
+The store lives in a schema of its own, which the first process to open it creates. What it holds, and why an append is
+an insertion, says `postgres_schema`; how processes wake each other, `postgres_listener`.
+
+Behind PgBouncer in its transaction mode write ``pooler=transaction`` into the address: all verbs work there, but
+nothing that needs a session: statements are not prepared, `wait` polls, and there is no fair lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain, takewhile
+from typing import Any, Final
+
+import psycopg
+
+from ..clock import Clock, SystemClock
+from ..errors import (
+    CorruptStoreError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutcomeUnknownError,
+    StoreFullError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
+from ..store import (
+    ANY,
+    Append,
+    Appended,
+    AppendResult,
+    AttributeChange,
+    Conflict,
+    Guarantees,
+    SegmentInfo,
+    SegmentStore,
+    UnknownOutcome,
+)
+from . import contract, postgres_schema
+from .notify import Watch
+from .postgres_connections import Connection, Connections, is_settled, parse_address, translated, unknown
+from .postgres_listener import Listener, PollingWatch, acquire_listener, release_listener
+from .postgres_schema import Names
+from .waiting import Waiters
+
+_logger = logging.getLogger(__name__)
+
+#: Names are keys of an index, whose entries the server limits.
+_MAX_NAME_BYTES: Final = 2600
+#: How many chunks one step frees at most: 8 MB.
+_FREE_CHUNKS: Final = 128
+_NAMES_PER_PAGE: Final = 1000
+#: A copy takes as long as it takes, but not for ever.
+_COPY_SECONDS: Final = 600.0
+_IDLE_LOCK_SESSIONS: Final = 2
+_MAX_OFFSET: Final = 2**63 - 1
+_OLDEST_SERVER: Final = 130000
+
+_APPEND: Final = "SELECT * FROM {schema}.append(%s::text, %s::bytea, %s::text, %s::bigint, "
+#: So many attributes go to the server one by one, which makes the arrays of them in a tenth of the driver's time.
+_FEW_ATTRIBUTES: Final = 4
+_SIDES: Final = ("text", "bytea", "boolean", "bytea")  # of an attribute: name, expectation, whether any will do, value
+_APPENDS: Final = [_APPEND + "NULL, NULL, NULL, NULL)"] + [
+    _APPEND + ", ".join(f"ARRAY[{', '.join(['%s'] * count)}]::{kind}[]" for kind in _SIDES) + ")"
+    for count in range(1, _FEW_ATTRIBUTES + 1)
+]
+_APPEND_MANY: Final = _APPEND + ", ".join(f"%s::{kind}[]" for kind in _SIDES) + ")"
+_APPEND_TOGETHER: Final = (
+    "SELECT * FROM {schema}.append_together(%s::text[], %s::bytea[], %s::bigint[],"
+    " %s::integer[], %s::text[], %s::bytea[], %s::boolean[], %s::bytea[])"
+)
+_INFO: Final = "SELECT s.start_offset, {length}, s.sealed FROM {schema}.segment s WHERE s.name = %s AND NOT s.deleted"
+_NAMES: Final = (
+    "SELECT name FROM {schema}.segment WHERE name >= %s AND name > %s AND NOT deleted ORDER BY name LIMIT %s::integer"
+)
+# One row at least if the segment exists. All of one moment, so the chunks fit the length.
+_READ: Final = """
+    WITH s AS MATERIALIZED (
+        SELECT s.id, s.start_offset, {length} AS length,
+            (SELECT b.start_offset FROM {schema}.chunk b WHERE b.segment = s.id AND b.start_offset <= %(offset)s::bigint
+                ORDER BY b.start_offset DESC LIMIT 1) AS first
+        FROM {schema}.segment s WHERE s.name = %(name)s AND NOT s.deleted)
+    SELECT s.start_offset, s.length, c.start_offset, c.data
+    FROM s LEFT JOIN {schema}.chunk c
+        ON c.segment = s.id AND c.start_offset >= s.first AND c.start_offset < %(end)s::bigint
+        AND s.start_offset <= %(offset)s::bigint AND s.length > %(offset)s::bigint
+    ORDER BY c.start_offset
+"""
+_ATTRIBUTES: Final = (
+    "SELECT a.name, a.value FROM {schema}.segment s LEFT JOIN {schema}.attribute a"
+    " ON a.segment = s.id AND a.name >= %(prefix)s AND starts_with(a.name, %(prefix)s)"
+    " WHERE s.name = %(segment)s AND NOT s.deleted"
+)
+_ATTRIBUTES_NAMED: Final = (
+    "SELECT a.name, a.value FROM {schema}.segment s LEFT JOIN {schema}.attribute a"
+    " ON a.segment = s.id AND a.name = ANY(%(names)s::text[])"
+    " WHERE s.name = %(segment)s AND NOT s.deleted"
+)
+_CHANGED: Final = (
+    "SELECT s.name, {length}, s.sealed OR s.deleted FROM {schema}.segment s WHERE s.name = ANY(%s::text[])"
+)
+# Not with to_regclass, which may remember that there was no such table.
+_INSPECT: Final = """
+    SELECT current_setting('server_version_num'), current_setting('server_encoding'),
+        current_setting('default_transaction_isolation'), current_setting('transaction_read_only')::boolean,
+        current_setting('fsync')::boolean AND current_setting('full_page_writes')::boolean
+            AND current_setting('synchronous_commit') <> 'off',
+        EXISTS (SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = {channel} AND c.relname = 'store')
+"""
+_TO_FREE: Final = "SELECT id FROM {schema}.segment WHERE deleted AND NOT freed LIMIT 100"
+
+
+class PostgresStore(SegmentStore):
+    """Segments in a schema of the database at ``url``, an address as libpq takes it, with TLS and all it knows.
+
+    Four options are this store's own. ``schema`` (``readergroup``) separates stores in one database; it is created
+    when it does not exist. ``pool_size`` (8) limits the connections of this store; waiting and each fair lock take one
+    more. ``statement_timeout`` (15 seconds) limits each statement. ``pooler=transaction`` is for PgBouncer.
+
+    It is durable if the server is: see ``guarantees``. Names of more than 2600 bytes in UTF-8 are refused.
+    """
+
+    def __init__(self, url: str, *, clock: Clock | None = None, must_exist: bool = False) -> None:
+        address = parse_address(url)
+        self.url = address.url
+        self._address = address
+        self._names = Names(address.schema)
+        self._clock = clock or SystemClock()
+        self._process_id = os.getpid()
+        self._closed = False
+        self._statements: dict[str, str] = {}
+        self._connections = Connections(address)
+        try:
+            is_durable = self._prepare(must_exist)
+        except BaseException:
+            self._connections.close()
+            raise
+        self.guarantees = Guarantees(
+            durable=is_durable,
+            linearizable_append=True,
+            linearizable_read=True,
+            push=address.has_sessions,
+            many_processes=True,
+            many_hosts=True,
+            atomic_multi_append=True,
+            server_side_copy=True,
+            fair_lock=address.has_sessions,
+        )
+        self._lock_sessions: deque[Connection] = deque()
+        self._listener: Listener | None = None
+        self._waiters = Waiters(self._open_watch, self._changed, self._clock, expect=self._expect)
+        _open_stores.add(self)
+
+    def create(self, segment: str) -> bool:
+        _check_name(segment)
+        ((outcome,),) = self._call("SELECT {schema}.create_segment(%s::text)", (segment,))
+        if outcome == "deleted":
+            raise contract.name_is_used_up(segment)
+        return bool(outcome == "created")
+
+    def delete(self, segment: str) -> None:
+        contract.check_name(segment)
+        ((is_known,),) = self._call("SELECT {schema}.delete_segment(%s::text)", (segment,))
+        if not is_known:
+            raise contract.not_found(segment)
+        for (segment_id,) in self._call(_TO_FREE, ()):
+            self._free(segment_id)
+
+    def info(self, segment: str) -> SegmentInfo:
+        contract.check_name(segment)
+        rows = self._call(_INFO, (segment,))
+        if not rows:
+            raise contract.not_found(segment)
+        start_offset, length, is_sealed = rows[0]
+        return SegmentInfo(segment, start_offset, length, is_sealed)
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        contract.check_prefix(prefix)
+        self._check_open()
+        return self._names_from(prefix)
+
+    def append(
+        self,
+        segment: str,
+        data: bytes,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        contract.check_append(segment, data, expected_offset, attributes)
+        return self._append(segment, data, None, expected_offset, attributes or {})
+
+    def append_together(
+        self, appends: Sequence[Append]
+    ) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
+        contract.check_appends(appends)
+        self._check_open()
+        if not appends:
+            return ()
+        names = [sorted(part.attributes) for part in appends]
+        columns = [_columns(own, part.attributes) for own, part in zip(names, appends, strict=True) if own]
+        parameters = (
+            [part.segment for part in appends],
+            [part.data for part in appends],
+            [_bounded(part.expected_offset) for part in appends],
+            [number for number, own in enumerate(names, 1) for _ in own],
+            *([value for column in columns for value in column[side]] for side in range(4)),
+        )
+        try:
+            rows = self._call(_APPEND_TOGETHER, parameters, is_append=True)
+        except OutcomeUnknownError as error:
+            return UnknownOutcome(error)
+        numbers = {part.segment: number for number, part in enumerate(appends)}
+        answers: dict[str, Appended | Conflict] = {}
+        for name, outcome, length, delta, present in rows:
+            number = numbers[name]
+            answers[name] = _answer(name, outcome, length, len(appends[number].data), delta, names[number], present)
+        conflicts = {name: answer for name, answer in answers.items() if isinstance(answer, Conflict)}
+        return conflicts or tuple(answer for answer in answers.values() if isinstance(answer, Appended))
+
+    def concat(
+        self,
+        segment: str,
+        source: str,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        contract.check_concat(segment, source, expected_offset, attributes)
+        return self._append(segment, b"", source, expected_offset, attributes or {})
+
+    def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
+        contract.check_name(segment)
+        end = min(offset + max(max_bytes, 1), _MAX_OFFSET)
+        rows = self._call(_READ, {"name": segment, "offset": min(offset, _MAX_OFFSET), "end": end})
+        if not rows:
+            raise contract.not_found(segment)
+        start_offset, length, *_ = rows[0]
+        contract.check_read(segment, offset, max_bytes, start_offset, length)
+        return _cut(segment, [row[2:] for row in rows], offset, min(end, length))
+
+    def attributes(
+        self, segment: str, prefix: str = "", *, names: Collection[str] | None = None
+    ) -> Mapping[str, bytes]:
+        contract.check_attributes(segment, prefix, names)
+        if names is None:
+            rows = self._call(_ATTRIBUTES, {"segment": segment, "prefix": prefix})
+        else:
+            wanted = [name for name in set(names) if name.startswith(prefix)]
+            rows = self._call(_ATTRIBUTES_NAMED, {"segment": segment, "names": wanted})
+        if not rows:
+            raise contract.not_found(segment)
+        return {name: value for name, value in rows if name is not None}
+
+    def truncate(self, segment: str, offset: int) -> None:
+        contract.check_name(segment)
+        bounded = max(-1, min(offset, _MAX_OFFSET))
+        ((segment_id, length),) = self._call(
+            "SELECT * FROM {schema}.truncate_segment(%s::text, %s::bigint)", (segment, bounded)
+        )
+        if segment_id is None:
+            raise contract.not_found(segment)
+        contract.check_within(segment, offset, length)
+        self._free(segment_id)
+
+    def seal(self, segment: str) -> SegmentInfo:
+        contract.check_name(segment)
+        ((start_offset, length),) = self._call("SELECT * FROM {schema}.seal_segment(%s::text)", (segment,))
+        if length is None:
+            raise contract.not_found(segment)
+        return SegmentInfo(segment, start_offset, length, sealed=True)
+
+    def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
+        for name in known:
+            contract.check_name(name)
+        self._check_open()
+        return self._waiters.wait(known, timeout)
+
+    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
+        contract.check_name(segment)
+        self._check_open()
+        if not self.guarantees.fair_lock:
+            return super().fair_lock(segment, timeout)
+        return self._in_turn(segment, timeout)
+
+    def close(self) -> None:
+        if self._closed or os.getpid() != self._process_id:
+            return
+        self._closed = True
+        _open_stores.discard(self)
+        self._waiters.close()
+        if self._listener:
+            release_listener(self._address)
+        self._connections.close()
+        while self._lock_sessions:
+            self._lock_sessions.pop().close()
+
+    # Statements
+
+    def _call(
+        self,
+        statement: str,
+        parameters: Sequence[Any] | Mapping[str, Any],
+        *,
+        is_append: bool = False,
+        seconds: float | None = None,
+    ) -> Sequence[tuple[Any, ...]]:
+        """The rows that one statement returns: one round trip, and one transaction of its own.
+
+        With ``seconds`` it may take longer than other statements, and takes a few more round trips.
+        """
+        self._check_open()
+        connection = self._connections.take()
+        try:
+            if seconds is None:
+                return connection.rows(self._filled(statement), parameters)
+            with _longer(connection, seconds):
+                return connection.rows(self._filled(statement), parameters)
+        except psycopg.Error as error:
+            if is_append and not is_settled(connection, error):
+                raise unknown(error, self.url) from error
+            raise translated(error, self.url) from error
+        finally:
+            self._connections.give_back(connection)
+
+    def _filled(self, statement: str) -> str:
+        try:
+            return self._statements[statement]
+        except KeyError:
+            filled = self._statements[statement] = self._names.fill(statement)
+            return filled
+
+    def _append(
+        self,
+        segment: str,
+        data: bytes,
+        source: str | None,
+        expected_offset: int | None,
+        changes: Mapping[str, AttributeChange],
+    ) -> AppendResult:
+        names = sorted(changes)
+        statement = _APPENDS[0]
+        columns: tuple[Any, ...] = ()
+        if names:
+            columns = _columns(names, changes)
+            statement = _APPEND_MANY
+            if len(names) <= _FEW_ATTRIBUTES:
+                statement, columns = _APPENDS[len(names)], tuple(chain.from_iterable(columns))
+        try:
+            ((outcome, length, size, delta, present),) = self._call(
+                statement,
+                (segment, data, source, _bounded(expected_offset), *columns),
+                is_append=True,
+                seconds=_COPY_SECONDS if source else None,
+            )
+        except OutcomeUnknownError as error:
+            return UnknownOutcome(error)
+        if source and outcome == _NO_SOURCE:
+            raise contract.not_found(source)
+        if source:
+            contract.check_source(source, is_sealed=outcome != _SOURCE_NOT_SEALED)
+        return _answer(segment, outcome, length, size, delta, names, present)
+
+    def _free(self, segment_id: int) -> None:
+        """Delete the chunks that nothing refers to any more, in portions, so that no transaction is long."""
+        try:
+            while self._call("SELECT {schema}.free_chunks(%s::bigint, %s::integer)", (segment_id, _FREE_CHUNKS))[0][0]:
+                pass
+        except (StoreUnavailableError, StoreFullError):
+            _logger.warning("space was not given back; the next truncation of the segment does it", exc_info=True)
+
+    def _names_from(self, prefix: str) -> Iterator[str]:
+        last = ""
+        while True:
+            rows = self._call(_NAMES, (prefix, last, _NAMES_PER_PAGE))
+            names = list(takewhile(lambda name: name.startswith(prefix), (name for (name,) in rows)))
+            yield from names
+            if len(names) < _NAMES_PER_PAGE:
+                return
+            last = names[-1]
+
+    # Waiting
+
+    def _changed(self, known: Mapping[str, int]) -> frozenset[str]:
+        rows = self._call(_CHANGED, (list(known),))
+        if len(rows) < len(known):
+            raise contract.not_found(min(known.keys() - {name for name, _, _ in rows}))
+        return frozenset(name for name, length, is_over in rows if is_over or length != known[name])
+
+    def _open_watch(self) -> Watch:
+        if not self.guarantees.push:
+            return PollingWatch()
+        self._listener = acquire_listener(self._address)
+        return self._listener.subscribe()
+
+    def _expect(self, names: Collection[str]) -> None:
+        if self._listener:
+            self._listener.expect(names)
+
+    @contextmanager
+    def _in_turn(self, segment: str, timeout: float) -> Iterator[bool]:
+        with self._lock_session() as connection:
+            is_held = self._lock(connection, segment, timeout)
+            try:
+                yield is_held
+            finally:
+                if is_held:
+                    # A statement of its own: what was appended meanwhile is committed and seen by the next holder.
+                    try:
+                        connection.execute(self._filled("SELECT pg_advisory_unlock({fair_key})"), (segment,))
+                    except psycopg.Error:
+                        connection.close()  # the lock ends with its session
+
+    def _lock(self, connection: Connection, segment: str, timeout: float) -> bool:
+        try:
+            if timeout <= 0:
+                rows = connection.execute(self._filled("SELECT pg_try_advisory_lock({fair_key})"), (segment,))
+                return bool(rows.fetchall()[0][0])
+            seconds = min(timeout, self._address.statement_timeout)
+            connection.execute(f"SET lock_timeout = {max(1, int(seconds * 1000))}")
+            connection.execute(self._filled("SELECT pg_advisory_lock({fair_key})"), (segment,))
+        except psycopg.errors.LockNotAvailable:
+            return False
+        except BaseException as error:
+            connection.close()  # it may have got the lock a moment before
+            if isinstance(error, psycopg.errors.QueryCanceled):
+                return False
+            if isinstance(error, psycopg.Error):
+                raise translated(error, self.url) from error
+            raise
+        return True
+
+    @contextmanager
+    def _lock_session(self) -> Iterator[Connection]:
+        """A connection beside those of the pool: its holder needs one of them while it holds the lock."""
+        connection = self._idle_lock_session() or self._connections.connect()
+        try:
+            yield connection
+        finally:
+            if self._closed or len(self._lock_sessions) >= _IDLE_LOCK_SESSIONS or not connection.is_idle:
+                connection.close()
+            else:
+                self._lock_sessions.append(connection)
+
+    def _idle_lock_session(self) -> Connection | None:
+        while True:
+            try:
+                connection = self._lock_sessions.pop()
+            except IndexError:
+                return None
+            if not connection.is_stale:
+                return connection
+            connection.close()
+
+    # Opening
+
+    def _prepare(self, must_exist: bool) -> bool:
+        """Make sure that the schema is a store of this release; return whether the server is durable."""
+        connection = self._connections.take()
+        try:
+            is_store, is_durable = self._inspect(connection)
+            if not is_store and must_exist:
+                raise NotFoundError(
+                    "there is no store in this schema; correct the address, or make one there",
+                    url=self.url,
+                    schema=self._address.schema,
+                )
+            if not is_store or self._format(connection) < postgres_schema.FORMAT:
+                self._create_or_migrate(connection)
+            self._format(connection)
+        except psycopg.Error as error:
+            raise translated(error, self.url) from error
+        finally:
+            self._connections.give_back(connection)
+        return is_durable
+
+    def _inspect(self, connection: Connection) -> tuple[bool, bool]:
+        """Whether the schema holds a store, and whether what the server commits survives the loss of power."""
+        row = connection.execute(self._names.fill(_INSPECT)).fetchone()
+        assert row
+        version, encoding, isolation, is_read_only, is_durable, is_store = row
+        if int(version) < _OLDEST_SERVER:
+            raise UnsupportedError("the server is too old; PostgreSQL 13 or newer is needed", version=version)
+        if encoding != "UTF8":
+            raise UnsupportedError("the database is not encoded in UTF8; create another one", encoding=encoding)
+        if isolation != "read committed":
+            raise UnsupportedError(
+                "behind a pooler the role's default_transaction_isolation must be 'read committed'; alter the role",
+                isolation=isolation,
+            )
+        if is_read_only:
+            raise StoreUnavailableError(
+                "the server is read-only; write target_session_attrs=read-write and all hosts into the address",
+                url=self.url,
+            )
+        return is_store, is_durable
+
+    def _format(self, connection: Connection) -> int:
+        row = connection.execute(self._filled("SELECT format FROM {schema}.store")).fetchone()
+        if row is None:
+            raise CorruptStoreError("the schema is not a store of this SDK; name another", schema=self._address.schema)
+        if row[0] > postgres_schema.FORMAT:
+            raise UnsupportedError(
+                "the store was written by a newer release; update this one",
+                url=self.url,
+                format=row[0],
+                known=postgres_schema.FORMAT,
+            )
+        return int(row[0])
+
+    def _create_or_migrate(self, connection: Connection) -> None:
+        """One process at a time; who comes second finds it done."""
+        with connection.transaction():
+            connection.execute(f"SELECT pg_advisory_xact_lock({self._names.creation_lock})")
+            is_store, _ = self._inspect(connection)
+            if is_store:
+                connection.execute(self._names.migration(self._format(connection)), prepare=False)
+                return
+            query = "SELECT FROM pg_namespace WHERE nspname = {channel}"
+            if not connection.execute(self._filled(query)).fetchall():
+                connection.execute(f"CREATE SCHEMA {self._names.schema}")
+            connection.execute(self._names.creation(), prepare=False)
+
+    def _check_open(self) -> None:
+        contract.check_open(self._process_id, self._closed, self.url)
+
+    def abandon_in_child(self) -> None:
+        """Leave everything to the parent process: closing an inherited connection would end the parent's session."""
+        _inherited.append((self._connections, self._lock_sessions, self._waiters, self._listener))
+
+
+_SEALED, _SOURCE_NOT_SEALED, _NO_SOURCE = 2, 4, 5
+
+
+def _answer(
+    segment: str,
+    outcome: int,
+    length: int,
+    size: int,
+    delta: bytes | None,
+    names: Sequence[str],
+    present: Sequence[bytes | None] | None,
+) -> Appended | Conflict:
+    if outcome == 0:
+        return Appended(length - size, length)
+    if outcome == 1:
+        return Conflict(length, delta or b"", dict(zip(names, present or (), strict=True)))
+    raise contract.sealed(segment, length) if outcome == _SEALED else contract.not_found(segment)
+
+
+def _columns(names: Sequence[str], changes: Mapping[str, AttributeChange]) -> tuple[Any, ...]:
+    """Attributes as the functions take them: an array of each of their sides."""
+    chosen = [changes[name] for name in names]
+    return (
+        names,
+        [None if change.expected is ANY else change.expected for change in chosen],
+        [change.expected is ANY for change in chosen],
+        [change.new for change in chosen],
+    )
+
+
+def _bounded(offset: int | None) -> int | None:
+    """An offset that the server can take; nothing is as long as the largest."""
+    return None if offset is None else min(offset, _MAX_OFFSET)
+
+
+def _cut(segment: str, chunks: Sequence[tuple[int, bytes]], offset: int, end: int) -> bytes:
+    """The bytes from ``offset`` up to ``end`` out of the chunks that hold them."""
+    if offset == end:
+        return b""
+    parts = [data for _, data in chunks if data is not None]
+    if parts:
+        surplus = chunks[-1][0] + len(parts[-1]) - end
+        if surplus > 0:
+            parts[-1] = parts[-1][:-surplus]
+        parts[0] = parts[0][offset - chunks[0][0] :]
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    if len(data) != end - offset:
+        raise CorruptStoreError(
+            "bytes of a segment are missing; restore the database from a backup",
+            segment=segment,
+            offset=offset,
+            expected=end - offset,
+            found=len(data),
+        )
+    return data
+
+
+def _check_name(segment: str) -> None:
+    contract.check_name(segment)
+    if len(segment) * 4 > _MAX_NAME_BYTES and len(segment.encode()) > _MAX_NAME_BYTES:
+        raise InvalidArgumentError("the name is too long for an index of the server; shorten it", name=segment)
+
+
+@contextmanager
+def _longer(connection: Connection, seconds: float) -> Iterator[None]:
+    """A transaction whose statements may take ``seconds``."""
+    usual = connection.call_timeout
+    connection.call_timeout = seconds + usual
+    try:
+        with connection.transaction():
+            connection.execute(f"SET LOCAL statement_timeout = {int(seconds * 1000)}")
+            connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = {int(seconds * 1000)}")
+            yield
+    finally:
+        connection.call_timeout = usual
+
+
+_open_stores: weakref.WeakSet[PostgresStore] = weakref.WeakSet()
+#: What a forked child inherited, kept so that it does not close it.
+_inherited: list[object] = []
+
+
+def _abandon_stores_in_child() -> None:
+    for store in list(_open_stores):
+        store.abandon_in_child()
+
+
+os.register_at_fork(after_in_child=_abandon_stores_in_child)

@@ -1,0 +1,323 @@
+"""Connections to a PostgreSQL server: how an address is read, what each connection is told, and what errors mean."""
+
+from __future__ import annotations
+
+import queue
+import re
+import select
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.conninfo import conninfo_to_dict
+
+from ..clock import Deadline, SystemClock
+from ..errors import (
+    CorruptStoreError,
+    InvalidArgumentError,
+    OutcomeUnknownError,
+    ReaderGroupError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+
+T = TypeVar("T")
+
+_DEFAULT_SCHEMA: Final = "readergroup"
+_SCHEMA_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
+#: What libpq is told unless the address says otherwise: give up on a host that does not answer.
+_LIBPQ_DEFAULTS: Final = {
+    "connect_timeout": "5",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+    "client_encoding": "utf8",
+    "fallback_application_name": "readergroup",
+}
+_SECRETS: Final = frozenset({"password", "sslpassword", "oauth_client_secret"})
+#: How much longer than the server the client waits before it cuts the connection.
+_GRACE_SECONDS: Final = 5.0
+_MAX_IDLE_SECONDS: Final = 600.0
+# These waits are for a server, which no clock of a test can move.
+_CLOCK: Final = SystemClock()
+
+
+class Address(NamedTuple):
+    """What an address says. ``conninfo`` may hold a password, ``url`` does not."""
+
+    url: str
+    conninfo: tuple[tuple[str, str], ...]
+    schema: str = _DEFAULT_SCHEMA
+    pooler: str = "session"
+    pool_size: int = 8
+    statement_timeout: float = 15.0
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether a connection is one session of the server, from the first statement to the last."""
+        return self.pooler == "session"
+
+
+_OWN_OPTIONS: Final = ("schema", "pooler", "pool_size", "statement_timeout")
+
+
+def parse_address(url: str) -> Address:
+    """``postgresql://user:password@host:port/database?schema=...``; what is not our option is libpq's."""
+    _, _, rest = url.partition("://")
+    location, _, query = rest.partition("?")
+    if "@" in location.partition("@")[2] or "@" in query.partition("=")[0]:
+        # Libpq would take a part of the password for a host or an option, and name it in errors.
+        raise InvalidArgumentError("the address holds an @ too many; write special characters of a password as %xx")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    own: dict[str, str] = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()} | {"ssl"}
+    unknown = sorted(options.keys() - known)
+    if unknown and "@" in query and "@" not in location:
+        raise InvalidArgumentError("the address has its @ after a ?; write special characters of a password as %xx")
+    if unknown:
+        raise InvalidArgumentError(
+            "the address has options that neither this store nor libpq knows; correct them",
+            unknown=unknown,
+            known=sorted({*_OWN_OPTIONS, *known} - _SECRETS),
+        )
+    try:
+        for_libpq = f"postgresql://{location}?{urlencode(options, quote_via=quote)}"
+        conninfo = {**_LIBPQ_DEFAULTS, **{name: str(value) for name, value in conninfo_to_dict(for_libpq).items()}}
+    except psycopg.Error:
+        # What libpq says may quote a part of the password.
+        raise InvalidArgumentError(
+            "libpq cannot read the address; write special characters of a password as %xx", url=_shown(location, query)
+        ) from None
+    return Address(_shown(location, query), tuple(sorted(conninfo.items())), **_checked(own))
+
+
+def _shown(location: str, query: str) -> str:
+    """The address without secrets."""
+    credentials, at, place = location.rpartition("@")
+    user = credentials.partition(":")[0]
+    public = [pair for pair in query.split("&") if pair and pair.partition("=")[0] not in _SECRETS]
+    return f"postgresql://{user}{at}{place}" + ("?" + "&".join(public) if public else "")
+
+
+def _checked(own: Mapping[str, str]) -> dict[str, Any]:
+    checked: dict[str, Any] = dict(own)
+    if not _SCHEMA_NAME.fullmatch(own.get("schema", _DEFAULT_SCHEMA)):
+        raise InvalidArgumentError(
+            "the name of a schema begins with a letter and holds letters, digits, _ and - only, 63 at most",
+            schema=own["schema"],
+        )
+    if own.get("pooler", "session") not in ("session", "transaction"):
+        raise InvalidArgumentError("pooler is 'session' or 'transaction'", pooler=own["pooler"])
+    for name, kind, least in (("pool_size", int, 1), ("statement_timeout", float, 0.001)):
+        if name in own:
+            try:
+                checked[name] = kind(own[name])
+            except ValueError:
+                checked[name] = 0
+            if not least <= checked[name] < 1e6:
+                raise InvalidArgumentError(f"{name} is a number, at least {least}", **{name: own[name]})
+    return checked
+
+
+class Connection(psycopg.Connection[tuple[Any, ...]]):
+    """A connection on which no call lasts for ever, also when the server stops without closing it."""
+
+    call_timeout: float = 0.0
+    idle_since: float = 0.0
+    _poll: select.poll | None = None
+    _cursor: psycopg.Cursor[tuple[Any, ...]] | None = None
+
+    def rows(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Sequence[tuple[Any, ...]]:
+        """What a statement returns, in the binary format. One cursor serves all: to make one takes its time."""
+        if self._cursor is None:
+            self._cursor = self.cursor(binary=True)
+        rows = self._cursor.execute(statement, parameters).fetchall()
+        if len(rows) > 1:
+            self._cursor = None  # it would keep the rows until the next call
+        return rows
+
+    def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
+        if not self.call_timeout:
+            return super().wait(gen, *args, **kwargs)
+        return super().wait(_bounded(gen, Deadline(_CLOCK, self.call_timeout)), *args, **kwargs)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is open and in no transaction."""
+        return self.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the server has said something since the last call, which is most likely its farewell."""
+        if self._poll is None:
+            self._poll = select.poll()
+            self._poll.register(self.pgconn.socket, select.POLLIN)
+        return bool(self._poll.poll(0))
+
+
+def _bounded(gen: PQGen[T], deadline: Deadline) -> PQGen[T]:
+    """The same steps, until the deadline: then the connection is in the middle of something and of no more use."""
+    try:
+        step = next(gen)
+        while True:
+            ready = yield step
+            if not ready and deadline.passed:
+                raise psycopg.OperationalError("the server did not answer in time")
+            step = gen.send(ready)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+class Connections:
+    """Connections that the threads of one store share. Each is used by one thread at a time.
+
+    Not `psycopg_pool`: after an outage that one connects again only when its growing pause is over, looks at dead
+    connections with growing pauses as well, and keeps the reason to itself; here a call tries at once and tells why
+    it failed. It needs no threads either.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._idle: deque[Connection] = deque()
+        self._closed = False
+        # A semaphore; the standard library's one takes ten times as long.
+        self._free_places: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(address.pool_size):
+            self._free_places.put(None)
+
+    def take(self) -> Connection:
+        """A connection outside any transaction. `give_back` it, whatever happens."""
+        try:
+            self._free_places.get(timeout=self.address.statement_timeout + _GRACE_SECONDS)
+        except queue.Empty:
+            raise StoreUnavailableError(
+                "all connections of this store are in use; raise 'pool_size' in the address",
+                url=self.address.url,
+                pool_size=self.address.pool_size,
+            ) from None
+        try:
+            return self._idle_one() or self.connect()
+        except BaseException:
+            self._free_places.put(None)
+            raise
+
+    def give_back(self, connection: Connection) -> None:
+        if self._closed or not connection.is_idle:
+            connection.close()
+        else:
+            connection.idle_since = _CLOCK.monotonic()
+            self._idle.append(connection)
+            self._close_unused(connection.idle_since)
+        self._free_places.put(None)
+
+    def connect(self) -> Connection:
+        """A new connection, told what it has to know."""
+        options = dict(self.address.conninfo)
+        try:
+            connection = Connection.connect(**options, autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
+        except (psycopg.Error, OSError) as error:
+            raise StoreUnavailableError(
+                "the server cannot be reached or refuses the connection; check the address and the server",
+                url=self.address.url,
+                postgres=_text(error),
+            ) from None
+        try:
+            connection.call_timeout = self.address.statement_timeout + _GRACE_SECONDS
+            if self.address.has_sessions:
+                connection.execute("; ".join(self._settings()))
+                connection.prepare_threshold = 0
+        except psycopg.Error as error:
+            connection.close()
+            raise translated(error, self.address.url) from error
+        return connection
+
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def _settings(self) -> Sequence[str]:
+        milliseconds = max(1, int(self.address.statement_timeout * 1000))
+        return (
+            f"SET statement_timeout = {milliseconds}",
+            f"SET lock_timeout = {milliseconds}",
+            f"SET idle_in_transaction_session_timeout = {2 * milliseconds}",
+            # Each statement of a function must see what was committed before it.
+            "SET default_transaction_isolation = 'read committed'",
+            # All statements are look-ups by key: planning them again gains nothing.
+            "SET plan_cache_mode = force_generic_plan",
+            "SET enable_seqscan = off",
+            "SET jit = off",
+        )
+
+    def _idle_one(self) -> Connection | None:
+        while True:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                return None
+            if not connection.is_stale:
+                return connection
+            connection.close()
+
+    def _close_unused(self, now: float) -> None:
+        with suppress(IndexError):
+            if now - self._idle[0].idle_since > _MAX_IDLE_SECONDS:  # the first is unused for the longest time
+                self._idle.popleft().close()
+
+
+def is_settled(connection: Connection, error: psycopg.Error) -> bool:
+    """Whether a statement that failed like this is certain to have had no effect."""
+    if error.sqlstate is None or error.sqlstate[:2] in ("08", "57") and connection.closed:
+        return False
+    return not connection.closed and error.sqlstate != "40003"
+
+
+def unknown(error: psycopg.Error, url: str) -> OutcomeUnknownError:
+    unknown = OutcomeUnknownError(
+        "the connection was lost before the answer came: the write is stored or is not; repeat the call to find out",
+        url=url,
+        postgres=_text(error),
+    )
+    unknown.__cause__ = error
+    return unknown
+
+
+def translated(error: psycopg.Error, url: str) -> ReaderGroupError:
+    """What an error of the driver means for the caller. The one place where such errors are told apart."""
+    facts = {"url": url, "postgres": _text(error)}
+    code = error.sqlstate or ""
+    kind: type[ReaderGroupError] = StoreUnavailableError
+    match code[:2], code:
+        case "53", "53100":
+            kind, message = StoreFullError, "the disk of the server is full and nothing was written; make room"
+        case "53", "53300":
+            message = "the server has no connection left; raise its max_connections or put a pooler before it"
+        case "25", "25006":
+            message = "the server is read-only; write target_session_attrs=read-write and all hosts into the address"
+        case "42", "42501":
+            message = "the role of the address lacks a right; grant it as docs/operations.md says"
+        case "42" | "3F", _:
+            kind, message = CorruptStoreError, "the schema is not a store of this SDK, or is damaged; name another"
+        case "XX", "XX001" | "XX002":
+            kind, message = CorruptStoreError, "the database is damaged; restore it from a backup"
+        case "54", _:
+            kind, message = InvalidArgumentError, "this is too large for the server"
+        case "57" | "55", "57014" | "55P03":
+            message = "the server did not get it done in time, and nothing was written"
+        case _:
+            message = "the server cannot be used now"
+    translated = kind(message, **facts)
+    translated.__cause__ = error
+    return translated
+
+
+def _text(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    code = getattr(error, "sqlstate", None)
+    return f"{code}: {text}" if code else text

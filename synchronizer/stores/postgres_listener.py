@@ -1,0 +1,288 @@
+"""One listening connection per process and schema, which tells all waiters of the process what was announced.
+
+A NOTIFY costs its transaction a lock of the whole server and wakes every listener of the database. So an append
+announces itself only if somebody waits: who waits holds, in shared mode, the advisory lock of the slot that the
+segment's name falls into, and the append tries to take that lock alone for a moment. The locks end with the connection
+that holds them, and cost neither a row nor a write.
+
+No append slips through: after the slot is locked, the segment's own lock is taken alone once, which waits for the
+appends that had looked before. What is appended then is announced, what was appended before can be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+from collections.abc import Collection
+from typing import Final
+
+import psycopg
+
+from ..clock import Deadline, SystemClock, growing_pause
+from ..errors import StoreUnavailableError
+from .postgres_connections import Address, Connection, Connections
+from .postgres_schema import Names
+
+_logger = logging.getLogger(__name__)
+_CLOCK: Final = SystemClock()
+
+#: For so long after the last wait a segment's appends are still announced: who waits again need not register again.
+_LINGER_SECONDS: Final = 5.0
+#: How long a waiter is kept from looking by a server that is slow to take its interest; then it polls.
+_PATIENCE_SECONDS: Final = 2.0
+#: How long new appends may queue behind a registration that waits for a long append.
+_LOCK_MILLISECONDS: Final = 500
+_POLL_SECONDS: Final = 0.02
+
+
+class Subscription:
+    """The watch of one store: what was announced since it last looked."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._condition = threading.Condition()
+        self._announced: set[str] = set()
+        self._is_anything = False
+        self._is_woken = False
+
+    def wait(self) -> frozenset[str] | None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._announced or self._is_anything or self._is_woken)
+            announced = None if self._is_anything else frozenset(self._announced)
+            self._announced.clear()
+            self._is_anything = False
+        return announced
+
+    def wake(self) -> None:
+        with self._condition:
+            self._is_woken = True
+            self._condition.notify()
+
+    def close(self) -> None:
+        self._listener.unsubscribe(self)
+
+    def deliver(self, names: Collection[str] | None) -> None:
+        with self._condition:
+            self._is_anything |= names is None
+            self._announced.update(names or ())
+            self._condition.notify()
+
+
+class PollingWatch:
+    """Where a connection is no session, nobody can listen: look fifty times a second."""
+
+    def __init__(self) -> None:
+        self._woken = threading.Event()
+
+    def wait(self) -> None:
+        _CLOCK.wait(self._woken, _POLL_SECONDS)
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def close(self) -> None:
+        pass
+
+
+class Listener:
+    """The thread that listens, from the first subscription to the last."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._names = Names(address.schema)
+        self._condition = threading.Condition()
+        self._subscriptions: set[Subscription] = set()
+        self._expected_until: dict[str, float] = {}
+        self._registered: set[str] = set()
+        self._is_failing = False
+        self._is_closed = threading.Event()
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_writer, False)
+        self._thread = threading.Thread(target=self._run, name="postgres-listener", daemon=True)
+        self._thread.start()
+
+    def subscribe(self) -> Subscription:
+        subscription = Subscription(self)
+        with self._condition:
+            self._subscriptions.add(subscription)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        with self._condition:
+            self._subscriptions.discard(subscription)
+
+    def expect(self, names: Collection[str]) -> None:
+        """Return when appends to these segments are announced. If that cannot be now, the caller has to poll."""
+        deadline = Deadline(_CLOCK, _PATIENCE_SECONDS)
+        until = _CLOCK.monotonic() + _LINGER_SECONDS
+        with self._condition:
+            self._expected_until.update(dict.fromkeys(names, until))
+            if self._registered.issuperset(names):
+                return
+            self._wake()
+            while not self._is_failing and not self._registered.issuperset(names) and not deadline.passed:
+                self._condition.wait(deadline.remaining())
+
+    def close(self) -> None:
+        self._is_closed.set()
+        self._wake()
+        self._thread.join()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_writer, b"\n")
+
+    def _run(self) -> None:
+        failures = 0
+        connections = Connections(self._address)
+        while not self._is_closed.is_set():
+            try:
+                connection = connections.connect()
+                try:
+                    connection.add_notify_handler(lambda notify: self._publish([notify.payload]))
+                    self._start_over(is_failing=False)
+                    failures = 0
+                    self._publish(None)  # what was announced meanwhile is lost
+                    self._listen(connection)
+                finally:
+                    connection.close()
+            except (psycopg.Error, StoreUnavailableError, OSError) as error:
+                failures += 1
+                self._start_over(is_failing=True)
+                if failures == 1:  # once for each outage
+                    _logger.warning(
+                        "listening failed; waiters poll until it works again: url=%r error=%s",
+                        self._address.url,
+                        " ".join(str(error).split()),
+                    )
+                self._publish(None)
+                _CLOCK.wait(self._is_closed, growing_pause(failures, first=0.05, most=2.0))
+
+    def _start_over(self, *, is_failing: bool) -> None:
+        with self._condition:
+            self._is_failing = is_failing
+            self._registered.clear()
+            self._condition.notify_all()
+
+    def _publish(self, names: Collection[str] | None) -> None:
+        with self._condition:
+            subscriptions = list(self._subscriptions)
+        for subscription in subscriptions:
+            subscription.deliver(names)
+
+    def _listen(self, connection: Connection) -> None:
+        connection.execute(f"SET lock_timeout = {_LOCK_MILLISECONDS}")
+        # Who looks at pg_stat_activity sees what this connection is for.
+        connection.execute(
+            "SELECT set_config('application_name', current_setting('application_name') || ' listener', false)"
+        )
+        poll = select.poll()
+        poll.register(connection.pgconn.socket, select.POLLIN)
+        poll.register(self._wake_reader, select.POLLIN)
+        is_listening = False
+        while not self._is_closed.is_set():
+            is_listening = self._update_interest(connection, is_listening)
+            ready = poll.poll(_LINGER_SECONDS * 1000 if is_listening else None)
+            if any(file == self._wake_reader for file, _ in ready):
+                os.read(self._wake_reader, 4096)
+            if any(file != self._wake_reader for file, _ in ready):
+                self._receive(connection)
+
+    def _receive(self, connection: Connection) -> None:
+        connection.pgconn.consume_input()
+        names = set()
+        while notify := connection.pgconn.notifies():
+            names.add(notify.extra.decode())
+        if names:
+            self._publish(names)
+        else:
+            connection.execute("SELECT")  # so that a farewell of the server becomes an error
+
+    def _update_interest(self, connection: Connection, is_listening: bool) -> bool:
+        """Make the locks and the LISTEN match what is expected; return whether anything is."""
+        now = _CLOCK.monotonic()
+        with self._condition:
+            expired = [name for name, until in self._expected_until.items() if until < now]
+            for name in expired:
+                del self._expected_until[name]
+            gone = [name for name in expired if name in self._registered]
+            self._registered.difference_update(gone)
+            added = [name for name in self._expected_until if name not in self._registered]
+            is_anything_expected = bool(self._expected_until)
+        if is_anything_expected and not is_listening:
+            connection.execute(f'LISTEN "{self._names.channel}"')
+        if added:
+            self._register(connection, added)
+            with self._condition:
+                self._registered.update(added)
+                self._condition.notify_all()
+        if gone:
+            connection.execute(self._names.fill(_FORGET), (gone,))
+        if is_listening and not is_anything_expected:
+            connection.execute("UNLISTEN *")
+        return is_anything_expected
+
+    def _register(self, connection: Connection, names: list[str]) -> None:
+        connection.execute(self._names.fill(_EXPECT), (names,))
+        with contextlib.suppress(psycopg.errors.LockNotAvailable):  # a long append; who waits polls as well
+            connection.execute(self._names.fill(_LET_APPENDS_PASS), (names,))
+
+
+_EXPECT: Final = "SELECT pg_advisory_lock_shared({interest_slot}) FROM unnest(%s::text[]) AS p_name"
+_FORGET: Final = "SELECT pg_advisory_unlock_shared({interest_slot}) FROM unnest(%s::text[]) AS p_name"
+_LET_APPENDS_PASS: Final = (
+    "SELECT pg_advisory_lock({lock_key}), pg_advisory_unlock({lock_key}) FROM unnest(%s::text[]) AS p_name"
+)
+
+
+class _Shared:
+    """A listener and how many stores of this process use it."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.users = 0
+
+
+_listeners: dict[tuple[object, ...], _Shared] = {}
+_lock = threading.Lock()
+#: What a forked child inherited, kept so that it does not close it.
+_inherited: list[object] = []
+
+
+def _key(address: Address) -> tuple[object, ...]:
+    return address.conninfo, address.schema
+
+
+def acquire_listener(address: Address) -> Listener:
+    """The listener of this process for the address; `release_listener` it as often."""
+    with _lock:
+        shared = _listeners.get(_key(address))
+        if shared is None:
+            shared = _listeners[_key(address)] = _Shared(Listener(address))
+        shared.users += 1
+        return shared.listener
+
+
+def release_listener(address: Address) -> None:
+    with _lock:
+        shared = _listeners[_key(address)]
+        shared.users -= 1
+        if shared.users:
+            return
+        del _listeners[_key(address)]
+    shared.listener.close()
+
+
+def _forget_listeners_in_child() -> None:
+    global _lock
+    _inherited.append(dict(_listeners))
+    _listeners.clear()
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_listeners_in_child)

@@ -1,0 +1,57 @@
+"""Distributions that tests install into a folder of their own, as pip does it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from zipfile import ZipFile
+
+
+def install(target: Path, name: str, *, stores: Mapping[str, str], modules: Mapping[str, str]) -> Path:
+    """Install a distribution with these modules and stores (scheme to entry point) into ``target``, and return it.
+
+    It is found by whoever has ``target`` on the path of Python.
+    """
+    entries = "".join(f"{scheme} = {value}\n" for scheme, value in stores.items())
+    metadata = f"{name.replace('-', '_')}-1.0.dist-info"
+    files = {
+        **{f"{module}.py": text for module, text in modules.items()},
+        f"{metadata}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{metadata}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{metadata}/entry_points.txt": f"[readergroup.stores]\n{entries}",
+    }
+    files[f"{metadata}/RECORD"] = _record(files) + f"{metadata}/RECORD,,\n"
+    target.mkdir(exist_ok=True)
+    wheel = target / f"{name.replace('-', '_')}-1.0-py3-none-any.whl"
+    with ZipFile(wheel, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--target", str(target), str(wheel)], check=True, timeout=100)
+    wheel.unlink()
+    return target
+
+
+def install_sample(target: Path, project: Path) -> Path:
+    """Install what the pyproject.toml of a sample says, without its build backend, which a test may not have."""
+    declared = tomllib.loads((project / "pyproject.toml").read_text())
+    modules = declared["tool"]["hatch"]["build"]["targets"]["wheel"]["only-include"]
+    return install(
+        target,
+        declared["project"]["name"],
+        stores=declared["project"]["entry-points"]["readergroup.stores"],
+        modules={module.removesuffix(".py"): (project / module).read_text() for module in modules},
+    )
+
+
+def _record(files: Mapping[str, str]) -> str:
+    lines = []
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
+        lines.append(f"{path},sha256={digest},{len(text.encode())}\n")
+    return "".join(lines)

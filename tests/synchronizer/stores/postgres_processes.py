@@ -1,0 +1,26 @@
+"""What the other processes of the PostgreSQL tests do. They are spawned, so that they share nothing but the server."""
+
+from __future__ import annotations
+
+import time
+from multiprocessing.connection import Connection
+
+from synchronizer.stores import open_store
+
+
+def append_when_told(connection: Connection, url: str) -> None:
+    """One append per message, after so many seconds; answers with the time at which it was acknowledged."""
+    with open_store(url) as store:
+        connection.send("ready")
+        while delay := connection.recv():
+            time.sleep(delay)  # meanwhile the other one begins to wait
+            store.append("s", b"x")
+            connection.send(time.monotonic())
+
+
+def open_at_once(connection: Connection, url: str, name: str) -> None:
+    """Open the store for the first time, as soon as told, and create a segment."""
+    connection.send("ready")
+    connection.recv()
+    with open_store(url) as store:
+        connection.send(store.create(name))

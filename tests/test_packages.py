@@ -1,0 +1,23 @@
+"""The packages that are installed are whole: each module can be imported, and they say that they have types."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import notifications
+import readergroup
+import synchronizer
+
+
+@pytest.mark.parametrize("package", [notifications, readergroup, synchronizer], ids=lambda package: package.__name__)
+def test_every_module_can_be_imported(package: object) -> None:
+    path, name = package.__path__, package.__name__  # type: ignore[attr-defined]
+    modules = [module.name for module in pkgutil.walk_packages(path, f"{name}.")]
+    assert len(modules) > 2
+    for module in modules:
+        importlib.import_module(module)
+    assert Path(path[0], "py.typed").is_file()
