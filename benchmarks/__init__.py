@@ -1,1 +1,1 @@
-"""How fast it is, beside what else does the same job: ``python -m benchmarks [NAME ...] [--json]``."""
+"""How fast it is, beside what else does the same job: ``python -m benchmarks [NAME ...] [--store STORE] [--json]``."""

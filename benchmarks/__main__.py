@@ -2,65 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
-from .figure import Result, Skipped, as_json, show
+from tests.servers.unavailable import ServerUnavailable
+
+from .figure import Measured, Result, Skipped, as_json, show
 from .group_state import apply
 from .idling import idle
 from .joining import join
 from .notifying import notify
 from .reading import iterate, read_batch
+from .sharing import share
+from .stores import STORES, Store
 from .takeover import takeover
 from .updating import contend, update
+from .waiting import wait
 from .waking import wake
 from .writing import write
 
-BENCHMARKS: Mapping[str, Callable[[], Iterator[Result]]] = {
+BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "read-batch": read_batch,
     "iterate": iterate,
+    "share": share,
     "write": write,
     "update": update,
     "contend": contend,
     "apply": apply,
+    "wait": wait,
     "notify": notify,
     "takeover": takeover,
     "join": join,
     "wake": wake,
     "idle": idle,
 }
+#: What is measured on servers unless it is asked for: where the server matters most.
+ON_SERVERS: Final = ("read-batch", "share", "write", "update", "contend", "wait", "wake", "idle")
 
 
 def main(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME", help=f"{', '.join(BENCHMARKS)}; all without a name")
     ] = None,
+    stores: Annotated[
+        list[str] | None, typer.Option("--store", metavar="STORE", help=f"{', '.join(STORES)}; all without this option")
+    ] = None,
     as_: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of the table.")] = False,
 ) -> None:
     """Measure how fast the project is, beside what else does the same job."""
-    unknown = set(names or ()) - BENCHMARKS.keys()
-    if unknown:
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join(BENCHMARKS)}")
-    results: list[tuple[str, Result]] = []
-    with Console(stderr=True).status("") as status:
-        for name in names or BENCHMARKS:
-            status.update(f"{name}: {BENCHMARKS[name].__doc__ or ''}")
-            results += [(name, result) for result in _run(name)]
+    _check_known(names or (), BENCHMARKS)
+    _check_known(stores or (), STORES)
+    results: list[Measured] = []
+    for store in stores or STORES:
+        results += _run_on(store, names or (BENCHMARKS if store == "sqlite" else ON_SERVERS))
     if as_:
         print(as_json(results))
     else:
         show(results)
-    if any(isinstance(result, Skipped) and result.failed for _, result in results):
+    if any(isinstance(each.result, Skipped) and each.result.failed for each in results):
         raise typer.Exit(1)
 
 
-def _run(name: str) -> Iterator[Result]:
+def _check_known(names: Iterable[str], known: Collection[str]) -> None:
+    if unknown := set(names) - set(known):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose from {', '.join(known)}")
+
+
+def _run_on(name: str, benchmarks: Iterable[str]) -> Iterator[Measured]:
+    """The figures on one store, whose server runs meanwhile."""
+    with ExitStack() as running:
+        try:
+            store = running.enter_context(STORES[name]())
+        except ServerUnavailable as error:
+            yield Measured(name, "", Skipped("not measured", str(error)))
+            return
+        status = running.enter_context(Console(stderr=True).status(""))
+        for benchmark in benchmarks:
+            status.update(f"{store.title}, {benchmark}: {BENCHMARKS[benchmark].__doc__ or ''}")
+            for result in _run(benchmark, store):
+                yield Measured(store.title, benchmark, result)
+
+
+def _run(name: str, store: Store) -> Iterator[Result]:
     """The figures of one benchmark; where it fails, that, so that the others are measured nevertheless."""
     try:
-        yield from BENCHMARKS[name]()
+        yield from BENCHMARKS[name](store)
     except Exception as error:
         Console(stderr=True).print_exception()
         yield Skipped("not measured", f"{type(error).__name__}: {error}", failed=True)

@@ -8,7 +8,8 @@ import platform
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Final, Literal
+from itertools import groupby
+from typing import Final, Literal, NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
@@ -53,9 +54,25 @@ class Skipped:
 Result = Figure | Skipped
 
 
-def show(results: Sequence[tuple[str, Result]]) -> None:
-    """Print the table."""
-    table = Table(title="How fast", caption=machine(), title_justify="left", caption_justify="left")
+class Measured(NamedTuple):
+    """A result, and where it is from."""
+
+    store: str
+    benchmark: str
+    result: Result
+
+
+def show(results: Sequence[Measured]) -> None:
+    """Print a table for each store."""
+    console = Console()
+    console.width = max(console.width, _WIDTH)
+    for store, of_store in groupby(results, lambda each: each.store):
+        console.print(_table(store, list(of_store)))
+    console.print(machine())
+
+
+def _table(store: str, results: Sequence[Measured]) -> Table:
+    table = Table(title=f"How fast: {store}", title_justify="left")
     table.add_column("benchmark", no_wrap=True)
     table.add_column("what", min_width=40)
     table.add_column("measured", justify="right", no_wrap=True)
@@ -63,14 +80,12 @@ def show(results: Sequence[tuple[str, Result]]) -> None:
     table.add_column("reached", justify="center")
     table.add_column("beside it, and what holds it back")
     last = ""
-    for name, result in results:
+    for _, name, result in results:
         if last and name != last:
             table.add_section()
         table.add_row("" if name == last else name, *_cells(result))
         last = name
-    console = Console()
-    console.width = max(console.width, _WIDTH)
-    console.print(table)
+    return table
 
 
 def _cells(result: Result) -> Sequence[str]:
@@ -91,11 +106,11 @@ def _written(value: float, unit: str) -> str:
     return number + unit if unit in ("x", "%") else f"{number} {unit}"
 
 
-def as_json(results: Sequence[tuple[str, Result]]) -> str:
+def as_json(results: Sequence[Measured]) -> str:
     """The same for a program."""
     rows = []
-    for name, result in results:
-        row = {"benchmark": name, **asdict(result)}
+    for store, name, result in results:
+        row = {"store": store, "benchmark": name, **asdict(result)}
         if isinstance(result, Figure):
             row["reached"] = result.reached
         rows.append(row)

@@ -21,6 +21,7 @@ from synchronizer import Map, Revision, Update
 
 from .figure import Figure, Result
 from .measuring import Rate, alternate, rate, ratio
+from .stores import Store
 
 LARGE, SMALL = (10_000, 1_000), (10, 2)
 ROUNDS = 41
@@ -30,7 +31,7 @@ FREE, HELD, OTHER, ENDING = (SegmentId(f"{STREAM}/{number}") for number in range
 REVISION = Revision(1_000_000, 0)
 
 
-def apply() -> Iterator[Result]:
+def apply(_: Store) -> Iterator[Result]:
     """`apply_to` of each kind of update, on 10,000 segments with 1,000 readers and on 10 with 2."""
     large, small = group(*LARGE), group(*SMALL)
     for name, update in updates().items():

@@ -19,7 +19,8 @@ from readergroup.state import ReaderState
 from synchronizer import AttributeChange, open_store
 
 from .figure import Figure, Result
-from .measuring import SPAWN, folder, process, rate, receive
+from .measuring import SPAWN, process, rate, receive
+from .stores import SqliteStore, Store
 
 #: Sizes of groups: what one of them costs should not grow with the others.
 FEW, MANY = 2, 16
@@ -27,18 +28,37 @@ FEW, MANY = 2, 16
 LARGE = 1000
 LOOKS = 200
 _SETTLE_SECONDS = 3.0
-_WATCHED_SECONDS = 15.0
+_WATCHED_SECONDS = 10.0
 
 
 class Cost(NamedTuple):
     processor_seconds: float  # of one process, in a minute
+    requests: float  # of one process to the server, a second
     renewals: float  # of all, a second
     log_bytes: int
 
 
-def idle() -> Iterator[Result]:
+def idle(store: Store) -> Iterator[Result]:
     """Processes with a reader each, all asleep; and one look at the leases of a large group."""
-    few, many = _watch(FEW), _watch(MANY)
+    few = _watch(store, FEW)
+    if isinstance(store, SqliteStore):
+        yield from _beside_many(store, few)
+        return
+    yield Figure(
+        what=f"an idle reader's process, one of {FEW}: processor time for a minute",
+        value=few.processor_seconds,
+        unit="s",
+    )
+    yield Figure(
+        what=f"an idle reader's process, one of {FEW}: requests to the server",
+        value=few.requests,
+        unit="/s",
+        beside="each a statement of PostgreSQL, or a message to NATS",
+    )
+
+
+def _beside_many(store: Store, few: Cost) -> Iterator[Result]:
+    many = _watch(store, MANY)
     yield Figure(
         what=f"an idle reader's process, one of {MANY}: processor time for a minute",
         value=many.processor_seconds,
@@ -53,14 +73,14 @@ def idle() -> Iterator[Result]:
     )
     yield Figure(
         what=f"one look at leases in a group of {LARGE:,} readers, as each process takes two a second",
-        value=_look(LARGE, rank=-1) * 1000,
+        value=_look(store, LARGE, rank=-1) * 1000,
         unit="ms",
-        beside=f"of one of the {WATCHERS} that look at all: {_look(LARGE, rank=0) * 1000:.2g} ms",
+        beside=f"of one of the {WATCHERS} that look at all: {_look(store, LARGE, rank=0) * 1000:.2g} ms",
     )
 
 
-def _watch(readers: int) -> Cost:
-    with folder() as place, rg.connect(f"sqlite:///{place}/events.db") as client, ExitStack() as running:
+def _watch(store: Store, readers: int) -> Cost:
+    with store.fresh() as url, rg.connect(url) as client, ExitStack() as running:
         client.streams.create("bench/events", scaling=rg.ScalingPolicy.fixed(readers))
         group = client.groups.create("readers", streams=["bench/events"])
         ours, theirs = SPAWN.Pipe()
@@ -69,26 +89,29 @@ def _watch(readers: int) -> Cost:
             running.enter_context(process(_read, client, f"reader-{number}", start, theirs))
         start.wait(60)
         group.synchronizer.fetch_updates()
-        length, renewals, begin = group.synchronizer.applied_length, _renewals(group), time.monotonic()
+        length, renewals = group.synchronizer.applied_length, _renewals(group)
+        requests, begin = store.requests(), time.monotonic()
         costs = [receive(ours, "a reader that was watched") for _ in range(readers)]
         took = time.monotonic() - begin
+        asked = store.requests() - requests
         group.synchronizer.fetch_updates()
         return Cost(
             median(costs) / _WATCHED_SECONDS * 60,
+            asked / took / readers,
             (_renewals(group) - renewals) / took,
             group.synchronizer.applied_length - length,
         )
 
 
-def _look(readers: int, *, rank: int) -> float:
+def _look(store: Store, readers: int, *, rank: int) -> float:
     """Seconds for reading the leases that the reader of this rank looks at, and judging them."""
-    with folder() as place, open_store(f"sqlite:///{place}/leases.db") as store:
-        store.create("group")
+    with store.fresh() as url, open_store(url) as segments:
+        segments.create("group")
         states = {}
         for number in range(readers):
             lease = f"{number:016x}"
             value = encode_lease(number, {SegmentId(f"bench/events/{number}"): Held(number, number)})
-            store.append("group", b"", attributes={lease_attribute(lease): AttributeChange(None, value)})
+            segments.append("group", b"", attributes={lease_attribute(lease): AttributeChange(None, value)})
             states[f"reader-{number}"] = ReaderState(incarnation=number, lease=lease)
         observer, order = LeaseObserver(), in_turn(states)
 
@@ -101,7 +124,7 @@ def _look(readers: int, *, rank: int) -> float:
                     if chosen is states
                     else [lease_attribute(f"{each.incarnation:016x}") for each in chosen.values()]
                 )
-                values = store.attributes("group", PREFIX, names=names)
+                values = segments.attributes("group", PREFIX, names=names)
                 assert not observer.observe(now, chosen, values, 10.0, renewed_at=now)
 
         return 1 / rate(LOOKS, looks).wall

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
-from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
@@ -14,8 +13,9 @@ import readergroup as rg
 from readergroup import SegmentId
 
 from .figure import Figure, Result
-from .measuring import SPAWN, await_event, folder, process, receive, wait_for
+from .measuring import SPAWN, await_event, process, receive, wait_for
 from .steady import STREAM, write_steadily
+from .stores import Store
 
 SEGMENTS = 64
 ROUNDS = 3
@@ -38,12 +38,12 @@ class Round(NamedTuple):
     longest_before: float
 
 
-def join() -> Iterator[Result]:
+def join(store: Store) -> Iterator[Result]:
     """How long it takes until each has 32, and what the segments that stay notice of it."""
     rounds = []
     for _ in range(ROUNDS):
-        with folder() as place:
-            rounds.append(_round(place))
+        with store.fresh() as url:
+            rounds.append(_round(url))
     times = [each.seconds for each in rounds]
     yield Figure(
         what=f"a reader joins one that has {SEGMENTS} segments: until each has half",
@@ -65,10 +65,10 @@ def join() -> Iterator[Result]:
     )
 
 
-def _round(place: Path) -> Round:
+def _round(url: str) -> Round:
     ours, theirs = SPAWN.Pipe()
     written, done = SPAWN.Event(), SPAWN.Event()
-    with rg.connect(f"sqlite:///{place}/events.db") as client:
+    with rg.connect(url) as client:
         client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(SEGMENTS))
         group = client.groups.create("readers", streams=[STREAM])
         with process(write_steadily, client, 8 * SEGMENTS, written), process(_watch, client, theirs, done):

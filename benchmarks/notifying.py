@@ -9,15 +9,16 @@ from multiprocessing.connection import Connection
 import readergroup as rg
 
 from .figure import Figure, Result
-from .measuring import SPAWN, folder, percentile, process, receive
+from .measuring import SPAWN, percentile, process, receive
+from .stores import Store
 
 SCALES = 60
 
 
-def notify() -> Iterator[Result]:
+def notify(store: Store) -> Iterator[Result]:
     """Splits and merges in turn; the listener's process also reads, so that the old segments are completed."""
     from_call, from_return = [], []
-    with folder() as place, rg.connect(f"sqlite:///{place}/events.db") as client:
+    with store.fresh() as url, rg.connect(url) as client:
         client.streams.create("bench/events", scaling=rg.ScalingPolicy.fixed(4))
         client.groups.create("readers", streams=["bench/events"])
         ours, theirs = SPAWN.Pipe()

@@ -2,57 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import count, islice
+from typing import NamedTuple
 
 import readergroup as rg
 
-from . import valkey
+from . import nats_peers, postgres_peers, valkey
 from .figure import Figure, Result, Skipped
 from .measuring import PAYLOAD, Rate, alternate, described, folder, rate, ratio, wall
+from .stores import NatsStore, PostgresStore, SqliteStore, Store
 
 EVENTS = 1_000_000
 VALKEY_EVENTS = 100_000
+QUEUE_EVENTS = 50_000
+NATS_EVENTS = 10_000
 ROUNDS = 7
 #: ``async for`` of aiokafka 0.14 over 100-byte events in one process, with librdkafka's mock broker on the same two
 #: cores (Xeon, Python 3.11). Measured once, and not in this run: a broker is no dependency of this project.
 AIOKAFKA_ASYNC_FOR = 230_000
 
 
-def read_batch() -> Iterator[Result]:
-    """`read_batch` on SQLite, and XREADGROUP with one XACK per answer on a local Valkey."""
-    with folder() as place, stream_of_events(f"sqlite:///{place}/events.db") as stream:
+class Peer(NamedTuple):
+    """What reads as many events in a batch from a server."""
+
+    name: str
+    read: Callable[[], Rate]
+    target: float
+
+
+def read_batch(store: Store) -> Iterator[Result]:
+    """`read_batch`, and what else reads from the same server, and XREADGROUP with one XACK per answer on Valkey."""
+    with store.fresh() as url, stream_of_events(url) as stream, ExitStack() as opened:
+        peers = []
         try:
-            with valkey.server(place, "none") as client:
-                valkey.fill(client, VALKEY_EVENTS)
-                as_many, theirs = alternate(
-                    ROUNDS,
-                    lambda: stream.batches(valkey.COUNT),
-                    lambda: valkey.read_events(client, VALKEY_EVENTS),
-                )
-            yield Figure(
-                what=f"read_batch({valkey.COUNT}) compared with redis-py, XREADGROUP COUNT {valkey.COUNT} and one XACK",
-                value=ratio(as_many, theirs),
-                unit="x",
-                target=8,
-                beside=f"read_batch {wall(as_many):,.0f} events/s, XREADGROUP {wall(theirs):,.0f} events/s",
-            )
+            peers.append(opened.enter_context(_xreadgroup(8 if isinstance(store, SqliteStore) else 2)))
         except valkey.NoValkey as error:
             yield Skipped("read_batch compared with redis-py XREADGROUP", str(error))
-        few, many = alternate(ROUNDS, lambda: stream.batches(1000), lambda: stream.batches(10_000))
+        peers += opened.enter_context(_peers_on_the_server(store, url))
+        ours, *theirs = alternate(ROUNDS, partial(stream.batches, valkey.COUNT), *(peer.read for peer in peers))
+        for peer, rates in zip(peers, theirs, strict=True):
+            yield Figure(
+                what=f"read_batch({valkey.COUNT}) compared with {peer.name}",
+                value=ratio(ours, rates),
+                unit="x",
+                target=peer.target,
+                beside=f"read_batch {wall(ours):,.0f} events/s, the other {wall(rates):,.0f} events/s",
+            )
+        few, many = alternate(ROUNDS, partial(stream.batches, 1000), partial(stream.batches, 10_000))
         yield Figure(
-            what="read_batch(1000), events of 100 bytes, SQLite",
+            what=f"read_batch(1000), events of 100 bytes, {store.title}",
             value=wall(few),
             unit="events/s",
-            target=3_000_000,
+            target=3_000_000 if isinstance(store, SqliteStore) else None,
             beside=f"{described(few)}; read_batch(10000) {wall(many):,.0f} events/s",
         )
 
 
-def iterate() -> Iterator[Result]:
-    """`for event in reader` on SQLite."""
-    with folder() as place, stream_of_events(f"sqlite:///{place}/events.db") as stream:
+@contextmanager
+def _xreadgroup(target: float) -> Iterator[Peer]:
+    with folder() as place, valkey.server(place, "none") as client:
+        valkey.fill(client, VALKEY_EVENTS)
+        name = f"redis-py, XREADGROUP COUNT {valkey.COUNT} and one XACK"
+        yield Peer(name, partial(valkey.read_events, client, VALKEY_EVENTS), target)
+
+
+@contextmanager
+def _peers_on_the_server(store: Store, url: str) -> Iterator[list[Peer]]:
+    match store:
+        case PostgresStore():
+            with postgres_peers.queue(url) as queue:
+                name = f"a table as a queue, DELETE ... FOR UPDATE SKIP LOCKED, {postgres_peers.COUNT} rows"
+                yield [Peer(name, partial(queue.read, QUEUE_EVENTS), 5)]
+        case NatsStore():
+            with nats_peers.client(url) as client:
+                client.fill(NATS_EVENTS)
+                name = f"nats-py, pull consumer, batches of {nats_peers.COUNT} and one ack"
+                yield [Peer(name, partial(client.read, NATS_EVENTS), 5)]
+        case _:
+            yield []
+
+
+def iterate(store: Store) -> Iterator[Result]:
+    """`for event in reader`."""
+    with store.fresh() as url, stream_of_events(url) as stream:
         (ours,) = alternate(ROUNDS, stream.events)
     beside = f"aiokafka: {AIOKAFKA_ASYNC_FOR:,} events/s on a machine of this size, not measured in this run"
     yield Figure(
@@ -63,10 +98,10 @@ def iterate() -> Iterator[Result]:
         beside=beside,
     )
     yield Figure(
-        what="for event in reader, events of 100 bytes, SQLite",
+        what=f"for event in reader, events of 100 bytes, {store.title}",
         value=wall(ours),
         unit="events/s",
-        target=1_000_000,
+        target=1_000_000 if isinstance(store, SqliteStore) else None,
         beside=described(ours),
         held_back_by="about 1 µs of Python for each event: an object, a position, a look at the lease",
     )

@@ -6,24 +6,24 @@ import logging
 import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
 
 import readergroup as rg
 from readergroup import SegmentId
 
 from .figure import Figure, Result
-from .measuring import SPAWN, await_event, folder, process, receive, wait_for
+from .measuring import SPAWN, await_event, process, receive, wait_for
 from .steady import STREAM, write_steadily
+from .stores import Store
 
 READER_TIMEOUT_SECONDS = 2.0
 ROUNDS = 5
 SEGMENTS = 8
 
 
-def takeover() -> Iterator[Result]:
+def takeover(store: Store) -> Iterator[Result]:
     """Two readers, one of them killed, while a third process writes to all segments."""
-    first, last = zip(*(_round() for _ in range(ROUNDS)), strict=True)
+    first, last = zip(*(_round(store) for _ in range(ROUNDS)), strict=True)
     yield Figure(
         what=f"SIGKILL of a reader to the first event from its segments, the slowest of {ROUNDS} "
         f"(reader_timeout {READER_TIMEOUT_SECONDS:g} s)",
@@ -35,16 +35,16 @@ def takeover() -> Iterator[Result]:
     )
 
 
-def _round() -> tuple[float, float]:
+def _round(store: Store) -> tuple[float, float]:
     """Seconds from the kill until the first, and until the last, of the dead reader's segments went on."""
-    with folder() as place:
-        return _kill_one(place)
+    with store.fresh() as url:
+        return _kill_one(url)
 
 
-def _kill_one(place: Path) -> tuple[float, float]:
+def _kill_one(url: str) -> tuple[float, float]:
     ours, theirs = SPAWN.Pipe()
     written = SPAWN.Event()
-    with rg.connect(f"sqlite:///{place}/events.db") as client:
+    with rg.connect(url) as client:
         client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(SEGMENTS))
         group = client.groups.create("readers", streams=[STREAM], reader_timeout_seconds=READER_TIMEOUT_SECONDS)
         with process(write_steadily, client, 20 * SEGMENTS, written):

@@ -1,27 +1,32 @@
-"""`update_state`: without contention beside the append under it, and with eight processes at once."""
+"""`update_state`: without contention beside the conditional append under it, and with eight processes at once."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from statistics import mean, median
-from typing import Any
+from typing import Any, Final
 
 import readergroup as rg
 from synchronizer import Revision, State, StateSynchronizer, Update, open_store
 from synchronizer.store import Appended, SegmentStore
 
+from . import nats_peers, postgres_peers
 from .figure import Figure, Result
-from .measuring import SPAWN, Rate, alternate, folder, process, rate, ratio, wall
+from .measuring import SPAWN, Rate, alternate, process, rate, ratio, wall
+from .stores import NatsStore, PostgresStore, Store
 
 UPDATES_A_ROUND = 200
 ROUNDS = 25
 PROCESSES = 8
 CONTENTION_SECONDS = 4.0
 CONTENTION_ROUNDS = 3
+LOG: Final = "bench/log"
+RAW_LOG: Final = "bench/raw-log"
 
 
 class Counter(State):
@@ -39,37 +44,64 @@ def counter(store: SegmentStore) -> StateSynchronizer[Counter]:
     return StateSynchronizer(store, "state/bench/counter", initial=Counter(), updates=[Add])
 
 
-def update() -> Iterator[Result]:
-    """One process: `update_state`, and the conditional append of as many bytes to the same file."""
-    with folder() as place:
-        store = open_store(f"sqlite:///{place}/state.db")
-        shared = counter(store)
-        before = store.info(shared.segment).length
+def update(store: Store) -> Iterator[Result]:
+    """One process: `update_state`, and the conditional append of as many bytes to the same store."""
+    with store.fresh() as url, open_store(url) as segments:
+        shared = counter(segments)
+        before = segments.info(shared.segment).length
         shared.update_state(lambda state: [Add()])
-        entry = bytes(store.info(shared.segment).length - before)
-        store.create("bench/log")
-        updates, appends = alternate(
-            ROUNDS,
-            lambda: _rate(lambda: shared.update_state(lambda state: [Add()])),
-            lambda: _rate(_appender(store, entry)),
-        )
+        entry = bytes(segments.info(shared.segment).length - before)
+        segments.create(LOG)
+        segments.create(RAW_LOG)
+        append = _appender(segments, entry)
         memory = counter(open_store("memory://"))
-        (in_memory,) = alternate(ROUNDS, lambda: _rate(lambda: memory.update_state(lambda state: [Add()])))
-        store.close()
-    share = ratio(updates, appends)
+        with raw_statements(store, url, entry) as raw:
+            updates, appends, in_memory, *others = alternate(
+                ROUNDS,
+                lambda: _rate(lambda: shared.update_state(lambda state: [Add()])),
+                lambda: _rate(append),
+                lambda: _rate(lambda: memory.update_state(lambda state: [Add()])),
+                *raw.values(),
+            )
+    theirs = dict(zip(raw, others, strict=True)) or {"the conditional append of its entry": appends}
     cost = 1 / wall(in_memory)
+    is_compared = True
+    for what, rates in theirs.items():
+        yield Figure(
+            what=f"update_state compared with {what}, {store.title}",
+            value=ratio(updates, rates) * 100,
+            unit="%",
+            target=70 if is_compared else None,
+            beside=f"update_state {wall(updates):,.0f}/s, the other {wall(rates):,.0f}/s",
+            held_back_by=f"the update's own work, {cost * 1e6:.0f} µs and twice that after a sync of the disk, beside "
+            f"an append of {1e6 / wall(appends):.0f} µs: the slower the disk, the less it matters",
+        )
+        is_compared = False
     yield Figure(
-        what="update_state compared with the conditional append of its entry, same SQLite file",
-        value=share * 100,
-        unit="%",
-        target=70,
-        beside=f"update_state {wall(updates):,.0f}/s, append {wall(appends):,.0f}/s",
-        held_back_by=f"the update's own work, {cost * 1e6:.0f} µs and twice that after a sync of the disk, beside an "
-        f"append of {1e6 / wall(appends):.0f} µs: the slower the disk, the less it matters",
+        what=f"conditional appends of {len(entry)} bytes by one client, one after the other",
+        value=wall(appends),
+        unit="appends/s",
+        beside=f"update_state without a disk, its own work (memory store): {wall(in_memory):,.0f}/s",
     )
-    yield Figure(
-        what="update_state without a disk: its own work (memory store)", value=wall(in_memory), unit="updates/s"
-    )
+
+
+@contextmanager
+def raw_statements(store: Store, url: str, entry: bytes) -> Iterator[Mapping[str, Callable[[], Rate]]]:
+    """What the server does for an append, without this project: the first is what the target is about."""
+    match store:
+        case PostgresStore():
+            with postgres_peers.statements(url) as statements:
+                yield {
+                    "the append's statement by psycopg": partial(
+                        statements.call_append, RAW_LOG, entry, UPDATES_A_ROUND
+                    ),
+                    "INSERT ... ON CONFLICT DO NOTHING by psycopg": partial(statements.insert, entry, UPDATES_A_ROUND),
+                }
+        case NatsStore():
+            with nats_peers.client(url) as client:
+                yield {"conditional publishing by nats-py": partial(client.publish, entry, UPDATES_A_ROUND)}
+        case _:
+            yield {}
 
 
 def _rate(run: Callable[[], object]) -> Rate:
@@ -81,22 +113,22 @@ def _rate(run: Callable[[], object]) -> Rate:
 
 
 def _appender(store: SegmentStore, entry: bytes) -> Callable[[], None]:
-    length = store.info("bench/log").length
+    length = store.info(LOG).length
 
     def append() -> None:
         nonlocal length
-        answer = store.append("bench/log", entry, expected_offset=length)
+        answer = store.append(LOG, entry, expected_offset=length)
         assert isinstance(answer, Appended)
         length = answer.length
 
     return append
 
 
-def contend() -> Iterator[Result]:
+def contend(store: Store) -> Iterator[Result]:
     """Eight processes that all update one state as fast as they can."""
     shares, fairness, rates = [], [], []
     for _ in range(CONTENTION_ROUNDS):
-        with folder() as place, rg.connect(f"sqlite:///{place}/state.db") as client:
+        with store.fresh() as url, rg.connect(url) as client:
             counts = _contend(client)
         successes = [done for done, _ in counts]
         shares.append(sum(successes) / sum(attempts for _, attempts in counts))
@@ -108,7 +140,7 @@ def contend() -> Iterator[Result]:
         value=median(shares) * 100,
         unit="%",
         target=50,
-        beside=together,
+        beside=f"{together}; the rounds: {', '.join(f'{each:.0%}' for each in shares)}",
     )
     yield Figure(
         what=f"{PROCESSES} processes on one state: the slowest beside the mean",

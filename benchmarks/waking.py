@@ -10,7 +10,8 @@ from multiprocessing.connection import Connection
 import readergroup as rg
 
 from .figure import Figure, Result
-from .measuring import SPAWN, folder, percentile, process, receive
+from .measuring import SPAWN, percentile, process, receive
+from .stores import Store
 
 EVENTS = 300
 #: Long enough for the reader to be asleep again.
@@ -18,10 +19,10 @@ _PAUSE_SECONDS = 0.01
 _TIME = struct.Struct("d")
 
 
-def wake() -> Iterator[Result]:
+def wake(store: Store) -> Iterator[Result]:
     """From the call of `write` in one process to the event in another, a commit to the disk between them."""
     stored, woken = [], []
-    with folder() as place, rg.connect(f"sqlite:///{place}/events.db") as client:
+    with store.fresh() as url, rg.connect(url) as client:
         client.streams.create("bench/events", scaling=rg.ScalingPolicy.fixed(4))
         client.groups.create("readers", streams=["bench/events"])
         ours, theirs = SPAWN.Pipe()
