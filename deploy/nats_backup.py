@@ -1,0 +1,78 @@
+"""Back up a stream of NATS JetStream to a folder while it is used, and restore it: with nats-py, without the CLI.
+
+    python nats_backup.py backup nats://host:4222 readergroup FOLDER
+    python nats_backup.py restore nats://host:4222 readergroup FOLDER
+
+It makes and takes the two files of `nats stream backup` and `nats stream restore`. Restoring needs a server that has
+no stream of this name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import nats
+from nats.aio.client import Client
+
+_CHUNK_BYTES = 128 * 1024
+_SECONDS = 30.0
+
+
+async def backup(connection: Client, stream: str, folder: Path) -> None:
+    """Write what the stream holds now to ``folder``, which must not exist."""
+    folder.mkdir(parents=True)
+    inbox = connection.new_inbox()
+    chunks = await connection.subscribe(inbox)
+    described = await _ask(
+        connection,
+        f"$JS.API.STREAM.SNAPSHOT.{stream}",
+        {"deliver_subject": inbox, "no_consumers": True, "chunk_size": _CHUNK_BYTES, "jsck": True},
+    )
+    with open(folder / "stream.tar.s2", "wb") as archive:
+        while True:
+            chunk = await chunks.next_msg(_SECONDS)
+            if not chunk.data:
+                break
+            archive.write(chunk.data)
+            if chunk.reply:
+                await chunk.respond(b"")  # the server waits for it before it sends more
+    if chunk.headers:
+        raise RuntimeError(f"the server broke the snapshot off: {chunk.headers}")
+    (folder / "backup.json").write_text(json.dumps({name: described[name] for name in ("config", "state")}))
+
+
+async def restore(connection: Client, stream: str, folder: Path) -> None:
+    """Make the stream that ``folder`` holds."""
+    described = json.loads((folder / "backup.json").read_text())
+    answer = await _ask(connection, f"$JS.API.STREAM.RESTORE.{stream}", described)
+    with open(folder / "stream.tar.s2", "rb") as archive:
+        while chunk := archive.read(_CHUNK_BYTES):
+            await connection.request(answer["deliver_subject"], chunk, timeout=_SECONDS)
+    made = await connection.request(answer["deliver_subject"], b"", timeout=_SECONDS)
+    _check(json.loads(made.data))
+
+
+async def _ask(connection: Client, subject: str, body: dict[str, Any]) -> dict[str, Any]:
+    answer = await connection.request(subject, json.dumps(body).encode(), timeout=_SECONDS)
+    return _check(json.loads(answer.data))
+
+
+def _check(answer: dict[str, Any]) -> dict[str, Any]:
+    if error := answer.get("error"):
+        raise RuntimeError(f"the server refuses: {error.get('description')} ({error.get('err_code')})")
+    return answer
+
+
+async def main(verb: str, servers: str, stream: str, folder: str) -> None:
+    async with await nats.connect(servers.split(",")) as connection:
+        await {"backup": backup, "restore": restore}[verb](connection, stream, Path(folder))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 5 or sys.argv[1] not in ("backup", "restore"):
+        sys.exit(__doc__)
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,22 @@
+"""The store keeps the contract: the suite of the SDK, and one fixture that gives it a store.
+
+Run it with ``VALKEY_URL=valkey://127.0.0.1:6379/0 pytest``: each test takes a prefix of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from valkey_store import ValkeyStore
+
+from synchronizer.testing import SegmentStoreConformance
+
+
+class TestValkeyStore(SegmentStoreConformance):
+    @pytest.fixture
+    def store(self) -> Iterator[ValkeyStore]:
+        with ValkeyStore(f"{os.environ['VALKEY_URL']}?prefix={uuid.uuid4()}") as store:
+            yield store
