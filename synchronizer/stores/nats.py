@@ -101,7 +101,9 @@ _TOO_FEW_SERVERS: Final = (10005, 10074)
 
 #: The subject of what asks whether there is a leader. A segment may have this name.
 _PROBE: Final = "leader"
-_LEADER_LOOK_SECONDS: Final = 0.02
+_LOOK_SECONDS: Final = 0.02
+#: After so long without an answer, what is asked of the stream itself is asked again.
+_ANSWER_SECONDS: Final = 1.0
 
 _warned = threading.Event()
 
@@ -617,30 +619,38 @@ class NatsStore(SegmentStore):
         deadline = Deadline(SystemClock(), self._timeout_seconds)
         nobody = threading.Event()
         while True:
-            try:
-                answer = self._connection.exchange([impossible])[0][0]
-            except (NotSentError, AnswerLostError) as error:
-                raise self._connection.unavailable(str(error)) from error
-            if not answer.is_from_nobody:
+            if not self._insistently(impossible).is_from_nobody:
                 return
             if deadline.passed:
                 raise self._connection.unavailable("no server leads the stream")
-            SystemClock().wait(nobody, _LEADER_LOOK_SECONDS)
+            SystemClock().wait(nobody, _LOOK_SECONDS)
 
     def _api(self, verb: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
         outgoing = Outgoing(
             f"$JS.API.STREAM.{verb}.{self._subjects.stream}", json.dumps(body).encode() if body else b""
         )
-        try:
-            answer = self._connection.exchange([outgoing])[0][0]
-        except (NotSentError, AnswerLostError) as error:
-            raise self._connection.unavailable(str(error)) from error
+        answer = self._insistently(outgoing)
         if answer.is_from_nobody:
             if not self._connection.is_jetstream_server:
                 raise self._no_jetstream()
             raise self._connection.unavailable("JetStream takes no requests now")
         document: dict[str, Any] = json.loads(answer.data)
         return document
+
+    def _insistently(self, message: Outgoing) -> Answer:
+        """The answer to what may be sent repeatedly.
+
+        Of a stream that is being made, each server of a cluster may leave the answer to another one.
+        """
+        deadline = Deadline(SystemClock(), self._timeout_seconds)
+        nobody = threading.Event()
+        while True:
+            try:
+                return self._connection.exchange([message], deadline.remaining(_ANSWER_SECONDS))[0][0]
+            except (NotSentError, AnswerLostError) as error:
+                if deadline.passed:
+                    raise self._connection.unavailable(str(error)) from error
+            SystemClock().wait(nobody, _LOOK_SECONDS)
 
     def _cannot_open(self, error: Mapping[str, Any]) -> Exception:
         code, description = error.get("err_code"), error.get("description")

@@ -146,8 +146,11 @@ class NatsConnection:
     def is_jetstream_server(self) -> bool:
         return bool(self._server_info.get("jetstream"))
 
-    def exchange(self, messages: Sequence[Outgoing]) -> list[list[Answer]]:
-        """Send the messages in this order and return the answers to each of those that have some."""
+    def exchange(self, messages: Sequence[Outgoing], timeout_seconds: float | None = None) -> list[list[Answer]]:
+        """Send the messages in this order and return the answers to each of those that have some.
+
+        Waits for them as long as the address says, or ``timeout_seconds``.
+        """
         if self._refusal is not None:
             raise self._refusal
         if self._is_closed:
@@ -155,7 +158,9 @@ class NatsConnection:
         exchange = _Exchange(messages)
         self._loop.call_soon_threadsafe(self._start, exchange)
         size = sum(len(message.data) for message in messages)
-        if not exchange.wait(self._address.timeout_seconds + size / _SLOWEST_BYTES_PER_SECOND):
+        if timeout_seconds is None:
+            timeout_seconds = self._address.timeout_seconds
+        if not exchange.wait(timeout_seconds + size / _SLOWEST_BYTES_PER_SECOND):
             self._loop.call_soon_threadsafe(self._give_up, exchange)
             exchange.wait(-1)
         if exchange.failure is not None:

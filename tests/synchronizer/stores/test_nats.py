@@ -84,6 +84,27 @@ def test_processes_may_open_a_new_store_at_the_same_moment(nats_cluster_url: str
         assert list(store.list()) == [f"segment-{number}" for number in range(4)]
 
 
+def test_what_nobody_answers_while_a_stream_is_made_is_asked_again(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unanswered: list[str] = []
+    publish = nats.aio.client.Client.publish
+
+    async def leave_the_first_of_each_unanswered(
+        client: nats.aio.client.Client, subject: str, *arguments: object, **options: object
+    ) -> None:
+        if subject not in unanswered:
+            unanswered.append(subject)
+        else:
+            await publish(client, subject, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(nats.aio.client.Client, "publish", leave_the_first_of_each_unanswered)
+    with open_store(nats_url) as store:
+        monkeypatch.undo()
+        assert store.create("s")
+    assert len(unanswered) == 3  # is it there, make it, is it led
+
+
 def test_a_waiting_process_hears_of_an_append_within_milliseconds(nats_url: str) -> None:
     delays = []
     with open_store(nats_url) as store, running(append_when_told, nats_url) as (_, connection):
