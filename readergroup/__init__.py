@@ -28,6 +28,8 @@ from synchronizer import UnknownUpdateError as UnknownUpdateError
 from synchronizer import UnsupportedError as UnsupportedError
 from synchronizer import Update as Update
 
+from .batch.client import BatchClient as BatchClient
+from .batch.ranges import SegmentRange as SegmentRange
 from .client import Client as Client
 from .client import connect as connect
 from .config import ReaderGroupConfig as ReaderGroupConfig

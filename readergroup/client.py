@@ -20,6 +20,7 @@ from synchronizer import (
     open_store,
 )
 
+from .batch.client import BatchClient
 from .group import ReaderGroupManager
 from .streams.manager import StreamManager
 from .streams.serializers import BytesSerializer, Serializer
@@ -74,6 +75,7 @@ class Client:
         self.clock: Clock = clock or SystemClock()
         self.streams = StreamManager(store, clock=self.clock, timeout=timeout, state_limit_bytes=state_limit_bytes)
         self.groups = ReaderGroupManager(self)
+        self.batch = BatchClient(self.streams)
         self._address: str | None = None  # of a store that this client opened, and closes
         # Held weakly: a writer that is closed is to be forgotten. One that is open is held by its thread.
         self._opened: WeakSet[EventWriter[Any] | StateSynchronizer[Any]] = WeakSet()

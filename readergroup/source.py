@@ -103,7 +103,14 @@ class Source(Generic[T]):
         self._at_end = True
 
     def take(self, max_events: int) -> EventBatch[T] | None:
-        """The next events, at most ``max_events``; None if there are none now.
+        """The next events, at most ``max_events``; None if there are none now. Else as `take_parts`."""
+        parts = self.take_parts(max_events)
+        if not parts:
+            return None
+        return EventBatch(parts, self.segment, self._incarnation, self.token, self._serializer)
+
+    def take_parts(self, max_events: int) -> list[Part]:
+        """What the next events are in, at most ``max_events``; nothing if there are none now.
 
         Raises `TruncatedError` once where the data is gone, and goes on where the remaining data starts.
         """
@@ -116,9 +123,7 @@ class Source(Generic[T]):
                 part = part._replace(stop=part.start + wanted)
             parts.append(part)
             wanted -= part.size
-        if not parts:
-            return None
-        return EventBatch(parts, self.segment, self._incarnation, self.token, self._serializer)
+        return parts
 
     def put_back(self, parts: Sequence[Part]) -> None:
         """What was taken last was not handed out: it comes next."""

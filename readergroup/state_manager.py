@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from synchronizer import (
     AttributeChange,
-    InvalidArgumentError,
     Map,
     NotFoundError,
     Proposal,
@@ -296,14 +295,7 @@ def initial_state(config: ReaderGroupConfig, streams: StreamManager) -> ReaderGr
 
 def _segments(metadata: StreamState, start: StreamCut, end: StreamCut | None) -> Mapping[SegmentId, SegmentState]:
     """The segments from ``start`` to ``end``, each with those of its neighbours in time that are among them."""
-    metadata.check_cut(start)
-    reached = metadata.segments_from(start)
-    if end is not None:
-        metadata.check_cut(end)
-        if not metadata.precedes(start, end):
-            raise InvalidArgumentError("the start cut lies behind the end cut", start=str(start), end=str(end))
-        beyond = metadata.segments_from(end).keys() - end.offsets.keys()
-        reached = {segment: before for segment, before in reached.items() if segment not in beyond}
+    reached = metadata.segments_between(start, end)
     segments = {}
     for segment, predecessors in reached.items():
         keys = metadata.key_range(segment)

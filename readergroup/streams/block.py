@@ -42,7 +42,7 @@ MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
 Headers = Mapping[str, bytes]
 Buffer = bytes | memoryview
 
-_MAGIC: Final = b"R\x01"
+MAGIC: Final = b"R\x01"
 _HEAD: Final = struct.Struct(">2sI")
 _FIELDS: Final = struct.Struct(">IIIQ16sQ")
 HEADER_BYTES: Final = _HEAD.size + _FIELDS.size
@@ -83,7 +83,7 @@ def encode_block(
     length = HEADER_BYTES + len(packed_columns) + len(packed_events) + _TRAILER.size
     fields = _FIELDS.pack(length, len(events), len(packed_columns), written_at, writer_id, first_number)
     body = b"".join((fields, packed_columns, packed_events, _TRAILER.pack(_TRAILER_MARK, length)))
-    return _HEAD.pack(_MAGIC, zlib.crc32(body)) + body
+    return _HEAD.pack(MAGIC, zlib.crc32(body)) + body
 
 
 def _encode_keys(keys: Sequence[str | None]) -> object:
@@ -145,7 +145,8 @@ class Block:
         #: The number that the writer gave to the first event here; those of the others follow it.
         self.first_number: int = number + first
         self._buffer = buffer
-        self._first = first
+        #: How many events of the block, its first ones, are left out here.
+        self.skipped = first
         self._events_start = HEADER_BYTES + columns
 
     @property
@@ -156,32 +157,32 @@ class Block:
     @property
     def offset(self) -> int:
         """The offset of the first event here."""
-        return self.offsets[0] if self._first else self.block_offset
+        return self.offsets[0] if self.skipped else self.block_offset
 
     def __len__(self) -> int:
-        return int(self._events_in_block) - self._first
+        return int(self._events_in_block) - self.skipped
 
     @cached_property
     def data(self) -> list[bytes]:
         """The bytes of each event."""
-        return self._all_events[self._first :] if self._first else self._all_events
+        return self._all_events[self.skipped :] if self.skipped else self._all_events
 
     @cached_property
     def offsets(self) -> list[int]:
         """The offset of each event."""
-        return self._all_offsets[self._first :] if self._first else self._all_offsets
+        return self._all_offsets[self.skipped :] if self.skipped else self._all_offsets
 
     def offset_of(self, index: int) -> int:
         """``offsets[index]``, without those of all the others."""
-        if index + self._first == 0:
+        if index + self.skipped == 0:
             return self.block_offset
-        return self.end - _TRAILER.size - sum(_element_sizes(self.data[index:]))
+        return self.events_end - sum(_element_sizes(self.data[index:]))
 
     @cached_property
     def keys(self) -> list[str | None]:
         """The routing key of each event."""
         column = self._columns.get("k")
-        return [None] * len(self) if column is None else _decode_keys(column)[self._first :]
+        return [None] * len(self) if column is None else _decode_keys(column)[self.skipped :]
 
     @cached_property
     def key_hashes(self) -> list[int | None]:
@@ -192,7 +193,7 @@ class Block:
     def headers(self) -> list[Headers]:
         """The headers of each event."""
         column = self._columns.get("h")
-        return [{}] * len(self) if column is None else [header or {} for header in column[self._first :]]
+        return [{}] * len(self) if column is None else [header or {} for header in column[self.skipped :]]
 
     def starting_at(self, offset: int) -> Block:
         """The block without the events before ``offset``, which must be an event's."""
@@ -208,9 +209,19 @@ class Block:
         rest._all_events, rest._all_offsets = self._all_events, self._all_offsets
         return rest
 
+    @property
+    def packed_events(self) -> Buffer:
+        """All events of the block as they are stored: a msgpack array of ``bin``, which ends at ``events_end``."""
+        return self._buffer[self._events_start : self.length - _TRAILER.size]
+
+    @property
+    def events_end(self) -> int:
+        """The offset at which the bytes of the last event end."""
+        return self.end - _TRAILER.size
+
     @cached_property
     def _all_events(self) -> list[bytes]:
-        events = self._decode(self._buffer[self._events_start : self.length - _TRAILER.size])
+        events = self._decode(self.packed_events)
         if not isinstance(events, list) or len(events) != self._events_in_block:
             raise self._corrupt("the block does not hold the events that its header counts")
         return events
@@ -257,7 +268,7 @@ def parse_blocks(segment: str, offset: int, data: bytes) -> tuple[list[Block], i
     blocks: list[Block] = []
     at = 0
     while at < len(view):
-        length = _block_length(segment, offset + at, view[at:])
+        length = block_length(segment, offset + at, view[at:])
         if length > len(view) - at:
             return blocks, length
         blocks.append(_checked_block(segment, offset + at, view[at : at + length]))
@@ -265,11 +276,14 @@ def parse_blocks(segment: str, offset: int, data: bytes) -> tuple[list[Block], i
     return blocks, 0
 
 
-def _block_length(segment: str, offset: int, view: memoryview) -> int:
-    """The length that the header states, or the header's own if less than that is here."""
-    if view[: len(_MAGIC)] != _MAGIC[: len(view)]:
+def block_length(segment: str, offset: int, view: memoryview) -> int:
+    """The length of the block that ``view`` starts with, by its header; the header's own if less than that is here.
+
+    Raises `CorruptDataError` where no block can start.
+    """
+    if view[: len(MAGIC)] != MAGIC[: len(view)]:
         message = "no block of events starts here"
-        if view[:1] == _MAGIC[:1]:
+        if view[:1] == MAGIC[:1]:
             message = "the block has a format that this release does not know, or is damaged"
         raise CorruptDataError(message, segment=segment, offset=offset)
     if len(view) < HEADER_BYTES:
@@ -289,7 +303,7 @@ def _checked_block(segment: str, offset: int, view: memoryview) -> Block:
 
 def starts_block(first_byte: int) -> bool:
     """Whether a block starts with this byte; else it may be the first of an event inside a block."""
-    return first_byte == _MAGIC[0]
+    return first_byte == MAGIC[0]
 
 
 def enclosing_block_start(segment: str, offset: int, data: Buffer) -> int:

@@ -8,7 +8,7 @@ from typing import Final
 from synchronizer import SegmentStore, TruncatedError
 
 from ..errors import CorruptDataError
-from .block import MAX_BLOCK_BYTES, Block, enclosing_block_start, parse_blocks, starts_block
+from .block import HEADER_BYTES, MAX_BLOCK_BYTES, Block, enclosing_block_start, parse_blocks, starts_block
 
 READ_BYTES: Final = 1024 * 1024
 #: What is read to find the end of the block around an offset: the events of a block, and its trailer.
@@ -67,7 +67,7 @@ class SegmentReader:
                 return False
             blocks, needed = parse_blocks(self.segment, start, data)
             if not blocks:
-                blocks = [self._read_block(start, needed)]
+                blocks = [read_block(self._store, self.segment, start, needed)]
         except TruncatedError as error:
             self.seek(error.start_offset)
             raise
@@ -77,16 +77,6 @@ class SegmentReader:
         self._ahead.extend(blocks)
         self._read_to = blocks[-1].end
         return True
-
-    def _read_block(self, start: int, needed: int) -> Block:
-        """The block at ``start``, of which the last read got only a part; it needs at least ``needed`` bytes."""
-        while True:
-            data = _read_fully(self._store, self.segment, start, needed)
-            if len(data) < needed:
-                raise CorruptDataError("the segment ends inside a block", segment=self.segment, offset=start)
-            blocks, needed = parse_blocks(self.segment, start, data)
-            if blocks:
-                return blocks[0]
 
     def _look_for_end(self) -> None:
         info = self._store.info(self.segment)
@@ -98,10 +88,21 @@ def block_start(store: SegmentStore, segment: str, offset: int) -> int:
     head = store.read(segment, offset, 1)
     if not head or starts_block(head[0]):
         return offset
-    return enclosing_block_start(segment, offset, _read_fully(store, segment, offset, _REST_OF_BLOCK_BYTES))
+    return enclosing_block_start(segment, offset, read_fully(store, segment, offset, _REST_OF_BLOCK_BYTES))
 
 
-def _read_fully(store: SegmentStore, segment: str, offset: int, size: int) -> bytes:
+def read_block(store: SegmentStore, segment: str, start: int, needed: int = HEADER_BYTES) -> Block:
+    """The block that starts here, of at least ``needed`` bytes. `CorruptDataError` if there is none."""
+    while True:
+        data = read_fully(store, segment, start, needed)
+        if len(data) < needed:
+            raise CorruptDataError("the segment ends inside a block", segment=segment, offset=start)
+        blocks, needed = parse_blocks(segment, start, data)
+        if blocks:
+            return blocks[0]
+
+
+def read_fully(store: SegmentStore, segment: str, offset: int, size: int) -> bytes:
     """These bytes, less only where the segment ends: one read may bring less than is there."""
     parts: list[bytes] = []
     while size > 0 and (part := store.read(segment, offset, size)):

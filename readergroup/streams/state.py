@@ -190,6 +190,16 @@ class StreamState(State):
             for number in sorted(numbers)
         }
 
+    def segments_between(self, start: StreamCut, end: StreamCut | None) -> Mapping[SegmentId, tuple[SegmentId, ...]]:
+        """`segments_from` the start, without those that begin after ``end``; which must not lie before the start."""
+        reached = self.segments_from(start)
+        if end is None:
+            return reached
+        if not self.precedes(start, end):
+            raise InvalidArgumentError("the start cut lies behind the end cut", start=str(start), end=str(end))
+        beyond = self.segments_from(end).keys() - end.offsets.keys()
+        return {segment: before for segment, before in reached.items() if segment not in beyond}
+
     def _reachable(self, numbers: Iterable[int]) -> set[int]:
         """These segments and all that came after them."""
         found: set[int] = set()

@@ -1,0 +1,150 @@
+"""The events of a range as Arrow record batches, made from blocks without a step of Python per event."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Final
+
+from synchronizer import InvalidArgumentError, SegmentStore, UnsupportedError
+
+from ..event import Part
+from ..streams.block import Block
+from ..streams.config import number_of, stream_of
+from .ranges import SegmentRange
+from .reading import Parts
+
+try:
+    import numpy
+    import pyarrow
+    from numpy.typing import NDArray
+except ImportError as error:
+    raise UnsupportedError("Arrow needs pip install 'readergroup[arrow]'") from error
+
+#: Events of one record batch, at most: some megabytes of events of usual size.
+MAX_ROWS: Final = 32_768
+
+_TYPES: Final[Mapping[str, pyarrow.DataType]] = {
+    "event": pyarrow.binary(),
+    "scope": pyarrow.string(),
+    "stream": pyarrow.string(),
+    "segment_id": pyarrow.int64(),
+    "offset": pyarrow.int64(),
+    "routing_key": pyarrow.string(),
+    "written_at": pyarrow.timestamp("us", "UTC"),
+}
+#: What msgpack puts before a ``bin``, by its first byte.
+_PREFIX_BYTES: Final = {0xC4: 2, 0xC5: 3, 0xC6: 5}
+#: The columns that there are: the event, its routing key, when it was written, and where it lies.
+COLUMNS: Final = tuple(_TYPES)
+
+
+def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
+    """The types of these columns, by default of all, in the order given."""
+    columns = COLUMNS if columns is None else columns
+    unknown = [column for column in columns if column not in _TYPES]
+    if unknown or not columns or len(set(columns)) != len(columns):
+        raise InvalidArgumentError("name each column once", columns=list(columns), unknown=unknown, known=list(COLUMNS))
+    return pyarrow.schema([(column, _TYPES[column]) for column in columns])
+
+
+class RecordBatches(Iterator[pyarrow.RecordBatch]):
+    """The events of a range, at most `MAX_ROWS` at a time."""
+
+    def __init__(self, store: SegmentStore, segment_range: SegmentRange, columns: Sequence[str] | None = None) -> None:
+        self.schema = schema(columns)
+        self._range = segment_range
+        self._parts = Parts(store, segment_range)
+
+    def __next__(self) -> pyarrow.RecordBatch:
+        parts = self._parts.take(MAX_ROWS)
+        if not parts:
+            raise StopIteration
+        columns = _Columns(self._range, parts)
+        arrays = [getattr(columns, name)() for name in self.schema.names]
+        return pyarrow.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+class _Columns:
+    """The columns of what some parts of a range hold."""
+
+    def __init__(self, segment_range: SegmentRange, parts: Sequence[Part]) -> None:
+        self._segment = segment_range.segment
+        self._parts = parts
+        self._rows = sum(part.size for part in parts)
+        self._tables = [_table(part.block) for part in parts]
+
+    def event(self) -> pyarrow.Array:
+        tables = [table for table in self._tables if table is not None]
+        if len(tables) < len(self._parts) or len({table.shape[1] for table in tables}) > 1:
+            data = chain.from_iterable(part.block.data[part.start : part.stop] for part in self._parts)
+            return pyarrow.array(list(data), _TYPES["event"])
+        events = numpy.concatenate(list(map(_rows_of, self._parts, tables)))
+        bounds = numpy.arange(self._rows + 1, dtype=numpy.int32) * events.shape[1]
+        buffers = [None, pyarrow.py_buffer(bounds), pyarrow.py_buffer(events)]
+        return pyarrow.Array.from_buffers(_TYPES["event"], self._rows, buffers)
+
+    def offset(self) -> pyarrow.Array:
+        return pyarrow.array(numpy.concatenate(list(map(_offsets, self._parts, self._tables))))
+
+    def routing_key(self) -> pyarrow.Array:
+        keys = list(chain.from_iterable(part.block.keys[part.start : part.stop] for part in self._parts))
+        try:
+            return pyarrow.array(keys, pyarrow.string())
+        except UnicodeEncodeError:  # half of a surrogate pair is a key, but no text
+            return pyarrow.array([key and key.encode("utf-8", "replace").decode() for key in keys], pyarrow.string())
+
+    def written_at(self) -> pyarrow.Array:
+        times = numpy.repeat(
+            numpy.array([part.block.written_at for part in self._parts], numpy.int64),
+            [part.size for part in self._parts],
+        )
+        return pyarrow.array(times).cast(_TYPES["written_at"])
+
+    def segment_id(self) -> pyarrow.Array:
+        return self._repeated(number_of(self._segment), "segment_id")
+
+    def scope(self) -> pyarrow.Array:
+        return self._repeated(stream_of(self._segment).split("/")[0], "scope")
+
+    def stream(self) -> pyarrow.Array:
+        return self._repeated(stream_of(self._segment).split("/")[1], "stream")
+
+    def _repeated(self, value: object, column: str) -> pyarrow.Array:
+        return pyarrow.repeat(pyarrow.scalar(value, _TYPES[column]), self._rows)
+
+
+def _table(block: Block) -> NDArray[numpy.uint8] | None:
+    """A row for each event of the block, those that are left out too, if all are of the same length; else None.
+
+    The first one says where the second one starts; where that begins alike, it says the same of the third one.
+    """
+    count = len(block) + block.skipped
+    elements = numpy.frombuffer(block.packed_events, numpy.uint8)[1 if count < 16 else 3 if count < 65_536 else 5 :]
+    width, rest = divmod(len(elements), count)
+    if rest:
+        return None
+    table = elements.reshape(count, width)
+    prefix = _PREFIX_BYTES[int(table[0, 0])]
+    is_first_alone = int.from_bytes(table[0, 1:prefix].tobytes()) == width - prefix
+    if not is_first_alone or (table[:, :prefix] != table[0, :prefix]).any():
+        return None
+    return table[:, prefix:]
+
+
+def _rows_of(part: Part, table: NDArray[numpy.uint8]) -> NDArray[numpy.uint8]:
+    return table[part.block.skipped + part.start : part.block.skipped + part.stop]
+
+
+def _offsets(part: Part, table: NDArray[numpy.uint8] | None) -> NDArray[numpy.int64]:
+    """Where each event of the part starts, as `Block.offsets`."""
+    block = part.block
+    if table is not None:
+        lengths = numpy.full(len(block), table.shape[1], numpy.int64)
+    else:
+        lengths = numpy.fromiter(map(len, block.data), numpy.int64, len(block))
+    elements = lengths + numpy.select([lengths < 256, lengths < 65_536], [2, 3], 5)
+    starts: NDArray[numpy.int64] = block.events_end - elements[::-1].cumsum()[::-1]
+    if not block.skipped:
+        starts[0] = block.block_offset
+    return starts[part.start : part.stop]

@@ -1,0 +1,186 @@
+"""Reading what lies between two cuts, without a reader group: nobody coordinates, so every range may go elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from synchronizer import InvalidArgumentError, SegmentStore, TruncatedError
+
+from ..source import check_offset
+from ..streams.block import MAX_BLOCK_BYTES
+from ..streams.boundaries import next_boundary
+from ..streams.config import StreamCut, number_of
+from ..streams.manager import StreamManager
+from ..streams.serializers import BytesSerializer, Serializer
+from ..streams.state import StreamState
+from .ranges import SegmentRange
+from .reading import MAX_EVENTS, Batches, Events
+
+if TYPE_CHECKING:
+    import pyarrow
+
+T = TypeVar("T")
+
+Place = StreamCut | Literal["head", "tail"]
+
+
+class BatchClient:
+    """Ranges of streams, and their events. Threads may share it; it belongs to its client."""
+
+    def __init__(self, streams: StreamManager) -> None:
+        self._streams = streams
+        self._store: SegmentStore = streams.store
+
+    # ------------------------------------------------------------------ what there is to read
+
+    def segment_ranges(
+        self,
+        stream: str,
+        *,
+        start: Place = "head",
+        end: Place = "tail",
+        max_bytes: int | None = None,
+        timeout: float | None = None,
+    ) -> list[SegmentRange]:
+        """What lies between the two cuts: a range of each segment, and none that is empty.
+
+        Ranges stand in an order in which they can be read one after the other: a segment comes after its predecessors.
+        With ``max_bytes`` longer ranges are divided between two blocks, so that each has about that many.
+        """
+        if max_bytes is not None and max_bytes < 1:
+            raise InvalidArgumentError("a range has at least one byte", max_bytes=max_bytes)
+        state = self._streams.fetch_state(stream, timeout=timeout)
+        first = self._cut(state, start, timeout)
+        last = self._cut(state, end, timeout)
+        between = state.segments_between(first, last)
+        inner = [number_of(segment) for segment in between if segment not in last.offsets]
+        lengths = self._streams.segment_lengths(state, inner, timeout=timeout)
+        ranges: list[SegmentRange] = []
+        for segment in between:
+            upto = last.offsets[segment] if segment in last.offsets else lengths[number_of(segment)]
+            whole = SegmentRange(
+                segment=segment, incarnation=state.incarnation, start=first.offsets.get(segment, 0), end=upto
+            )
+            ranges += [whole] if max_bytes is None else self._divided(whole, max_bytes)
+        return [each for each in ranges if each.size]
+
+    def next_cut(self, cut: StreamCut, about_bytes: int, *, timeout: float | None = None) -> StreamCut:
+        """A cut about ``about_bytes`` further on, at the end of a block in each segment; ``cut`` itself at the tail.
+
+        A segment's successors come in when ``cut`` stands at the end of all their predecessors, so no cut is more
+        than one scaling further than the one before, and what lies between two of them keeps each key's order.
+        """
+        if about_bytes < 1:
+            raise InvalidArgumentError("the next cut lies at least one byte further on", about_bytes=about_bytes)
+        state = self._streams.fetch_state(cut.stream, timeout=timeout)
+        offsets = dict(state.check_cut(cut))
+        lengths = self._streams.segment_lengths(state, offsets, timeout=timeout)
+        _replace_completed(state, offsets, lengths)
+        added = [number for number in offsets if number not in lengths]
+        lengths = {**lengths, **self._streams.segment_lengths(state, added, timeout=timeout)}
+        left = {number: max(0, lengths[number] - offset) for number, offset in offsets.items()}
+        shares = _shares(left, about_bytes)
+        for number, share in shares.items():
+            if share:
+                offset = offsets[number]
+                whole = SegmentRange(
+                    segment=state.segment(number), incarnation=state.incarnation, start=offset, end=lengths[number]
+                )
+                offsets[number] = self._boundary(whole, offset + share)
+        return state.cut(offsets)
+
+    # ------------------------------------------------------------------ reading it
+
+    @overload
+    def read(self, segment_range: SegmentRange) -> Events[bytes]: ...
+    @overload
+    def read(self, segment_range: SegmentRange, *, serializer: Serializer[T]) -> Events[T]: ...
+    def read(self, segment_range: SegmentRange, *, serializer: Serializer[Any] | None = None) -> Events[Any]:
+        """An iterator over the events of the range.
+
+        Where data was truncated away it raises `TruncatedError` once; asked again, it goes on where data starts now.
+        """
+        return Events(self.batches(segment_range, serializer=serializer or BytesSerializer()))
+
+    @overload
+    def batches(self, segment_range: SegmentRange, *, max_events: int = MAX_EVENTS) -> Batches[bytes]: ...
+    @overload
+    def batches(
+        self, segment_range: SegmentRange, *, serializer: Serializer[T], max_events: int = MAX_EVENTS
+    ) -> Batches[T]: ...
+    def batches(
+        self, segment_range: SegmentRange, *, serializer: Serializer[Any] | None = None, max_events: int = MAX_EVENTS
+    ) -> Batches[Any]:
+        """An iterator over the events of the range, many at a time; else as `read`."""
+        return Batches(self._store, segment_range, serializer or BytesSerializer(), max_events)
+
+    def record_batches(
+        self, segment_range: SegmentRange, columns: Sequence[str] | None = None
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """An iterator over the events of the range as Arrow record batches; else as `read`.
+
+        ``columns`` are some of `arrow.COLUMNS`, all of them by default. Without pyarrow it raises `UnsupportedError`.
+        """
+        from .arrow import RecordBatches
+
+        return RecordBatches(self._store, segment_range, columns)
+
+    # ------------------------------------------------------------------ inside
+
+    def _cut(self, state: StreamState, place: Place, timeout: float | None) -> StreamCut:
+        if place == "head":
+            return state.head_cut
+        if place == "tail":
+            return self._streams.tail_cut(state, timeout=timeout)
+        state.check_cut(place)
+        for segment, offset in place.offsets.items():
+            check_offset(self._store, segment, state.incarnation, offset)
+        return place
+
+    def _divided(self, whole: SegmentRange, max_bytes: int) -> Iterator[SegmentRange]:
+        start = whole.start
+        while start < whole.end:
+            end = whole.end
+            if end - start > max_bytes:
+                end = self._boundary(whole.model_copy(update={"start": start}), start + max_bytes)
+            yield whole.model_copy(update={"start": start, "end": end})
+            start = end
+
+    def _boundary(self, within: SegmentRange, offset: int) -> int:
+        """The first end of a block in the range at or after ``offset``, or the end of the range."""
+        known = within.start
+        while True:
+            try:
+                return next_boundary(self._store, within.data_segment, max(offset, known), known=known, end=within.end)
+            except TruncatedError as error:  # what is gone is told to whoever reads it
+                if error.start_offset >= within.end:
+                    return within.end
+                known = error.start_offset
+
+
+def _replace_completed(state: StreamState, offsets: dict[int, int], lengths: Mapping[int, int]) -> None:
+    """Put successors, at their beginnings, in the place of the segments that the cut has behind it."""
+    done = {number for number, offset in offsets.items() if offset >= lengths[number]}
+    leaving = {number for number in done if state.segments[number].successors}
+    staying: set[int] | None = None
+    while staying is None or staying:  # whoever shares a successor with one that stays has to stay too
+        staying = {number for number in leaving if not _all_predecessors_of_successors(state, number) <= leaving}
+        leaving -= staying
+    for number in leaving:
+        del offsets[number]
+        offsets.update(dict.fromkeys(state.segments[number].successors, 0))
+
+
+def _all_predecessors_of_successors(state: StreamState, number: int) -> set[int]:
+    return {before for after in state.segments[number].successors for before in state.segments[after].predecessors}
+
+
+def _shares(left: Mapping[int, int], about_bytes: int) -> Mapping[int, int]:
+    """How many of the bytes that are left each segment contributes; less than a block from none of them."""
+    if sum(left.values()) <= about_bytes:
+        return left
+    longest = sorted((number for number in left if left[number]), key=lambda number: (-left[number], number))
+    chosen = longest[: max(1, about_bytes // MAX_BLOCK_BYTES)]
+    total = sum(left[number] for number in chosen)
+    return {number: max(1, about_bytes * left[number] // total) for number in chosen}
