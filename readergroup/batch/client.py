@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from synchronizer import InvalidArgumentError, SegmentStore, TruncatedError
@@ -53,32 +53,57 @@ class BatchClient:
         state = self._streams.fetch_state(stream, timeout=timeout)
         first = self._cut(state, start, timeout)
         last = self._cut(state, end, timeout)
-        between = state.segments_between(first, last)
-        inner = [number_of(segment) for segment in between if segment not in last.offsets]
+        ranges = self.ranges_between(state, first, last, timeout=timeout)
+        return ranges if max_bytes is None else [part for each in ranges for part in self.divide(each, max_bytes)]
+
+    def ranges_between(
+        self, state: StreamState, start: StreamCut, end: StreamCut, *, timeout: float | None = None
+    ) -> list[SegmentRange]:
+        """As `segment_ranges`, of cuts that are known to stand at events."""
+        between = state.segments_between(start, end)
+        inner = [number_of(segment) for segment in between if segment not in end.offsets]
         lengths = self._streams.segment_lengths(state, inner, timeout=timeout)
-        ranges: list[SegmentRange] = []
-        for segment in between:
-            upto = last.offsets[segment] if segment in last.offsets else lengths[number_of(segment)]
-            whole = SegmentRange(
-                segment=segment, incarnation=state.incarnation, start=first.offsets.get(segment, 0), end=upto
+        ranges = [
+            SegmentRange(
+                segment=segment,
+                incarnation=state.incarnation,
+                start=start.offsets.get(segment, 0),
+                end=end.offsets[segment] if segment in end.offsets else lengths[number_of(segment)],
             )
-            ranges += [whole] if max_bytes is None else self._divided(whole, max_bytes)
+            for segment in between
+        ]
         return [each for each in ranges if each.size]
 
-    def next_cut(self, cut: StreamCut, about_bytes: int, *, timeout: float | None = None) -> StreamCut:
+    def divide(self, segment_range: SegmentRange, max_bytes: int) -> Iterator[SegmentRange]:
+        """Parts of the range, divided between two blocks, of about ``max_bytes`` each."""
+        start = segment_range.start
+        while start < segment_range.end:
+            end = segment_range.end
+            if end - start > max_bytes:
+                end = self._boundary(segment_range.model_copy(update={"start": start}), start + max_bytes)
+            yield segment_range.model_copy(update={"start": start, "end": end})
+            start = end
+
+    def next_cut(
+        self, cut: StreamCut, about_bytes: int, *, end: StreamCut | None = None, timeout: float | None = None
+    ) -> StreamCut:
         """A cut about ``about_bytes`` further on, at the end of a block in each segment; ``cut`` itself at the tail.
 
         A segment's successors come in when ``cut`` stands at the end of all their predecessors, so no cut is more
         than one scaling further than the one before, and what lies between two of them keeps each key's order.
+        ``end``, which ``cut`` must not lie behind, takes the place of the tail.
         """
         if about_bytes < 1:
             raise InvalidArgumentError("the next cut lies at least one byte further on", about_bytes=about_bytes)
         state = self._streams.fetch_state(cut.stream, timeout=timeout)
         offsets = dict(state.check_cut(cut))
+        last = {} if end is None else state.check_cut(end)
+        state.segments_between(cut, end)
         lengths = self._streams.segment_lengths(state, offsets, timeout=timeout)
-        _replace_completed(state, offsets, lengths)
+        _replace_completed(state, offsets, lengths, last)
         added = [number for number in offsets if number not in lengths]
         lengths = {**lengths, **self._streams.segment_lengths(state, added, timeout=timeout)}
+        lengths = {number: min(length, last.get(number, length)) for number, length in lengths.items()}
         left = {number: max(0, lengths[number] - offset) for number, offset in offsets.items()}
         shares = _shares(left, about_bytes)
         for number, share in shares.items():
@@ -138,15 +163,6 @@ class BatchClient:
             check_offset(self._store, segment, state.incarnation, offset)
         return place
 
-    def _divided(self, whole: SegmentRange, max_bytes: int) -> Iterator[SegmentRange]:
-        start = whole.start
-        while start < whole.end:
-            end = whole.end
-            if end - start > max_bytes:
-                end = self._boundary(whole.model_copy(update={"start": start}), start + max_bytes)
-            yield whole.model_copy(update={"start": start, "end": end})
-            start = end
-
     def _boundary(self, within: SegmentRange, offset: int) -> int:
         """The first end of a block in the range at or after ``offset``, or the end of the range."""
         known = within.start
@@ -159,9 +175,11 @@ class BatchClient:
                 known = error.start_offset
 
 
-def _replace_completed(state: StreamState, offsets: dict[int, int], lengths: Mapping[int, int]) -> None:
-    """Put successors, at their beginnings, in the place of the segments that the cut has behind it."""
-    done = {number for number, offset in offsets.items() if offset >= lengths[number]}
+def _replace_completed(
+    state: StreamState, offsets: dict[int, int], lengths: Mapping[int, int], last: Container[int]
+) -> None:
+    """Put successors, at their beginnings, in the place of the segments that the cut has behind it; ``last`` stay."""
+    done = {number for number, offset in offsets.items() if offset >= lengths[number] and number not in last}
     leaving = {number for number in done if state.segments[number].successors}
     staying: set[int] | None = None
     while staying is None or staying:  # whoever shares a successor with one that stays has to stay too

@@ -37,7 +37,7 @@ class Parts:
     def take(self, max_events: int) -> list[Part]:
         """The next events, at most ``max_events``; nothing at the end."""
         parts = self._source.take_parts(max_events)
-        if not parts and not self._source.exhausted:
+        if not parts and self._source.known_length < self._range.end:
             raise InvalidArgumentError(
                 "the range goes beyond the end of the segment; take ranges from segment_ranges",
                 range=str(self._range),

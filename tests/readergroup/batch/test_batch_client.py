@@ -1,0 +1,301 @@
+"""Reading what lies between two cuts, range by range: everything once, whoever reads which range."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import random
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import readergroup as rg
+from readergroup import SegmentRange, StreamCut
+from readergroup.streams.block import MAX_BLOCK_BYTES
+from tests.readergroup.batch.processes import count_events
+
+STREAM = "shop/orders"
+
+
+@pytest.fixture
+def client(store_url: str) -> Iterator[rg.Client]:
+    with rg.connect(store_url) as client:
+        yield client
+
+
+def place(client: rg.Client, *, events: int = 5_000, segments: int = 2) -> None:
+    """A stream with a split and a merge in the middle of its events."""
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(segments))
+    rng = random.Random(7)
+    with client.writer(STREAM) as writer:
+        for part in range(3):
+            for number in range(events):
+                key = f"key-{number % 17}"
+                writer.write(b"%d %d %s" % (part, number, rng.randbytes(rng.choice([0, 10, 200]))), routing_key=key)
+            writer.flush()
+            if part == 0:
+                client.streams.scale(STREAM, split=[0])
+            elif part == 1:
+                client.streams.scale(STREAM, merge=[2, 3])
+
+
+Row = tuple[str, int, bytes, str | None]
+
+
+def rows(client: rg.Client, ranges: list[SegmentRange]) -> list[Row]:
+    return [
+        (event.segment, event.offset, event.raw, event.routing_key)
+        for each in ranges
+        for event in client.batch.read(each)
+    ]
+
+
+def by_key(found: list[Row]) -> dict[str | None, list[bytes]]:
+    ordered: dict[str | None, list[bytes]] = {}
+    for _, _, data, key in found:
+        ordered.setdefault(key, []).append(data)
+    return ordered
+
+
+def cuts(client: rg.Client, about_bytes: int) -> list[StreamCut]:
+    found = [client.streams.info(STREAM).head]
+    while (following := client.batch.next_cut(found[-1], about_bytes)) != found[-1]:
+        found.append(following)
+    return found
+
+
+@pytest.mark.stores(in_turn=True)
+def test_ranges_hold_every_event_once_and_those_of_a_key_in_order(client: rg.Client) -> None:
+    place(client)
+    found = rows(client, client.batch.segment_ranges(STREAM))
+    assert len(found) == len(set(found)) == 15_000
+    for key, data in by_key(found).items():
+        numbers = [tuple(map(int, each.split(b" ")[:2])) for each in data]
+        assert numbers == sorted(numbers), key
+
+
+@pytest.mark.stores(in_turn=True)
+def test_divided_ranges_hold_the_same_as_whole_ones(client: rg.Client) -> None:
+    place(client)
+    whole = client.batch.segment_ranges(STREAM)
+    divided = client.batch.segment_ranges(STREAM, max_bytes=100_000)
+    assert len(divided) > len(whole) + 5
+    assert all(each.size <= 100_000 + MAX_BLOCK_BYTES + 1000 for each in divided)
+    assert rows(client, divided) == rows(client, whole)
+
+
+def test_ranges_go_to_other_processes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    url = f"sqlite:///{tmp_path_factory.mktemp('batch') / 'shop.db'}"
+    with rg.connect(url) as client:
+        place(client)
+        ranges = client.batch.segment_ranges(STREAM, max_bytes=200_000)
+    assert [pickle.loads(pickle.dumps(each)) for each in ranges] == ranges
+    assert [SegmentRange.model_validate_json(each.model_dump_json()) for each in ranges] == ranges
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        assert sum(pool.map(count_events, [url] * len(ranges), ranges)) == 15_000
+
+
+def test_cuts_may_lie_between_any_two_events(client: rg.Client) -> None:
+    client.streams.create(STREAM)
+    with client.writer(STREAM) as writer:
+        for number in range(100):
+            writer.write(b"%d" % number)
+    (whole,) = client.batch.segment_ranges(STREAM)
+    offsets = [event.offset for event in client.batch.read(whole)] + [whole.end]
+    state = client.streams.fetch_state(STREAM)
+    for first, last in [(0, 1), (3, 3), (17, 60), (99, 100), (0, 100)]:
+        bounds = {"start": state.cut({0: offsets[first]}), "end": state.cut({0: offsets[last]})}
+        ranges = client.batch.segment_ranges(STREAM, **bounds)  # type: ignore[arg-type]
+        assert [event.raw for each in ranges for event in client.batch.read(each)] == [
+            b"%d" % number for number in range(first, last)
+        ]
+
+
+@pytest.mark.stores(in_turn=True)
+def test_next_cuts_lead_to_the_tail_and_keep_the_order_of_each_key(client: rg.Client) -> None:
+    place(client)
+    whole = rows(client, client.batch.segment_ranges(STREAM))
+    for about_bytes in (1, 150_000, 10_000_000):
+        steps = cuts(client, about_bytes)
+        assert steps[-1] == client.streams.info(STREAM).tail
+        found = []
+        for start, end in zip(steps, steps[1:], strict=False):
+            ranges = client.batch.segment_ranges(STREAM, start=start, end=end)
+            assert sum(each.size for each in ranges) <= about_bytes + 3 * (MAX_BLOCK_BYTES + 1000)
+            found += rows(client, ranges)
+        assert sorted(found) == sorted(whole)
+        assert by_key(found) == by_key(whole)
+
+
+def test_a_next_cut_is_at_most_one_scaling_further(client: rg.Client) -> None:
+    client.streams.create(STREAM)
+    for number in range(3):
+        client.streams.scale(STREAM, split=[number * 2])
+    epochs = [max(int(segment.rsplit("/")[-1]) for segment in cut.offsets) for cut in cuts(client, 1_000)]
+    assert epochs == [0, 2, 4, 6]
+
+
+def test_successors_of_a_merge_wait_for_both_predecessors(client: rg.Client) -> None:
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
+    keys = {0: "2", 1: "0"}  # segments and keys that lie in them
+    with client.writer(STREAM) as writer:
+        for number in range(3):
+            writer.write(b"x" * MAX_BLOCK_BYTES, routing_key=keys[0])
+            writer.write(b"y", routing_key=keys[1]) if number == 0 else None
+        writer.flush()
+        client.streams.scale(STREAM, merge=[0, 1])
+        writer.write(b"z", routing_key=keys[0])
+    state = client.streams.fetch_state(STREAM)
+    lengths = client.streams.segment_lengths(state, [0, 1])
+    waiting = client.batch.next_cut(state.cut({0: 0, 1: lengths[1]}), 1)
+    assert set(waiting.offsets) == {f"{STREAM}/0", f"{STREAM}/1"}
+    after = client.batch.next_cut(state.cut({0: lengths[0], 1: lengths[1]}), 1_000)
+    assert set(after.offsets) == {f"{STREAM}/2"}
+
+
+@pytest.mark.stores(in_turn=True)
+def test_truncated_data_is_told_once_and_reading_goes_on(client: rg.Client) -> None:
+    place(client)
+    ranges = client.batch.segment_ranges(STREAM)
+    whole = rows(client, ranges)
+    start = client.streams.info(STREAM).head
+    middle = client.batch.next_cut(start, 150_000)
+    left = rows(client, client.batch.segment_ranges(STREAM, start=middle))
+    readers = [(client.batch.read(each), client.batch.record_batches(each)) for each in ranges]
+    client.streams.truncate(STREAM, middle)
+    told, found = 0, []
+    for events, record_batches in readers:
+        for iterator in (events, record_batches):
+            while True:
+                try:
+                    item = next(iterator)
+                except rg.TruncatedError:
+                    told += 1
+                except StopIteration:
+                    break
+                else:
+                    if isinstance(item, rg.Event):
+                        found.append((item.segment, item.offset, item.raw, item.routing_key))
+    assert told == 2 * len(middle.offsets)
+    assert found == left
+    assert len(left) < len(whole)
+    # Divided, the part that is gone is one range, so that it is told once.
+    divided = client.batch.segment_ranges(STREAM, start=start, max_bytes=20_000)
+    gone = [each for each in divided if each.start == 0 and each.segment in middle.offsets]
+    assert [each.end for each in gone] == [client.store.info(each.data_segment).start_offset for each in gone]
+
+
+def test_wrong_input_is_refused_before_anything_is_read(client: rg.Client) -> None:
+    with pytest.raises(rg.NotFoundError, match="no stream"):
+        client.batch.segment_ranges("shop/nothing")
+    place(client, events=10)
+    other = client.streams.create("shop/other").tail
+    head, tail = client.streams.info(STREAM).head, client.streams.info(STREAM).tail
+    (first, *_) = client.batch.segment_ranges(STREAM)
+    inside = StreamCut(stream=STREAM, offsets={**head.offsets, first.segment: 5})
+    wrong = {
+        "another stream": lambda: client.batch.segment_ranges(STREAM, end=other),
+        "behind the end cut": lambda: client.batch.segment_ranges(STREAM, start=tail, end="head"),
+        "no event starts": lambda: client.batch.segment_ranges(STREAM, start=inside),
+        "at least one byte": lambda: client.batch.segment_ranges(STREAM, max_bytes=0),
+        "one byte further": lambda: client.batch.next_cut(tail, 0),
+        "at least one event": lambda: client.batch.batches(first, max_events=0),
+        "beyond the end": lambda: list(client.batch.read(first.model_copy(update={"end": first.end + 1}))),
+        "name each column once": lambda: client.batch.record_batches(first, ["event", "weight"]),
+    }
+    for message, call in wrong.items():
+        with pytest.raises(rg.InvalidArgumentError, match=message):
+            call()
+
+
+def test_a_range_of_a_deleted_stream_is_not_found(client: rg.Client) -> None:
+    place(client, events=10)
+    (first, *_) = client.batch.segment_ranges(STREAM)
+    client.streams.delete(STREAM)
+    place(client, events=10)
+    with pytest.raises(rg.NotFoundError):
+        next(client.batch.read(first))
+
+
+def test_values_are_decoded_when_they_are_used(client: rg.Client) -> None:
+    client.streams.create(STREAM)
+    with client.writer(STREAM) as writer:
+        writer.write(b'{"id":1}', headers={"trace": b"t"})
+        writer.write(b"damaged")
+    (only,) = client.batch.segment_ranges(STREAM)
+    first, second = client.batch.read(only, serializer=rg.JsonSerializer())
+    assert first.data == {"id": 1}
+    assert first.headers == {"trace": b"t"}
+    assert str(first.pointer) == f"{STREAM}/0:{only.incarnation}:0"
+    with pytest.raises(ValueError):
+        second.data  # noqa: B018
+    assert [len(batch) for batch in client.batch.batches(only, max_events=1)] == [1, 1]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.binary(max_size=4), st.sampled_from([b"", b"x" * 100, b"y" * 100, b"z" * 255, b"z" * 256])),
+            st.one_of(st.none(), st.text(max_size=3)),
+        ),
+        min_size=1,
+        max_size=40,
+    ),
+    st.integers(0, 40),
+    st.integers(0, 40),
+    st.integers(1, 7),
+)
+def test_record_batches_hold_what_events_hold(
+    events: list[tuple[bytes, str | None]], start: int, end: int, flush_every: int
+) -> None:
+    with rg.connect("memory://") as client:
+        client.streams.create(STREAM)
+        with client.writer(STREAM) as writer:
+            for number, (data, key) in enumerate(events):
+                writer.write(data, routing_key=key)
+                if number % flush_every == 0:
+                    writer.flush()
+        (whole,) = client.batch.segment_ranges(STREAM)
+        offsets = [event.offset for event in client.batch.read(whole)] + [whole.end]
+        start, end = sorted((min(start, len(events)), min(end, len(events))))
+        part = whole.model_copy(update={"start": offsets[start], "end": offsets[end]})
+        expected = [
+            {
+                "event": event.raw,
+                "scope": "shop",
+                "stream": "orders",
+                "segment_id": 0,
+                "offset": event.offset,
+                "routing_key": event.routing_key,
+                "written_at": event.written_at,
+            }
+            for event in client.batch.read(part)
+        ]
+        found = [row for batch in client.batch.record_batches(part) for row in batch.to_pylist()]
+        assert found == expected
+        some = [row for batch in client.batch.record_batches(part, ["offset", "event"]) for row in batch.to_pylist()]
+        assert some == [{"offset": row["offset"], "event": row["event"]} for row in expected]
+
+
+def test_a_key_that_is_no_text_has_a_mark_in_its_place(client: rg.Client) -> None:
+    client.streams.create(STREAM)
+    with client.writer(STREAM) as writer:
+        writer.write(b"1", routing_key="half \ud800 a pair")
+        writer.write(b"2")
+    (only,) = client.batch.segment_ranges(STREAM)
+    (batch,) = client.batch.record_batches(only, ["routing_key"])
+    assert batch["routing_key"].to_pylist() == ["half ? a pair", None]
+
+
+def test_without_pyarrow_the_error_names_what_to_install(client: rg.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    place(client, events=10)
+    (first, *_) = client.batch.segment_ranges(STREAM)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "readergroup.batch.arrow", raising=False)
+    with pytest.raises(rg.UnsupportedError, match=r"readergroup\[arrow\]"):
+        client.batch.record_batches(first)
