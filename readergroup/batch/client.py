@@ -91,14 +91,16 @@ class BatchClient:
 
         A segment's successors come in when ``cut`` stands at the end of all their predecessors, so no cut is more
         than one scaling further than the one before, and what lies between two of them keeps each key's order.
-        ``end``, which ``cut`` must not lie behind, takes the place of the tail.
+        ``end``, if given, takes the place of the tail.
         """
         if about_bytes < 1:
             raise InvalidArgumentError("the next cut lies at least one byte further on", about_bytes=about_bytes)
         state = self._streams.fetch_state(cut.stream, timeout=timeout)
         offsets = dict(state.check_cut(cut))
-        last = {} if end is None else state.check_cut(end)
-        state.segments_between(cut, end)
+        last: Mapping[int, int] = {}
+        if end is not None:
+            state.segments_between(cut, end)  # raises if it lies behind the cut
+            last = state.check_cut(end)
         lengths = self._streams.segment_lengths(state, offsets, timeout=timeout)
         _replace_completed(state, offsets, lengths, last)
         added = [number for number in offsets if number not in lengths]

@@ -61,9 +61,9 @@ def by_key(found: list[Row]) -> dict[str | None, list[bytes]]:
     return ordered
 
 
-def cuts(client: rg.Client, about_bytes: int) -> list[StreamCut]:
+def cuts(client: rg.Client, about_bytes: int, end: StreamCut | None = None) -> list[StreamCut]:
     found = [client.streams.info(STREAM).head]
-    while (following := client.batch.next_cut(found[-1], about_bytes)) != found[-1]:
+    while (following := client.batch.next_cut(found[-1], about_bytes, end=end)) != found[-1]:
         found.append(following)
     return found
 
@@ -129,6 +129,24 @@ def test_next_cuts_lead_to_the_tail_and_keep_the_order_of_each_key(client: rg.Cl
             found += rows(client, ranges)
         assert sorted(found) == sorted(whole)
         assert by_key(found) == by_key(whole)
+
+
+def test_next_cuts_lead_to_an_end_inside_a_block_and_no_further(client: rg.Client) -> None:
+    place(client)
+    state = client.streams.fetch_state(STREAM)
+    steps = cuts(client, 50_000)
+    for step in steps[1:-1:3]:
+        offsets = dict(state.check_cut(step))
+        for each in client.batch.ranges_between(state, step, steps[-1]):
+            if each.segment in step.offsets:
+                events = client.batch.read(each)
+                next(events)
+                offsets[int(each.segment.rsplit("/")[-1])] = next(events).offset
+        end = state.cut(offsets)
+        for about_bytes in (1, 150_000, 10_000_000):
+            assert cuts(client, about_bytes, end)[-1] == end
+    with pytest.raises(rg.InvalidArgumentError, match="behind the end cut"):
+        client.batch.next_cut(steps[-1], 1, end=steps[0])
 
 
 def test_a_next_cut_is_at_most_one_scaling_further(client: rg.Client) -> None:
