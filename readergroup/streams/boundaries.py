@@ -70,7 +70,7 @@ def _is_start(store: SegmentStore, segment: str, offset: int, length: int) -> bo
     try:
         read_block(store, segment, offset)
         for start in _walk(store, segment, offset, length):
-            if start > offset + MAX_ENCODED_BYTES:
+            if offset + MAX_ENCODED_BYTES < start < length:
                 read_block(store, segment, start)
                 return True
     except CorruptDataError:
