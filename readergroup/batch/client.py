@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from synchronizer import InvalidArgumentError, SegmentStore, TruncatedError
@@ -14,8 +15,9 @@ from ..streams.config import StreamCut, number_of
 from ..streams.manager import StreamManager
 from ..streams.serializers import BytesSerializer, Serializer
 from ..streams.state import StreamState
-from .ranges import SegmentRange
+from .ranges import SegmentRange, with_successors
 from .reading import MAX_EVENTS, Batches, Events
+from .times import cut_at
 
 if TYPE_CHECKING:
     import pyarrow
@@ -96,13 +98,14 @@ class BatchClient:
         if about_bytes < 1:
             raise InvalidArgumentError("the next cut lies at least one byte further on", about_bytes=about_bytes)
         state = self._streams.fetch_state(cut.stream, timeout=timeout)
-        offsets = dict(state.check_cut(cut))
+        offsets = state.check_cut(cut)
         last: Mapping[int, int] = {}
         if end is not None:
             state.segments_between(cut, end)  # raises if it lies behind the cut
             last = state.check_cut(end)
         lengths = self._streams.segment_lengths(state, offsets, timeout=timeout)
-        _replace_completed(state, offsets, lengths, last)
+        done = {number for number, offset in offsets.items() if offset >= lengths[number] and number not in last}
+        offsets = with_successors(state, offsets, done)
         added = [number for number in offsets if number not in lengths]
         lengths = {**lengths, **self._streams.segment_lengths(state, added, timeout=timeout)}
         lengths = {number: min(length, last.get(number, length)) for number, length in lengths.items()}
@@ -116,6 +119,13 @@ class BatchClient:
                 )
                 offsets[number] = self._boundary(whole, offset + share)
         return state.cut(offsets)
+
+    def cut_at(self, stream: str, time: datetime, *, timeout: float | None = None) -> StreamCut:
+        """Where the events written at ``time`` or later begin: in each part of the key range the first block of these.
+
+        The times are those that writers noted down, by their own clocks; where these differ, so does what is found.
+        """
+        return cut_at(self._streams, stream, time, timeout=timeout)
 
     # ------------------------------------------------------------------ reading it
 
@@ -175,25 +185,6 @@ class BatchClient:
                 if error.start_offset >= within.end:
                     return within.end
                 known = error.start_offset
-
-
-def _replace_completed(
-    state: StreamState, offsets: dict[int, int], lengths: Mapping[int, int], last: Container[int]
-) -> None:
-    """Put successors, at their beginnings, in the place of the segments that the cut has behind it; ``last`` stay."""
-    done = {number for number, offset in offsets.items() if offset >= lengths[number] and number not in last}
-    leaving = {number for number in done if state.segments[number].successors}
-    staying: set[int] | None = None
-    while staying is None or staying:  # whoever shares a successor with one that stays has to stay too
-        staying = {number for number in leaving if not _all_predecessors_of_successors(state, number) <= leaving}
-        leaving -= staying
-    for number in leaving:
-        del offsets[number]
-        offsets.update(dict.fromkeys(state.segments[number].successors, 0))
-
-
-def _all_predecessors_of_successors(state: StreamState, number: int) -> set[int]:
-    return {before for after in state.segments[number].successors for before in state.segments[after].predecessors}
 
 
 def _shares(left: Mapping[int, int], about_bytes: int) -> Mapping[int, int]:
