@@ -44,6 +44,7 @@ from .store import AppendResult as AppendResult
 from .store import AttributeChange as AttributeChange
 from .store import Conflict as Conflict
 from .store import Guarantees as Guarantees
+from .store import SegmentCopy as SegmentCopy
 from .store import SegmentInfo as SegmentInfo
 from .store import SegmentStore as SegmentStore
 from .store import UnknownOutcome as UnknownOutcome

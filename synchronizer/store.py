@@ -57,6 +57,16 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
+class SegmentCopy:
+    """One part of `SegmentStore.copy_segments`: ``segment`` becomes what ``source`` is from ``start`` up to ``end``."""
+
+    source: str
+    segment: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentInfo:
     """What a store knows of a segment. Its bytes are those from ``start_offset`` up to ``length``."""
 
@@ -116,7 +126,7 @@ class Guarantees:
     many_processes: bool
     many_hosts: bool
     atomic_multi_append: bool = False  # `append_together`
-    server_side_copy: bool = False  # `concat`
+    server_side_copy: bool = False  # `concat` and `copy_segments`
     fair_lock: bool = False
     largest_append: int = MAX_APPEND_BYTES
 
@@ -126,7 +136,7 @@ class SegmentStore(ABC):
 
     Every verb raises `NotFoundError` for a segment that does not exist (or was deleted), `ClosedError` after
     ``close``, and `StoreUnavailableError` when the store cannot be reached: then an append had no effect; ``create``,
-    ``delete``, ``truncate`` and ``seal``, which may be repeated, may have had theirs.
+    ``delete``, ``truncate``, ``seal`` and ``copy_segments``, which may be repeated, may have had theirs.
     """
 
     #: The address this store was opened with, without a password.
@@ -229,6 +239,16 @@ class SegmentStore(ABC):
 
         However many they are, it is one step. The source stays as it is. One that is not sealed, or is ``segment``
         itself, raises `InvalidArgumentError`. Only where ``guarantees.server_side_copy``.
+        """
+        raise InvalidArgumentError("this store does not copy inside itself; see store.guarantees", url=self.url)
+
+    def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
+        """Make all of these segments in one step, each sealed and with its bytes at the source's offsets; then True.
+
+        However many bytes they are, they do not leave the store, and the sources are written meanwhile as ever. False
+        if all of them exist, so that a call may be repeated; where only some do, and for a name that was deleted, it
+        raises `AlreadyExistsError`. A ``start`` before that of the source raises `TruncatedError`, an ``end`` beyond
+        its length `InvalidArgumentError`: then none is made. Only where ``guarantees.server_side_copy``.
         """
         raise InvalidArgumentError("this store does not copy inside itself; see store.guarantees", url=self.url)
 

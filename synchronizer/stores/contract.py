@@ -18,7 +18,7 @@ from ..errors import (
     SealedError,
     TruncatedError,
 )
-from ..store import MAX_APPEND_BYTES, MAX_ATTRIBUTE_CHANGES, MAX_NAME_LENGTH, Append, AttributeChange
+from ..store import MAX_APPEND_BYTES, MAX_ATTRIBUTE_CHANGES, MAX_NAME_LENGTH, Append, AttributeChange, SegmentCopy
 
 _NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 
@@ -108,6 +108,40 @@ def check_concat(
 def check_source(source: str, is_sealed: bool) -> None:
     if not is_sealed:
         raise InvalidArgumentError("only a sealed segment is appended to another; seal it first", source=source)
+
+
+def check_copies(copies: Sequence[SegmentCopy]) -> None:
+    for each in copies:
+        check_name(each.source)
+        check_name(each.segment)
+        if not 0 <= each.start <= each.end:
+            raise InvalidArgumentError(
+                "a copy goes from an offset that is not negative to one not before it",
+                segment=each.segment,
+                start=each.start,
+                end=each.end,
+            )
+    made = [each.segment for each in copies]
+    if len(set(made)) < len(made) or not {each.source for each in copies}.isdisjoint(made):
+        raise InvalidArgumentError("each copy makes a segment of its own, which is no source", segments=made)
+
+
+def are_new(copies: Sequence[SegmentCopy], known: Mapping[str, bool]) -> bool:
+    """Whether the segments are to be made; else all are there. ``known``: those ever made, and whether deleted."""
+    for name, is_deleted in known.items():
+        if is_deleted:
+            raise name_is_used_up(name)
+    if known and len(known) < len(copies):
+        raise AlreadyExistsError(
+            "some of these segments exist and others do not; copy under names of their own", segment=min(known)
+        )
+    return not known
+
+
+def check_copy(copy: SegmentCopy, start_offset: int, length: int) -> None:
+    """Refuse what the source does not have."""
+    check_read(copy.source, copy.start, 1, start_offset, length)
+    check_within(copy.source, copy.end, length)
 
 
 def check_read(segment: str, offset: int, max_bytes: int, start_offset: int, length: int) -> None:

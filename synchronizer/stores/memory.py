@@ -18,15 +18,19 @@ from ..store import (
     AttributeChange,
     Conflict,
     Guarantees,
+    SegmentCopy,
     SegmentInfo,
     SegmentStore,
     UnknownOutcome,
 )
 from .contract import (
+    are_new,
     check_append,
     check_appends,
     check_attributes,
     check_concat,
+    check_copies,
+    check_copy,
     check_name,
     check_open,
     check_prefix,
@@ -53,6 +57,14 @@ class _Segment:
 
     def info(self) -> SegmentInfo:
         return SegmentInfo(self.name, self.start_offset, self.length, self.sealed)
+
+    def copied(self, copy: SegmentCopy) -> _Segment:
+        check_copy(copy, self.start_offset, self.length)
+        made = _Segment(copy.segment)
+        made.start_offset = copy.start
+        made.data += self.data[copy.start - self.start_offset : copy.end - self.start_offset]
+        made.sealed = True
+        return made
 
     def bytes_from(self, offset: int, max_bytes: int) -> bytes:
         first = offset - self.start_offset
@@ -196,6 +208,16 @@ class MemoryStore(SegmentStore):
             check_source(source, copied.sealed)
             append = Append(segment, bytes(copied.data), expected_offset, attributes or {})
             return memory.conflict(append) or memory.append(append)
+
+    def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
+        check_copies(copies)
+        with self._locked() as memory:
+            known = {each.segment for each in copies} & memory.segments.keys()
+            if not are_new(copies, {name: memory.segments[name] is None for name in known}):
+                return False
+            made = [memory.segment(each.source).copied(each) for each in copies]
+            memory.segments.update((segment.name, segment) for segment in made)
+            return True
 
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
         check_name(segment)

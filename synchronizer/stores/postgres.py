@@ -38,6 +38,7 @@ from ..store import (
     AttributeChange,
     Conflict,
     Guarantees,
+    SegmentCopy,
     SegmentInfo,
     SegmentStore,
     UnknownOutcome,
@@ -74,6 +75,29 @@ _APPEND_MANY: Final = _APPEND + ", ".join(f"%s::{kind}[]" for kind in _SIDES) + 
 _APPEND_TOGETHER: Final = (
     "SELECT * FROM {schema}.append_together(%s::text[], %s::bytea[], %s::bigint[],"
     " %s::integer[], %s::text[], %s::bytea[], %s::boolean[], %s::bytea[])"
+)
+# The rows of a copy. In one order, so that two copies of the same never wait for each other in a circle.
+_COPIES: Final = (
+    "unnest(%(sources)s::text[], %(segments)s::text[], %(starts)s::bigint[], %(ends)s::bigint[]) WITH ORDINALITY"
+    ' AS k (source, segment, first, "end", i)'
+)
+_SOURCES: Final = (
+    "SELECT k.i, s.start_offset, {length} FROM " + _COPIES + " LEFT JOIN {schema}.segment s"
+    ' ON s.name = k.source COLLATE "C" AND NOT s.deleted ORDER BY k.i'
+)
+_MAKE_SEGMENTS: Final = (
+    "INSERT INTO {schema}.segment (name, start_offset, sealed) SELECT k.segment, k.first, true FROM "
+    + _COPIES
+    + " ORDER BY k.segment ON CONFLICT DO NOTHING RETURNING name"
+)
+_KNOWN: Final = "SELECT s.name, s.deleted FROM {schema}.segment s WHERE s.name = ANY(%(segments)s::text[])"
+_COPY_CHUNKS: Final = (
+    'INSERT INTO {schema}.chunk SELECT t.id, GREATEST(c.start_offset, k.first), LEAST(c.end_offset, k."end"),'
+    " substr(c.data, (GREATEST(c.start_offset, k.first) - c.start_offset)::integer + 1,"
+    ' (LEAST(c.end_offset, k."end") - GREATEST(c.start_offset, k.first))::integer)'
+    " FROM " + _COPIES + ' JOIN {schema}.segment s ON s.name = k.source COLLATE "C"'
+    ' JOIN {schema}.segment t ON t.name = k.segment COLLATE "C"'
+    ' JOIN {schema}.chunk c ON c.segment = s.id AND c.start_offset < k."end" AND c.end_offset > k.first'
 )
 _INFO: Final = "SELECT s.start_offset, {length}, s.sealed FROM {schema}.segment s WHERE s.name = %s AND NOT s.deleted"
 _NAMES: Final = (
@@ -236,6 +260,20 @@ class PostgresStore(SegmentStore):
         contract.check_concat(segment, source, expected_offset, attributes)
         return self._append(segment, b"", source, expected_offset, attributes or {})
 
+    def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
+        contract.check_copies(copies)
+        for each in copies:
+            _check_name(each.segment)
+        self._check_open()
+        connection = self._connections.take()
+        try:
+            with _longer(connection, _COPY_SECONDS):
+                return self._copy(connection, copies)
+        except psycopg.Error as error:
+            raise translated(error, self.url) from error
+        finally:
+            self._connections.give_back(connection)
+
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
         contract.check_name(segment)
         end = min(offset + max(max_bytes, 1), _MAX_OFFSET)
@@ -367,6 +405,34 @@ class PostgresStore(SegmentStore):
         if source:
             contract.check_source(source, is_sealed=outcome != _SOURCE_NOT_SEALED)
         return _answer(segment, outcome, length, size, delta, names, present)
+
+    def _copy(self, connection: Connection, copies: Sequence[SegmentCopy]) -> bool:
+        """Within a transaction. No lock: what is before the end of a source stays as it is, or is gone for good."""
+        parameters = {
+            "sources": [each.source for each in copies],
+            "segments": [each.segment for each in copies],
+            "starts": [_bounded(each.start) for each in copies],
+            "ends": [_bounded(each.end) for each in copies],
+        }
+        made = {name for (name,) in connection.execute(self._filled(_MAKE_SEGMENTS), parameters)}
+        if len(made) < len(copies):
+            known = dict(connection.execute(self._filled(_KNOWN), parameters).fetchall())
+            return contract.are_new(copies, {name: known[name] for name in known.keys() - made})
+        self._check_sources(connection, copies, parameters)
+        connection.execute(self._filled(_COPY_CHUNKS), parameters)
+        self._check_sources(
+            connection, copies, parameters
+        )  # what is truncated may have been freed before it was copied
+        return True
+
+    def _check_sources(
+        self, connection: Connection, copies: Sequence[SegmentCopy], parameters: Mapping[str, Any]
+    ) -> None:
+        rows = connection.execute(self._filled(_SOURCES), parameters).fetchall()
+        for each, (_, start_offset, length) in zip(copies, rows, strict=True):
+            if start_offset is None:
+                raise contract.not_found(each.source)
+            contract.check_copy(each, start_offset, length)
 
     def _free(self, segment_id: int) -> None:
         """Delete the chunks that nothing refers to any more, in portions, so that no transaction is long."""
@@ -607,6 +673,7 @@ def _longer(connection: Connection, seconds: float) -> Iterator[None]:
     try:
         with connection.transaction():
             connection.execute(f"SET LOCAL statement_timeout = {int(seconds * 1000)}")
+            connection.execute(f"SET LOCAL lock_timeout = {int(seconds * 1000)}")
             connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = {int(seconds * 1000)}")
             yield
     finally:

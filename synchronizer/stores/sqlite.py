@@ -41,12 +41,22 @@ from ..store import (
     AttributeChange,
     Conflict,
     Guarantees,
+    SegmentCopy,
     SegmentInfo,
     SegmentStore,
     UnknownOutcome,
 )
 from . import sqlite_steps
-from .contract import check_append, check_appends, check_attributes, check_concat, check_name, check_open, check_prefix
+from .contract import (
+    check_append,
+    check_appends,
+    check_attributes,
+    check_concat,
+    check_copies,
+    check_name,
+    check_open,
+    check_prefix,
+)
 from .file_lock import FairLock, Gate
 from .group_commit import Batch, GroupCommit, Step
 from .notify import NotifyFile, Watch, can_watch
@@ -177,6 +187,14 @@ class SqliteStore(SegmentStore):
             )
         except OutcomeUnknownError as error:
             return UnknownOutcome(error)
+
+    def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
+        check_copies(copies)
+        return self._write(
+            lambda connection: sqlite_steps.copy_segments(connection, copies),
+            weight=sum(each.end - each.start for each in copies),
+            wakes=False,
+        )
 
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
         check_name(segment)

@@ -8,8 +8,17 @@ from itertools import takewhile
 from typing import Final, NamedTuple
 
 from ..errors import CorruptStoreError, StoreFullError
-from ..store import ANY, MAX_DELTA_BYTES, Append, Appended, AppendResult, Conflict, SegmentInfo
-from .contract import check_read, check_source, check_within, name_is_used_up, not_found, sealed
+from ..store import ANY, MAX_DELTA_BYTES, Append, Appended, AppendResult, Conflict, SegmentCopy, SegmentInfo
+from .contract import (
+    are_new,
+    check_copy,
+    check_read,
+    check_source,
+    check_within,
+    name_is_used_up,
+    not_found,
+    sealed,
+)
 
 # A chunk is found by one integer: its segment's number, then the offset of its first byte.
 _OFFSET_BITS: Final = 40
@@ -79,16 +88,26 @@ def attributes_named(connection: sqlite3.Connection, segment: str, names: Collec
 
 
 def create(connection: sqlite3.Connection, segment: str) -> bool:
-    row = connection.execute("SELECT deleted FROM segment WHERE name = ?", (segment,)).fetchone()
-    if row is not None:
-        if row[0]:
-            raise name_is_used_up(segment)
+    is_deleted = _deleted(connection, segment)
+    if is_deleted:
+        raise name_is_used_up(segment)
+    if is_deleted is not None:
         return False
-    (last,) = connection.execute("SELECT max(id) FROM segment").fetchone()
-    if (last or 0) + 1 >= _MAX_SEGMENTS:
-        raise StoreFullError("the file has no number left for another segment; begin a new one", limit=_MAX_SEGMENTS)
+    _check_numbers_left(connection, 1)
     connection.execute("INSERT INTO segment (name) VALUES (?)", (segment,))
     return True
+
+
+def _deleted(connection: sqlite3.Connection, segment: str) -> bool | None:
+    """Whether a segment that was created is deleted; None if the name is new."""
+    row = connection.execute("SELECT deleted FROM segment WHERE name = ?", (segment,)).fetchone()
+    return None if row is None else bool(row[0])
+
+
+def _check_numbers_left(connection: sqlite3.Connection, count: int) -> None:
+    (last,) = connection.execute("SELECT max(id) FROM segment").fetchone()
+    if (last or 0) + count >= _MAX_SEGMENTS:
+        raise StoreFullError("the file has no number left for another segment; begin a new one", limit=_MAX_SEGMENTS)
 
 
 def append(connection: sqlite3.Connection, append: Append) -> AppendResult:
@@ -113,8 +132,28 @@ def concat(connection: sqlite3.Connection, append: Append, source: str) -> Appen
     row = _match(connection, append, size)
     if isinstance(row, Conflict):
         return row
-    _copy_chunks(connection, copied, row)
+    _copy_chunks(
+        connection, _key(copied.id, copied.start_offset), _key(copied.id, copied.length), _key(row.id, row.length)
+    )
     return _append(connection, append, row, size)
+
+
+def copy_segments(connection: sqlite3.Connection, copies: Sequence[SegmentCopy]) -> bool:
+    deleted = ((each.segment, _deleted(connection, each.segment)) for each in copies)
+    if not are_new(copies, {segment: found for segment, found in deleted if found is not None}):
+        return False
+    sources = [_row(connection, each.source) for each in copies]
+    for each, source in zip(copies, sources, strict=True):
+        check_copy(each, source.start_offset, source.length)
+    _check_numbers_left(connection, len(copies))
+    for each, source in zip(copies, sources, strict=True):
+        made = connection.execute(
+            "INSERT INTO segment (name, start_offset, length, sealed) VALUES (?, ?, ?, 1)",
+            (each.segment, each.start, each.end),
+        ).lastrowid
+        assert made is not None
+        _copy_chunks(connection, _key(source.id, each.start), _key(source.id, each.end), _key(made, each.start))
+    return True
 
 
 def _match(connection: sqlite3.Connection, append: Append, size: int) -> _Row | Conflict:
@@ -143,20 +182,15 @@ def _append(connection: sqlite3.Connection, append: Append, row: _Row, copied: i
     return Appended(row.length, length)
 
 
-def _copy_chunks(connection: sqlite3.Connection, source: _Row, target: _Row) -> None:
-    start = _key(source.id, source.start_offset)
-    first = _key(source.id, 0)
+def _copy_chunks(connection: sqlite3.Connection, start: int, end: int, target: int) -> None:
+    """The bytes of one segment between two keys, to the key ``target``."""
     connection.execute(
-        # The chunk in which the source starts may begin before it.
-        "INSERT INTO chunk SELECT max(key, :start) + :shift, substr(data, 1 + max(0, :start - key)) FROM chunk"
+        # The first chunk may begin before them, and the last one end behind them.
+        "INSERT INTO chunk SELECT max(key, :start) + :shift,"
+        " substr(data, 1 + max(0, :start - key), min(key + length(data), :end) - max(key, :start)) FROM chunk"
         " WHERE key >= coalesce((SELECT max(key) FROM chunk WHERE key BETWEEN :first AND :start), :start)"
         " AND key < :end AND key + length(data) > :start",
-        {
-            "start": start,
-            "shift": _key(target.id, target.length) - start,
-            "first": first,
-            "end": _key(source.id, source.length),
-        },
+        {"start": start, "end": end, "shift": target - start, "first": start & ~(_MAX_SEGMENT_BYTES - 1)},
     )
 
 

@@ -11,7 +11,17 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeVar
 
 from ..errors import StoreUnavailableError
-from ..store import Append, Appended, AppendResult, AttributeChange, Conflict, SegmentInfo, SegmentStore, UnknownOutcome
+from ..store import (
+    Append,
+    Appended,
+    AppendResult,
+    AttributeChange,
+    Conflict,
+    SegmentCopy,
+    SegmentInfo,
+    SegmentStore,
+    UnknownOutcome,
+)
 
 R = TypeVar("R")
 
@@ -137,6 +147,12 @@ class FailingStore(SegmentStore):
             segment,
             lambda: self.inner.concat(segment, source, expected_offset=expected_offset, attributes=attributes),
         )
+
+    def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
+        self._begin("copy_segments")
+        made = self.inner.copy_segments(copies)
+        self._end("copy_segments")
+        return made
 
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
         self._begin("read", segment)

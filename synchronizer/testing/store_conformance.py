@@ -30,6 +30,7 @@ from ..store import (
     Appended,
     AttributeChange,
     Conflict,
+    SegmentCopy,
     SegmentInfo,
     SegmentStore,
 )
@@ -935,6 +936,121 @@ class SegmentStoreConformance:
         with pytest.raises(SealedError):
             store.concat("sealed too", "sealed")
         assert store.read("target", 0, 100) == b"data"
+
+    # copy segments
+
+    def test_segments_are_copied_with_their_offsets_and_sealed(self, store: SegmentStore) -> None:
+        data = _pattern(300_000)
+        for name, start in (("a", 0), ("b", 100_001)):
+            _segment(store, data[:100_000], name=name, x=b"1")
+            store.append(name, data[100_000:])
+            store.truncate(name, start)
+        store.seal("b")
+        bounds = {
+            "a1": ("a", 0, 300_000),
+            "a2": ("a", 1, 299_999),
+            "a3": ("a", 65_536, 131_072),
+            "a4": ("a", 70_000, 70_001),
+            "a5": ("a", 300_000, 300_000),
+            "b1": ("b", 100_001, 300_000),
+            "b2": ("b", 200_000, 200_000),
+        }
+        copies = [SegmentCopy(source, name, start, end) for name, (source, start, end) in bounds.items()]
+        if not store.guarantees.server_side_copy:
+            with pytest.raises(InvalidArgumentError):
+                store.copy_segments(copies)
+            return
+        assert store.copy_segments(copies) is True
+        assert store.copy_segments(copies) is False
+        for name, (_, start, end) in bounds.items():
+            assert store.info(name) == SegmentInfo(name, start, end, sealed=True)
+            assert store.read(name, start, 1 << 20) == data[start:end]
+            assert store.attributes(name) == {}
+            with pytest.raises(SealedError):
+                store.append(name, b"more")
+            if start:
+                with pytest.raises(TruncatedError):
+                    store.read(name, start - 1, 1)
+        assert store.read("b1", 131_070, 5) == data[131_070:131_075]
+        store.truncate("a1", 150_000)
+        assert store.read("a1", 150_000, 3) == data[150_000:150_003]
+        assert store.append("a", b"more") == Appended(300_000, 300_004)
+        store.delete("a")
+        assert store.read("a2", 299_990, 100) == data[299_990:299_999]
+        assert list(store.list("a")) == ["a1", "a2", "a3", "a4", "a5"]
+
+    def test_one_segment_that_cannot_be_copied_prevents_them_all(self, store: SegmentStore) -> None:
+        if not store.guarantees.server_side_copy:
+            return
+        _segment(store, b"0123456789", name="s")
+        store.truncate("s", 3)
+        for name in ("gone", "there"):
+            _segment(store, b"data", name=name)
+        store.delete("gone")
+        good = SegmentCopy("s", "good", 3, 10)
+        for wrong, error in (
+            (SegmentCopy("s", "t", 2, 10), TruncatedError),
+            (SegmentCopy("s", "t", 3, 11), InvalidArgumentError),
+            (SegmentCopy("s", "t", 5, 4), InvalidArgumentError),
+            (SegmentCopy("s", "t", -1, 4), InvalidArgumentError),
+            (SegmentCopy("s", "good", 3, 10), InvalidArgumentError),
+            (SegmentCopy("s", "s", 3, 10), InvalidArgumentError),
+            (SegmentCopy("s", "", 3, 10), InvalidArgumentError),
+            (SegmentCopy("unknown", "t", 0, 0), NotFoundError),
+            (SegmentCopy("gone", "t", 0, 0), NotFoundError),
+            (SegmentCopy("s", "there", 3, 10), AlreadyExistsError),
+            (SegmentCopy("s", "gone", 3, 10), AlreadyExistsError),
+        ):
+            for copies in ([good, wrong], [wrong, good]):
+                with pytest.raises(error):
+                    store.copy_segments(copies)
+        assert list(store.list()) == ["s", "there"]
+        assert store.read("there", 0, 10) == b"data"
+        assert store.copy_segments([good])
+
+    def test_of_many_that_copy_the_same_one_does(self, store: SegmentStore) -> None:
+        if not store.guarantees.server_side_copy:
+            return
+        data = _pattern(100_000)
+        for name in "ab":
+            _segment(store, data, name=name)
+        with ThreadPoolExecutor(4) as threads:
+            for turn in range(5):
+                copies = [SegmentCopy(name, f"{turn}/{name}", 1, len(data)) for name in "ab"]
+
+                def race(thread: int, copies: list[SegmentCopy] = copies) -> bool:
+                    return store.copy_segments(copies if thread % 2 else copies[::-1])
+
+                assert sorted(threads.map(race, range(4))) == [False, False, False, True]
+                for name in "ab":
+                    assert store.read(f"{turn}/{name}", 1, len(data)) == data[1:]
+
+    def test_a_segment_is_copied_while_it_is_written(self, store: SegmentStore) -> None:
+        if not store.guarantees.server_side_copy:
+            return
+        record = _pattern(4096)
+        _segment(store, record)
+        stop = threading.Event()
+
+        def write() -> int:
+            count = 1
+            while not stop.is_set():
+                _appended(store.append("s", record))
+                count += 1
+            return count
+
+        with ThreadPoolExecutor(1) as threads:
+            writing = threads.submit(write)
+            try:
+                for turn in range(20):
+                    length = store.info("s").length
+                    assert store.copy_segments([SegmentCopy("s", f"copy {turn}", 0, length)])
+                    assert store.info(f"copy {turn}").length == length
+            finally:
+                stop.set()
+            written = writing.result(_LONG)
+        assert store.info("s").length == written * len(record)
+        assert store.read("copy 19", length - len(record), 1 << 20) == record
 
     # fair lock
 

@@ -19,6 +19,7 @@ from synchronizer import (
     Conflict,
     NotFoundError,
     SealedError,
+    SegmentCopy,
     SegmentInfo,
     SegmentStore,
 )
@@ -328,6 +329,37 @@ class IgnoresMissingSegments(Wrong):
             return frozenset(known)
 
 
+class CopiesToTheEnd(Wrong):
+    def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
+        return super().copy_segments(
+            [SegmentCopy(each.source, each.segment, each.start, self.info(each.source).length) for each in copies]
+        )
+
+
+class CopiesToTheBeginning(Wrong):
+    def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
+        made = super().copy_segments(copies)
+        for each in copies:
+            self._memory.segment(each.segment).start_offset = 0
+        return made
+
+
+class CopiesOneByOne(Wrong):
+    def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
+        made = False
+        for each in copies:
+            made = super().copy_segments([each])
+        return made
+
+
+class LeavesCopiesOpen(Wrong):
+    def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
+        made = super().copy_segments(copies)
+        for each in copies:
+            self._memory.segment(each.segment).sealed = False
+        return made
+
+
 Suite = SegmentStoreConformance
 #: Each wrong store, and the test that finds it.
 FOUND: Sequence[tuple[type[Wrong], Callable[..., None]]] = [
@@ -362,6 +394,10 @@ FOUND: Sequence[tuple[type[Wrong], Callable[..., None]]] = [
     (ShowsItsOwnAttributes, Suite.test_attributes_that_were_read_stay_as_they_were),
     (SealsWithoutSaying, Suite.test_sealing_returns_the_final_info_each_time),
     (IgnoresMissingSegments, Suite.test_a_segment_that_was_never_created_is_not_found),
+    (CopiesToTheEnd, Suite.test_segments_are_copied_with_their_offsets_and_sealed),
+    (CopiesToTheBeginning, Suite.test_segments_are_copied_with_their_offsets_and_sealed),
+    (LeavesCopiesOpen, Suite.test_segments_are_copied_with_their_offsets_and_sealed),
+    (CopiesOneByOne, Suite.test_one_segment_that_cannot_be_copied_prevents_them_all),
 ]
 
 
