@@ -33,7 +33,6 @@ from synchronizer import (
     Conflict,
     Deadline,
     DeadlineExceededError,
-    InvalidArgumentError,
     NotFoundError,
     OutcomeUnknownError,
     Patience,
@@ -44,19 +43,16 @@ from synchronizer import (
     UnknownOutcome,
 )
 
-from ..errors import EventTooLargeError
-from .block import MAX_EVENT_BYTES, Headers, cut_into_blocks, encode_block, headers_bytes
+from .block import MAX_EVENT_BYTES, Headers
+from .gathering import BATCH_BYTES, EVENT_BYTES, KNOWN_KEYS, Batch, check_key, check_size, checked_headers
 from .manager import StreamManager
 from .serializers import Serializer
 from .state import StreamState
 
 T = TypeVar("T")
 
-#: A batch that has so many bytes is closed; it takes one more event, or group of events, at most.
-BATCH_BYTES: Final = 1024 * 1024
 #: Events that are written and not yet stored take so many bytes at most; then `EventWriter.write` waits.
 MAX_UNSTORED_BYTES: Final = 16 * 1024 * 1024
-MAX_KEY_LENGTH: Final = 4096
 #: How long the sending thread lets events gather when nobody waits for them and there are less than a batch.
 LINGER_SECONDS: Final = 0.002
 
@@ -64,48 +60,7 @@ LINGER_SECONDS: Final = 0.002
 _SENDERS: Final = 16
 #: How long closing waits for an append that is on its way, after the deadline.
 _JOIN_SECONDS: Final = 1.0
-_KNOWN_KEYS: Final = 50_000
-#: What an event costs beside its bytes and key.
-_EVENT_BYTES: Final = 16
 _WRITER_ATTRIBUTE: Final = "writer/"
-
-
-class _Batch:
-    """Events for one segment that go in together."""
-
-    __slots__ = ("events", "headers", "in_doubt", "keys", "segment", "size")
-
-    def __init__(self, segment: int) -> None:
-        self.segment = segment
-        self.events: list[bytes] = []
-        self.keys: list[str | None] = []
-        self.headers: list[Headers | None] | None = None  # as long as events, once one of them has headers
-        self.size = 0
-        self.in_doubt = False  # whether it is stored could not be found out
-
-    def add(self, event: bytes, key: str | None, headers: Headers | None) -> None:
-        self.events.append(event)
-        self.keys.append(key)
-        self.size += len(event) + (len(key) if key else 0) + _EVENT_BYTES
-        if headers and self.headers is None:
-            self.headers = [None] * (len(self.events) - 1)
-        if self.headers is not None:
-            self.headers.append(headers)
-            self.size += headers_bytes(headers) if headers else 0
-
-    def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes:
-        keys = None if self.keys.count(None) == len(self.keys) else self.keys
-        return b"".join(
-            encode_block(
-                self.events[start:end],
-                written_at=written_at,
-                writer_id=writer_id,
-                first_number=first_number + start,
-                keys=None if keys is None else keys[start:end],
-                headers=None if self.headers is None else self.headers[start:end],
-            )
-            for start, end in cut_into_blocks(self.events, keys, self.headers)
-        )
 
 
 class _Lane:
@@ -115,14 +70,14 @@ class _Lane:
 
     def __init__(self, segment: int) -> None:
         self.segment = segment
-        self.full: list[_Batch] = []
-        self.batch = _Batch(segment)
+        self.full: list[Batch] = []
+        self.batch = Batch(segment)
 
     def next_batch(self) -> None:
         self.full.append(self.batch)
-        self.batch = _Batch(self.segment)
+        self.batch = Batch(self.segment)
 
-    def take(self) -> list[_Batch]:
+    def take(self) -> list[Batch]:
         if self.batch.events:
             self.next_batch()
         batches, self.full = self.full, []
@@ -185,7 +140,7 @@ class EventWriter(Generic[T]):
         Waits while too much is not stored yet. An event over 8 MiB raises `EventTooLargeError`.
         """
         data = self._dumps(event)
-        size = len(data) + _EVENT_BYTES
+        size = len(data) + EVENT_BYTES
         if headers or size > MAX_EVENT_BYTES:
             self._write_group([data], routing_key, headers)
             return
@@ -193,7 +148,7 @@ class EventWriter(Generic[T]):
             lane = self._lane_of_key.get(routing_key) or self._find_lane(routing_key)
             if routing_key:
                 size += len(routing_key)
-            # The inlined `_Batch.add` of an event without headers: this is the hot path.
+            # The inlined `Batch.add` of an event without headers: this is the hot path.
             batch = lane.batch
             batch.events.append(data)
             batch.keys.append(routing_key)
@@ -213,16 +168,8 @@ class EventWriter(Generic[T]):
         self._write_group([self._dumps(event) for event in events], routing_key, headers)
 
     def _write_group(self, events: Sequence[bytes], routing_key: str | None, headers: Headers | None) -> None:
-        headers = _checked(headers)
-        size = sum(map(len, events)) + len(events) * (headers_bytes(headers) if headers else 0)
-        if size > MAX_EVENT_BYTES:
-            raise EventTooLargeError(
-                "too large: store the data elsewhere and write a reference to it, or write smaller groups",
-                stream=self.stream,
-                bytes=size,
-                limit=MAX_EVENT_BYTES,
-                events=len(events),
-            )
+        headers = checked_headers(headers)
+        check_size(events, headers, self.stream)
         with self._lock:
             lane = self._lane_of_key.get(routing_key) or self._find_lane(routing_key)
             before = lane.batch.size
@@ -241,11 +188,8 @@ class EventWriter(Generic[T]):
         self._check_usable()
         if routing_key is None:
             return self._lanes[next(self._turns)]
-        if not isinstance(routing_key, str) or len(routing_key) > MAX_KEY_LENGTH:
-            raise InvalidArgumentError(
-                f"a routing key is a str of at most {MAX_KEY_LENGTH} characters", stream=self.stream
-            )
-        if len(self._lane_of_key) >= _KNOWN_KEYS:
+        check_key(routing_key, self.stream)
+        if len(self._lane_of_key) >= KNOWN_KEYS:
             self._lane_of_key.clear()
         lane = self._lane_of_key[routing_key] = self._lanes[self._routes.segment_of(routing_key)]
         return lane
@@ -365,7 +309,7 @@ class EventWriter(Generic[T]):
                 self._rounds_done += 1
                 self._progress.notify_all()
 
-    def _take_round(self) -> list[_Batch]:
+    def _take_round(self) -> list[Batch]:
         """All that was written since the last round; nothing when the writer stops."""
         with self._lock:
             while not self._unstored and not self._stop.is_set():
@@ -377,7 +321,7 @@ class EventWriter(Generic[T]):
             self._rounds_taken += 1
             return [batch for lane in self._lanes.values() for batch in lane.take()]
 
-    def _send_round(self, batches: list[_Batch]) -> None:
+    def _send_round(self, batches: list[Batch]) -> None:
         """Store these batches, those of a segment in their order. Those that are not stored yet stay in the list."""
         while batches:
             if self._stop.is_set():
@@ -386,7 +330,7 @@ class EventWriter(Generic[T]):
             if refused:
                 batches[:] = self._reroute(batches, refused)
 
-    def _send_first(self, batches: list[_Batch]) -> list[_Batch]:
+    def _send_first(self, batches: list[Batch]) -> list[Batch]:
         """Store the first batch of each segment, and return those that their segments do not take.
 
         All at once, for a store that can put them into one commit.
@@ -404,7 +348,7 @@ class EventWriter(Generic[T]):
             raise next((error for error in errors if isinstance(error, OutcomeUnknownError)), errors[0])
         return [batch for batch, outcome in outcomes if outcome is False]
 
-    def _attempt(self, batch: _Batch) -> bool | Exception:
+    def _attempt(self, batch: Batch) -> bool | Exception:
         """`_is_stored`, or what it raised."""
         try:
             return self._is_stored(batch)
@@ -412,7 +356,7 @@ class EventWriter(Generic[T]):
             batch.in_doubt = isinstance(error, OutcomeUnknownError)
             return error
 
-    def _is_stored(self, batch: _Batch) -> bool:
+    def _is_stored(self, batch: Batch) -> bool:
         """Store the batch, or find that its segment takes no more and does not have it."""
         segment = self._state.data_segment(batch.segment)
         data, new_mark = self._encode(batch)
@@ -448,7 +392,7 @@ class EventWriter(Generic[T]):
         self._marks[batch.segment] = new_mark
         return True
 
-    def _encode(self, batch: _Batch) -> tuple[bytes, bytes]:
+    def _encode(self, batch: Batch) -> tuple[bytes, bytes]:
         """The batch under the next numbers, and the mark that tells that it is stored."""
         with self._lock:
             first_number, self._last_number = self._last_number + 1, self._last_number + len(batch.events)
@@ -469,7 +413,7 @@ class EventWriter(Generic[T]):
 
     # ------------------------------------------------------------------ across a scale
 
-    def _reroute(self, batches: list[_Batch], refused: list[_Batch]) -> list[_Batch]:
+    def _reroute(self, batches: list[Batch], refused: list[Batch]) -> list[Batch]:
         """These batches, and what waits in the lanes, for the segments of the newest epoch."""
         deadline = Deadline(self._clock, self.timeout)
         patience = Patience(self._clock, deadline, self._stop)
@@ -492,20 +436,20 @@ class EventWriter(Generic[T]):
                 self._lanes[batch.segment].full.append(batch)
             return self._split_by_segment(batches)
 
-    def _split_by_segment(self, batches: list[_Batch]) -> list[_Batch]:
+    def _split_by_segment(self, batches: list[Batch]) -> list[Batch]:
         """The same events, in their order, in one batch per old batch and segment of the newest epoch."""
         return [part for batch in batches for part in self._split(batch)]
 
-    def _split(self, batch: _Batch) -> Iterable[_Batch]:
+    def _split(self, batch: Batch) -> Iterable[Batch]:
         if batch.segment in self._lanes:
             return [batch]
-        parts: dict[int, _Batch] = {}
+        parts: dict[int, Batch] = {}
         # All events without a key stay together, because they may be one group.
         keyless = next(self._turns)
         for index, (event, key) in enumerate(zip(batch.events, batch.keys, strict=True)):
             segment = keyless if key is None else self._routes.segment_of(key)
             if segment not in parts:
-                parts[segment] = _Batch(segment)
+                parts[segment] = Batch(segment)
             parts[segment].add(event, key, batch.headers[index] if batch.headers else None)
         return parts.values()
 
@@ -522,7 +466,7 @@ class EventWriter(Generic[T]):
         turn = secrets.randbelow(len(state.current))
         self._turns = cycle(state.current[turn:] + state.current[:turn])
 
-    def _fail(self, error: ReaderGroupError, batches: list[_Batch]) -> None:
+    def _fail(self, error: ReaderGroupError, batches: list[Batch]) -> None:
         """Take no more events, and say how many were not stored."""
         with self._lock:
             waiting = [batch for lane in self._lanes.values() for batch in lane.take()]
@@ -543,13 +487,6 @@ class EventWriter(Generic[T]):
         self._lane_of_key = {}
         self._failure = ClosedError("the writer belongs to the parent process; open one here", stream=self.stream)
         self._closed = self._failure_told = True
-
-
-def _checked(headers: Headers | None) -> Headers | None:
-    for name, value in (headers or {}).items():
-        if not isinstance(name, str) or not isinstance(value, bytes):
-            raise InvalidArgumentError("headers map a str to bytes", header=name, type=type(value).__name__)
-    return dict(headers) if headers else None
 
 
 def _outcome_unknown(segment: str, happened: str) -> OutcomeUnknownError:

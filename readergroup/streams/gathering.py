@@ -1,0 +1,82 @@
+"""Events on their way into a segment: what is refused at once, and the batch in which the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from synchronizer import InvalidArgumentError
+
+from ..errors import EventTooLargeError
+from .block import MAX_EVENT_BYTES, Headers, cut_into_blocks, encode_block, headers_bytes
+
+#: A batch that has so many bytes is closed; it takes one more event, or group of events, at most.
+BATCH_BYTES: Final = 1024 * 1024
+MAX_KEY_LENGTH: Final = 4096
+#: How many routing keys a writer remembers the segments of.
+KNOWN_KEYS: Final = 50_000
+#: What an event costs beside its bytes and key.
+EVENT_BYTES: Final = 16
+
+
+def check_size(events: Sequence[bytes], headers: Headers | None, stream: str) -> None:
+    """Refuse events that are too large to go in together."""
+    size = sum(map(len, events)) + len(events) * (headers_bytes(headers) if headers else 0)
+    if size > MAX_EVENT_BYTES:
+        raise EventTooLargeError(
+            "too large: store the data elsewhere and write a reference to it, or write smaller groups",
+            stream=stream,
+            bytes=size,
+            limit=MAX_EVENT_BYTES,
+            events=len(events),
+        )
+
+
+def check_key(routing_key: str, stream: str) -> None:
+    if not isinstance(routing_key, str) or len(routing_key) > MAX_KEY_LENGTH:
+        raise InvalidArgumentError(f"a routing key is a str of at most {MAX_KEY_LENGTH} characters", stream=stream)
+
+
+def checked_headers(headers: Headers | None) -> Headers | None:
+    for name, value in (headers or {}).items():
+        if not isinstance(name, str) or not isinstance(value, bytes):
+            raise InvalidArgumentError("headers map a str to bytes", header=name, type=type(value).__name__)
+    return dict(headers) if headers else None
+
+
+class Batch:
+    """Events for one segment that go in together."""
+
+    __slots__ = ("events", "headers", "in_doubt", "keys", "segment", "size")
+
+    def __init__(self, segment: int) -> None:
+        self.segment = segment
+        self.events: list[bytes] = []
+        self.keys: list[str | None] = []
+        self.headers: list[Headers | None] | None = None  # as long as events, once one of them has headers
+        self.size = 0
+        self.in_doubt = False  # whether it is stored could not be found out
+
+    def add(self, event: bytes, key: str | None, headers: Headers | None) -> None:
+        self.events.append(event)
+        self.keys.append(key)
+        self.size += len(event) + (len(key) if key else 0) + EVENT_BYTES
+        if headers and self.headers is None:
+            self.headers = [None] * (len(self.events) - 1)
+        if self.headers is not None:
+            self.headers.append(headers)
+            self.size += headers_bytes(headers) if headers else 0
+
+    def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes:
+        keys = None if self.keys.count(None) == len(self.keys) else self.keys
+        return b"".join(
+            encode_block(
+                self.events[start:end],
+                written_at=written_at,
+                writer_id=writer_id,
+                first_number=first_number + start,
+                keys=None if keys is None else keys[start:end],
+                headers=None if self.headers is None else self.headers[start:end],
+            )
+            for start, end in cut_into_blocks(self.events, keys, self.headers)
+        )
