@@ -11,6 +11,7 @@ from rich.console import Console
 
 from tests.servers.unavailable import ServerUnavailable
 
+from .bulk import bulk
 from .figure import Measured, Result, Skipped, as_json, show
 from .group_state import apply
 from .idling import idle
@@ -28,6 +29,7 @@ from .writing import write
 BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "read-batch": read_batch,
     "iterate": iterate,
+    "bulk": bulk,
     "share": share,
     "write": write,
     "update": update,
@@ -41,7 +43,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "idle": idle,
 }
 #: What is measured on servers unless it is asked for: where the server matters most.
-ON_SERVERS: Final = ("read-batch", "share", "write", "update", "contend", "wait", "wake", "idle")
+ON_SERVERS: Final = ("read-batch", "bulk", "share", "write", "update", "contend", "wait", "wake", "idle")
 
 
 def main(

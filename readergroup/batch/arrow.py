@@ -140,11 +140,13 @@ def _offsets(part: Part, table: NDArray[numpy.uint8] | None) -> NDArray[numpy.in
     """Where each event of the part starts, as `Block.offsets`."""
     block = part.block
     if table is not None:
-        lengths = numpy.full(len(block), table.shape[1], numpy.int64)
+        size = table.shape[1]
+        element = size + (2 if size < 256 else 3 if size < 65_536 else 5)
+        starts = numpy.arange(block.events_end - element * len(block), block.events_end, element)
     else:
-        lengths = numpy.fromiter(map(len, block.data), numpy.int64, len(block))
-    elements = lengths + numpy.select([lengths < 256, lengths < 65_536], [2, 3], 5)
-    starts: NDArray[numpy.int64] = block.events_end - elements[::-1].cumsum()[::-1]
+        sizes = numpy.fromiter(map(len, block.data), numpy.int64, len(block))
+        elements = sizes + 2 + (sizes >= 256) + 2 * (sizes >= 65_536)
+        starts = block.events_end - elements[::-1].cumsum()[::-1]
     if not block.skipped:
         starts[0] = block.block_offset
     return starts[part.start : part.stop]
