@@ -23,7 +23,7 @@ from .errors import (
 )
 from .patience import Patience
 from .replica import Replica, Transition, TransitionFeed
-from .revisioned import Entry, Mark, RevisionedStream
+from .revisioned import Entry, Mark, Revision, RevisionedStream
 from .state import S, StateCodec
 
 R = TypeVar("R")
@@ -118,6 +118,36 @@ class LogFollower(Generic[S]):
         if entries:
             self.apply(entries)
         return at_end
+
+    def history(self, after: Revision, deadline: Deadline) -> Sequence[Transition[S]]:
+        """The transitions after a revision, read anew. The replica stays as it is."""
+        for _ in range(_MAX_RELOADS):
+            self.check_usable()
+            try:
+                return self._history(after, deadline)
+            except (NotFoundError, TruncatedError):
+                continue  # a newer mark has replaced that snapshot, or the log before it
+        raise DeadlineExceededError(
+            "each snapshot was replaced while it was read", segment=self.log.segment, tries=_MAX_RELOADS
+        )
+
+    def _history(self, after: Revision, deadline: Deadline) -> Sequence[Transition[S]]:
+        replica: Replica[S] = Replica()
+        transitions: list[Transition[S]] = []
+        mark = self.retry(deadline, self.log.mark)
+        if mark is not None:
+            body = self.retry(deadline, lambda: self.log.read_snapshot(mark))
+            replica = Replica.from_snapshot(mark, body, self.codec)
+            if replica.revision > after:
+                transitions.append(Transition(None, replica.state, replica.revision, gap=True))
+        at_end = False
+        while not at_end:
+            entries, at_end = self.retry(deadline, partial(self.log.read, replica.next_offset, replica.checksum))
+            for entry in entries:
+                replica, transition = replica.follow(entry, self.codec, self.log.segment)
+                if transition.revision > after:
+                    transitions.append(transition)
+        return transitions
 
     def apply(self, entries: Sequence[Entry]) -> None:
         """Apply those of ``entries`` that are next."""

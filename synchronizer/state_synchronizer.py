@@ -16,7 +16,7 @@ from .compaction import COMPACTION_BYTES, Compactor
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
 from .log_follower import LogFollower
 from .log_writer import NO_ATTRIBUTES, Decision, LogWriter
-from .replica import Replica, TransitionFeed
+from .replica import Replica, Transition, TransitionFeed
 from .revisioned import Revision, RevisionedStream
 from .state import S, StateCodec, Update
 from .store import AttributeChange, SegmentStore
@@ -127,6 +127,13 @@ class StateSynchronizer(Generic[S]):
     def transitions(self) -> TransitionFeed[S]:
         """A feed of every transition from now on, whoever wrote it, as this process applies them."""
         return self._follower.transitions()
+
+    def history(self, after: Revision, *, timeout: float | None = None) -> Sequence[Transition[S]]:
+        """The transitions after ``after``, one by one as far back as the log goes, read from the store again.
+
+        Where it does not go back so far, the first one has ``gap`` and leads to the state that reloads start from.
+        """
+        return self._follower.history(after, self._deadline(timeout))
 
     def fetch_updates(self, *, timeout: float | None = None) -> S:
         """Bring the local state up to what the log held when the call began, at least, and return it."""

@@ -91,6 +91,43 @@ def test_a_follower_further_behind_goes_on_from_the_snapshot() -> None:
     assert follower.revision == one.revision
 
 
+def test_the_history_since_a_revision_is_what_was_applied_one_by_one() -> None:
+    replica = opened(open_store("memory://"))
+    feed = replica.transitions()
+    replica.update_state_unconditionally(Add(), Add())
+    replica.compact()
+    replica.update_state_unconditionally(Put(key="a", value=1))
+    replica.update_state_unconditionally(Add())
+    first, before, *after = feed.drain()
+    assert [(each.revision, each.updates, each.gap) for each in after] == [
+        (each.revision, each.updates, each.gap) for each in replica.history(before.revision)
+    ]
+    assert [each.before for each in replica.history(before.revision)] == [each.before for each in after]
+    assert replica.history(replica.revision) == []
+    (gap, *rest) = replica.history(first.revision)
+    assert (gap.before, gap.after, gap.revision, gap.gap) == (None, before.after, before.revision, True)
+    assert [each.revision for each in rest] == [each.revision for each in after]
+
+
+def test_a_history_begins_anew_where_its_snapshot_is_replaced_meanwhile() -> None:
+    store = failing()
+    replica, other = opened(store), opened(store.inner)
+    replica.update_state_unconditionally(Add())
+    other.compact()
+    before = replica.revision
+
+    def compact(operation: Operation) -> None:
+        if operation.verb == "read" and operation.segment.startswith("snapshot/"):
+            store.before = None
+            for _ in range(2):
+                other.update_state_unconditionally(Add())
+                other.compact()
+
+    store.before = compact
+    (gap,) = replica.history(before)
+    assert (gap.after, gap.gap) == (other.state, True)
+
+
 def test_only_the_present_snapshot_is_kept() -> None:
     store = open_store("memory://")
     replica = opened(store)
