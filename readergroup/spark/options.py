@@ -1,0 +1,217 @@
+"""What a user may say to the source, and what it means. Names follow those of Spark's own sources."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+
+from synchronizer import InvalidArgumentError
+
+from ..batch.arrow import COLUMNS
+from ..streams.config import SegmentId, StreamCut, check_stream_name, segment_id
+from .offsets import cut_of
+
+#: Where reading begins or ends.
+Place = Literal["earliest", "latest"] | StreamCut | datetime
+
+_UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+class ReadOptions(BaseModel):
+    """The options of one read. Shown or logged, it hides the address, which may hold a password."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: SecretStr
+    stream: str
+    starting: Place | None = None
+    ending: Place | None = None
+    max_bytes_per_partition: int = 64 * 1024 * 1024
+    min_partitions: int = 1
+    max_bytes_per_trigger: int | None = None
+    max_events_per_trigger: int | None = None
+    segments: frozenset[SegmentId] | None = None
+    columns: tuple[str, ...] | None = None
+    serializer: Literal["json", "msgpack"] | None = None
+    fail_on_data_loss: bool = True
+
+
+def read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
+    """The options ``given`` to a read, whose names may be in any case.
+
+    ``streaming`` None: it is not known yet which kind of read it is to be. Raises `InvalidArgumentError` for an option
+    that there is not, that the other kind of read has, or that says what cannot be; and where one is missing.
+    """
+    fields: dict[str, Any] = {}
+    for name, text in given.items():
+        option = _KNOWN.get(name.lower())
+        if option is None:
+            raise _unknown(name)
+        if streaming is not None and option.streaming is not None and option.streaming != streaming:
+            kind = "streaming" if option.streaming else "batch"
+            raise InvalidArgumentError(f"this is an option of {kind} reads only; leave it out", option=option.name)
+        fields[option.field] = option.parse(option.name, text)
+    for needed in ("url", "stream"):
+        if needed not in fields:
+            raise InvalidArgumentError(f"the option '{needed}' is missing", example=_EXAMPLES[needed])
+    options = ReadOptions(**fields)
+    _check_together(options, streaming=streaming)
+    if options.segments is not None:
+        numbered = frozenset(segment_id(options.stream, int(number)) for number in options.segments)
+        options = options.model_copy(update={"segments": numbered})
+    return options
+
+
+def _check_together(options: ReadOptions, *, streaming: bool | None) -> None:
+    if streaming and options.ending == "latest":
+        raise InvalidArgumentError(
+            "a streaming query follows the stream; to end it where the stream ends now, take Trigger.AvailableNow",
+            option="endingOffsets",
+        )
+    for place in (options.starting, options.ending):
+        if isinstance(place, StreamCut) and place.stream != options.stream:
+            raise InvalidArgumentError("the cut belongs to another stream", cut=str(place), stream=options.stream)
+    if options.max_bytes_per_trigger is not None and options.max_events_per_trigger is not None:
+        raise InvalidArgumentError("give either maxBytesPerTrigger or maxEventsPerTrigger")
+
+
+def _unknown(name: str) -> InvalidArgumentError:
+    facts: dict[str, object] = {"option": name}
+    if near := difflib.get_close_matches(name.lower(), _KNOWN, 1):
+        facts["did_you_mean"] = _KNOWN[near[0]].name
+    return InvalidArgumentError("there is no such option", **facts, known=[each.name for each in _KNOWN.values()])
+
+
+# ---------------------------------------------------------------------- what one option says
+
+
+def _url(name: str, text: str) -> SecretStr:
+    return SecretStr(text)
+
+
+def _stream(name: str, text: str) -> str:
+    return check_stream_name(text)
+
+
+def _starting(name: str, text: str) -> Place:
+    return _place(name, text)
+
+
+def _ending(name: str, text: str) -> Place:
+    if text.lower() == "earliest":
+        raise InvalidArgumentError("nothing lies before 'earliest'; say where reading ends", option=name)
+    return _place(name, text)
+
+
+def _place(name: str, text: str) -> Place:
+    match text.lower():
+        case "earliest":
+            return "earliest"
+        case "latest":
+            return "latest"
+    if text.startswith("@"):
+        return _time(name, text)
+    try:
+        return cut_of(text)
+    except (ValidationError, InvalidArgumentError) as error:
+        raise InvalidArgumentError(
+            "write 'earliest', 'latest', a cut as StreamCut.model_dump_json() writes it, "
+            "or a time such as '@2026-01-01T00:00:00Z'",
+            option=name,
+            value=text,
+        ) from error
+
+
+def _time(name: str, text: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text[1:])
+    except ValueError as error:
+        raise InvalidArgumentError(
+            "write a time as '@2026-01-01T00:00:00Z' or '@2026-01-01T09:30:00+02:00'", option=name, value=text
+        ) from error
+    if time.tzinfo is None:
+        raise InvalidArgumentError("say the timezone of the time: 'Z' or an offset at its end", option=name, value=text)
+    return time
+
+
+def _bytes(name: str, text: str) -> int:
+    found = re.fullmatch(r"(\d+)\s*([kmgt]?)i?b?", text.strip().lower())
+    if found is None or not int(found.group(1)):
+        raise InvalidArgumentError("write a number of bytes, such as '67108864' or '64m'", option=name, value=text)
+    return int(found.group(1)) << _UNITS[found.group(2)]
+
+
+def _count(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise InvalidArgumentError("write a number, at least 1", option=name, value=text)
+    return int(text)
+
+
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _segments(name: str, text: str) -> frozenset[str]:
+    numbers = _list(text)
+    if not numbers or not all(number.isascii() and number.isdigit() for number in numbers):
+        raise InvalidArgumentError("write numbers of segments, with commas between them", option=name, value=text)
+    return frozenset(numbers)
+
+
+def _columns(name: str, text: str) -> tuple[str, ...]:
+    columns = _list(text)
+    if not columns or len({*columns}) != len(columns) or not {*columns} <= {*COLUMNS}:
+        raise InvalidArgumentError(
+            "write names of columns, each once, with commas between them", option=name, value=text, known=list(COLUMNS)
+        )
+    return tuple(columns)
+
+
+def _serializer(name: str, text: str) -> str:
+    if text.lower() not in ("json", "msgpack"):
+        raise InvalidArgumentError("write 'json' or 'msgpack'", option=name, value=text)
+    return text.lower()
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise InvalidArgumentError("write 'true' or 'false'", option=name, value=text)
+    return text.lower() == "true"
+
+
+class _Option:
+    """One option: its name, the field that it fills, and whether it is one of streaming reads only, of batch reads
+    only, or (None) of both."""
+
+    def __init__(
+        self, name: str, field: str, parse: Callable[[str, str], object], streaming: bool | None = None
+    ) -> None:
+        self.name = name
+        self.field = field
+        self.parse = parse
+        self.streaming = streaming
+
+
+_KNOWN: Final[Mapping[str, _Option]] = {
+    option.name.lower(): option
+    for option in (
+        _Option("url", "url", _url),
+        _Option("stream", "stream", _stream),
+        _Option("startingOffsets", "starting", _starting),
+        _Option("endingOffsets", "ending", _ending),
+        _Option("maxBytesPerPartition", "max_bytes_per_partition", _bytes),
+        _Option("minPartitions", "min_partitions", _count),
+        _Option("maxBytesPerTrigger", "max_bytes_per_trigger", _bytes, streaming=True),
+        _Option("maxEventsPerTrigger", "max_events_per_trigger", _count, streaming=True),
+        _Option("segments", "segments", _segments, streaming=False),
+        _Option("columns", "columns", _columns),
+        _Option("serializer", "serializer", _serializer),
+        _Option("failOnDataLoss", "fail_on_data_loss", _flag),
+    )
+}
+_EXAMPLES: Final = {"url": "postgresql://spark@db/shop", "stream": "shop/orders"}

@@ -1,0 +1,47 @@
+"""What the tasks of Spark get: ranges of about one size, many small ones in one task, since a task has its price."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql.datasource import InputPartition
+
+from ..batch.ranges import SegmentRange
+from ..client import Client
+from .connection import patience_of
+from .options import ReadOptions
+
+
+class Ranges(InputPartition):
+    """Ranges that one task reads one after the other."""
+
+    def __init__(self, ranges: Sequence[SegmentRange]) -> None:
+        super().__init__(ranges)
+        self.ranges = tuple(ranges)
+
+
+def planned(client: Client, ranges: Sequence[SegmentRange], options: ReadOptions) -> list[InputPartition]:
+    """The ranges, divided and put together for tasks. Those of a segment stay in their order."""
+    total = sum(each.size for each in ranges)
+    size = min(options.max_bytes_per_partition, max(1, -(-total // options.min_partitions)))
+    patience = patience_of(client)
+    parts = patience.call(lambda: [part for each in ranges for part in client.batch.divide(each, size)])
+    return [Ranges(each) for each in packed(parts, size, options.min_partitions)]
+
+
+def packed(ranges: Sequence[SegmentRange], max_bytes: int, at_least: int) -> list[list[SegmentRange]]:
+    """The ranges in groups of at most ``max_bytes``, or of one; ``at_least`` so many where there are enough ranges."""
+    groups: list[list[SegmentRange]] = []
+    room = 0
+    for each in ranges:
+        if not groups or each.size > room:
+            groups.append([])
+            room = max_bytes
+        groups[-1].append(each)
+        room -= each.size
+    while len(groups) < min(at_least, len(ranges)):
+        longest = max(groups, key=len)
+        middle = len(longest) // 2
+        at = groups.index(longest)
+        groups[at : at + 1] = [longest[:middle], longest[middle:]]
+    return groups

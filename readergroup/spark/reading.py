@@ -1,0 +1,83 @@
+"""The source of Spark: what it asks of a stream in the driver, and what its tasks do in the executors.
+
+Never give these classes ``pushFilters``: queries on one loaded DataFrame would share one filter and give wrong results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from functools import partial
+
+import pyarrow
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from synchronizer import TruncatedError
+
+from ..client import Client
+from ..source import check_offset
+from ..streams.config import StreamCut, number_of
+from ..streams.state import StreamState
+from .connection import client_of, patience_of
+from .options import Place, ReadOptions
+from .planning import Ranges, planned
+from .retention import DataLoss, moved_to_data
+from .rows import Rows
+
+
+class BatchReader(DataSourceReader):
+    """Reads what lies between two places, which are fixed when the first action is planned."""
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        self._options = options
+        self._rows = Rows(schema, options)
+
+    def partitions(self) -> list[InputPartition]:
+        options, client = self._options, client_of(self._options.url)
+        state = client.streams.fetch_state(options.stream)
+        start = resolved(client, state, options.starting or "earliest")
+        end = resolved(client, state, options.ending or "latest")
+        start = DataLoss(fail=options.fail_on_data_loss).start(client, state, start)
+        ranges = client.batch.ranges_between(state, start, moved_to_data(client, state, end))
+        if options.segments is not None:
+            for segment in options.segments:
+                state.record(segment)  # raises for one that there is not
+            ranges = [each for each in ranges if each.segment in options.segments]
+        return planned(client, ranges, options)
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return record_batches(partition, self._rows, self._options)
+
+
+def resolved(client: Client, state: StreamState, place: Place) -> StreamCut:
+    """The cut that is meant. Raises for one that does not stand at events of this stream."""
+    if place == "earliest":
+        return state.head_cut
+    if place == "latest":
+        return client.streams.tail_cut(state)
+    if isinstance(place, datetime):
+        return client.batch.cut_at(state.name, place)
+    for segment, offset in place.offsets.items():
+        if number_of(segment) in state.segments:
+            patience_of(client).call(partial(check_offset, client.store, segment, state.incarnation, offset))
+    return place.model_copy(update={"incarnation": state.incarnation})
+
+
+def record_batches(partition: InputPartition, rows: Rows, options: ReadOptions) -> Iterator[pyarrow.RecordBatch]:
+    """The rows of the partition's events, some thousands at a time."""
+    if not isinstance(partition, Ranges):  # what Spark makes of a plan without partitions
+        return
+    client = client_of(options.url)
+    loss = DataLoss(fail=options.fail_on_data_loss)
+    for each in partition.ranges:
+        batches = client.batch.record_batches(each, rows.columns)
+        while True:
+            try:
+                batch = patience_of(client).call(partial(next, batches, None))
+            except TruncatedError as error:
+                loss.told(error)
+                continue
+            if batch is None:
+                break
+            yield rows.of(batch)

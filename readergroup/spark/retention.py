@@ -1,0 +1,80 @@
+"""What to do where data that a read or a query was to go on from was truncated away."""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping
+from typing import Final
+
+from synchronizer import TruncatedError
+
+from ..batch.ranges import with_successors
+from ..client import Client
+from ..streams.config import StreamCut, number_of
+from ..streams.state import StreamState
+
+logger = logging.getLogger("readergroup.spark")
+
+_REMEDY: Final = (
+    "start anew with startingOffsets=earliest and another checkpoint, keep data for longer, or set failOnDataLoss to "
+    "false to go on where the data starts now"
+)
+
+
+class DataLoss:
+    """Tells what is lost: an error, or, where the user said so, one line in the log for each place."""
+
+    def __init__(self, *, fail: bool) -> None:
+        self._fail = fail
+        self._told: set[StreamCut] = set()
+
+    def start(self, client: Client, state: StreamState, cut: StreamCut) -> StreamCut:
+        """Where reading from the cut on begins: there, or where data is left."""
+        left = moved_to_data(client, state, cut)
+        if left != cut and cut not in self._told:
+            self._told.add(cut)
+            self.told(TruncatedError("data was truncated before it was read", at=str(cut), data_starts_at=str(left)))
+        return left
+
+    def told(self, error: TruncatedError) -> None:
+        """Data was found to be gone."""
+        if self._fail:
+            raise TruncatedError(f"{error.message}; {_REMEDY}", **error.facts) from error
+        logger.warning("%s; reading goes on behind it", error)
+
+
+def moved_to_data(client: Client, state: StreamState, cut: StreamCut) -> StreamCut:
+    """The cut; but where data behind it is gone, the head of the stream."""
+    known = {number_of(each): offset for each, offset in cut.offsets.items() if number_of(each) in state.segments}
+    if len(known) == len(cut.offsets) and (
+        state.precedes(state.head_cut, cut) or state.precedes(state.head_cut, _passed(client, state, known))
+    ):
+        return cut
+    return state.cut(_moved_to_head(state, known))
+
+
+def _passed(client: Client, state: StreamState, offsets: Mapping[int, int]) -> StreamCut:
+    """The same place in the youngest segments that it can be named by."""
+    while True:
+        ended = [number for number in offsets if state.segments[number].successors]
+        lengths = client.streams.segment_lengths(state, ended)
+        further = with_successors(state, offsets, {number for number in ended if offsets[number] >= lengths[number]})
+        if further == offsets:
+            return state.cut(offsets)
+        offsets = further
+
+
+def _moved_to_head(state: StreamState, offsets: Mapping[int, int]) -> Mapping[int, int]:
+    """The later one of each of these offsets and those of the head; where there is none of these, the head's."""
+    heads = sorted(state.head, key=lambda number: state.segments[number].keys.low)
+    lows = [state.segments[number].keys.low for number in heads]
+    kept: dict[int, int] = {}
+    passed: set[int] = set()
+    for number, offset in offsets.items():
+        keys = state.segments[number].keys
+        shared = heads[bisect_right(lows, keys.low) - 1 : bisect_left(lows, keys.high)]
+        if all((head, state.head[head]) <= (number, offset) for head in shared):
+            kept[number] = offset
+            passed.update(shared)
+    return {**kept, **{head: state.head[head] for head in heads if head not in passed}}

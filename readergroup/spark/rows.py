@@ -1,0 +1,129 @@
+"""From events to the rows of a read: as they are, or decoded into the user's own columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import pyarrow
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from synchronizer import InvalidArgumentError
+
+from ..batch.arrow import COLUMNS
+from ..batch.arrow import schema as schema_of_columns
+from ..errors import CorruptDataError
+from ..streams.config import segment_id
+from ..streams.serializers import JsonSerializer, MsgpackSerializer
+from .options import ReadOptions
+
+#: The types of Spark for the columns of a stream.
+SPARK_TYPES: Final[Mapping[str, str]] = {
+    "event": "binary",
+    "scope": "string",
+    "stream": "string",
+    "segment_id": "bigint",
+    "offset": "bigint",
+    "routing_key": "string",
+    "written_at": "timestamp",
+}
+_LOADS: Final[Mapping[str, Callable[[bytes], Any]]] = {
+    "json": JsonSerializer().loads,
+    "msgpack": MsgpackSerializer().loads,
+}
+#: What is found when an event cannot be decoded.
+_ERRORS: Final = (ValueError, TypeError)
+
+
+def default_schema(options: ReadOptions) -> str:
+    """The schema of a read to which the user gave none."""
+    if options.serializer is not None:
+        raise InvalidArgumentError(
+            "a serializer needs the columns that events have: give them with .schema(...), for example "
+            ".schema('id bigint, name string')",
+            serializer=options.serializer,
+        )
+    return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in options.columns or COLUMNS)
+
+
+class Rows:
+    """What the rows of a read with this schema are made of."""
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._stream = options.stream
+        self._loads = None if options.serializer is None else _LOADS[options.serializer]
+        names = tuple(self._schema.names)
+        if self._loads is None:
+            self._taken = names
+            if unknown := [name for name in names if name not in COLUMNS]:
+                raise InvalidArgumentError(
+                    "the stream has no such columns; with the option 'serializer' events are decoded into columns of "
+                    "one's own",
+                    columns=unknown,
+                    known=list(COLUMNS),
+                )
+            if options.columns not in (None, names):
+                raise InvalidArgumentError("the schema has other columns than the option 'columns'; leave one out")
+        else:
+            self._taken = tuple(name for name in options.columns or () if name in names)
+        self._check_types()
+        decoded = [field for field in self._schema if field.name not in self._taken]
+        self._events = pyarrow.struct([field.with_type(_as_stored(field.type)) for field in decoded])
+        #: The columns of the stream that `of` takes.
+        self.columns = self._taken if self._loads is None else tuple({*self._taken, "event", "segment_id", "offset"})
+
+    def of(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        """The rows of the events in ``batch``, which has `columns`."""
+        if self._loads is None:
+            return batch
+        decoded = self._decoded(batch)
+        arrays = [batch[name] if name in self._taken else decoded[name] for name in self._schema.names]
+        return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _check_types(self) -> None:
+        expected = schema_of_columns(self._taken) if self._taken else pyarrow.schema([])
+        for field in self._schema:
+            if not field.nullable:
+                raise InvalidArgumentError("leave 'NOT NULL' out of the schema: nobody checks it", column=field.name)
+            if field.name in self._taken and field.type != expected.field(field.name).type:
+                raise InvalidArgumentError(
+                    "this column has another type", column=field.name, type=SPARK_TYPES[field.name]
+                )
+
+    def _decoded(self, batch: pyarrow.RecordBatch) -> Mapping[str, pyarrow.Array]:
+        events = batch["event"].to_pylist()
+        try:
+            return self._columns_of(events)
+        except _ERRORS:
+            for index, event in enumerate(events):
+                self._check(event, batch, index)
+            raise
+
+    def _check(self, event: bytes, batch: pyarrow.RecordBatch, index: int) -> None:
+        try:
+            self._columns_of([event])
+        except _ERRORS as error:
+            raise CorruptDataError(
+                "the event does not fit the schema; read the column 'event', and decode it with from_json or a "
+                "function of one's own, to set such events aside",
+                segment=segment_id(self._stream, batch["segment_id"][index].as_py()),
+                offset=batch["offset"][index].as_py(),
+                error=str(error),
+            ) from error
+
+    def _columns_of(self, events: list[bytes]) -> Mapping[str, pyarrow.Array]:
+        assert self._loads is not None
+        values = pyarrow.array(map(self._loads, events), self._events, size=len(events))
+        return {
+            field.name: column.cast(self._schema.field(field.name).type)
+            for field, column in zip(self._events, values.flatten(), strict=True)
+        }
+
+
+def _as_stored(kind: pyarrow.DataType) -> pyarrow.DataType:
+    """The type that a value has in JSON, and so has in msgpack here."""
+    types = pyarrow.types
+    is_text = types.is_timestamp(kind) or types.is_date(kind) or types.is_decimal(kind)
+    return pyarrow.string() if is_text else kind

@@ -1,0 +1,36 @@
+"""A session of Spark on this machine, with settings that suit a source in Python."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from .requirements import check_java
+from .source import register
+
+
+def local_session(master: str = "local[*]", config: Mapping[str, str] | None = None) -> SparkSession:
+    """A session with ``readergroup`` as a format; stop it when done. An existing session is returned as it is.
+
+    ``config`` has further settings of Spark. Raises `UnsupportedError` where there is no Java that runs Spark.
+    """
+    check_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master)
+    for name, value in {**_SETTINGS, **(config or {})}.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    # Less per task, and per poll of an idle query.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.streaming.pollingDelay": "100ms",
+}

@@ -1,0 +1,52 @@
+"""What Spark knows as the format ``readergroup``."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from .connection import check_address
+from .options import ReadOptions, read_options
+from .reading import BatchReader
+from .rows import default_schema
+from .stream_reading import StreamReader
+
+
+class ReaderGroupSource(DataSource):
+    """Streams as DataFrames. Spark makes one for each ``load()``, in a process of its own."""
+
+    #: Whether the executors run on the host of the driver.
+    one_host: ClassVar[bool] = False
+
+    @classmethod
+    def name(cls) -> str:
+        return "readergroup"
+
+    def schema(self) -> str:
+        return default_schema(self._read_options(streaming=None))
+
+    def reader(self, schema: StructType) -> BatchReader:
+        return BatchReader(schema, self._read_options(streaming=False))
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        return StreamReader(schema, self._read_options(streaming=True))
+
+    def _read_options(self, *, streaming: bool | None) -> ReadOptions:
+        options = read_options(self.options, streaming=streaming)
+        check_address(options.url, one_host=self.one_host)
+        return options
+
+
+class LocalReaderGroupSource(ReaderGroupSource):
+    """The same where all processes of Spark run on one host: there they can share a file."""
+
+    one_host = True
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``readergroup`` a format of this session, for reading and for streaming queries."""
+    is_local = (spark.conf.get("spark.master", None) or "").startswith("local")
+    spark.dataSource.register(LocalReaderGroupSource if is_local else ReaderGroupSource)

@@ -1,0 +1,215 @@
+"""The source of a streaming query. Its offset is a cut of the stream; what lies between two of them is one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import pyarrow
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from synchronizer import InvalidArgumentError, NotFoundError, TruncatedError
+
+from ..batch.ranges import SegmentRange
+from ..client import Client
+from ..streams.config import StreamCut, data_segment, number_of
+from ..streams.state import StreamState
+from .connection import client_of, patience_of
+from .offsets import cut_of, offset_of, report_of
+from .options import ReadOptions
+from .planning import planned
+from .reading import record_batches, resolved
+from .retention import DataLoss, moved_to_data
+from .rows import Rows
+
+#: A poll that finds nothing takes so long: Spark asks again at once, some ninety times per second by default.
+IDLE_SECONDS: Final = 0.1
+_EVERYTHING_BYTES: Final = 1 << 62
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads a stream in batches. One lives in the driver while the query runs; each task has a copy of a fresh one.
+
+    A segment's successors are read when the batch before has read all their predecessors to the end: so the order of
+    each key holds from batch to batch, over splits and merges.
+    """
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        self._options = options
+        self._rows = Rows(schema, options)
+        self._loss = DataLoss(fail=options.fail_on_data_loss)
+        self._end: StreamCut | None = None
+        self._idle: _Idle | None = None
+        self._latest: StreamCut | None = None
+        self._report: dict[str, Any] | None = None
+
+    # ------------------------------------------------------------------ what there is to read
+
+    def initialOffset(self) -> dict[str, Any]:
+        client, state = self._client, self._state()
+        start = resolved(client, state, self._options.starting or "latest")
+        return offset_of(self._loss.start(client, state, start))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self._options.max_bytes_per_trigger)
+        if self._options.max_events_per_trigger is not None:
+            return ReadMaxRows(self._options.max_events_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        state = self._state()
+        self._end = self._ending(state) or self._client.streams.tail_cut(state)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Where the batch ends that begins at ``start``; ``start`` itself if nothing is there."""
+        client = self._client
+        if self._idle is not None and self._idle.lasts(client, start):
+            return start
+        state, metadata = self._state(), client.streams.synchronizer(self._options.stream)
+        cut, log = self._cut(state, start), {metadata.segment: metadata.applied_length}
+        self._report = None
+        self._latest = patience_of(client).call(lambda: self._next_cut(state, cut, limit))
+        if self._latest != cut:
+            self._idle = None
+            return offset_of(self._latest)
+        data = {data_segment(segment, state.incarnation): offset for segment, offset in cut.offsets.items()}
+        self._idle = _Idle(start, log, data, self._idle)
+        return start
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """How long the segments are from the last offset on: how far that is behind."""
+        if self._latest is not None and self._report is None:
+            state = self._state()
+            segments = state.segments_from(moved_to_data(self._client, state, self._latest))
+            lengths = self._client.streams.segment_lengths(state, map(number_of, segments))
+            self._report = report_of(self._latest, {state.segment(n): length for n, length in lengths.items()})
+        return self._report
+
+    # ------------------------------------------------------------------ reading it
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        client, state = self._client, self._state()
+        first = self._loss.start(client, state, self._cut(state, start))
+        last = moved_to_data(client, state, self._cut(state, end))
+        return planned(client, client.batch.ranges_between(state, first, last), self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return record_batches(partition, self._rows, self._options)
+
+    # ------------------------------------------------------------------ inside
+
+    @property
+    def _client(self) -> Client:
+        return client_of(self._options.url)
+
+    def _state(self) -> StreamState:
+        return self._client.streams.fetch_state(self._options.stream)
+
+    def _cut(self, state: StreamState, offset: Mapping[str, Any]) -> StreamCut:
+        cut = cut_of(offset)
+        if cut.stream != state.name:
+            raise InvalidArgumentError(
+                "the checkpoint belongs to a query on another stream; name another checkpointLocation",
+                checkpoint=cut.stream,
+                stream=state.name,
+            )
+        if cut.incarnation != state.incarnation:
+            raise NotFoundError(
+                "the stream of this checkpoint was deleted, and another one of its name created; start a query with "
+                "another checkpointLocation",
+                stream=state.name,
+            )
+        return cut
+
+    def _ending(self, state: StreamState) -> StreamCut | None:
+        place = self._options.ending
+        if place is None:
+            return None
+        if isinstance(place, datetime) and place.timestamp() > self._client.clock.time():
+            raise InvalidArgumentError(
+                "where a time to come will be is not known yet; name one that has passed",
+                option="endingOffsets",
+                time=place.isoformat(),
+            )
+        return resolved(self._client, state, place)
+
+    def _next_cut(self, state: StreamState, cut: StreamCut, limit: ReadLimit) -> StreamCut:
+        """Where the batch ends that begins at ``cut``."""
+        client = self._client
+        self._end = self._end or self._ending(state)
+        if cut == self._end:
+            return cut
+        start = self._loss.start(client, state, cut)
+        end = None if self._end is None else moved_to_data(client, state, self._end)
+        if end is not None and not state.precedes(start, end):
+            raise InvalidArgumentError(
+                "the query has read beyond endingOffsets; name a later end, or none", at=str(cut), end=str(end)
+            )
+        about_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else _EVERYTHING_BYTES
+        latest = client.batch.next_cut(start, about_bytes, end=end)
+        if isinstance(limit, ReadMaxRows):
+            state = self._state()  # not older than the cut
+            ranges = client.batch.ranges_between(state, start, latest)
+            return state.cut({**state.check_cut(latest), **_with_events(client, ranges, limit.max_rows)})
+        return latest
+
+
+def _with_events(client: Client, ranges: Sequence[SegmentRange], max_events: int) -> Mapping[int, int]:
+    """How far each range is read so that it is not more than ``max_events`` in all, about evenly by their sizes."""
+    total = sum(each.size for each in ranges)
+    ends: dict[int, int] = {}
+    left = max_events
+    for each in sorted(ranges, key=lambda each: each.size, reverse=True):
+        share = min(left, -(-max_events * each.size // total))
+        ends[number_of(each.segment)], taken = _after_events(client, each, share)
+        left -= taken
+    return ends
+
+
+def _after_events(client: Client, segment_range: SegmentRange, max_events: int) -> tuple[int, int]:
+    """The offset after this many events of the range, and how many these are: fewer where the range has no more."""
+    at, taken = segment_range.start, 0
+    batches = client.batch.batches(segment_range)
+    while taken < max_events:
+        try:
+            batch = next(batches, None)
+        except TruncatedError as error:
+            at = error.start_offset
+            continue
+        if batch is None:
+            return segment_range.end, taken
+        count = min(len(batch), max_events - taken)
+        at, taken = batch.offset_after(count), taken + count
+    return at, taken
+
+
+class _Idle:
+    """That a poll found nothing behind an offset, and how long the segments were then."""
+
+    def __init__(
+        self, offset: Mapping[str, Any], log: Mapping[str, int], data: Mapping[str, int], before: _Idle | None
+    ) -> None:
+        self._offset: Mapping[str, Any] = offset
+        # Of what has changed, and brought nothing new, no more is expected: it is sealed, or its end here is reached.
+        self._spent: frozenset[str] = frozenset()
+        if before is not None and before._offset == offset:
+            self._spent = before._spent | before._changed
+        self._known = {**{name: length for name, length in data.items() if name not in self._spent}, **log}
+        self._changed: frozenset[str] = frozenset()
+
+    def lasts(self, client: Client, offset: Mapping[str, Any]) -> bool:
+        """Whether nothing has changed, which this waits for a moment to see."""
+        if offset != self._offset:
+            return False
+        self._changed = patience_of(client).call(lambda: client.store.wait(self._known, IDLE_SECONDS))
+        return not self._changed
