@@ -1,5 +1,6 @@
 """Tells listeners what changed in a shared state: each change once, in order, without stopping for a slow listener."""
 
+from .background import BackgroundPolling as BackgroundPolling
 from .notification import PRESENT_VALUE as PRESENT_VALUE
 from .notification import SEVERAL_CHANGES as SEVERAL_CHANGES
 from .notification import Change as Change

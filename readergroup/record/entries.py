@@ -1,0 +1,124 @@
+"""How a notification lies in the record of its group: as an event, in a block, in a segment of the store.
+
+The record of one life of a group is the segment ``record/<group>/<life>``. It is laid out as a segment of a stream, so
+that what reads, checks and divides those does the same with it. An event is a msgpack map: the kind of notification,
+its change, and those of its own fields that differ from their defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Final
+
+import msgpack
+from pydantic import Field
+
+from notifications import Change, Notification
+from synchronizer import Revision, UnknownUpdateError
+
+from ..notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
+from ..streams.block import cut_into_blocks, encode_block
+from ..streams.config import Record, check_name
+
+#: The attribute of the group's log that names the present life of its record.
+LIFE: Final = "record"
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+#: Whoever writes it, it is the same.
+_WRITER_ID: Final = bytes(16)
+
+
+class LagSample(Notification):
+    """How far the group was behind its streams at some moment, as `ReaderGroup.lag` says it."""
+
+    number_of_segments: int
+    number_of_readers: int
+    bytes: int
+    events: int
+    seconds: float
+
+
+#: What the record calls each class of notifications.
+KINDS: Final[dict[str, type[Notification]]] = {
+    "segments": SegmentNotification,
+    "readers": ReaderNotification,
+    "end_of_data": EndOfDataNotification,
+    "lag": LagSample,
+}
+_NAMES: Final = {kind: name for name, kind in KINDS.items()}
+
+
+class RecordRange(Record):
+    """What a record holds from offset ``start`` up to ``end``. It pickles, has a JSON form, and no address."""
+
+    group: str
+    #: Names this life of the record: that of a group which was deleted and created again is another one.
+    life: str
+    start: Annotated[int, Field(ge=0)]
+    end: Annotated[int, Field(ge=0)]
+
+    @property
+    def segment(self) -> str:
+        """The name, in the store, of the segment that holds them."""
+        return record_segment(self.group, self.life)
+
+
+def record_segment(group: str, life: str) -> str:
+    return f"record/{check_name(group, 'reader group')}/{life}"
+
+
+def kind_of(notification: Notification) -> str:
+    return _NAMES[type(notification)]
+
+
+def microseconds(at: datetime) -> int:
+    """Since 1970."""
+    return (at - _EPOCH) // _MICROSECOND
+
+
+def encode_notification(notification: Notification) -> bytes:
+    change = notification.change
+    found: dict[str, Any] = {
+        "kind": kind_of(notification),
+        "revision": [change.revision.offset, change.revision.index],
+        "cause": change.cause,
+        "seen_at": microseconds(change.seen_at),
+        "fields": notification.model_dump(mode="json", exclude={"change"}, exclude_defaults=True),
+    }
+    if change.gap:
+        found["gap"] = True
+    return bytes(msgpack.packb(found))
+
+
+def decode_notification(segment: str, offset: int, data: bytes) -> Notification:
+    try:
+        found = msgpack.unpackb(data)
+        change = Change(
+            source=segment.split("/")[1],
+            revision=Revision(*found.pop("revision")),
+            cause=found.pop("cause"),
+            seen_at=_EPOCH + found.pop("seen_at") * _MICROSECOND,
+            gap=found.pop("gap", False),
+        )
+        notification = KINDS[found.pop("kind")].model_validate({"change": change, **found.pop("fields")})
+    except (ValueError, TypeError, KeyError) as error:  # its checksum was right
+        raise _unknown(segment, offset) from error
+    if found:
+        raise _unknown(segment, offset)
+    return notification
+
+
+def _unknown(segment: str, offset: int) -> UnknownUpdateError:
+    return UnknownUpdateError(
+        "a newer release wrote this notification; deploy that release here", segment=segment, offset=offset
+    )
+
+
+def encode_entry(events: Sequence[bytes], written_at: datetime) -> bytes:
+    """What one append to the record writes."""
+    return b"".join(
+        encode_block(events[start:end], written_at=microseconds(written_at), writer_id=_WRITER_ID, first_number=0)
+        for start, end in cut_into_blocks(events)
+    )

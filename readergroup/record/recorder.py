@@ -1,0 +1,392 @@
+"""`NotificationRecording`: writes what there is to tell of a group into its record, once, whoever else does.
+
+Everybody who records folds the group's log and finds the same notifications. Who is first appends them, and moves the
+attribute `RECORDED` of the record's segment in the same step, from the revision that it was at to that of the last one
+appended. Whoever comes second is told by that how far the record goes, and leaves out what is in it. So nothing is in
+it twice; and nothing is missed, because who begins, or was left behind, reads the group's log from that revision on.
+
+The record of each life of a group is a segment of its own. The attribute `LIFE` of the group's log names it, is set
+while nothing else is written to the log, and goes with the group: what is recorded of one life cannot get into another.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgpack
+
+from notifications import PRESENT_VALUE, SEVERAL_CHANGES, BackgroundPolling, Change, Notification
+from synchronizer import (
+    AlreadyExistsError,
+    AttributeChange,
+    ClosedError,
+    Conflict,
+    InvalidArgumentError,
+    ManualClock,
+    NotFoundError,
+    ReaderGroupError,
+    Revision,
+    SegmentStore,
+    StoreUnavailableError,
+    Transition,
+    TruncatedError,
+    UnknownOutcome,
+)
+
+from ..driver import follow_streams
+from ..lag import GroupLag
+from ..state import ReaderGroupState
+from ..state_manager import ReaderGroupStateManager
+from ..streams.segment_reader import SegmentReader
+from .entries import LIFE, LagSample, encode_entry, encode_notification, microseconds, record_segment
+
+if TYPE_CHECKING:
+    from ..group import ReaderGroup
+
+#: The attribute of the record's segment that says how far it goes.
+RECORDED: Final = "recorded"
+POLL_SECONDS: Final = 2.0
+DEFAULT_LAG_INTERVAL_SECONDS: Final = 60.0
+DEFAULT_RETENTION_SECONDS: Final = 30 * 24 * 3600.0
+DEFAULT_RETENTION_BYTES: Final = 64 * 1024 * 1024
+#: Who saw another one sample the lag waits so many intervals for the next sample: while that one lives, it goes on.
+STANDBY: Final = 1.5
+#: How often it is looked whether something is too old or too much.
+TRIM_SECONDS: Final = 60.0
+#: About how many bytes one append takes.
+_APPEND_BYTES: Final = 256 * 1024
+#: The cause of a `LagSample`.
+SAMPLE: Final = "sample"
+#: How long closing waits for a poll under way, and for the store.
+CLOSE_SECONDS: Final = 5.0
+
+_logger = logging.getLogger(__name__)
+
+
+class Recorded(NamedTuple):
+    """How far a record goes. It only grows, so that a lost append cannot come in late."""
+
+    #: Of the last notification; None while there is none.
+    revision: Revision | None = None
+    #: How many samples of the lag were taken.
+    samples: int = 0
+
+    def encode(self) -> bytes | None:
+        if self.revision is None:
+            return None
+        return bytes(msgpack.packb([self.revision.offset, self.revision.index, self.samples]))
+
+    @classmethod
+    def decode(cls, value: bytes | None) -> Recorded:
+        if value is None:
+            return cls()
+        offset, index, samples = msgpack.unpackb(value)
+        return cls(Revision(offset, index), samples)
+
+
+class NotificationRecording:
+    """Records until `close`, of this handle or of the client. A context manager.
+
+    With a `ManualClock` nothing runs in the background: `poll` does everything in the thread that calls it.
+    """
+
+    def __init__(
+        self,
+        group: ReaderGroup,
+        manager: ReaderGroupStateManager,
+        *,
+        lag_interval_seconds: float | None,
+        retention_seconds: float | None,
+        retention_bytes: int | None,
+    ) -> None:
+        limits = {
+            "lag_interval_seconds": lag_interval_seconds,
+            "retention_seconds": retention_seconds,
+            "retention_bytes": retention_bytes,
+        }
+        if any(limit is not None and limit <= 0 for limit in limits.values()):
+            raise InvalidArgumentError("give a number over 0, or None for none at all", **limits)
+        self._group = group
+        self._manager = manager
+        self._synchronizer = manager.synchronizer
+        self._store: SegmentStore = manager.synchronizer.store
+        self._log = manager.synchronizer.segment
+        self._clock = manager.synchronizer.clock
+        self._lag_interval_seconds = lag_interval_seconds
+        self._retention_seconds = retention_seconds
+        self._retention_bytes = retention_bytes
+        self._followed: Mapping[str, int] = {}  # lengths of the streams' metadata logs, as far as they were followed
+        self._polling = BackgroundPolling(
+            self.poll,
+            self._known,
+            name=f"the record of {group.name}",
+            store=self._store,
+            clock=self._clock,
+            interval_seconds=POLL_SECONDS,
+            scheduler=None,
+        )
+        self._lock = threading.Lock()  # guards what follows
+        self._segment: str | None = None  # of the record, once it is known
+        self._recorded = Recorded()  # as far as is known
+        self._feed = self._synchronizer.transitions()
+        self._pending: list[Transition[ReaderGroupState]] = []  # all after what is recorded
+        self._reached: Transition[ReaderGroupState] | None = None  # the last one that was taken up
+        self._settled: Revision | None = None  # of the state that there is nothing left to record of
+        self._sample_at = self._trim_at = float("-inf")
+        self._closed = False
+        if not isinstance(self._clock, ManualClock):
+            self._polling.start()
+
+    def poll(self) -> None:
+        """Record what there is to tell now, in this thread, and raise what went wrong."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the recording is closed", group=self._group.name)
+            lag = None
+            try:
+                lag = self._look()
+            finally:  # what is in the group's log can be recorded, whatever became of its streams
+                self._record(lag, timeout=None)
+
+    def close(self) -> None:
+        """Record what there is to tell and end. Waits a few seconds at most. Twice is no error."""
+        self._polling.stop()
+        self._polling.join(CLOSE_SECONDS)
+        if not self._lock.acquire(timeout=CLOSE_SECONDS):
+            return  # whatever is not recorded now, the next one finds in the group's log
+        try:
+            if not self._closed:
+                self._closed = True
+                self._record(None, timeout=CLOSE_SECONDS)
+        except ReaderGroupError as error:
+            _logger.warning("the record of %s goes on when the next one records: %s", self._group.name, error)
+        finally:
+            self._feed.close()
+            self._lock.release()
+
+    def __enter__(self) -> NotificationRecording:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _known(self) -> Mapping[str, int]:
+        length = self._synchronizer.applied_length
+        # As a notifier: what was applied but not recorded has "grown".
+        is_settled = self._settled == self._synchronizer.revision
+        return {self._log: length if is_settled else -length - 1, **self._followed}
+
+    # ------------------------------------------------------------------ looking
+
+    def _look(self) -> GroupLag | None:
+        """Bring the group's state up to its streams; the lag, if it is this process's turn to sample it."""
+        try:
+            self._followed = follow_streams(self._manager)
+            return self._group.lag() if self._is_due() else None
+        except NotFoundError:  # the group was deleted
+            self._followed = {}
+            return None
+
+    def _is_due(self) -> bool:
+        now = self._clock.monotonic()
+        if self._lag_interval_seconds is None or self._segment is None or now < self._sample_at:
+            return False
+        recorded = self._fetch_recorded(self._segment)
+        if recorded.samples == self._recorded.samples:
+            return True
+        self._stand_by(recorded)
+        return False
+
+    def _stand_by(self, recorded: Recorded) -> None:
+        """Another process has gone on with the record; where it has sampled the lag, it is to do so again."""
+        if recorded.samples != self._recorded.samples:
+            self._sample_at = self._clock.monotonic() + STANDBY * (self._lag_interval_seconds or 0.0)
+        self._recorded = recorded
+
+    def _fetch_recorded(self, segment: str) -> Recorded:
+        return Recorded.decode(self._store.attributes(segment, names=[RECORDED]).get(RECORDED))
+
+    # ------------------------------------------------------------------ recording
+
+    def _record(self, lag: GroupLag | None, *, timeout: float | None) -> None:
+        while True:
+            try:
+                self._synchronizer.fetch_updates(timeout=timeout)
+            except NotFoundError:  # until the group is there again
+                self._segment = None
+                self._settled = self._synchronizer.revision
+                return
+            try:
+                if self._segment is None:
+                    self._begin()
+                self._take_up()
+                self._write(lag)
+                self._settled = self._reached.revision if self._reached else None
+                return
+            except NotFoundError:  # the record has gone with its group
+                self._segment = None
+
+    def _begin(self) -> None:
+        """Find the record of the group, or begin one."""
+        while (found := self._find()) is None:
+            pass
+        self._segment, self._recorded = found
+        self._feed.close()
+        self._feed = self._synchronizer.transitions()
+        self._pending, self._reached = [], None
+        # The first sample of a record comes soon, one after another process's when that had the time for the next.
+        wait = self._lag_interval_seconds if self._recorded.samples else None
+        self._sample_at = self._clock.monotonic() + (wait or 0.0)
+
+    def _find(self) -> tuple[str, Recorded] | None:
+        """The record's segment and how far it goes; None if something was in the way, and it is to be asked again."""
+        life = self._store.attributes(self._log, names=[LIFE]).get(LIFE)
+        # In this order: the state is one of the life that the record belongs to, or of a later one.
+        self._synchronizer.fetch_updates()
+        if life is None:
+            self._name(None)
+            return None
+        segment = record_segment(self._group.name, life.decode())
+        try:
+            return segment, self._fetch_recorded(segment)
+        except NotFoundError:
+            pass
+        try:
+            self._store.create(segment)
+        except AlreadyExistsError:  # it was deleted, and the group after all was not
+            self._name(life)
+        return None
+
+    def _name(self, before: bytes | None) -> None:
+        """Name a record for this life of the group: only if nothing was written to its log meanwhile."""
+        answer = self._store.append(
+            self._log,
+            b"",
+            expected_offset=self._synchronizer.applied_length,
+            attributes={LIFE: AttributeChange(before, secrets.token_hex(8).encode())},
+        )
+        if isinstance(answer, UnknownOutcome):
+            raise StoreUnavailableError("the answer to naming a record was lost", group=self._group.name)
+
+    def _take_up(self) -> None:
+        """Take up what was applied since the last time."""
+        drained = self._feed.drain()
+        reached = self._reached
+        self._pending += [each for each in drained if reached is None or each.revision > reached.revision]
+        if self._pending:
+            self._reached = self._pending[-1]
+        self._leave_out_recorded()
+
+    def _leave_out_recorded(self) -> None:
+        """Leave out what is recorded, and look into the log for what was not seen one by one here."""
+        recorded = self._recorded.revision
+        if recorded is None:
+            return
+        self._pending = [each for each in self._pending if each.revision > recorded]
+        if any(each.before is None or each.gap for each in self._pending):
+            self._pending = list(self._synchronizer.history(recorded))
+            if self._pending:
+                self._reached = self._pending[-1]
+
+    def _write(self, lag: GroupLag | None) -> None:
+        """Append what there is to tell of the pending changes, and after them the lag."""
+        samples = self._recorded.samples
+        while self._pending:
+            count, events = self._next_events()
+            if not events or self._append(events, self._recorded._replace(revision=self._pending[count - 1].revision)):
+                del self._pending[:count]
+        reached, recorded = self._reached, self._recorded.revision
+        if lag is None or reached is None or reached.after is None or (recorded and recorded > reached.revision):
+            return
+        if samples != self._recorded.samples:  # another process was first
+            return
+        sample = encode_notification(self._sample(lag, reached.after, reached.revision))
+        if self._append([sample], Recorded(reached.revision, self._recorded.samples + 1)):
+            self._sample_at = self._clock.monotonic() + (self._lag_interval_seconds or 0.0)
+
+    def _append(self, events: list[bytes], to: Recorded) -> bool:
+        """Append to the record, which goes as far as ``to`` then; False if it went further than was known here."""
+        assert self._segment is not None
+        answer = self._store.append(
+            self._segment,
+            encode_entry(events, self._now()),
+            attributes={RECORDED: AttributeChange(self._recorded.encode(), to.encode())},
+        )
+        if isinstance(answer, UnknownOutcome):
+            raise StoreUnavailableError(
+                "the answer to recording was lost; the next poll finds out", group=self._group.name
+            ) from answer.cause
+        if isinstance(answer, Conflict):
+            self._stand_by(Recorded.decode(answer.attributes[RECORDED]))
+            self._leave_out_recorded()
+            return False
+        self._recorded = to
+        if self._clock.monotonic() >= self._trim_at:
+            self._trim_at = self._clock.monotonic() + TRIM_SECONDS
+            self._trim(self._segment)
+        return True
+
+    def _next_events(self) -> tuple[int, list[bytes]]:
+        """What there is to tell of the first pending changes, and how many these are: all, or what one append takes."""
+        events: list[bytes] = []
+        for count, transition in enumerate(self._pending, 1):
+            events += map(encode_notification, self._notifications(transition))
+            if sum(map(len, events)) >= _APPEND_BYTES:
+                return count, events
+        return len(self._pending), events
+
+    def _notifications(self, transition: Transition[ReaderGroupState]) -> Iterator[Notification]:
+        """What the group's notifiers tell of it."""
+        if transition.after is None:
+            return
+        if transition.gap:
+            cause = SEVERAL_CHANGES
+        elif transition.before is None:
+            cause = PRESENT_VALUE
+        else:
+            cause = ", ".join(update.tag for update in transition.updates)
+        change = self._change(transition.revision, cause)
+        change = change.model_copy(update={"gap": transition.gap, "updates": transition.updates})
+        group = self._group
+        yield from group.segment_notifier.detect(transition.before, transition.after, change)
+        yield from group.reader_notifier.detect(transition.before, transition.after, change)
+        yield from group.end_of_data_notifier.detect(transition.before, transition.after, change)
+
+    def _sample(self, lag: GroupLag, state: ReaderGroupState, revision: Revision) -> LagSample:
+        return LagSample(
+            change=self._change(revision, SAMPLE),
+            number_of_segments=state.number_of_segments,
+            number_of_readers=state.number_of_readers,
+            bytes=lag.bytes,
+            events=lag.events,
+            seconds=lag.seconds,
+        )
+
+    def _change(self, revision: Revision, cause: str) -> Change:
+        return Change(source=self._group.name, revision=revision, cause=cause, seen_at=self._now())
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock.time(), UTC)
+
+    def _trim(self, segment: str) -> None:
+        """Give up what is too old, and the oldest of what is too much."""
+        with suppress(NotFoundError, TruncatedError):  # another one has just done so
+            info = self._store.info(segment)
+            first_byte = info.start_offset if self._retention_bytes is None else info.length - self._retention_bytes
+            oldest = float("-inf")
+            if self._retention_seconds is not None:
+                oldest = microseconds(self._now()) - self._retention_seconds * 1_000_000
+            reader = SegmentReader(self._store, segment, info.start_offset)
+            keep = info.start_offset
+            while (block := reader.next_block()) is not None:
+                if block.block_offset >= first_byte and block.written_at >= oldest:
+                    break
+                keep = block.end
+            if keep > info.start_offset:
+                self._store.truncate(segment, keep)
