@@ -27,7 +27,7 @@ from .event import Position
 from .lag import GroupLag, group_lag, positions
 from .notifiers import EndOfDataNotifier, ReaderNotifier, SegmentNotifier
 from .reader import Reader, SegmentCallback
-from .scaling.autoscale import TURN, Autoscaling, Callback
+from .scaling.autoscale import TURN, Autoscaling, Callback, forget_history
 from .scaling.policy import ReaderScalingPolicy, ScalingDecision
 from .scaling.pool import ReaderPool
 from .scaling.retry import RetryPolicy
@@ -369,12 +369,14 @@ class ReaderGroupManager:
 
         def with_them() -> Mapping[str, AttributeChange]:
             """Without its lease, a reader can commit no more, whether or not it has heard of the end."""
-            names = [*group._manager.leases(), *store.attributes(segment, names=[TURN])]
+            names = list(group._manager.leases())
             # More than one append can hold go first: a reader that then finds the group alive begins a new life in it.
-            while len(names) > MAX_ATTRIBUTE_CHANGES:
+            while len(names) >= MAX_ATTRIBUTE_CHANGES:
                 first, names = names[:MAX_ATTRIBUTE_CHANGES], names[MAX_ATTRIBUTE_CHANGES:]
                 store.append(segment, b"", attributes=dict.fromkeys(first, AttributeChange(ANY, None)))
-            return dict.fromkeys(names, AttributeChange(ANY, None))
+            turns = store.attributes(segment, names=[TURN])
+            kept = {name: AttributeChange(value, forget_history(value)) for name, value in turns.items()}
+            return {**dict.fromkeys(names, AttributeChange(ANY, None)), **kept}
 
         group.synchronizer.delete(attributes=with_them)
 

@@ -11,7 +11,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgpack
 
@@ -62,6 +62,12 @@ class TurnValue(NamedTuple):
         return ScalingHistory(self.told, self.number_of_segments, changed_at=float("-inf"), calm_since=None)
 
 
+def forget_history(stored: bytes) -> bytes:
+    """The value of the turn in a group that is deleted. Its holder keeps it: the next group of the name has one too."""
+    value = TurnValue(*msgpack.unpackb(stored))
+    return bytes(msgpack.packb(TurnValue(value.holder, value.counter + 1)))
+
+
 class Turn:
     """The right to be the one that is called. For one thread."""
 
@@ -84,7 +90,7 @@ class Turn:
             return True
         stored, value = self.look()
         if value.holder == self.holder:
-            value = self.value  # also what was noted since
+            value = self._with_note(value)
         elif value.holder and not self._stood_still(stored, now, timeout_seconds):
             return False
         return self._write(stored, value._replace(holder=self.holder), now, timeout_seconds)
@@ -95,13 +101,12 @@ class Turn:
 
     def record(self, told: int, number_of_segments: int | None, timeout_seconds: float) -> bool:
         """Remember for whoever has the turn next what was told; False if it is another's by now."""
-        value = self.value._replace(told=told, number_of_segments=number_of_segments)
-        return self._change(value, timeout_seconds)
+        return self._change(timeout_seconds, told=told, number_of_segments=number_of_segments)
 
     def give_up(self) -> None:
         """Let the next one take the turn at once."""
         if self._clock.monotonic() < self.valid_until:
-            self._change(self.value._replace(holder=b""), 0.0)
+            self._change(0.0, holder=b"")
         self._lose()
 
     def look(self) -> tuple[bytes | None, TurnValue]:
@@ -109,13 +114,18 @@ class Turn:
         stored = self._store.attributes(self._segment, TURN).get(TURN)
         return stored, TurnValue() if stored is None else TurnValue(*msgpack.unpackb(stored))
 
-    def _change(self, value: TurnValue, timeout_seconds: float) -> bool:
+    def _with_note(self, value: TurnValue) -> TurnValue:
+        if value.told is None:  # nothing was told in this group, which may be another one of the name
+            return value
+        return value._replace(number_of_segments=self.value.number_of_segments)
+
+    def _change(self, timeout_seconds: float, **fields: Any) -> bool:
         now = self._clock.monotonic()
         stored, present = self.look()
         if present.holder != self.holder:
             self._lose()
             return False
-        return self._write(stored, value, now, timeout_seconds)
+        return self._write(stored, self._with_note(present)._replace(**fields), now, timeout_seconds)
 
     def _write(self, stored: bytes | None, value: TurnValue, sent_at: float, timeout_seconds: float) -> bool:
         value = value._replace(counter=value.counter + 1)
@@ -184,12 +194,15 @@ class Autoscaling:
                 due = self._step_or_warn()
                 self._clock.wait(self._wake, due - self._clock.monotonic())
                 self._wake.clear()
+        except (ClosedError, NotFoundError) as error:
+            _logger.info("autoscaling of %s ends: %s", self._group.name, error)
+        try:
             if self._call is not None:
                 self._call.thread.join(CLOSE_SECONDS)
                 self._take_up_call()
             self._turn.give_up()
-        except (ClosedError, NotFoundError) as error:
-            _logger.info("autoscaling of %s ends: %s", self._group.name, error)
+        except ClosedError:
+            pass  # it runs out
         except ReaderGroupError as error:
             _logger.warning("the turn of %s could not be given up and runs out: %s", self._group.name, error)
 

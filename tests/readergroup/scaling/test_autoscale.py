@@ -9,7 +9,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.scaling import autoscale
-from readergroup.scaling.autoscale import TURN, Turn
+from readergroup.scaling.autoscale import Turn
 from readergroup.scaling.policy import ScalingHistory
 from synchronizer import Clock, SegmentStore, open_store
 from tests.readergroup.scaling.handlers import Fault, until, write
@@ -284,10 +284,31 @@ def test_a_turn_that_was_given_up_is_free_at_once_and_what_was_told_is_kept(stor
     assert second.take(9)
 
 
-def test_a_group_that_was_deleted_leaves_no_turn_behind(client: rg.Client, group: rg.ReaderGroup) -> None:
+def test_the_holder_of_a_deleted_group_gives_up_its_turn_and_what_was_told_is_forgotten(
+    client: rg.Client, group: rg.ReaderGroup
+) -> None:
     calls = Calls()
     group.autoscale(POLICY)(calls)
     until(lambda: calls.told == [1])
     until(lambda: turn(group, group.synchronizer.clock).look()[1].told == 1)
     client.groups.delete("billing")
-    assert TURN not in client.store.attributes(group.synchronizer.segment)
+    until(lambda: not turn(group, group.synchronizer.clock).look()[1].holder)
+    assert turn(group, group.synchronizer.clock).look()[1].told is None
+
+
+def test_a_holder_that_has_not_heard_that_its_group_is_another_one_is_still_the_only_one(
+    client: rg.Client, group: rg.ReaderGroup
+) -> None:
+    clock = rg.ManualClock()
+    first, second = turn(group, clock), turn(group, clock)
+    assert first.take(9)
+    assert first.record(5, 2, 9)
+    client.groups.delete("billing")
+    client.groups.create("billing", streams=[STREAM])
+    assert first.valid_until > clock.monotonic()
+    assert not second.take(9)
+    for _ in range(4):
+        clock.advance(1)
+        assert first.take(9)
+    assert first.value.told is None
+    assert not second.take(9)
