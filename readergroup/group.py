@@ -27,6 +27,15 @@ from .event import Position
 from .lag import GroupLag, group_lag, positions
 from .notifiers import EndOfDataNotifier, ReaderNotifier, SegmentNotifier
 from .reader import Reader, SegmentCallback
+from .record.deletion import delete_record
+from .record.entries import LIFE
+from .record.record import NotificationRecord
+from .record.recorder import (
+    DEFAULT_LAG_INTERVAL_SECONDS,
+    DEFAULT_RETENTION_BYTES,
+    DEFAULT_RETENTION_SECONDS,
+    NotificationRecording,
+)
 from .scaling.autoscale import TURN, Autoscaling, Callback, forget_history
 from .scaling.policy import ReaderScalingPolicy, ScalingDecision
 from .scaling.pool import ReaderPool
@@ -68,12 +77,16 @@ class ReaderGroup:
         self._driver = GroupDriver(self._manager, threads=not isinstance(synchronizer.clock, ManualClock))
         self._readers: WeakSet[Reader[Any]] = WeakSet()  # one that is forgotten is to be let go
         self._running: WeakSet[ReaderPool[Any] | Autoscaling] = WeakSet()
+        self._recordings: WeakSet[NotificationRecording] = WeakSet()
         self._scalers: dict[ReaderScalingPolicy, Scaler] = {}
         self._closed = False
         self._lock = threading.Lock()
         self.segment_notifier = SegmentNotifier(self._manager, source=name)
         self.end_of_data_notifier = EndOfDataNotifier(synchronizer, source=name)
         self.reader_notifier = ReaderNotifier(synchronizer, source=name)
+        self.notification_record = NotificationRecord(
+            synchronizer.store, group=name, log=synchronizer.segment, clock=synchronizer.clock, timeout=client.timeout
+        )
 
     # ------------------------------------------------------------------ reading
 
@@ -216,6 +229,36 @@ class ReaderGroup:
         running.close()
         raise ClosedError("the group's client is closed; open another", group=self.name)
 
+    # ------------------------------------------------------------------ notifications
+
+    def record_notifications(
+        self,
+        *,
+        lag_interval_seconds: float | None = DEFAULT_LAG_INTERVAL_SECONDS,
+        retention_seconds: float | None = DEFAULT_RETENTION_SECONDS,
+        retention_bytes: int | None = DEFAULT_RETENTION_BYTES,
+    ) -> NotificationRecording:
+        """Write down what the notifiers tell, for `notification_record`, until ``close`` of what this returns.
+
+        However many processes record, each change is written once, and those that came while nobody recorded as well,
+        as far back as the group's log goes; what is beyond that is one notification with ``gap``. Every
+        ``lag_interval_seconds`` one of the processes writes down the lag. What is older than ``retention_seconds``, and
+        the oldest of what is more than ``retention_bytes``, is given up. None turns each of these off.
+        """
+        recording = NotificationRecording(
+            self,
+            self._manager,
+            lag_interval_seconds=lag_interval_seconds,
+            retention_seconds=retention_seconds,
+            retention_bytes=retention_bytes,
+        )
+        with self._lock:
+            if not self._closed:
+                self._recordings.add(recording)
+                return recording
+        recording.close()
+        raise ClosedError("the group's client is closed; open another", group=self.name)
+
     # ------------------------------------------------------------------ looking
 
     @property
@@ -281,14 +324,17 @@ class ReaderGroup:
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Close pools, autoscaling, readers and notifiers. The client does it. Twice is no error."""
+        """Close pools, autoscaling, readers, recordings and notifiers. The client does it. Twice is no error."""
         with self._lock:
             self._closed = True
             running = list(self._running)
+            recordings = list(self._recordings)
         with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
             closing.callback(self.synchronizer.close)
             for notifier in (self.segment_notifier, self.end_of_data_notifier, self.reader_notifier):
                 closing.callback(notifier.close)
+            for recording in recordings:  # after the readers, whose leaving is to be recorded
+                closing.callback(recording.close)
             closing.callback(self._close_readers)
             for each in running:
                 closing.callback(each.close)
@@ -371,12 +417,16 @@ class ReaderGroupManager:
             """Without its lease, a reader can commit no more, whether or not it has heard of the end."""
             names = list(group._manager.leases())
             # More than one append can hold go first: a reader that then finds the group alive begins a new life in it.
-            while len(names) >= MAX_ATTRIBUTE_CHANGES:
+            while len(names) > MAX_ATTRIBUTE_CHANGES - 2:  # the turn and the record's name come on top
                 first, names = names[:MAX_ATTRIBUTE_CHANGES], names[MAX_ATTRIBUTE_CHANGES:]
                 store.append(segment, b"", attributes=dict.fromkeys(first, AttributeChange(ANY, None)))
-            turns = store.attributes(segment, names=[TURN])
-            kept = {name: AttributeChange(value, forget_history(value)) for name, value in turns.items()}
-            return {**dict.fromkeys(names, AttributeChange(ANY, None)), **kept}
+            found = dict(store.attributes(segment, names=[TURN, LIFE]))
+            changes = dict.fromkeys(names, AttributeChange(ANY, None))
+            if (life := found.pop(LIFE, None)) is not None:
+                delete_record(store, name, life)
+                changes[LIFE] = AttributeChange(life, None)
+            kept = {name: AttributeChange(value, forget_history(value)) for name, value in found.items()}
+            return {**changes, **kept}
 
         group.synchronizer.delete(attributes=with_them)
 

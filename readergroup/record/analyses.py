@@ -1,0 +1,188 @@
+"""What a record of notifications says about a group: how often it scaled, how soon its readers followed, its backlog.
+
+Each analysis is a pure function from a table with the columns of `arrow.SCHEMA`, in any order and of any number of
+groups, to a table with a schema of its own. It needs nothing but the rows of one group at a time, so that on Spark
+``df.groupBy("group").applyInArrow(scaling_frequency, ...)`` computes the very same.
+
+Times are those of the processes that recorded, each by its own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from synchronizer import InvalidArgumentError, UnsupportedError
+
+try:
+    import pyarrow
+    import pyarrow.compute as pc
+except ImportError as error:
+    raise UnsupportedError("Arrow needs pip install 'readergroup[arrow]'") from error
+
+HOUR_SECONDS: Final = 3600
+DAY_SECONDS: Final = 24 * HOUR_SECONDS
+
+_TIME: Final = pyarrow.timestamp("us", "UTC")
+
+SCALING_FREQUENCY: Final = pyarrow.schema(
+    {
+        "group": pyarrow.string(),
+        "start": _TIME,  # of the window
+        "scales": pyarrow.int64(),  # of the group's streams, as splits and merges
+        "reader_changes": pyarrow.int64(),  # how often readers joined or left
+        "gaps": pyarrow.int64(),  # how often changes were not seen one by one, and may be more than are counted
+    }
+)
+REACTION_TIMES: Final = pyarrow.schema(
+    {
+        "group": pyarrow.string(),
+        "changed_at": _TIME,
+        "revision": pyarrow.int64(),
+        "index": pyarrow.int64(),
+        "segments_before": pyarrow.int64(),
+        "segments_after": pyarrow.int64(),
+        "readers_before": pyarrow.int64(),
+        "readers_after": pyarrow.int64(),  # null, as what follows, where no readers answered
+        "answered_at": _TIME,
+        "seconds": pyarrow.float64(),
+    }
+)
+BACKLOG_TREND: Final = pyarrow.schema(
+    {
+        "group": pyarrow.string(),
+        "start": _TIME,  # of the window
+        "samples": pyarrow.int64(),
+        "bytes": pyarrow.float64(),  # the mean
+        "bytes_per_second": pyarrow.float64(),  # how fast it grows; null where there is one moment only
+        "events": pyarrow.float64(),
+        "events_per_second": pyarrow.float64(),
+    }
+)
+
+
+def scaling_frequency(table: pyarrow.Table, *, window_seconds: int = HOUR_SECONDS) -> pyarrow.Table:
+    """How often each group scaled, per window in which it did anything: by default per hour, of UTC.
+
+    A scale is a notification of segments of which a new epoch of a stream is the cause, and not the completion of
+    segments that were read. What a record begins with is no change.
+    """
+    causes, kinds = table["cause"], table["kind"]
+    is_scale = pc.and_(pc.equal(kinds, "segments"), pc.match_substring_regex(causes, r"(^|, )add_epoch(,|$)"))
+    has_joined_or_left = pc.greater(pc.add(_lengths(table["joined"]), _lengths(table["left"])), 0)
+    is_change = pc.invert(pc.or_(pc.equal(causes, "present value"), table["gap"]))
+    is_reader_change = pc.and_(pc.and_(pc.equal(kinds, "readers"), is_change), has_joined_or_left)
+    # A gap is told by a notification of readers, and by others where these have something to tell.
+    is_gap = pc.and_(pc.equal(kinds, "readers"), table["gap"])
+    counted = _windows(table, window_seconds)
+    for name, mask in {"scales": is_scale, "reader_changes": is_reader_change, "gaps": is_gap}.items():
+        counted = counted.append_column(name, pc.cast(mask, pyarrow.int64()))
+    names = ["scales", "reader_changes", "gaps"]
+    counted = counted.group_by(["group", "start"]).aggregate([(name, "sum") for name in names])
+    counted = counted.rename_columns({f"{name}_sum": name for name in names})
+    is_empty = pc.equal(pc.add(pc.add(counted["scales"], counted["reader_changes"]), counted["gaps"]), 0)
+    return _in_order(counted.filter(pc.invert(is_empty)), SCALING_FREQUENCY)
+
+
+def reaction_times(table: pyarrow.Table) -> pyarrow.Table:
+    """For each change of the number of segments, how long it took until the number of readers followed.
+
+    The answer is the first change of the number of readers after it, in the same direction. A change of the segments
+    in the other direction that comes before takes the question back: then there is none.
+    """
+    names = ["group", "offset", "revision", "index", "kind", "seen_at", "number_of_segments", "number_of_readers"]
+    rows = table.select(names).sort_by([("group", "ascending"), ("offset", "ascending")]).to_pylist()
+    return pyarrow.Table.from_pylist(list(_reactions(rows)), schema=REACTION_TIMES)
+
+
+class _Numbers(NamedTuple):
+    segments: int | None = None
+    readers: int | None = None
+
+
+def _reactions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The changes of segments, in order, with their answers."""
+    group, now = None, _Numbers()
+    changes: list[dict[str, Any]] = []
+    open_changes: list[dict[str, Any]] = []
+    for row in rows:
+        if row["group"] != group:
+            group, now, open_changes = row["group"], _Numbers(), []
+        segments, readers = row["number_of_segments"], row["number_of_readers"]
+        if row["kind"] == "segments" and now.segments is not None and segments != now.segments:
+            change = {
+                "group": group,
+                "changed_at": row["seen_at"],
+                "revision": row["revision"],
+                "index": row["index"],
+                "segments_before": now.segments,
+                "segments_after": segments,
+                "readers_before": readers,
+            }
+            open_changes = [each for each in open_changes if _direction(each) == (segments > now.segments)]
+            open_changes.append(change)
+            changes.append(change)
+        if row["kind"] == "readers" and now.readers is not None and readers != now.readers:
+            for each in [each for each in open_changes if _direction(each) == (readers > now.readers)]:
+                each["readers_after"], each["answered_at"] = readers, row["seen_at"]
+                each["seconds"] = (row["seen_at"] - each["changed_at"]).total_seconds()
+                open_changes.remove(each)
+        now = _Numbers(now.segments if segments is None else segments, now.readers if readers is None else readers)
+    yield from changes
+
+
+def _direction(change: Mapping[str, Any]) -> bool:
+    """Whether the segments grew."""
+    return bool(change["segments_after"] > change["segments_before"])
+
+
+def backlog_trend(table: pyarrow.Table, *, window_seconds: int = HOUR_SECONDS) -> pyarrow.Table:
+    """How large the backlog of each group was and how fast it grew, per window with samples of it.
+
+    The speed is the slope of the straight line through the samples of the window, by least squares.
+    """
+    table = table.filter(pc.equal(table["kind"], "lag"))
+    windows = _windows(table, window_seconds)
+    seconds = pc.divide(pc.cast(pc.microseconds_between(windows["start"], table["seen_at"]), pyarrow.float64()), 1e6)
+    names = ("bytes", "events")
+    columns = {"x": seconds, "xx": pc.multiply(seconds, seconds)}
+    for name in names:
+        columns[name] = pc.cast(table[f"backlog_{name}"], pyarrow.float64())
+        columns[f"x_{name}"] = pc.multiply(seconds, columns[name])
+    for name, column in columns.items():
+        windows = windows.append_column(name, column)
+    aggregates: list[tuple[str | list[str], str]] = [([], "count_all"), ("x", "min_max")]
+    aggregates += [(name, "mean") for name in columns]
+    means = windows.group_by(["group", "start"]).aggregate(aggregates)
+    trend = means.select(["group", "start"]).append_column("samples", means["count_all"])
+    for name in names:
+        trend = trend.append_column(name, means[f"{name}_mean"])
+        trend = trend.append_column(f"{name}_per_second", _slope(means, name))
+    return _in_order(trend, BACKLOG_TREND)
+
+
+def _slope(means: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
+    """Of each window, by the means of x, y, x y and x squared; null where all samples are of one moment."""
+    x, y = means["x_mean"], means[f"{name}_mean"]
+    variance = pc.subtract(means["xx_mean"], pc.multiply(x, x))
+    covariance = pc.subtract(means[f"x_{name}_mean"], pc.multiply(x, y))
+    is_line = pc.less(pc.struct_field(means["x_min_max"], "min"), pc.struct_field(means["x_min_max"], "max"))
+    return pc.divide(covariance, pc.if_else(is_line, variance, None))
+
+
+def _windows(table: pyarrow.Table, window_seconds: int) -> pyarrow.Table:
+    """Of each row its group, and the start of the window that it is in; windows are counted from 1970 on, in UTC."""
+    if window_seconds < 1:
+        raise InvalidArgumentError("a window has at least one second", window_seconds=window_seconds)
+    micros = pc.cast(table["seen_at"], pyarrow.int64())
+    width = window_seconds * 1_000_000
+    start = pc.cast(pc.multiply(pc.divide(micros, width), width), _TIME)
+    return pyarrow.table({"group": table["group"], "start": start})
+
+
+def _lengths(lists: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
+    return pc.fill_null(pc.list_value_length(lists), 0)
+
+
+def _in_order(table: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
+    return table.select(schema.names).sort_by([("group", "ascending"), ("start", "ascending")]).cast(schema)
