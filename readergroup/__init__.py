@@ -39,6 +39,7 @@ from .errors import EventTooLargeError as EventTooLargeError
 from .errors import HandlerError as HandlerError
 from .errors import ReaderGroupExistsError as ReaderGroupExistsError
 from .errors import ReaderNotInGroupError as ReaderNotInGroupError
+from .errors import StreamBeingCopiedError as StreamBeingCopiedError
 from .errors import StreamExistsError as StreamExistsError
 from .errors import WorkerError as WorkerError
 from .event import Event as Event

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from synchronizer import AlreadyExistsError, InvalidArgumentError, ReaderGroupError
+from synchronizer import AlreadyExistsError, InvalidArgumentError, NotFoundError, ReaderGroupError
 
 
 class StreamExistsError(AlreadyExistsError):
     """A stream of this name exists with another config. ``streams.configure`` changes the config of a stream."""
+
+
+class StreamBeingCopiedError(NotFoundError):
+    """The stream is a copy that is not whole yet. ``streams.copy`` goes on with it, ``streams.delete`` gives it up."""
 
 
 class EventTooLargeError(InvalidArgumentError):

@@ -150,6 +150,11 @@ class Block:
         self._events_start = HEADER_BYTES + columns
 
     @property
+    def encoded(self) -> Buffer:
+        """The whole block as it is stored, with the events before the first one here."""
+        return self._buffer
+
+    @property
     def end(self) -> int:
         """The offset after the last event."""
         return self.block_offset + int(self.length)

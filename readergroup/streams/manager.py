@@ -29,8 +29,9 @@ from synchronizer import (
     Update,
 )
 
-from ..errors import StreamExistsError
+from ..errors import StreamBeingCopiedError, StreamExistsError
 from .config import ScalingPolicy, StreamConfig, StreamCut, StreamInfo, check_name, check_stream_name
+from .copying import By, OnProgress, Place, copy_stream
 from .segment_reader import block_start
 from .state import (
     STREAM_UPDATES,
@@ -85,7 +86,7 @@ class StreamManager:
         config = StreamConfig() if scaling is None else StreamConfig(scaling=scaling)
         synchronizer = self._synchronizer(check_stream_name(name), create=True)
         before = synchronizer.fetch_updates(timeout=deadline.remaining())
-        if not before.exists:
+        if not before.exists and not before.is_being_copied:
             self._delete_data(before, deadline)  # what a deletion that was cut off left behind
 
         def begin(state: StreamState) -> Iterable[Update[StreamState]]:
@@ -157,14 +158,53 @@ class StreamManager:
         self._truncate_data(state, deadline)
         self._forget_retired(state, deadline)
 
+    def copy(
+        self,
+        source: str,
+        target: str,
+        *,
+        by: By | None = None,
+        start: Place | None = None,
+        end: Place | None = None,
+        threads: int = 4,
+        on_progress: OnProgress | None = None,
+        timeout: float | None = None,
+    ) -> StreamInfo:
+        """Copy the events between two cuts, all by default, to a new stream, which is sealed; what that looks like.
+
+        By ``"segments"`` the store copies inside itself, all or nothing, and offsets and cuts of the source are good
+        for the target, too; by ``"events"`` they go through this process, ``threads`` segments at a time, and offsets
+        begin at 0. None: by segments where the store can. What reader groups and watermarks know is not copied.
+
+        The target is there when it is whole. Until then a call with the same names goes on with a copy that was cut
+        off, between the cuts that it began with, and `delete` gives it up. ``on_progress`` is called with the bytes
+        that are copied and those of the whole copy, by one thread at a time. Without a ``timeout`` a copy takes as
+        long as it takes; each step of it waits for the store as long as the client does.
+        """
+        return copy_stream(
+            self,
+            source,
+            target,
+            by=by,
+            start=start,
+            end=end,
+            threads=threads,
+            on_progress=on_progress,
+            timeout=timeout,
+        )
+
     def delete(self, name: str, *, timeout: float | None = None) -> None:
-        """Delete the stream and its data. Its writers and readers get `NotFoundError`; the name may be used again."""
+        """Delete the stream and its data. Its writers and readers get `NotFoundError`; the name may be used again.
+
+        A copy that is not whole yet is given up.
+        """
         deadline = self._deadline(timeout)
 
         def end(state: StreamState) -> tuple[Iterable[Update[StreamState]], StreamState]:
-            return ([DeleteStream()] if state.exists else []), state
+            return ([DeleteStream()] if state.exists or state.is_being_copied else []), state
 
-        deleted = self._existing(name, deadline).update_state_returning(end, timeout=deadline.remaining())
+        synchronizer = self._existing(name, deadline, or_being_copied=True)
+        deleted = synchronizer.update_state_returning(end, timeout=deadline.remaining())
         self._delete_data(deleted, deadline)
 
     def info(self, name: str, *, timeout: float | None = None) -> StreamInfo:
@@ -389,10 +429,17 @@ class StreamManager:
             sealed=state.sealed,
         )
 
-    def _existing(self, name: str, deadline: Deadline) -> StateSynchronizer[StreamState]:
+    def _existing(
+        self, name: str, deadline: Deadline, *, or_being_copied: bool = False
+    ) -> StateSynchronizer[StreamState]:
         """The stream's synchronizer, just fetched; `NotFoundError` if there is no such stream."""
         synchronizer = self._synchronizer(check_stream_name(name), create=False)
-        if not synchronizer.fetch_updates(timeout=deadline.remaining()).exists:
+        state = synchronizer.fetch_updates(timeout=deadline.remaining())
+        if state.is_being_copied and not or_being_copied:
+            raise StreamBeingCopiedError(
+                "the stream is being copied; streams.copy completes it, streams.delete gives it up", stream=name
+            )
+        if not state.exists and not state.is_being_copied:
             raise _not_found(name)
         return synchronizer
 
@@ -413,6 +460,7 @@ class StreamManager:
                 timeout=self.timeout,
                 state_limit_bytes=self._state_limit_bytes,
             )
+            _ = opened.state  # there is none where a creation was cut off before its first entry
         except NotFoundError as error:
             raise _not_found(name) from error
         with self._lock:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import Literal
 
 from synchronizer import InvalidArgumentError, Map, NotFoundError, Revision, SealedError, State, Update
 
@@ -53,6 +54,16 @@ class Scale(Record):
     successors: tuple[StreamSegment, ...]
 
 
+class Origin(Record):
+    """What a stream is a copy of: the offsets, by number of segment, that it starts and ends at."""
+
+    stream: str
+    incarnation: str
+    by: Literal["segments", "events"]
+    start: Map[int, int]
+    end: Map[int, int]
+
+
 class StreamState(State):
     """The metadata of one stream name, through all the streams that bore it one after the other."""
 
@@ -75,6 +86,8 @@ class StreamState(State):
     sealing: bool = False
     #: Each segment of the newest epoch is sealed in the store, for good.
     sealed: bool = False
+    #: Of a copy. As long as that does not exist, it is being made.
+    origin: Origin | None = None
 
     # ------------------------------------------------------------------ names
 
@@ -96,6 +109,11 @@ class StreamState(State):
     def is_pending(self) -> bool:
         """Whether something was announced that is not published."""
         return self.scale is not None or (self.sealing and not self.sealed)
+
+    @property
+    def is_being_copied(self) -> bool:
+        """Whether it is a copy that is not whole yet: nobody but those who make it may see it."""
+        return self.origin is not None and not self.exists
 
     @property
     def current_segments(self) -> tuple[SegmentId, ...]:
@@ -264,6 +282,8 @@ class CreateStream(Update[StreamState], tag="create-stream"):
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
         if state.exists:
             raise StreamExistsError("the stream exists", stream=state.name, config=state.config)
+        if state.is_being_copied:
+            raise StreamExistsError("a copy is being made under this name; streams.delete ends it", stream=state.name)
         ranges = even_ranges(self.config.scaling.segments)
         first = tuple(StreamSegment(number=number, keys=keys) for number, keys in enumerate(ranges))
         return StreamState(
@@ -401,6 +421,43 @@ class ForgetSegments(Update[StreamState], tag="forget-segments"):
         return state.replace(segments=segments)
 
 
+class BeginCopy(Update[StreamState], tag="begin-copy"):
+    """Fix what a copy is made of, and its bounds. Segments have the numbers that they have in what is copied."""
+
+    incarnation: str
+    config: StreamConfig
+    segments: tuple[StreamSegment, ...]
+    origin: Origin
+
+    def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
+        if state.exists or state.is_being_copied:
+            raise StreamExistsError("the stream exists, or another copy is being made", stream=state.name)
+        segments = Map({each.number: each for each in self.segments})
+        last = sorted(self.origin.end, key=lambda number: segments[number].keys.low)
+        start = self.origin.start
+        return StreamState(
+            name=state.name,
+            incarnation=self.incarnation,
+            config=self.config,
+            epoch=max(each.epoch for each in self.segments),
+            segments=segments,
+            current=tuple(last),
+            head=start if self.origin.by == "segments" else Map(dict.fromkeys(start, 0)),
+            next_number=max(segments) + 1,
+            sealing=True,
+            origin=self.origin,
+        )
+
+
+class PublishCopy(Update[StreamState], tag="publish-copy"):
+    """All data is copied and all segments are sealed: from here on the copy is a stream."""
+
+    def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
+        if not state.is_being_copied:
+            raise InvalidArgumentError("no copy is being made", stream=state.name)
+        return state.replace(exists=True, sealed=True)
+
+
 class DeleteStream(Update[StreamState], tag="delete-stream"):
     """End this stream. The log stays, and may go on with a new stream of the name and another incarnation."""
 
@@ -418,6 +475,8 @@ STREAM_UPDATES: tuple[type[Update[StreamState]], ...] = (
     ConfigureStream,
     TruncateStream,
     ForgetSegments,
+    BeginCopy,
+    PublishCopy,
     DeleteStream,
 )
 

@@ -17,12 +17,16 @@ from readergroup.streams.state import (
     STREAM_UPDATES,
     AnnounceScale,
     AnnounceSeal,
+    BeginCopy,
     ConfigureStream,
     CreateStream,
     DeleteStream,
     ForgetSegments,
+    Origin,
+    PublishCopy,
     PublishScale,
     SealStream,
+    StreamSegment,
     StreamState,
     TruncateStream,
 )
@@ -335,8 +339,64 @@ ON_THE_WIRE: list[Update[StreamState]] = [
 ]
 
 
+COPY_ON_THE_WIRE: list[Update[StreamState]] = [
+    BeginCopy(
+        incarnation="b2",
+        config=StreamConfig(scaling=ScalingPolicy.fixed(2)),
+        segments=(
+            StreamSegment(number=1, keys=KeyRange(low=0.5, high=1.0)),
+            StreamSegment(number=2, keys=KeyRange(low=0.0, high=0.5), epoch=1, successors=(3, 4)),
+            StreamSegment(number=3, keys=KeyRange(low=0.0, high=0.25), epoch=2, predecessors=(2,)),
+            StreamSegment(number=4, keys=KeyRange(low=0.25, high=0.5), epoch=2, predecessors=(2,)),
+        ),
+        origin=Origin(
+            stream="shop/source", incarnation="a1", by="segments", start=Map({1: 0, 2: 9}), end=Map({1: 7, 3: 5, 4: 6})
+        ),
+    ),
+    PublishCopy(),
+]
+
+
+def test_the_updates_of_a_copy_on_disk_are_still_read_and_do_what_they_did() -> None:
+    classes = {update.tag: update for update in STREAM_UPDATES}
+    stored = msgpack.unpackb((WIRE / "stream-copies-v1.msgpack").read_bytes(), strict_map_key=False)
+    assert [classes[tag].model_validate(fields) for tag, fields in stored] == COPY_ON_THE_WIRE
+    written = msgpack.packb([[update.tag, update.model_dump(exclude_none=True)] for update in COPY_ON_THE_WIRE])
+    assert msgpack.unpackb(written, strict_map_key=False) == stored
+    begun, whole = COPY_ON_THE_WIRE
+    state = apply(StreamState(name=NAME), begun)
+    assert state.is_being_copied and not state.exists
+    state = apply(state, whole)
+    assert state.exists and state.sealed and not state.is_pending and not state.is_being_copied
+    assert (state.epoch, state.current, dict(state.head), state.next_number) == (2, (3, 4, 1), {1: 0, 2: 9}, 5)
+    assert StreamState.model_validate(state.model_dump(exclude_none=True)) == state
+
+
+def test_a_copy_is_begun_once_published_once_and_nothing_else_happens_before() -> None:
+    begun, whole = COPY_ON_THE_WIRE
+    create = CreateStream(incarnation="a1", config=StreamConfig())
+    being_copied = apply(StreamState(name=NAME), begun)
+    for state, update in (
+        (created(), begun),
+        (being_copied, begun),
+        (being_copied, create),
+        (apply(being_copied, whole), begun),
+    ):
+        with pytest.raises(StreamExistsError):
+            apply(state, update)
+    for update in (AnnounceSeal(), SealStream(), ConfigureStream(config=StreamConfig())):
+        with pytest.raises(NotFoundError):
+            apply(being_copied, update)
+    for state in (created(), apply(being_copied, whole), StreamState(name=NAME)):
+        with pytest.raises(InvalidArgumentError, match="no copy"):
+            apply(state, whole)
+    assert apply(being_copied, DeleteStream()) == StreamState(name=NAME, incarnation="b2")
+    assert apply(being_copied, DeleteStream(), create).exists
+
+
 def test_the_updates_on_disk_are_still_read_and_do_what_they_did() -> None:
-    assert {update.tag for update in ON_THE_WIRE} == {update.tag for update in STREAM_UPDATES}
+    written = ON_THE_WIRE + COPY_ON_THE_WIRE
+    assert {update.tag for update in written} == {update.tag for update in STREAM_UPDATES}
     classes = {update.tag: update for update in STREAM_UPDATES}
     stored = msgpack.unpackb((WIRE / "stream-updates-v1.msgpack").read_bytes(), strict_map_key=False)
     assert [classes[tag].model_validate(fields) for tag, fields in stored] == ON_THE_WIRE
