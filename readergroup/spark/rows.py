@@ -70,6 +70,7 @@ class Rows:
             self._taken = tuple(name for name in options.columns or () if name in names)
         self._check_types()
         decoded = [field for field in self._schema if field.name not in self._taken]
+        self._is_cut_off = _finds_cut_off(pyarrow.struct(decoded))
         self._events = pyarrow.struct([field.with_type(_as_stored(field.type)) for field in decoded])
         #: The columns of the stream that `of` takes.
         self.columns = self._taken if self._loads is None else tuple({*self._taken, "event", "segment_id", "offset"})
@@ -115,7 +116,10 @@ class Rows:
 
     def _columns_of(self, events: list[bytes]) -> Mapping[str, pyarrow.Array]:
         assert self._loads is not None
-        values = pyarrow.array(map(self._loads, events), self._events, size=len(events))
+        decoded = list(map(self._loads, events))
+        if any(map(self._is_cut_off, decoded)):
+            raise ValueError("a number with a fraction is no integer")
+        values = pyarrow.array(decoded, self._events)
         return {
             field.name: column.cast(self._schema.field(field.name).type)
             for field, column in zip(self._events, values.flatten(), strict=True)
@@ -127,3 +131,25 @@ def _as_stored(kind: pyarrow.DataType) -> pyarrow.DataType:
     types = pyarrow.types
     is_text = types.is_timestamp(kind) or types.is_date(kind) or types.is_decimal(kind)
     return pyarrow.string() if is_text else kind
+
+
+def _finds_cut_off(kind: pyarrow.DataType) -> Callable[[Any], bool]:
+    """Whether a value of this type has a fraction where an integer is to be: Arrow would leave the fraction out."""
+    types = pyarrow.types
+    if types.is_integer(kind):
+        return lambda value: isinstance(value, float) and not value.is_integer()
+    if types.is_struct(kind):
+        fields = {field.name: _finds_cut_off(field.type) for field in kind if _has_integers(field.type)}
+        return lambda value: isinstance(value, dict) and any(finds(value.get(name)) for name, finds in fields.items())
+    if types.is_list(kind):
+        finds = _finds_cut_off(kind.value_type)
+        return lambda value: isinstance(value, list) and any(map(finds, value))
+    if types.is_map(kind):
+        finds = _finds_cut_off(kind.item_type)
+        return lambda value: isinstance(value, dict) and any(map(finds, value.values()))
+    return lambda value: False
+
+
+def _has_integers(kind: pyarrow.DataType) -> bool:
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return pyarrow.types.is_integer(kind) or any(map(_has_integers, inner))

@@ -1,0 +1,70 @@
+"""One session of Spark for all tests of a run; where there is no Java, each of them is left out and says why.
+
+With ``-n`` these tests do not run: each worker would start a Spark of its own, and take the processors from the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import readergroup as rg
+from readergroup.spark import check_java, local_session
+from tests.readergroup.spark.streams import STREAM
+
+#: Compiles less, and so starts earlier.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1"
+
+
+@pytest.fixture(scope="session")
+def java() -> int:
+    try:
+        return check_java()
+    except rg.UnsupportedError as error:
+        pytest.skip(f"the tests of Spark did not run: {error}")
+
+
+@pytest.fixture(scope="session")
+def spark(java: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    folder = tmp_path_factory.mktemp("spark")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("SPARK_HOME", raising=False)
+        session = local_session(
+            "local[2,3]",
+            {
+                "spark.driver.extraJavaOptions": QUICK_JAVA,
+                "spark.local.dir": str(folder),
+                "spark.sql.warehouse.dir": str(folder / "warehouse"),
+                "spark.sql.shuffle.partitions": "2",
+                "spark.ui.showConsoleProgress": "false",
+            },
+        )
+        session.sparkContext.setLogLevel("ERROR")
+        yield session
+        session.stop()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'shop.db'}"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[rg.Client]:
+    with rg.connect(url) as client:
+        yield client
+
+
+@pytest.fixture
+def load(spark: SparkSession, url: str) -> Callable[..., DataFrame]:
+    """A batch read of the stream with these options; ``schema`` is the user's."""
+
+    def load(*, schema: str | None = None, **options: Any) -> DataFrame:
+        reader = spark.read.format("readergroup").options(url=url, stream=STREAM).options(**options)
+        return (reader.schema(schema) if schema else reader).load()
+
+    return load

@@ -1,0 +1,129 @@
+"""What a read may be told, and what is said about what it may not."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from pydantic import SecretStr
+
+import readergroup as rg
+from readergroup.spark.connection import check_address
+from readergroup.spark.offsets import cut_of, offset_of
+from readergroup.spark.options import ReadOptions, read_options
+
+CUT = rg.StreamCut(stream="shop/orders", offsets={"shop/orders/10": 7, "shop/orders/2": 5}, incarnation="aa")
+GIVEN = {"url": "postgresql://me:secret@db/shop", "stream": "shop/orders"}
+
+
+def options(streaming: bool | None = None, **given: str) -> ReadOptions:
+    return read_options({**GIVEN, **given}, streaming=streaming)
+
+
+def test_names_of_options_may_come_in_any_case() -> None:
+    found = options(STARTINGOFFSETS="Earliest", maxbytesperpartition="8m", minPartitions="3", segments="1, 2")
+    assert found.starting == "earliest"
+    assert (found.max_bytes_per_partition, found.min_partitions) == (8 * 1024 * 1024, 3)
+    assert found.segments == {"shop/orders/1", "shop/orders/2"}
+    assert options(failOnDataLoss="FALSE").fail_on_data_loss is False
+
+
+def test_an_unknown_option_is_refused_with_the_nearest_one_and_all_that_there_are() -> None:
+    with pytest.raises(rg.InvalidArgumentError, match="did_you_mean='startingOffsets'.*'failOnDataLoss'"):
+        options(startingofset="earliest")
+    with pytest.raises(rg.InvalidArgumentError) as refused:
+        options(weather="sunny")
+    assert "did_you_mean" not in str(refused.value)
+    assert "sunny" not in str(refused.value)
+
+
+@pytest.mark.parametrize("missing", ["url", "stream"])
+def test_the_address_and_the_stream_have_to_be_said(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("READERGROUP_URL", "sqlite:////tmp/shop.db")
+    given = {name: value for name, value in GIVEN.items() if name != missing}
+    with pytest.raises(rg.InvalidArgumentError, match=f"'{missing}' is missing"):
+        read_options(given)
+
+
+def test_options_of_the_other_kind_of_read_are_refused() -> None:
+    with pytest.raises(rg.InvalidArgumentError, match="streaming reads only"):
+        options(streaming=False, maxBytesPerTrigger="1m")
+    with pytest.raises(rg.InvalidArgumentError, match="batch reads only"):
+        options(streaming=True, segments="1")
+    with pytest.raises(rg.InvalidArgumentError, match="AvailableNow"):
+        options(streaming=True, endingOffsets="latest")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("startingOffsets", "@2026-01-01T00:00:00", "timezone"),
+        ("startingOffsets", "@yesterday", "2026-01-01T00:00:00Z"),
+        ("startingOffsets", "first", "StreamCut.model_dump_json"),
+        ("startingOffsets", '{"stream": "shop/orders"}', "StreamCut.model_dump_json"),
+        ("startingOffsets", '{"v": 9, "stream": "shop/orders", "offsets": {"shop/orders/0": 1}}', "StreamCut"),
+        ("endingOffsets", "earliest", "say where reading ends"),
+        ("maxBytesPerPartition", "0", "number of bytes"),
+        ("maxBytesPerPartition", "much", "number of bytes"),
+        ("minPartitions", "-1", "at least 1"),
+        ("maxEventsPerTrigger", "1.5", "at least 1"),
+        ("segments", "0,a", "numbers of segments"),
+        ("columns", "event,weight", "names of columns"),
+        ("columns", "event,event", "each once"),
+        ("serializer", "pickle", "'json' or 'msgpack'"),
+        ("failOnDataLoss", "no", "'true' or 'false'"),
+        ("stream", "orders", "scope/name"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(name: str, value: str, message: str) -> None:
+    with pytest.raises(rg.InvalidArgumentError, match=message):
+        options(**{name: value})
+
+
+def test_two_limits_and_a_cut_of_another_stream_are_refused() -> None:
+    with pytest.raises(rg.InvalidArgumentError, match="either maxBytesPerTrigger"):
+        options(maxBytesPerTrigger="1m", maxEventsPerTrigger="5")
+    with pytest.raises(rg.InvalidArgumentError, match="another stream"):
+        read_options({"url": "x", "stream": "shop/other", "endingOffsets": CUT.model_dump_json()})
+
+
+def test_a_place_is_a_word_a_cut_a_time_or_what_stands_in_a_checkpoint() -> None:
+    assert options(startingOffsets=CUT.model_dump_json()).starting == CUT
+    assert options(startingOffsets=CUT.model_dump_json(exclude_none=True)).starting == CUT
+    time = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    assert options(endingOffsets="@2026-01-01T12:00:00Z").ending == time
+    assert options(endingOffsets="@2026-01-01T14:00:00+02:00").ending == time
+
+
+def test_an_offset_has_one_form_and_is_a_place_to_start_from() -> None:
+    import json
+
+    text = json.dumps(offset_of(CUT))
+    assert text == (
+        '{"v": 1, "stream": "shop/orders", "offsets": {"shop/orders/2": 5, "shop/orders/10": 7}, "incarnation": "aa"}'
+    )
+    assert cut_of(json.loads(text)) == CUT
+    assert options(startingOffsets=text).starting == CUT
+    with pytest.raises(rg.InvalidArgumentError, match="new checkpoint"):
+        cut_of({**json.loads(text), "v": 2})
+
+
+def test_a_password_is_not_shown() -> None:
+    found = options()
+    assert "secret" not in repr(found) + str(found)
+    for given in ({"colums": "event"}, {"maxEventsPerTrigger": "0"}):
+        with pytest.raises(rg.InvalidArgumentError) as refused:
+            options(**given)
+        assert "secret" not in str(refused.value)
+
+
+def test_stores_that_the_processes_of_spark_do_not_share_are_refused() -> None:
+    for one_host in (True, False):
+        with pytest.raises(rg.UnsupportedError, match="PostgreSQL or NATS"):
+            check_address(SecretStr("memory://shop"), one_host=one_host)
+        check_address(SecretStr("postgresql://db/shop"), one_host=one_host)
+    with pytest.raises(rg.UnsupportedError, match="other hosts.*PostgreSQL or NATS"):
+        check_address(SecretStr("sqlite:////tmp/shop.db"), one_host=False)
+    with pytest.raises(rg.InvalidArgumentError, match="four slashes"):
+        check_address(SecretStr("sqlite:///shop.db"), one_host=True)
+    check_address(SecretStr("sqlite:////tmp/shop.db"), one_host=True)

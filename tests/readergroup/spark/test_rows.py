@@ -1,0 +1,153 @@
+"""Events as rows, and decoded into columns of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import msgpack
+import pyarrow
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+import readergroup as rg
+from readergroup.spark.options import ReadOptions, read_options
+from readergroup.spark.rows import Rows, default_schema
+from tests.readergroup.spark.streams import STREAM
+
+
+@pytest.fixture
+def client() -> Iterator[rg.Client]:
+    with rg.connect("memory://") as client:
+        client.streams.create(STREAM)
+        yield client
+
+
+def options(**given: str) -> ReadOptions:
+    return read_options({"url": "memory://", "stream": STREAM, **given})
+
+
+def decoded(client: rg.Client, events: list[bytes], rows: Rows) -> list[dict[str, Any]]:
+    with client.writer(STREAM) as writer:
+        for event in events:
+            writer.write(event)
+    found: list[dict[str, Any]] = []
+    for each in client.batch.segment_ranges(STREAM):
+        for batch in client.batch.record_batches(each, rows.columns):
+            found += rows.of(batch).to_pylist()
+    return found
+
+
+ORDER = StructType(
+    [
+        StructField("id", LongType()),
+        StructField("price", DecimalType(8, 2)),
+        StructField("placed", TimestampType()),
+        StructField("due", DateType()),
+        StructField("tags", ArrayType(StringType())),
+        StructField("shop", StructType([StructField("name", StringType()), StructField("score", DoubleType())])),
+        StructField("counts", MapType(StringType(), LongType())),
+        StructField("offset", LongType()),
+    ]
+)
+
+
+@pytest.mark.parametrize("serializer", ["json", "msgpack"])
+def test_events_are_decoded_into_the_columns_of_the_schema(serializer: str, client: rg.Client) -> None:
+    order = {
+        "id": 7,
+        "price": "12.50",
+        "placed": "2026-01-01T12:00:00+02:00",
+        "due": "2026-02-01",
+        "tags": ["a", None],
+        "shop": {"name": "Zürich", "score": 1.5, "other": 1},
+        "counts": {"x": 1},
+        "unknown": True,
+    }
+    dumps = {"json": rg.JsonSerializer().dumps, "msgpack": msgpack.packb}[serializer]
+    rows = Rows(ORDER, options(serializer=serializer, columns="offset"))
+    first, second, third = decoded(client, [dumps(order), dumps({"id": None, "offset": 3}), dumps(None)], rows)
+    assert first == {
+        "id": 7,
+        "price": Decimal("12.50"),
+        "placed": datetime(2026, 1, 1, 10, tzinfo=UTC),
+        "due": date(2026, 2, 1),
+        "tags": ["a", None],
+        "shop": {"name": "Zürich", "score": 1.5},
+        "counts": [("x", 1)],
+        "offset": 0,
+    }
+    assert {name for name, value in second.items() if value is not None} == {"offset"}
+    assert second["offset"] > 3  # the place in the stream, and not the event's own
+    assert {name for name, value in third.items() if value is not None} == {"offset"}
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [b"{", b"\xff", b'{"id": "seven"}', b"5", b'{"id": 1.5}', b'{"in": [{"x": 1}, {"x": 1.5}]}', b'{"m": {"a": 1.5}}'],
+)
+def test_an_event_that_does_not_fit_is_named(damaged: bytes, client: rg.Client) -> None:
+    inner = ArrayType(StructType([StructField("x", LongType())]))
+    fields = [
+        StructField("id", LongType()),
+        StructField("in", inner),
+        StructField("m", MapType(StringType(), LongType())),
+    ]
+    rows = Rows(StructType(fields), options(serializer="json"))
+    with pytest.raises(rg.CorruptDataError, match="from_json.*segment='shop/orders/0' offset=55"):
+        decoded(client, [b"{}", damaged, b"{}"], rows)
+
+
+def test_columns_come_in_the_order_that_was_asked_for(client: rg.Client) -> None:
+    assert default_schema(options(columns="offset,event")) == "offset bigint, event binary"
+    rows = Rows(StructType([StructField("offset", LongType()), StructField("event", BinaryType())]), options())
+    assert decoded(client, [b"x"], rows) == [{"offset": 0, "event": b"x"}]
+
+
+def test_a_schema_that_the_stream_cannot_have_is_refused() -> None:
+    def schema(name: str, kind: Any, nullable: bool = True) -> StructType:
+        return StructType([StructField(name, kind, nullable)])
+
+    with pytest.raises(rg.InvalidArgumentError, match="'serializer'.*columns=\\['id'\\]"):
+        Rows(schema("id", LongType()), options())
+    with pytest.raises(rg.InvalidArgumentError, match="another type.*binary"):
+        Rows(schema("event", StringType()), options())
+    with pytest.raises(rg.InvalidArgumentError, match="NOT NULL"):
+        Rows(schema("event", BinaryType(), False), options())
+    with pytest.raises(rg.InvalidArgumentError, match="leave one out"):
+        Rows(schema("event", BinaryType()), options(columns="offset"))
+    with pytest.raises(rg.InvalidArgumentError, match=r"\.schema"):
+        default_schema(options(serializer="json"))
+
+
+def test_rows_have_exactly_the_types_that_spark_expects(client: rg.Client) -> None:
+    with client.writer(STREAM) as writer:
+        writer.write(b"x", routing_key="k")
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    types = {"segment_id": LongType(), "offset": LongType(), "event": BinaryType(), "written_at": TimestampType()}
+    schema = StructType(
+        [
+            StructField(name, types.get(name, StringType()))
+            for name in ("event", "scope", "stream", "segment_id", "offset", "routing_key", "written_at")
+        ]
+    )
+    rows = Rows(schema, options())
+    (only,) = client.batch.segment_ranges(STREAM)
+    (batch,) = client.batch.record_batches(only, rows.columns)
+    assert isinstance(batch, pyarrow.RecordBatch)
+    assert rows.of(batch).schema.equals(to_arrow_schema(schema, timezone="UTC"))
