@@ -71,6 +71,10 @@ from .streams.serializers import JsonSerializer as JsonSerializer
 from .streams.serializers import MsgpackSerializer as MsgpackSerializer
 from .streams.serializers import PydanticSerializer as PydanticSerializer
 from .streams.serializers import Serializer as Serializer
+from .streams.staging import StagedPart as StagedPart
+from .streams.staging import Staging as Staging
+from .streams.transaction import Transaction as Transaction
+from .streams.transaction import Transactions as Transactions
 from .streams.writer import EventWriter as EventWriter
 from .updates import AddReader as AddReader
 from .updates import ReassignSegment as ReassignSegment

@@ -16,5 +16,9 @@ from .serializers import JsonSerializer as JsonSerializer
 from .serializers import MsgpackSerializer as MsgpackSerializer
 from .serializers import PydanticSerializer as PydanticSerializer
 from .serializers import Serializer as Serializer
+from .staging import StagedPart as StagedPart
+from .staging import Staging as Staging
 from .state import StreamState as StreamState
+from .transaction import Transaction as Transaction
+from .transaction import Transactions as Transactions
 from .writer import EventWriter as EventWriter

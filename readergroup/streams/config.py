@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import Annotated, Final, Literal, NewType, Self
+from typing import Annotated, Final, Literal, NamedTuple, NewType, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, field_validator, model_validator
 
@@ -44,7 +44,7 @@ def segment_id(stream: str, number: int) -> SegmentId:
 
 
 def data_prefix(stream: str, incarnation: str) -> str:
-    """What the names, in the store, of all data segments of this life of the stream start with, and no other's."""
+    """What the names, in the store, of all segments of this life of the stream start with, and no other's."""
     return f"data/{stream}/{incarnation}/"
 
 
@@ -52,6 +52,26 @@ def data_segment(segment: SegmentId, incarnation: str) -> str:
     """The name, in the store, of the segment that holds the events."""
     stream, _, number = segment.rpartition("/")
     return f"{data_prefix(stream, incarnation)}{number}"
+
+
+def staging_prefix(stream: str, incarnation: str, key: str | None = None, generation: int | None = None) -> str:
+    """What the names of staged segments start with, and those of data segments do not: of all, or only of these."""
+    named = (each for each in (key, generation) if each is not None)
+    return "".join((data_prefix(stream, incarnation), "staging/", *(f"{each}/" for each in named)))
+
+
+class StagedName(NamedTuple):
+    """What the name of a staged segment says, after the prefix of its stream."""
+
+    key: str
+    generation: int
+    part: str
+    number: int
+
+    @classmethod
+    def of(cls, segment: str) -> StagedName:
+        key, generation, part, number = segment.split("/")[-4:]
+        return cls(key, int(generation), part, int(number))
 
 
 def stream_of(segment: SegmentId) -> str:

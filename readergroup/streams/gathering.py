@@ -12,6 +12,8 @@ from .block import MAX_EVENT_BYTES, Headers, cut_into_blocks, encode_block, head
 
 #: A batch that has so many bytes is closed; it takes one more event, or group of events, at most.
 BATCH_BYTES: Final = 1024 * 1024
+#: Events that are written and not yet stored take so many bytes at most.
+MAX_UNSTORED_BYTES: Final = 16 * 1024 * 1024
 MAX_KEY_LENGTH: Final = 4096
 #: How many routing keys a writer remembers the segments of.
 KNOWN_KEYS: Final = 50_000

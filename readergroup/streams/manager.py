@@ -22,6 +22,8 @@ from synchronizer import (
     Map,
     NotFoundError,
     Patience,
+    ReaderGroupError,
+    SealedError,
     SegmentInfo,
     SegmentStore,
     StateSynchronizer,
@@ -29,9 +31,20 @@ from synchronizer import (
     Update,
 )
 
-from ..errors import StreamBeingCopiedError, StreamExistsError
-from .config import ScalingPolicy, StreamConfig, StreamCut, StreamInfo, check_name, check_stream_name
+from ..errors import CorruptDataError, StreamBeingCopiedError, StreamExistsError
+from .committed import CommittedTransaction
+from .config import (
+    ScalingPolicy,
+    StagedName,
+    StreamConfig,
+    StreamCut,
+    StreamInfo,
+    check_name,
+    check_stream_name,
+    staging_prefix,
+)
 from .copying import By, OnProgress, Place, copy_stream
+from .merging import Merge
 from .segment_reader import block_start
 from .state import (
     STREAM_UPDATES,
@@ -39,6 +52,7 @@ from .state import (
     ConfigureStream,
     CreateStream,
     DeleteStream,
+    FinishTransaction,
     ForgetSegments,
     PublishScale,
     Scale,
@@ -238,8 +252,11 @@ class StreamManager:
         state = self._existing(name, deadline).state
         return state if state.current else self.finish_pending(name, timeout=deadline.remaining())
 
-    def finish_pending(self, name: str, *, timeout: float | None = None) -> StreamState:
-        """Complete the creation, scale or seal that another client began, if there is one; the state after it."""
+    def finish_pending(self, name: str, *, timeout: float | None = None, forget: str | None = None) -> StreamState:
+        """Complete the creation, scale, seal or merge that a client began, if there is one; the state after it.
+
+        ``forget`` is the key of a transaction that nobody but the caller will ask for.
+        """
         deadline = self._deadline(timeout)
         synchronizer = self._existing(name, deadline)
         state = synchronizer.state
@@ -249,6 +266,8 @@ class StreamManager:
                 state = self._finish_scale(synchronizer, state, state.scale, deadline)
             if state.sealing and not state.sealed:
                 state = self._finish_seal(synchronizer, state, deadline)
+            if (transaction := state.known_transactions.open) is not None:
+                state = self._finish_transaction(synchronizer, state, transaction, deadline, forget)
             if not state.exists:
                 raise _not_found(name)
             if state.incarnation == before.incarnation:
@@ -265,6 +284,18 @@ class StreamManager:
     def tail_cut(self, state: StreamState, *, timeout: float | None = None) -> StreamCut:
         """Where the data of the newest epoch in ``state`` ends now."""
         return state.cut(self.segment_lengths(state, state.current, timeout=timeout))
+
+    def delete_staged(
+        self, prefix: str, is_given_up: Callable[[StagedName], bool], *, timeout: float | None = None
+    ) -> None:
+        """Delete what is staged under the prefix and given up. What cannot be deleted now is when it is old."""
+        patience = self._patience(self._deadline(timeout))
+        try:
+            for segment in patience.call(lambda: list(self.store.list(prefix))):
+                if is_given_up(StagedName.of(segment)):
+                    self._delete_segment(segment, patience)
+        except ReaderGroupError:
+            return
 
     def close(self) -> None:
         """Close the synchronizers of all streams. Twice is no error."""
@@ -340,6 +371,35 @@ class StreamManager:
             ),
             timeout=deadline.remaining(),
         )
+
+    def _finish_transaction(
+        self,
+        synchronizer: StateSynchronizer[StreamState],
+        state: StreamState,
+        transaction: CommittedTransaction,
+        deadline: Deadline,
+        forget: str | None,
+    ) -> StreamState:
+        def is_open(now: StreamState) -> bool:
+            return now.incarnation == state.incarnation and now.known_transactions.open == transaction
+
+        try:
+            Merge(self.store, state, transaction, deadline, self._patience(deadline)).run()
+        except (NotFoundError, SealedError) as error:
+            # It was merged meanwhile, and the stream has gone on; or it is deleted. Its state tells.
+            now = synchronizer.fetch_updates(timeout=deadline.remaining())
+            if is_open(now):
+                raise CorruptDataError(
+                    "the store has lost what belongs to a committed transaction; restore it, or delete the stream",
+                    stream=state.name,
+                    cause=str(error),
+                ) from error
+            return now
+        finished = FinishTransaction(sequence=transaction.sequence, forget=forget == transaction.key or None)
+        now = synchronizer.update_state(lambda now: [finished] if is_open(now) else [], timeout=deadline.remaining())
+        prefix = staging_prefix(state.name, state.incarnation, transaction.key, transaction.generation)
+        self.delete_staged(prefix, lambda _: True, timeout=deadline.remaining())
+        return now
 
     # ------------------------------------------------------------------ data
 

@@ -17,6 +17,7 @@ from typing import Literal
 from synchronizer import InvalidArgumentError, Map, NotFoundError, Revision, SealedError, State, Update
 
 from ..errors import StreamExistsError
+from .committed import CommittedPart, CommittedTransaction, Committer, StreamTransactions
 from .config import (
     MAX_SEGMENTS,
     KeyRange,
@@ -29,6 +30,7 @@ from .config import (
     even_ranges,
     number_of,
     segment_id,
+    staging_prefix,
 )
 from .routing import Routes
 
@@ -86,6 +88,8 @@ class StreamState(State):
     sealing: bool = False
     #: Each segment of the newest epoch is sealed in the store, for good.
     sealed: bool = False
+    #: None until one is committed or aborted.
+    transactions: StreamTransactions | None = None
     #: Of a copy. As long as that does not exist, it is being made.
     origin: Origin | None = None
 
@@ -100,15 +104,24 @@ class StreamState(State):
 
     @property
     def data_prefix(self) -> str:
-        """What the names of all its data segments start with, and of no others."""
+        """What the names of all its segments in the store start with, staged ones too, and of no others."""
         return data_prefix(self.name, self.incarnation)
+
+    def staged_segment(self, transaction: CommittedTransaction, part: CommittedPart, number: int) -> str:
+        """The name, in the store, of what the part has for a segment of the stream."""
+        prefix = staging_prefix(self.name, self.incarnation, transaction.key, transaction.generation)
+        return f"{prefix}{part.name}/{number}"
 
     # ------------------------------------------------------------------ questions
 
     @property
     def is_pending(self) -> bool:
         """Whether something was announced that is not published."""
-        return self.scale is not None or (self.sealing and not self.sealed)
+        return self.scale is not None or (self.sealing and not self.sealed) or self.known_transactions.open is not None
+
+    @property
+    def known_transactions(self) -> StreamTransactions:
+        return self.transactions or _NO_TRANSACTIONS
 
     @property
     def is_being_copied(self) -> bool:
@@ -305,7 +318,10 @@ class AnnounceScale(Update[StreamState], tag="announce-scale"):
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
         _check_exists(state)
         if state.is_pending or state.sealed:
-            raise InvalidArgumentError("one scale is open at a time, and none on a sealed stream", stream=state.name)
+            raise InvalidArgumentError(
+                "one scale is open at a time, none before a transaction is merged, and none on a sealed stream",
+                stream=state.name,
+            )
         if not set(self.predecessors) <= set(state.current):
             raise InvalidArgumentError("only segments of the newest epoch are scaled", stream=state.name)
         replaced = [state.segments[number] for number in self.predecessors]
@@ -361,6 +377,10 @@ class AnnounceSeal(Update[StreamState], tag="announce-seal"):
         _check_exists(state)
         if state.scale is not None:
             raise InvalidArgumentError("a scale is open; finish it before the stream is sealed", stream=state.name)
+        if state.known_transactions.open is not None:
+            raise InvalidArgumentError(
+                "a transaction is not merged; finish that before the stream is sealed", stream=state.name
+            )
         return state.replace(sealing=True)
 
 
@@ -372,6 +392,79 @@ class SealStream(Update[StreamState], tag="seal-stream"):
         if not state.sealing:
             raise InvalidArgumentError("a seal is announced before it is published", stream=state.name)
         return state.replace(sealed=True)
+
+
+class CommitTransaction(Update[StreamState], tag="commit-transaction"):
+    """The decision: these parts are events of the stream, in this order. Whoever sees it may merge them.
+
+    Keys that were not used since ``unused_since`` are forgotten; parts that were begun before ``expired_before`` are
+    not committed any more.
+    """
+
+    key: str
+    number: int
+    generation: int
+    parts: tuple[CommittedPart, ...]
+    size: int
+    at: float
+    unused_since: float
+    expired_before: int
+
+    def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
+        _check_exists(state)
+        if state.sealing:
+            raise SealedError("the stream is sealed and takes no transactions", stream=state.name, key=self.key)
+        if state.is_pending:
+            raise InvalidArgumentError("one transaction is merged at a time, and no scale is open", stream=state.name)
+        before = state.known_transactions
+        committer = before.committer(self.key)
+        if self.number <= committer.number:
+            raise InvalidArgumentError("this number was committed", stream=state.name, key=self.key, number=self.number)
+        before.check_parts(self.key, self.generation, self.parts)
+        used = {key: each for key, each in before.committers.items() if each.at >= self.unused_since}
+        used[self.key] = Committer(number=self.number, generation=committer.generation + 1, at=self.at)
+        after = StreamTransactions(
+            sequence=before.sequence + bool(self.parts),
+            committers=Map(used),
+            expired_before=max(before.expired_before, self.expired_before),
+        )
+        if self.parts:
+            fields = self.model_dump(include={"key", "number", "generation", "size"})
+            merging = CommittedTransaction(sequence=after.sequence, parts=self.parts, **fields)
+            after = after.model_copy(update={"open": merging})
+        return state.replace(transactions=after)
+
+
+class FinishTransaction(Update[StreamState], tag="finish-transaction"):
+    """All events of the transaction are in the stream. With ``forget``, nobody will ask for its key again."""
+
+    sequence: int
+    forget: bool | None = None
+
+    def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
+        before = state.known_transactions
+        if before.open is None or before.open.sequence != self.sequence:
+            raise InvalidArgumentError("this transaction is not open", stream=state.name, sequence=self.sequence)
+        committers = before.committers
+        if self.forget:
+            committers = committers.delete(before.open.key)
+        return state.replace(transactions=before.model_copy(update={"open": None, "committers": committers}))
+
+
+class AbortTransaction(Update[StreamState], tag="abort-transaction"):
+    """What is staged under the key, and not committed, never will be."""
+
+    key: str
+    at: float
+
+    def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
+        _check_exists(state)
+        before = state.known_transactions
+        known = before.committer(self.key)
+        aborted = Committer(number=known.number, generation=known.generation + 1, at=self.at)
+        return state.replace(
+            transactions=before.model_copy(update={"committers": before.committers.set(self.key, aborted)})
+        )
 
 
 class ConfigureStream(Update[StreamState], tag="configure-stream"):
@@ -472,6 +565,9 @@ STREAM_UPDATES: tuple[type[Update[StreamState]], ...] = (
     PublishScale,
     AnnounceSeal,
     SealStream,
+    CommitTransaction,
+    FinishTransaction,
+    AbortTransaction,
     ConfigureStream,
     TruncateStream,
     ForgetSegments,
@@ -479,6 +575,8 @@ STREAM_UPDATES: tuple[type[Update[StreamState]], ...] = (
     PublishCopy,
     DeleteStream,
 )
+
+_NO_TRANSACTIONS = StreamTransactions()
 
 
 def _check_exists(state: StreamState) -> None:

@@ -44,15 +44,23 @@ from synchronizer import (
 )
 
 from .block import MAX_EVENT_BYTES, Headers
-from .gathering import BATCH_BYTES, EVENT_BYTES, KNOWN_KEYS, Batch, check_key, check_size, checked_headers
+from .gathering import (
+    BATCH_BYTES,
+    EVENT_BYTES,
+    KNOWN_KEYS,
+    MAX_UNSTORED_BYTES,
+    Batch,
+    check_key,
+    check_size,
+    checked_headers,
+)
 from .manager import StreamManager
 from .serializers import Serializer
 from .state import StreamState
+from .transaction import Transaction
 
 T = TypeVar("T")
 
-#: Events that are written and not yet stored take so many bytes at most; then `EventWriter.write` waits.
-MAX_UNSTORED_BYTES: Final = 16 * 1024 * 1024
 #: How long the sending thread lets events gather when nobody waits for them and there are less than a batch.
 LINGER_SECONDS: Final = 0.002
 
@@ -100,6 +108,7 @@ class EventWriter(Generic[T]):
         self._manager = manager
         self._store = manager.store
         self._clock = manager.clock
+        self._serializer = serializer
         self._dumps = serializer.dumps
         self._id = secrets.token_bytes(16)
         self._attribute = _WRITER_ATTRIBUTE + self._id.hex()
@@ -203,6 +212,17 @@ class EventWriter(Generic[T]):
                     "the store is too slow: the event is written, but too much is not stored yet", stream=self.stream
                 )
             self._progress.wait(deadline.remaining(1.0))
+
+    def transaction(self) -> Transaction[T]:
+        """Events that are stored all or not at all: ``with writer.transaction() as txn: txn.write(...)``.
+
+        They come into the stream when the block is left without an exception, after those written here before.
+        """
+        with self._lock:
+            self._check_usable()
+        return Transaction(
+            self._manager, self.stream, serializer=self._serializer, timeout=self.timeout, before_commit=self.flush
+        )
 
     # ------------------------------------------------------------------ waiting for it
 

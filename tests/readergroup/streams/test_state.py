@@ -12,15 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from readergroup.errors import StreamExistsError
+from readergroup.streams.committed import CommittedPart, StreamTransactions
 from readergroup.streams.config import KeyRange, ScalingPolicy, SegmentId, StreamConfig, StreamCut
 from readergroup.streams.state import (
     STREAM_UPDATES,
+    AbortTransaction,
     AnnounceScale,
     AnnounceSeal,
     BeginCopy,
+    CommitTransaction,
     ConfigureStream,
     CreateStream,
     DeleteStream,
+    FinishTransaction,
     ForgetSegments,
     Origin,
     PublishCopy,
@@ -394,8 +398,93 @@ def test_a_copy_is_begun_once_published_once_and_nothing_else_happens_before() -
     assert apply(being_copied, DeleteStream(), create).exists
 
 
+TRANSACTIONS_ON_THE_WIRE: list[Update[StreamState]] = [
+    CommitTransaction(
+        key="job",
+        number=3,
+        generation=0,
+        parts=(
+            CommittedPart(name="655cb26a0123456789abcdef", segments=(0, 1)),
+            CommittedPart(name="655cb26bfedcba9876543210", segments=(1,)),
+        ),
+        size=1234,
+        at=1_700_565_610.5,
+        unused_since=1_699_960_810.5,
+        expired_before=1_700_478_000,
+    ),
+    FinishTransaction(sequence=1),
+    AbortTransaction(key="other", at=1_700_565_620.0),
+    CommitTransaction(
+        key="single", number=1, generation=0, parts=(), size=0, at=1_700_565_625.0, unused_since=0.0, expired_before=0
+    ),
+    CommitTransaction(
+        key="once",
+        number=1,
+        generation=0,
+        parts=(CommittedPart(name="655cb26c0123456789abcdef", segments=(0,)),),
+        size=99,
+        at=1_700_565_630.0,
+        unused_since=1_700_565_611.0,
+        expired_before=1_700_474_400,
+    ),
+    FinishTransaction(sequence=2, forget=True),
+]
+
+
+def test_the_updates_of_transactions_on_disk_are_still_read_and_do_what_they_did() -> None:
+    classes = {update.tag: update for update in STREAM_UPDATES}
+    stored = msgpack.unpackb((WIRE / "stream-transactions-v1.msgpack").read_bytes())
+    assert [classes[tag].model_validate(fields) for tag, fields in stored["updates"]] == TRANSACTIONS_ON_THE_WIRE
+    written = [[update.tag, update.model_dump(exclude_none=True)] for update in TRANSACTIONS_ON_THE_WIRE]
+    assert msgpack.unpackb(msgpack.packb(written)) == stored["updates"]
+    state = created(2)
+    for update, expected in zip(TRANSACTIONS_ON_THE_WIRE, stored["transactions"], strict=True):
+        state = apply(state, update)
+        assert StreamTransactions.model_validate(expected) == state.transactions
+        assert StreamState.model_validate(state.model_dump(exclude_none=True)) == state
+    assert set(state.known_transactions.committers) == {"other", "single"}
+    assert apply(state, DeleteStream()).transactions is None
+
+
+def test_one_transaction_is_merged_at_a_time_and_nothing_else_is_begun_meanwhile() -> None:
+    commit, finish, abort = TRANSACTIONS_ON_THE_WIRE[:3]
+    open_ = apply(created(2), commit)
+    assert open_.is_pending and not apply(open_, finish).is_pending
+    another = TRANSACTIONS_ON_THE_WIRE[4]
+    for update in (commit, another, open_.split([0]), AnnounceSeal(), FinishTransaction(sequence=2)):
+        with pytest.raises(InvalidArgumentError):
+            apply(open_, update)
+    for state in (split_announced(), apply(created(2), AnnounceSeal()), StreamState(name=NAME)):
+        with pytest.raises((InvalidArgumentError, SealedError, NotFoundError)):
+            apply(state, another)
+    with pytest.raises(InvalidArgumentError, match="not open"):
+        apply(apply(open_, finish), finish)
+    assert apply(open_, abort, finish, another).known_transactions.sequence == 2
+
+
+def split_announced() -> StreamState:
+    return apply(created(2), created(2).split([0]))
+
+
+def test_a_number_is_committed_once_and_a_part_once() -> None:
+    commit, finish = TRANSACTIONS_ON_THE_WIRE[:2]
+    assert isinstance(commit, CommitTransaction)
+    state = apply(created(2), commit, finish)
+    for number in (2, 3):
+        with pytest.raises(InvalidArgumentError, match="was committed"):
+            apply(state, commit.model_copy(update={"number": number, "generation": 1}))
+    with pytest.raises(NotFoundError, match="given up"):
+        apply(state, commit.model_copy(update={"number": 4}))
+    with pytest.raises(InvalidArgumentError, match="each part once"):
+        twice = commit.model_copy(update={"number": 4, "generation": 1, "parts": commit.parts[:1] * 2})
+        apply(state, twice)
+    with pytest.raises(NotFoundError, match="so long ago"):
+        later = commit.model_copy(update={"key": "later", "parts": (), "expired_before": 0x655CB26B})
+        apply(state, later, commit.model_copy(update={"number": 4, "generation": 1}))
+
+
 def test_the_updates_on_disk_are_still_read_and_do_what_they_did() -> None:
-    written = ON_THE_WIRE + COPY_ON_THE_WIRE
+    written = ON_THE_WIRE + COPY_ON_THE_WIRE + TRANSACTIONS_ON_THE_WIRE
     assert {update.tag for update in written} == {update.tag for update in STREAM_UPDATES}
     classes = {update.tag: update for update in STREAM_UPDATES}
     stored = msgpack.unpackb((WIRE / "stream-updates-v1.msgpack").read_bytes(), strict_map_key=False)
