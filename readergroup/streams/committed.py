@@ -18,9 +18,10 @@ _TIME_DIGITS: Final = 8
 
 
 class CommittedPart(Record):
-    """One part of a transaction: its name, and the segments of the stream for which it has events."""
+    """One part of a transaction."""
 
     name: str
+    #: The segments of the stream for which it has events, each as often as there are staged segments for it.
     segments: tuple[int, ...]
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Annotated, Final, Literal, NamedTuple, NewType, Self
 
@@ -60,18 +61,25 @@ def staging_prefix(stream: str, incarnation: str, key: str | None = None, genera
     return "".join((data_prefix(stream, incarnation), "staging/", *(f"{each}/" for each in named)))
 
 
+def staged_segments(prefix: str, part: str, numbers: Iterable[int]) -> Iterator[str]:
+    """The names, in the store, of what a part has for these segments: of several for one of them, in their order."""
+    seen: Counter[int] = Counter()
+    for number in numbers:
+        yield f"{prefix}{part}/{number}.{seen[number]}"
+        seen[number] += 1
+
+
 class StagedName(NamedTuple):
     """What the name of a staged segment says, after the prefix of its stream."""
 
     key: str
     generation: int
     part: str
-    number: int
 
     @classmethod
     def of(cls, segment: str) -> StagedName:
-        key, generation, part, number = segment.split("/")[-4:]
-        return cls(key, int(generation), part, int(number))
+        key, generation, part, _ = segment.split("/")[-4:]
+        return cls(key, int(generation), part)
 
 
 def stream_of(segment: SegmentId) -> str:

@@ -396,7 +396,15 @@ class StreamManager:
                 ) from error
             return now
         finished = FinishTransaction(sequence=transaction.sequence, forget=forget == transaction.key or None)
-        now = synchronizer.update_state(lambda now: [finished] if is_open(now) else [], timeout=deadline.remaining())
+        try:
+            now = synchronizer.update_state(
+                lambda now: [finished] if is_open(now) else [], timeout=deadline.remaining()
+            )
+        except ReaderGroupError:
+            if not finished.forget:
+                raise
+            # All events are there; and who asks again for a key that may be forgotten would commit it again.
+            now = synchronizer.state
         prefix = staging_prefix(state.name, state.incarnation, transaction.key, transaction.generation)
         self.delete_staged(prefix, lambda _: True, timeout=deadline.remaining())
         return now

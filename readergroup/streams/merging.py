@@ -26,6 +26,7 @@ from synchronizer import (
     DeadlineExceededError,
     Patience,
     SegmentStore,
+    UnknownOutcome,
 )
 
 from .block import HEADER_BYTES, Block, parse_blocks
@@ -55,6 +56,7 @@ class _Piece(NamedTuple):
     """A staged segment, as it comes to one of the segments of the newest epoch."""
 
     source: str
+    staged_for: int
     is_whole: bool  # else only the events whose keys belong there
 
 
@@ -94,9 +96,12 @@ class Merge:
 
     def run(self) -> None:
         """Return when every event is in its segment."""
-        values = {number: self._value(number) for number in self._pieces}
-        if self._is_small and not any(map(self._has_begun, values.values())) and self._append_together(values):
-            return
+        values = self._values()
+        together = self._together() if self._is_small else None
+        while together is not None and not any(map(self._has_begun, values.values())):
+            if self._append_together(values, together):
+                return
+            values = self._values()
         for number, value in values.items():
             self._merge_into(number, value)
 
@@ -113,16 +118,14 @@ class Merge:
 
     def _pieces_by_segment(self) -> Mapping[int, Sequence[_Piece]]:
         pieces: dict[int, list[_Piece]] = {}
-        for part in self._transaction.parts:
-            for number in part.segments:
-                source = self._state.staged_segment(self._transaction, part, number)
-                for each in self._destinations[number]:
-                    pieces.setdefault(each, []).append(_Piece(source, is_whole=each == number))
+        for number, source in self._state.staged_segments(self._transaction):
+            for each in self._destinations[number]:
+                pieces.setdefault(each, []).append(_Piece(source, number, is_whole=each == number))
         return dict(sorted(pieces.items()))
 
-    def _of_segment(self, blocks: Sequence[Block], source: str, number: int) -> bytes:
+    def _of_segment(self, blocks: Sequence[Block], staged_for: int, number: int) -> bytes:
         """The events of the blocks that belong to the segment ``number``, as blocks."""
-        keyless = self._destinations[int(source.rpartition("/")[2])][0]
+        keyless = self._destinations[staged_for][0]
         found = []
         for block in blocks:
             batch = Batch(number)
@@ -145,15 +148,23 @@ class Merge:
             and self._store.guarantees.atomic_multi_append
         )
 
-    def _append_together(self, values: Mapping[int, bytes | None]) -> bool:
+    def _together(self) -> Mapping[int, bytes] | None:
+        """What each segment gets; None if one append does not take it, because dividing events makes them more."""
+        chunks = {number: self._chunk(number, _Place(), copy=False) for number in self._pieces}
+        if any(chunk.after != self._end(number) for number, chunk in chunks.items()):
+            return None
+        return {number: chunk.data for number, chunk in chunks.items()}
+
+    def _append_together(self, values: Mapping[int, bytes | None], data: Mapping[int, bytes]) -> bool:
         """Bring everything in one step, and return whether this call did."""
-        appends = []
-        for number, value in values.items():
-            chunk = self._chunk(number, _Place(), copy=False)
-            if chunk.after != self._end(number):
-                return False  # divided anew it has become too large for one append
-            appends.append(Append(self._segment(number), chunk.data, attributes=self._progress(value, chunk.after)))
-        return isinstance(self._patience.call(lambda: self._store.append_together(appends)), tuple)
+        appends = [
+            Append(self._segment(number), data[number], attributes=self._progress(value, self._end(number)))
+            for number, value in values.items()
+        ]
+        answer = self._patience.call(lambda: self._store.append_together(appends))
+        if isinstance(answer, UnknownOutcome) and not self._patience.wait():
+            raise self._not_merged()
+        return isinstance(answer, tuple)
 
     # ------------------------------------------------------------------ one segment after the other
 
@@ -171,12 +182,7 @@ class Merge:
                 gives_up = not self._patience.wait()
                 value = self._value(number)
             if gives_up and self._place(value) < end:
-                raise DeadlineExceededError(
-                    "a committed transaction is not all merged yet; this call, made again, goes on with it",
-                    stream=self._state.name,
-                    key=self._transaction.key,
-                    number=self._transaction.number,
-                )
+                raise self._not_merged()
 
     def _append(self, number: int, value: bytes | None, chunk: _Chunk) -> AppendResult:
         segment, changes, source = self._segment(number), self._progress(value, chunk.after), chunk.source
@@ -199,7 +205,7 @@ class Merge:
             if piece.is_whole:
                 data += b"".join(block.encoded for block in blocks)
             else:
-                data += self._of_segment(blocks, piece.source, number)
+                data += self._of_segment(blocks, piece.staged_for, number)
             is_last = blocks[-1].end == self._lengths[piece.source]
             place = next_piece if is_last else _Place(place.piece, blocks[-1].end)
         return _Chunk(place, data)
@@ -219,6 +225,17 @@ class Merge:
 
     def _segment(self, number: int) -> str:
         return self._state.data_segment(number)
+
+    def _not_merged(self) -> DeadlineExceededError:
+        return DeadlineExceededError(
+            "a committed transaction is not all merged yet; this call, made again, goes on with it",
+            stream=self._state.name,
+            key=self._transaction.key,
+            number=self._transaction.number,
+        )
+
+    def _values(self) -> Mapping[int, bytes | None]:
+        return {number: self._value(number) for number in self._pieces}
 
     def _value(self, number: int) -> bytes | None:
         segment = self._segment(number)

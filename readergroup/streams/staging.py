@@ -8,10 +8,11 @@ a part goes on as it began, and its events are divided anew when they are merged
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 from synchronizer import (
     Appended,
@@ -29,12 +30,15 @@ from synchronizer import (
 
 from .block import Headers
 from .committed import part_name
-from .config import Record, check_name, staging_prefix
+from .config import Record, check_name, staged_segments, staging_prefix
 from .gathering import BATCH_BYTES, KNOWN_KEYS, MAX_UNSTORED_BYTES, Batch, check_key, check_size, checked_headers
 from .manager import StreamManager
 from .serializers import Serializer
 
 T = TypeVar("T")
+
+#: A staged segment that is so long is followed by another one. Each is merged in one step, and others wait for that.
+STAGED_BYTES: Final = 32 * 1024 * 1024
 
 
 class StagedPart(Record):
@@ -45,7 +49,7 @@ class StagedPart(Record):
     key: str
     generation: int
     name: str
-    #: The segments of the stream for which it has events.
+    #: The segments of the stream for which it has events, each as often as there are staged segments for it.
     segments: tuple[int, ...]
     events: int
     size: int
@@ -54,18 +58,27 @@ class StagedPart(Record):
     def staged_segments(self) -> tuple[str, ...]:
         """The names, in the store, of the segments that hold the events."""
         prefix = staging_prefix(self.stream, self.incarnation, self.key, self.generation)
-        return tuple(f"{prefix}{self.name}/{number}" for number in self.segments)
+        return tuple(staged_segments(prefix, self.name, self.segments))
 
 
-class _StagedSegment:
-    """One of the segments of a part, and what is on its way into it."""
+class EncodableBatch(Protocol):
+    """Events for one segment that go in together, as `Batch` or in another form."""
 
-    __slots__ = ("batch", "length", "name", "number")
+    @property
+    def segment(self) -> int: ...
+    @property
+    def events(self) -> Sized: ...
+    def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes: ...
 
-    def __init__(self, number: int, name: str) -> None:
+
+class _Lane:
+    """What a part has for one segment of the stream: segments of its own, and what is on its way into the last one."""
+
+    __slots__ = ("batch", "lengths", "number")
+
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.name = name
-        self.length: int | None = None  # None: not created
+        self.lengths: list[int] = []
         self.batch = Batch(number)
 
 
@@ -99,9 +112,9 @@ class Staging(Generic[T]):
         self._generation = state.known_transactions.committer(key).generation
         self._name = part_name(self._clock.time(), secrets.token_hex(8))
         self._routes = state.routes
-        prefix = f"{staging_prefix(stream, state.incarnation, key, self._generation)}{self._name}/"
-        self._segments = {number: _StagedSegment(number, f"{prefix}{number}") for number in state.current}
-        self._segment_of_key: dict[str, _StagedSegment] = {}
+        self._prefix = staging_prefix(stream, state.incarnation, key, self._generation)
+        self._lanes = {number: _Lane(number) for number in state.current}
+        self._lane_of_key: dict[str, _Lane] = {}
         self._turn = secrets.randbelow(len(state.current))  # whose turn it is to get the events without a key
         self._writer_id = secrets.token_bytes(16)
         self._events = 0
@@ -116,37 +129,49 @@ class Staging(Generic[T]):
         headers = checked_headers(headers)
         data = self._dumps(event)
         check_size([data], headers, self.stream)
-        segment = self._find_keyless() if routing_key is None else self._find(routing_key)
-        before = segment.batch.size
-        segment.batch.add(data, routing_key, headers)
+        lane = self._find_keyless() if routing_key is None else self._find(routing_key)
+        before = lane.batch.size
+        lane.batch.add(data, routing_key, headers)
         self._events += 1
-        self._waiting += segment.batch.size - before
-        if segment.batch.size >= BATCH_BYTES:
+        self._waiting += lane.batch.size - before
+        if lane.batch.size >= BATCH_BYTES:
             self._turn += routing_key is None
-            self._send([segment])
+            self._send([lane])
         elif self._waiting > MAX_UNSTORED_BYTES:
-            self._send(self._segments.values())
+            self._send(self._lanes.values())
+
+    def segment_of(self, routing_key: str | None) -> int:
+        """The segment of the stream that events of this key are for; without a key, one after the other in turn."""
+        if routing_key is None:
+            self._turn += 1
+            return self._find_keyless().number
+        return self._find(routing_key).number
+
+    def write_batch(self, batch: EncodableBatch) -> None:
+        """Add events that are for one segment, by `segment_of`; they are stored at once."""
+        self._check_open()
+        lane = self._lanes[batch.segment]
+        self._send([lane])
+        self._events += len(batch.events)
+        with self._giving_up():
+            self._store_batch(lane, batch)
 
     def finish(self) -> StagedPart:
         """Store what was written and return the part, which takes no more events. Twice returns the same."""
         if self._part is None:
             self._check_open()
-            self._send(self._segments.values())
-            filled = [segment for segment in self._segments.values() if segment.length]
-            try:
-                self._settle(filled)
-            except BaseException:
-                self._given_up = True
-                raise
+            self._send(self._lanes.values())
+            with self._giving_up():
+                self._settle()
             self._part = StagedPart(
                 stream=self.stream,
                 incarnation=self._incarnation,
                 key=self.key,
                 generation=self._generation,
                 name=self._name,
-                segments=tuple(segment.number for segment in filled),
+                segments=self._numbers,
                 events=self._events,
-                size=sum(segment.length or 0 for segment in filled),
+                size=sum(sum(lane.lengths) for lane in self._lanes.values()),
             )
         return self._part
 
@@ -154,10 +179,10 @@ class Staging(Generic[T]):
         """Delete what was staged. Not for a part that somebody may be about to commit: abort its key instead."""
         self._given_up = True
         patience = self._patience()
-        for segment in self._segments.values():
-            if segment.length is not None:
-                patience.call(partial(self._store.delete, segment.name))
-                segment.length = None
+        for name in staged_segments(self._prefix, self._name, self._numbers):
+            patience.call(partial(self._store.delete, name))
+        for lane in self._lanes.values():
+            lane.lengths.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -177,42 +202,57 @@ class Staging(Generic[T]):
         if self._part is not None or self._given_up:
             raise ClosedError("this part is finished, or was given up; stage another", stream=self.stream, key=self.key)
 
-    def _find(self, routing_key: str) -> _StagedSegment:
-        found = self._segment_of_key.get(routing_key)
+    def _find(self, routing_key: str) -> _Lane:
+        found = self._lane_of_key.get(routing_key)
         if found is None:
             check_key(routing_key, self.stream)
-            if len(self._segment_of_key) >= KNOWN_KEYS:
-                self._segment_of_key.clear()
-            found = self._segment_of_key[routing_key] = self._segments[self._routes.segment_of(routing_key)]
+            if len(self._lane_of_key) >= KNOWN_KEYS:
+                self._lane_of_key.clear()
+            found = self._lane_of_key[routing_key] = self._lanes[self._routes.segment_of(routing_key)]
         return found
 
-    def _find_keyless(self) -> _StagedSegment:
+    def _find_keyless(self) -> _Lane:
         """Events without a key go on to another segment with every batch, so that a small part is in few segments."""
         numbers = self._routes.segments
-        return self._segments[numbers[self._turn % len(numbers)]]
+        return self._lanes[numbers[self._turn % len(numbers)]]
 
     # ------------------------------------------------------------------ storing
 
-    def _send(self, segments: Iterable[_StagedSegment]) -> None:
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        """The segment of the stream for each staged segment that there is."""
+        return tuple(lane.number for lane in self._lanes.values() for _ in lane.lengths)
+
+    def _send(self, lanes: Iterable[_Lane]) -> None:
+        with self._giving_up():
+            for lane in lanes:
+                if lane.batch.events:
+                    batch, lane.batch = lane.batch, Batch(lane.number)
+                    self._waiting -= batch.size
+                    self._store_batch(lane, batch)
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """What fails in here gives the part up."""
         try:
-            for segment in segments:
-                if segment.batch.events:
-                    self._store_batch(segment)
+            yield
         except BaseException:
             self._given_up = True
             raise
 
-    def _store_batch(self, segment: _StagedSegment) -> None:
+    def _store_batch(self, lane: _Lane, batch: EncodableBatch) -> None:
         patience = self._patience()
-        if segment.length is None:
-            patience.call(lambda: self._store.create(segment.name))
-            segment.length = 0
-        batch, segment.batch = segment.batch, Batch(segment.number)
+        if not lane.lengths or lane.lengths[-1] >= STAGED_BYTES:
+            lane.lengths.append(0)
+            patience.call(partial(self._store.create, self._last_name(lane)))
         data = batch.encode(self._sent + 1, self._writer_id, int(self._clock.time() * 1_000_000))
-        self._append(segment.name, data, segment.length, patience)
-        segment.length += len(data)
+        self._append(self._last_name(lane), data, lane.lengths[-1], patience)
+        lane.lengths[-1] += len(data)
         self._sent += len(batch.events)
-        self._waiting -= batch.size
+
+    def _last_name(self, lane: _Lane) -> str:
+        *_, name = staged_segments(self._prefix, self._name, [lane.number] * len(lane.lengths))
+        return name
 
     def _append(self, name: str, data: bytes, offset: int, patience: Patience) -> None:
         """Append at ``offset``: nobody else does, so what is found behind it after a lost answer is this."""
@@ -232,12 +272,12 @@ class Staging(Generic[T]):
                     "whether events were staged cannot be found out; stage them anew", segment=name
                 )
 
-    def _settle(self, segments: Iterable[_StagedSegment]) -> None:
-        """Seal them, so that a store can copy them; and see that the stream is there, with which they are deleted."""
+    def _settle(self) -> None:
+        """Seal what was staged, so that a store can copy it; and see that the stream is there to be deleted with it."""
         patience = self._patience()
-        for segment in segments:
+        for name in staged_segments(self._prefix, self._name, self._numbers):
             try:
-                patience.call(partial(self._store.seal, segment.name))
+                patience.call(partial(self._store.seal, name))
             except NotFoundError as error:
                 raise self._was_dropped() from error
         state = self._manager.fetch_state(self.stream, timeout=self.timeout)

@@ -30,6 +30,7 @@ from .config import (
     even_ranges,
     number_of,
     segment_id,
+    staged_segments,
     staging_prefix,
 )
 from .routing import Routes
@@ -107,10 +108,11 @@ class StreamState(State):
         """What the names of all its segments in the store start with, staged ones too, and of no others."""
         return data_prefix(self.name, self.incarnation)
 
-    def staged_segment(self, transaction: CommittedTransaction, part: CommittedPart, number: int) -> str:
-        """The name, in the store, of what the part has for a segment of the stream."""
+    def staged_segments(self, transaction: CommittedTransaction) -> Iterator[tuple[int, str]]:
+        """What is to be merged, in order: for which segment of the stream it was staged, and its name in the store."""
         prefix = staging_prefix(self.name, self.incarnation, transaction.key, transaction.generation)
-        return f"{prefix}{part.name}/{number}"
+        for part in transaction.parts:
+            yield from zip(part.segments, staged_segments(prefix, part.name, part.segments), strict=True)
 
     # ------------------------------------------------------------------ questions
 

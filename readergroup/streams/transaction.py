@@ -79,16 +79,23 @@ class Transactions:
         return Staging(self._streams, stream, key, serializer=serializer or BytesSerializer(), timeout=timeout)
 
     def commit(
-        self, stream: str, key: str, number: int, parts: Iterable[StagedPart], *, timeout: float | None = None
+        self,
+        stream: str,
+        key: str,
+        number: int,
+        parts: Iterable[StagedPart],
+        *,
+        is_only_one: bool = False,
+        timeout: float | None = None,
     ) -> bool:
         """Commit these parts, in this order, and return when their events are in the stream.
 
         False, and the parts are dropped, if this number of the key or a greater one was committed. `NotFoundError` for
         parts that were given up, `SealedError` for a stream that is sealed, `StateTooLargeError` for too many parts:
         then nothing is committed. After any other error the call may be repeated as it was; if the first one had
-        committed, the second says False.
+        committed, the second says False. With ``is_only_one`` nobody will ask for the key again, and it is forgotten.
         """
-        return _Commit(self._streams, stream, key, number, tuple(parts)).run(timeout)
+        return _Commit(self._streams, stream, key, number, tuple(parts), is_only_one=is_only_one).run(timeout)
 
     def abort(self, stream: str, key: str, *, timeout: float | None = None) -> None:
         """Give up what was staged under the key and is not committed. What is committed stays."""

@@ -126,6 +126,8 @@ class EventWriter(Generic[T]):
         self._failure: ReaderGroupError | None = None
         self._failure_told = False
         state = manager.fetch_state(stream, timeout=self.timeout)
+        if state.known_transactions.open is not None:  # of a writer before this one, perhaps
+            state = manager.finish_pending(stream, timeout=self.timeout)
         if state.sealing:
             raise SealedError("the stream is sealed and takes no events", stream=stream)
         self._follow(state)

@@ -16,7 +16,7 @@ import msgpack
 import pytest
 
 import readergroup as rg
-from readergroup.streams import merging, transaction
+from readergroup.streams import merging, staging, transaction
 from readergroup.streams.block import Block
 from readergroup.streams.committed import CommittedPart
 from readergroup.streams.config import ScalingPolicy, StreamCut
@@ -97,10 +97,10 @@ def events(prefix: str, count: int = 8, keys: Sequence[str | None] = QUARTERS) -
 
 
 def stage(streams: StreamManager, events: Events, key: str = JOB, name: str = NAME) -> StagedPart:
-    with Transactions(streams).stage(name, key) as staging:
+    with Transactions(streams).stage(name, key) as part_of:
         for routing_key, event in events:
-            staging.write(event, routing_key)
-        return staging.finish()
+            part_of.write(event, routing_key)
+        return part_of.finish()
 
 
 def commit(streams: StreamManager, number: int, *parts: StagedPart, key: str = JOB, name: str = NAME) -> bool:
@@ -152,10 +152,10 @@ def test_events_keep_their_headers_and_the_time_at_which_they_were_written(
     streams: StreamManager, clock: ManualClock, way: str
 ) -> None:
     manager = StreamManager(as_store_of(way, streams.store), clock=clock)
-    with Transactions(manager).stage(NAME, JOB) as staging:
-        staging.write(b"1", "Foo", headers={"trace": b"\x01"})
-        staging.write(b"2", "0")
-        part = staging.finish()
+    with Transactions(manager).stage(NAME, JOB) as part_of:
+        part_of.write(b"1", "Foo", headers={"trace": b"\x01"})
+        part_of.write(b"2", "0")
+        part = part_of.finish()
     written_at = int(clock.time() * 1_000_000)
     clock.advance(5.0)
     streams.scale(NAME, split=[0])
@@ -339,6 +339,38 @@ def test_events_without_a_key_stay_together_in_a_small_part_and_are_spread_in_a_
     assert len(stage(streams, [(None, bytes(400_000))] * 8).segments) == 2
 
 
+def test_a_long_part_has_several_staged_segments_and_keeps_its_order(
+    streams: StreamManager, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that what is merged in one step, for which others wait, has a bound."""
+    monkeypatch.setattr(staging, "STAGED_BYTES", 3_000_000)
+    manager = StreamManager(as_store_of(way, streams.store))
+    large = [(QUARTERS[number % 3], b"%03d" % number + bytes(200_000)) for number in range(60)]
+    part = stage(manager, large)
+    assert part.segments.count(0) >= 2 and len(set(part.staged_segments)) == len(part.segments)
+    assert max(streams.store.info(name).length for name in part.staged_segments) < 5_000_000
+    streams.scale(NAME, split=[1])
+    assert commit(manager, 0, part)
+    assert by_key(stored(streams)) == by_key(large)
+    assert staged(streams.store) == []
+
+
+@pytest.mark.parametrize("fault", [None, "lose_answers", "lose_requests", "fail_appends"])
+def test_a_small_transaction_comes_in_one_step(streams: StreamManager, fault: str | None) -> None:
+    failing = FailingStore(streams.store)
+    part = stage(streams, events("a"))
+    seen: list[int] = []
+
+    def look(operation: Operation) -> None:
+        seen.append(len(stored(streams)))
+        if operation.verb == "append_together" and fault is not None and failing.count("append_together") == 1:
+            getattr(failing, fault)()
+
+    failing.before = failing.after = look
+    assert commit(StreamManager(failing), 0, part)
+    assert set(seen) == {0, len(events("a"))}
+
+
 # ---------------------------------------------------------------------- across scales
 
 
@@ -399,7 +431,7 @@ def test_a_commit_completes_a_scale_that_somebody_began(streams: StreamManager) 
     assert by_key(stored(streams)) == by_key(events("a"))
 
 
-@pytest.mark.parametrize("next_thing", ["scale", "seal", "commit", "finish_pending", "writer that meets a scale"])
+@pytest.mark.parametrize("next_thing", ["scale", "seal", "commit", "finish_pending", "writer", "scale under a writer"])
 def test_whoever_comes_next_merges_what_a_dead_client_committed(
     streams: StreamManager, way: str, next_thing: str
 ) -> None:
@@ -422,7 +454,8 @@ def test_whoever_comes_next_merges_what_a_dead_client_committed(
         manager.finish_pending(NAME)
     else:
         with open_writer(manager) as writer:
-            streams.scale(NAME, split=[0])
+            if next_thing == "scale under a writer":
+                streams.scale(NAME, split=[0])
             later = events("b")
             for key, event in later:
                 writer.write(event, key)
@@ -540,13 +573,24 @@ def test_of_two_who_merge_at_once_neither_does_anything_twice(store: SegmentStor
 
 @pytest.mark.stores("memory")
 def test_a_merger_that_slept_while_the_stream_went_on_does_nothing(store: SegmentStore, way: str) -> None:
-    """At each operation of its merge it sleeps: others merge, commit another transaction, and scale."""
-    others = StreamManager(store)
+    """At each operation of its merge it sleeps: others merge, commit another transaction, and scale.
 
-    def go_on(name: str) -> None:
+    They die before they delete what was staged, so all that the sleeper is about to append is there.
+    """
+
+    def refuse(operation: Operation) -> None:
+        if operation.verb == "delete":
+            raise ClosedError("no")
+
+    failing = FailingStore(store)
+    failing.before = refuse
+    others = StreamManager(failing)
+
+    def go_on(name: str, turn: int) -> None:
         others.finish_pending(name)
         commit(others, 1, stage(others, events("b", 24), name=name), name=name)
-        others.scale(name, split=[0])
+        if turn % 2:
+            others.scale(name, split=[0])
         commit(others, 2, stage(others, events("c", 24), name=name), name=name)
 
     for at in itertools.count(1):
@@ -556,7 +600,7 @@ def test_a_merger_that_slept_while_the_stream_went_on_does_nothing(store: Segmen
         with pytest.raises(Died):
             commit(client_that_dies(as_store_of(way, store), 1, is_merge), 0, part, name=name)
         sleeper = as_store_of(way, store)
-        sleeper.before = sleeping = Nth(at, lambda operation: "data/" in operation.segment, partial(go_on, name))
+        sleeper.before = sleeping = Nth(at, lambda operation: "data/" in operation.segment, partial(go_on, name, at))
         StreamManager(sleeper).finish_pending(name)
         if not sleeping.acted:
             assert at > 3
@@ -597,6 +641,25 @@ def test_a_store_that_goes_away_after_the_decision_is_told_and_the_commit_can_be
         failing.before, failing.unavailable = None, False
         txn.commit()
     assert by_key(stored(streams)) == by_key(events("a"))
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_key_that_nobody_asks_for_again_is_forgotten_and_what_is_unclear_about_that_fails_no_commit(
+    streams: StreamManager, arrived: bool
+) -> None:
+    failing = FailingStore(streams.store)
+    part = stage(streams, events("a"))
+
+    def lose_contact() -> None:
+        failing.unavailable = True
+        raise StoreUnavailableError("the answer is lost")
+
+    setattr(failing, "after" if arrived else "before", Nth(2, is_entry, lose_contact))  # the first one commits
+    manager = StreamManager(failing, timeout=0.3)
+    assert Transactions(manager).commit(NAME, JOB, 0, [part], is_only_one=True)
+    streams.finish_pending(NAME)
+    assert by_key(stored(streams)) == by_key(events("a"))
+    assert set(streams.fetch_state(NAME).known_transactions.committers) == (set() if arrived else {JOB})
 
 
 @pytest.mark.parametrize("arrived", [True, False])
@@ -716,23 +779,23 @@ def test_a_deleted_stream_leaves_nothing_that_was_staged(streams: StreamManager)
 def test_staging_for_a_stream_that_is_deleted_meanwhile_fails_and_leaves_nothing(streams: StreamManager) -> None:
     for again in (False, True):
         with pytest.raises(NotFoundError):
-            with Transactions(streams).stage(NAME, JOB) as staging:
-                staging.write(b"event")
+            with Transactions(streams).stage(NAME, JOB) as part_of:
+                part_of.write(b"event")
                 streams.delete(NAME)
                 if again:
                     streams.create(NAME)
-                staging.finish()
+                part_of.finish()
         assert staged(streams.store) == []
         if not again:
             streams.create(NAME)
 
 
 def test_staging_that_is_left_without_a_part_leaves_nothing(streams: StreamManager) -> None:
-    with Transactions(streams).stage(NAME, JOB) as staging:
-        staging.write(bytes(2 * 1024 * 1024))
+    with Transactions(streams).stage(NAME, JOB) as part_of:
+        part_of.write(bytes(2 * 1024 * 1024))
         assert staged(streams.store)
     assert staged(streams.store) == []
-    for call in (lambda: staging.write(b"event"), staging.finish):
+    for call in (lambda: part_of.write(b"event"), part_of.finish):
         with pytest.raises(ClosedError, match="stage another"):
             call()
 
@@ -743,12 +806,12 @@ def test_staging_goes_on_after_an_outage_and_gives_the_part_up_after_a_long_one(
     part = stage(StreamManager(failing), events("a"))
     manager = StreamManager(failing, timeout=0.05)
     with pytest.raises(StoreUnavailableError):
-        with Transactions(manager).stage(NAME, JOB) as staging:
-            staging.write(b"event")
+        with Transactions(manager).stage(NAME, JOB) as part_of:
+            part_of.write(b"event")
             failing.unavailable = True
-            staging.finish()
+            part_of.finish()
     with pytest.raises(ClosedError):
-        staging.finish()
+        part_of.finish()
     failing.unavailable = False
     assert commit(manager, 0, part)
     assert by_key(stored(streams)) == by_key(events("a"))
