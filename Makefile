@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 WHEEL := build/wheel
 PACKAGES := synchronizer notifications readergroup
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-stores check bench simulate chaos soak wheel-test clean
+.PHONY: help demo test java test-stores check bench simulate chaos soak wheel-test clean
 
 help:
 	@sed -n '1,6s/^# //p' Makefile
@@ -45,8 +45,17 @@ demo: $(VENV)/.installed-demo
 	@$(BIN)/readergroup demo $(if $(INPUT),"$$INPUT")
 
 # Most tests wait rather than compute: more of them at a time than there are cores. WORKERS=0 runs them one by one.
-test: $(VENV)/.installed-dev
+# Those of Spark come after the others: they share one session, which takes all cores.
+test: $(VENV)/.installed-dev java
 	$(BIN)/pytest $(TESTS) --quiet --numprocesses $(WORKERS) --dist worksteal
+	$(BIN)/pytest $(TESTS) --quiet --spark
+
+# Spark runs on Java. Where there is none and none can be installed, its tests do not run, and a line at the end says so.
+java: $(VENV)/.installed-dev
+	@$(BIN)/python -c 'import readergroup.spark; readergroup.spark.check_java()' 2>/dev/null || \
+	    { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    apt-get update -qq && apt-get install -qq --yes --no-install-recommends openjdk-17-jre-headless >/dev/null; } || \
+	    echo "there is no Java 17 here, and it could not be installed"
 
 # `make test` runs everything on one store and a part on every other one; this runs everything on all STORES.
 test-stores: $(VENV)/.installed-dev

@@ -8,6 +8,9 @@ run on each, and no other tests do: ``make test-stores``.
 The servers are real ones of the tests' own, started when the first test asks for them, one of each for all processes
 of the run. What ``READERGROUP_TEST_URLS`` names, addresses with spaces between them, comes on top and is for all tests:
 each makes a store of its own there and removes it again.
+
+The tests of Spark share one session, which takes all processors: with ``-n`` they are left out, and with ``--spark``
+there are no others.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ OWN_URLS = os.environ.get("READERGROUP_TEST_URLS", "").split()
 ALL_STORES = ["memory", "sqlite", *SERVERS, *OWN_URLS]
 #: Stores that processes share.
 SHARED_STORES = ALL_STORES[1:]
+SPARK_TESTS = Path(__file__).parent / "readergroup" / "spark"
 PARAMETERS = {"store_url": ALL_STORES, "shared_store_url": SHARED_STORES}
 
 SHARED_SERVERS = pytest.StashKey[SharedServers]()
@@ -55,6 +59,7 @@ SHARED_SERVERS = pytest.StashKey[SharedServers]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = f"run the tests that take a store, on all of these: {','.join(ALL_STORES[:5])}, or all"
     parser.addoption("--stores", metavar="NAMES", help=help)
+    parser.addoption("--spark", action="store_true", help="run the tests of Spark, and no others")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -98,6 +103,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         others = [item for item in items if not _takes_a_store(item)]
         items[:] = [item for item in items if _takes_a_store(item)]
         config.hook.pytest_deselected(items=others)
+    if (only := config.getoption("--spark")) or _is_of_several(config):
+        others = [item for item in items if _is_of_spark(item) != only]
+        items[:] = [item for item in items if _is_of_spark(item) == only]
+        config.hook.pytest_deselected(items=others)
+
+
+def _is_of_spark(item: pytest.Item) -> bool:
+    return SPARK_TESTS in item.path.parents
+
+
+def _is_of_several(config: pytest.Config) -> bool:
+    """Whether the run was started with ``-n``."""
+    return hasattr(config, "workerinput") or config.getoption("numprocesses", None) is not None
 
 
 def _takes_a_store(item: pytest.Item) -> bool:
@@ -179,6 +197,10 @@ def server_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        named = [Path(argument.partition("::")[0]).absolute() for argument in session.config.args]
+        if session.config.getoption("--spark") or all(SPARK_TESTS in (path, *path.parents) for path in named):
+            session.exitstatus = pytest.ExitCode.OK  # they are in the other run: see `make test`
     # Not in the fixture's end, which belongs to a test: the process that started a server waits here for the others.
     if SHARED_SERVERS in session.config.stash:
         session.config.stash[SHARED_SERVERS].close()

@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+#: What runs in the tests of Spark.
+NEEDS_SPARK = [ROOT / "docs" / "spark.md"]
 
 
 def blocks(page: Path) -> list[str]:
@@ -22,7 +24,7 @@ def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=name)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in NEEDS_SPARK], ids=name)
 def test_python_blocks_run_as_printed(page: Path, tmp_path: Path) -> None:
     program = tmp_path / "page.py"
     program.write_text("\n".join(blocks(page)))

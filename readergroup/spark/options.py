@@ -1,4 +1,4 @@
-"""What a user may say to the source, and what it means. Names follow those of Spark's own sources."""
+"""What a user may say to the source and the sink, and what it means. Names follow those of Spark's own sources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 from synchronizer import InvalidArgumentError
 
 from ..batch.arrow import COLUMNS
-from ..streams.config import SegmentId, StreamCut, check_stream_name, segment_id
+from ..streams.config import SegmentId, StreamCut, check_name, check_stream_name, segment_id
 from .offsets import cut_of
 
 #: Where reading begins or ends.
@@ -41,30 +41,53 @@ class ReadOptions(BaseModel):
     fail_on_data_loss: bool = True
 
 
+class WriteOptions(BaseModel):
+    """The options of one write. Shown or logged, it hides the address, which may hold a password."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: SecretStr
+    stream: str
+    txn_id: str | None = None
+
+
 def read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
     """The options ``given`` to a read, whose names may be in any case.
 
     ``streaming`` None: it is not known yet which kind of read it is to be. Raises `InvalidArgumentError` for an option
     that there is not, that the other kind of read has, or that says what cannot be; and where one is missing.
     """
-    fields: dict[str, Any] = {}
-    for name, text in given.items():
-        option = _KNOWN.get(name.lower())
-        if option is None:
-            raise _unknown(name)
-        if streaming is not None and option.streaming is not None and option.streaming != streaming:
-            kind = "streaming" if option.streaming else "batch"
-            raise InvalidArgumentError(f"this is an option of {kind} reads only; leave it out", option=option.name)
-        fields[option.field] = option.parse(option.name, text)
-    for needed in ("url", "stream"):
-        if needed not in fields:
-            raise InvalidArgumentError(f"the option '{needed}' is missing", example=_EXAMPLES[needed])
-    options = ReadOptions(**fields)
+    options = ReadOptions(**_fields(given, _READING, "reads", streaming=streaming))
     _check_together(options, streaming=streaming)
     if options.segments is not None:
         numbered = frozenset(segment_id(options.stream, int(number)) for number in options.segments)
         options = options.model_copy(update={"segments": numbered})
     return options
+
+
+def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
+    """The options ``given`` to a write; else as `read_options`."""
+    if streaming:
+        given = {name: text for name, text in given.items() if name.lower() not in _OF_EVERY_QUERY}
+    return WriteOptions(**_fields(given, _WRITING, "writes", streaming=streaming))
+
+
+def _fields(
+    given: Mapping[str, str], known: Mapping[str, _Option], what: str, *, streaming: bool | None
+) -> Mapping[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, text in given.items():
+        option = known.get(name.lower())
+        if option is None:
+            raise _unknown(name, known)
+        if streaming is not None and option.streaming is not None and option.streaming != streaming:
+            kind = "streaming" if option.streaming else "batch"
+            raise InvalidArgumentError(f"this is an option of {kind} {what} only; leave it out", option=option.name)
+        fields[option.field] = option.parse(option.name, text)
+    for needed in ("url", "stream"):
+        if needed not in fields:
+            raise InvalidArgumentError(f"the option '{needed}' is missing", example=_EXAMPLES[needed])
+    return fields
 
 
 def _check_together(options: ReadOptions, *, streaming: bool | None) -> None:
@@ -80,11 +103,11 @@ def _check_together(options: ReadOptions, *, streaming: bool | None) -> None:
         raise InvalidArgumentError("give either maxBytesPerTrigger or maxEventsPerTrigger")
 
 
-def _unknown(name: str) -> InvalidArgumentError:
+def _unknown(name: str, known: Mapping[str, _Option]) -> InvalidArgumentError:
     facts: dict[str, object] = {"option": name}
-    if near := difflib.get_close_matches(name.lower(), _KNOWN, 1):
-        facts["did_you_mean"] = _KNOWN[near[0]].name
-    return InvalidArgumentError("there is no such option", **facts, known=[each.name for each in _KNOWN.values()])
+    if near := difflib.get_close_matches(name.lower(), known, 1):
+        facts["did_you_mean"] = known[near[0]].name
+    return InvalidArgumentError("there is no such option", **facts, known=[each.name for each in known.values()])
 
 
 # ---------------------------------------------------------------------- what one option says
@@ -178,6 +201,10 @@ def _serializer(name: str, text: str) -> str:
     return text.lower()
 
 
+def _txn_id(name: str, text: str) -> str:
+    return check_name(text, name)
+
+
 def _flag(name: str, text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise InvalidArgumentError("write 'true' or 'false'", option=name, value=text)
@@ -185,8 +212,8 @@ def _flag(name: str, text: str) -> bool:
 
 
 class _Option:
-    """One option: its name, the field that it fills, and whether it is one of streaming reads only, of batch reads
-    only, or (None) of both."""
+    """One option: its name, the field that it fills, and whether it is one of streaming queries only, of batch reads
+    and writes only, or (None) of both."""
 
     def __init__(
         self, name: str, field: str, parse: Callable[[str, str], object], streaming: bool | None = None
@@ -197,21 +224,29 @@ class _Option:
         self.streaming = streaming
 
 
-_KNOWN: Final[Mapping[str, _Option]] = {
-    option.name.lower(): option
-    for option in (
-        _Option("url", "url", _url),
-        _Option("stream", "stream", _stream),
-        _Option("startingOffsets", "starting", _starting),
-        _Option("endingOffsets", "ending", _ending),
-        _Option("maxBytesPerPartition", "max_bytes_per_partition", _bytes),
-        _Option("minPartitions", "min_partitions", _count),
-        _Option("maxBytesPerTrigger", "max_bytes_per_trigger", _bytes, streaming=True),
-        _Option("maxEventsPerTrigger", "max_events_per_trigger", _count, streaming=True),
-        _Option("segments", "segments", _segments, streaming=False),
-        _Option("columns", "columns", _columns),
-        _Option("serializer", "serializer", _serializer),
-        _Option("failOnDataLoss", "fail_on_data_loss", _flag),
-    )
-}
+def _by_name(*options: _Option) -> Mapping[str, _Option]:
+    return {option.name.lower(): option for option in options}
+
+
+_READING: Final = _by_name(
+    _Option("url", "url", _url),
+    _Option("stream", "stream", _stream),
+    _Option("startingOffsets", "starting", _starting),
+    _Option("endingOffsets", "ending", _ending),
+    _Option("maxBytesPerPartition", "max_bytes_per_partition", _bytes),
+    _Option("minPartitions", "min_partitions", _count),
+    _Option("maxBytesPerTrigger", "max_bytes_per_trigger", _bytes, streaming=True),
+    _Option("maxEventsPerTrigger", "max_events_per_trigger", _count, streaming=True),
+    _Option("segments", "segments", _segments, streaming=False),
+    _Option("columns", "columns", _columns),
+    _Option("serializer", "serializer", _serializer),
+    _Option("failOnDataLoss", "fail_on_data_loss", _flag),
+)
+_WRITING: Final = _by_name(
+    _Option("url", "url", _url),
+    _Option("stream", "stream", _stream),
+    _Option("txnId", "txn_id", _txn_id, streaming=False),
+)
+#: What Spark itself takes from a streaming query, and gives to the sink too.
+_OF_EVERY_QUERY: Final = frozenset({"checkpointlocation", "queryname"})
 _EXAMPLES: Final = {"url": "postgresql://spark@db/shop", "stream": "shop/orders"}

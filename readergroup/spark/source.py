@@ -9,9 +9,10 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from .connection import check_address
-from .options import ReadOptions, read_options
+from .options import ReadOptions, WriteOptions, read_options, write_options
 from .reading import BatchReader
 from .rows import default_schema
+from .sink import BatchSink, StreamSink
 from .stream_reading import StreamReader
 
 
@@ -34,8 +35,19 @@ class ReaderGroupSource(DataSource):
     def streamReader(self, schema: StructType) -> StreamReader:
         return StreamReader(schema, self._read_options(streaming=True))
 
+    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        return BatchSink(schema, self._write_options(streaming=False), overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
+        return StreamSink(schema, self._write_options(streaming=True), overwrite=overwrite)
+
     def _read_options(self, *, streaming: bool | None) -> ReadOptions:
         options = read_options(self.options, streaming=streaming)
+        check_address(options.url, one_host=self.one_host)
+        return options
+
+    def _write_options(self, *, streaming: bool) -> WriteOptions:
+        options = write_options(self.options, streaming=streaming)
         check_address(options.url, one_host=self.one_host)
         return options
 

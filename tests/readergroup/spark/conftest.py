@@ -20,6 +20,13 @@ from tests.readergroup.spark.streams import STREAM
 QUICK_JAVA = "-XX:TieredStopAtLevel=1"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whichever is the first waits for the session; an answer of Java that is not waited for confuses those after it."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.fixture(scope="session")
 def java() -> int:
     try:

@@ -1,0 +1,89 @@
+"""Progress and lag of queries."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import QueryProgressEvent
+
+import readergroup as rg
+from readergroup.spark import ProgressListener, QueryProgress
+from tests.readergroup.spark.streams import STREAM, write
+
+
+def test_a_callback_hears_of_each_batch_how_far_the_query_is_behind(
+    spark: SparkSession, client: rg.Client, url: str, tmp_path: Path
+) -> None:
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
+    write(client, range(200))
+    client.streams.scale(STREAM, split=[0])
+    write(client, range(200, 300))
+    heard: list[QueryProgress] = []
+    listener = ProgressListener(heard.append)
+    spark.streams.addListener(listener)
+    try:
+        stream = spark.readStream.format("readergroup").options(url=url, stream=STREAM, startingOffsets="earliest")
+        writer = stream.option("maxEventsPerTrigger", "100").load().writeStream.format("noop").queryName("orders")
+        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        query = writer.start()
+        assert query.awaitTermination(100)
+        deadline = time.monotonic() + 30
+        while sum(each.events for each in heard) < 300:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        spark.streams.removeListener(listener)
+    assert {(each.query_id, each.run_id, each.name) for each in heard} == {(query.id, query.runId, "orders")}
+    assert [each.batch_id for each in heard] == list(range(len(heard)))
+    lags = [each.lag_bytes for each in heard]
+    assert lags == sorted(lags, reverse=True)
+    assert lags[0] > lags[-1] == 0
+    state, tail = client.streams.fetch_state(STREAM), client.streams.info(STREAM).tail
+    for each in heard:
+        assert each.lag_bytes == sum(part.size for part in client.batch.ranges_between(state, each.cut, tail))
+    assert heard[-1].cut == tail
+
+
+def event(*sources: dict[str, str | None]) -> QueryProgressEvent:
+    described: list[Any] = [SimpleNamespace(numInputRows=5, **source) for source in sources]
+    progress = SimpleNamespace(id="q", runId="r", name=None, batchId=3, sources=described)
+    return cast(QueryProgressEvent, SimpleNamespace(progress=progress))
+
+
+OURS: dict[str, str | None] = {
+    "endOffset": json.dumps({"v": 1, "stream": STREAM, "offsets": {f"{STREAM}/0": 10}, "incarnation": "a"}),
+    "latestOffset": json.dumps({"v": 1, "lengths": {f"{STREAM}/0": 30, f"{STREAM}/1": 7}}),
+}
+
+
+def test_sources_of_other_kinds_are_left_out() -> None:
+    heard: list[QueryProgress] = []
+    others: list[dict[str, str | None]] = [
+        {"endOffset": '{"topic":{"0":23}}', "latestOffset": '{"topic":{"0":23}}'},
+        {"endOffset": "5", "latestOffset": None},
+        {"endOffset": "text", "latestOffset": ""},
+    ]
+    ProgressListener(heard.append).onQueryProgress(event(*others, OURS))
+    (only,) = heard
+    assert only.lag == {f"{STREAM}/0": 20, f"{STREAM}/1": 7}
+    assert only.events == 5
+
+
+def test_without_a_callback_progress_is_logged_and_one_that_raises_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "readergroup.spark"):
+        ProgressListener().onQueryProgress(event(OURS))
+
+        def refuse(progress: QueryProgress) -> None:
+            raise ValueError("no")
+
+        ProgressListener(refuse).onQueryProgress(event(OURS))
+    first, second = caplog.records
+    assert "27 bytes" in first.getMessage()
+    assert "callback" in second.getMessage() and second.exc_info

@@ -1,0 +1,77 @@
+"""Drivers and executors that are killed."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyspark
+import pytest
+
+import readergroup as rg
+from tests.readergroup.spark.streams import STREAM, assert_in_order, number, recorded, write
+
+pytestmark = pytest.mark.usefixtures("java")
+
+
+def command(module: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", f"tests.readergroup.spark.{module}", *map(str, arguments)]
+
+
+def drive(url: str, folder: Path, *arguments: object) -> int:
+    driver = command("driver", url, folder, *arguments)
+    return subprocess.run(driver, timeout=300, start_new_session=True, stderr=subprocess.DEVNULL).returncode
+
+
+def test_a_killed_driver_is_continued_exactly(client: rg.Client, url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "record"
+    folder.mkdir()
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
+    write(client, range(300))
+    client.streams.scale(STREAM, split=[0])
+    write(client, range(300, 400))
+    assert drive(url, folder, "begin", 1) == -signal.SIGKILL
+    assert len(recorded(folder)) == 60
+    client.streams.scale(STREAM, merge=[3, 1])
+    assert drive(url, folder, "reading", 3) == -signal.SIGKILL
+    write(client, range(400, 500))
+    assert drive(url, folder, "recorded", 5) == -signal.SIGKILL
+    assert drive(url, folder, "committed", 7) == -signal.SIGKILL
+    assert (folder / "checkpoint" / "commits" / "7").exists()
+    assert drive(url, folder) == 0
+    assert_in_order(recorded(folder), 500)
+
+
+def test_of_two_drivers_on_one_checkpoint_one_goes_on_and_nothing_is_read_twice(
+    client: rg.Client, url: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "record"
+    folder.mkdir()
+    client.streams.create(STREAM)
+    write(client, range(2000))
+    drivers = [
+        subprocess.Popen(command("driver", url, folder), stderr=subprocess.PIPE, text=True, start_new_session=True)
+        for _ in range(2)
+    ]
+    errors = [driver.communicate(timeout=300)[1] for driver in drivers]
+    ended = [driver.returncode for driver in drivers]
+    assert 0 in ended, errors
+    for code, error in zip(ended, errors, strict=True):
+        assert code == 0 or "oncurrent" in error
+    assert_in_order(recorded(folder), 2000)
+
+
+def test_an_executor_that_is_killed_loses_and_repeats_nothing(client: rg.Client, url: str, tmp_path: Path) -> None:
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(4))
+    write(client, range(400))
+    marker = tmp_path / "killed"
+    try:
+        done = subprocess.run(command("cluster", url, marker), capture_output=True, text=True, timeout=300)
+    finally:
+        shutil.rmtree(Path(pyspark.__file__).parent / "work", ignore_errors=True)
+    assert done.returncode == 0, done.stderr
+    assert marker.exists()
+    assert_in_order(sorted(number(line.encode()) for line in done.stdout.split()), 400)

@@ -1,0 +1,124 @@
+"""Streaming queries, in Spark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+import readergroup as rg
+from tests.readergroup.spark.streams import STREAM, assert_in_order, number, recorded, write
+
+Start = Callable[..., StreamingQuery]
+
+
+@pytest.fixture
+def start(spark: SparkSession, url: str, tmp_path: Path) -> Start:
+    """A query that records each batch in ``tmp_path / "record"``."""
+    folder = tmp_path / "record"
+    folder.mkdir()
+
+    def record(batch: DataFrame, batch_id: int) -> None:
+        numbers = [number(bytes(row.event)) for row in batch.select("event").collect()]
+        (folder / f"batch-{batch_id}").write_text(" ".join(map(str, numbers)))
+
+    def start(*, checkpoint: str = "checkpoint", trigger: Any = None, **options: str) -> StreamingQuery:
+        stream = spark.readStream.format("readergroup").options(url=url, stream=STREAM, startingOffsets="earliest")
+        writer = stream.options(**options).load().writeStream.foreachBatch(record)
+        writer = writer.option("checkpointLocation", str(tmp_path / checkpoint))
+        return writer.trigger(**(trigger or {"availableNow": True})).start()
+
+    return start
+
+
+def run(query: StreamingQuery) -> StreamingQuery:
+    assert query.awaitTermination(100)
+    return query
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_query_goes_on_from_its_checkpoint_over_splits_and_merges(
+    client: rg.Client, start: Start, tmp_path: Path
+) -> None:
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
+    write(client, range(300))
+    run(start())
+    assert_in_order(recorded(tmp_path / "record"), 300)
+    client.streams.scale(STREAM, split=[0])
+    write(client, range(300, 600))
+    run(start())
+    assert_in_order(recorded(tmp_path / "record"), 600)
+    write(client, range(600, 700))
+    client.streams.scale(STREAM, merge=[3, 1])
+    write(client, range(700, 900))
+    query = run(start(maxEventsPerTrigger="100"))
+    assert_in_order(recorded(tmp_path / "record"), 900)
+    assert max(progress["numInputRows"] for progress in query.recentProgress) <= 100
+    run(start())
+    assert_in_order(recorded(tmp_path / "record"), 900)
+
+
+def test_a_query_follows_splits_and_merges_while_it_runs(client: rg.Client, start: Start, tmp_path: Path) -> None:
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
+    write(client, range(100))
+    query = start(trigger={"processingTime": "100 milliseconds"}, maxBytesPerTrigger="8k")
+    try:
+        scales: list[dict[str, list[int]]] = [{"split": [0]}, {"merge": [3, 1]}, {"split": [2, 4]}]
+        for part, scale in enumerate(scales, 1):
+            client.streams.scale(STREAM, **scale)  # type: ignore[arg-type]
+            write(client, range(part * 100, part * 100 + 100))
+        wait_until(lambda: len(recorded(tmp_path / "record")) >= 400 or query.exception() is not None)
+        assert query.exception() is None
+    finally:
+        query.stop()
+    assert_in_order(recorded(tmp_path / "record"), 400)
+
+
+def test_a_query_ends_at_its_end_cut_and_starts_anew_there(client: rg.Client, start: Start, tmp_path: Path) -> None:
+    client.streams.create(STREAM)
+    write(client, range(100), block=50)
+    (whole,) = client.batch.segment_ranges(STREAM)
+    offset = [event.offset for event in client.batch.read(whole)][70]
+    end = client.streams.fetch_state(STREAM).cut({0: offset})
+    query = run(start(endingOffsets=end.model_dump_json()))
+    assert recorded(tmp_path / "record") == list(range(70))
+    # What stands in the checkpoint is a place that another query may start at.
+    stands_at = query.lastProgress["sources"][0]["endOffset"]
+    run(start(checkpoint="other", startingOffsets=stands_at))
+    assert recorded(tmp_path / "record") == list(range(70, 100))
+
+
+def test_a_query_whose_stream_is_another_one_by_now_fails(client: rg.Client, start: Start) -> None:
+    client.streams.create(STREAM)
+    write(client, range(10))
+    run(start())
+    client.streams.delete(STREAM)
+    client.streams.create(STREAM)
+    with pytest.raises(StreamingQueryException, match="deleted, and another one.*checkpointLocation"):
+        start().awaitTermination(100)
+
+
+def test_a_query_that_lost_data_fails_unless_told_to_go_on(client: rg.Client, start: Start, tmp_path: Path) -> None:
+    client.streams.create(STREAM)
+    write(client, range(100))
+    run(start(maxEventsPerTrigger="200"))
+    write(client, range(100, 200))
+    tail = client.streams.info(STREAM).tail
+    write(client, range(200, 300))
+    client.streams.truncate(STREAM, tail)
+    with pytest.raises(StreamingQueryException, match="truncated before it was read; .*failOnDataLoss"):
+        start().awaitTermination(100)
+    run(start(failOnDataLoss="false"))
+    assert recorded(tmp_path / "record") == [*range(100), *range(200, 300)]
