@@ -21,7 +21,7 @@ QUICK_JAVA = "-XX:TieredStopAtLevel=1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whichever is the first waits for the session; an answer of Java that is not waited for confuses those after it."""
+    """The first one waits for the session, and an answer of Java that is not awaited confuses all those after it."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.timeout(600))
