@@ -138,6 +138,19 @@ def write(life: Life) -> None:
                     writer.write(f"{key}:{number}".encode(), routing_key=key)
             writer.flush()
             life.tell("stored", count)
+
+
+def transact(life: Life) -> None:
+    """Two transactions of all keys, the second staged before a split. Tells how many are committed."""
+    with life.client.writer(STREAM) as writer:
+        for number in range(2):
+            transaction = writer.transaction()
+            for key in KEYS:
+                transaction.write(f"{key}:{number}".encode(), routing_key=key)
+            if number == 1:
+                life.client.streams.scale(STREAM, split=[0])
+            transaction.commit()
+            life.tell("stored", number + 1)
     life.tell("closed")
 
 

@@ -26,7 +26,7 @@ from tests.chaos.zygote import ENDED, Child, Zygote
 
 #: What happens in between two operations of a process nobody else can see. So dying after one that only looks is dying
 #: before the next one.
-WRITES: Final = frozenset({"create", "delete", "append", "truncate", "seal"})
+WRITES: Final = frozenset({"create", "delete", "append", "append_together", "concat", "truncate", "seal"})
 #: Events per key that are written before the life begins.
 WRITTEN: Final = 5
 SHARED_MEMORY: Final = "/dev/shm"
@@ -216,6 +216,30 @@ class Write(Scenario):
         counts = Counter(each.event.split(":")[0] for each in world.own)
         assert all(stored <= counts[key] <= min(stored + 2, 6) for key in KEYS)
         world.written = {key: counts[key] for key in KEYS}
+        world.check_deliveries()
+        world.check_goes_on()
+
+
+class Transact(Write):
+    do = dying.transact
+    segments = 2
+
+    def come_after(self, world: World) -> None:
+        stored = max((told.facts[0] for told in world.told if told.what == "stored"), default=0)
+        turn = world.number % 3
+        if turn == 0:
+            world.client.streams.finish_pending(STREAM)
+        if turn == 1:
+            world.client.streams.scale(STREAM, split=[1])
+        with world.client.writer(STREAM):
+            state = world.client.streams.fetch_state(STREAM)
+        committed = state.known_transactions.sequence
+        assert stored <= committed <= min(stored + 1, 2)
+        assert state.known_transactions.open is None
+        world.written = dict.fromkeys(KEYS, committed)
+        world.join("next")
+        world.read_everything()
+        assert Counter(each.event for each in world.deliveries) == Counter(world.events)
         world.check_deliveries()
         world.check_goes_on()
 
@@ -471,6 +495,7 @@ class ReadAcrossAScale(Scenario):
 
 SCENARIOS: Final = [
     Write,
+    Transact,
     SplitAndMerge,
     HandOver,
     Compact,
