@@ -10,7 +10,7 @@ import typer
 
 from synchronizer import ReaderGroupError
 
-from . import demo, groups, reading, streams, watching, writing
+from . import demo, groups, reading, streams, transfer, watching, writing
 from .screen import say
 from .session import Commands, Session
 
@@ -23,6 +23,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+streams.commands.command()(transfer.copy)
+streams.commands.command()(transfer.export)
+streams.commands.command(name="import")(transfer.import_events)
 app.add_typer(streams.commands, name="stream")
 app.add_typer(groups.commands, name="group")
 app.command()(writing.write)

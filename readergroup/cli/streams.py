@@ -1,19 +1,21 @@
-"""``readergroup stream``: create, look at, scale, end and delete streams."""
+"""``readergroup stream``: create, look at, scale, end and delete streams. To copy them: `transfer`."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Final
+from contextlib import suppress
+from typing import Annotated, Final, Literal
 
 import typer
 from pydantic import ValidationError
 
 from ..config import reasons
+from ..errors import StreamBeingCopiedError
 from ..streams.config import ScalingPolicy, SegmentId, StreamCut, StreamInfo, number_of
 from .screen import count, out, print_json, say, size, table
 from .session import WrongUsage, session
 
-commands = typer.Typer(help="Create, look at, scale, end and delete streams.", no_args_is_help=True)
+commands = typer.Typer(help="Create, look at, scale, end, copy and delete streams.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="STREAM", help="Its name, as 'scope/name'.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -32,7 +34,7 @@ def create(
 ) -> None:
     """Create a stream. One that exists with as many segments is left as it is."""
     with session(context).connect(may_create=True) as client:
-        _show_change(client.streams.create(stream, scaling=ScalingPolicy.fixed(segments)), as_json)
+        show_change(client.streams.create(stream, scaling=ScalingPolicy.fixed(segments)), as_json)
 
 
 @commands.command(name="list")
@@ -87,16 +89,16 @@ def scale(
         raise WrongUsage("say either --split NUMBERS or --merge NUMBERS")
     with session(context).connect() as client:
         if split:
-            _show_change(client.streams.scale(stream, split=_numbers(split)), as_json)
+            show_change(client.streams.scale(stream, split=_numbers(split)), as_json)
         else:
-            _show_change(client.streams.scale(stream, merge=_numbers(merge)), as_json)
+            show_change(client.streams.scale(stream, merge=_numbers(merge)), as_json)
 
 
 @commands.command()
 def seal(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
     """End a stream: it takes no further events, and groups that come to its end are done."""
     with session(context).connect() as client:
-        _show_change(client.streams.seal(stream), as_json)
+        show_change(client.streams.seal(stream), as_json)
 
 
 @commands.command()
@@ -113,7 +115,7 @@ def truncate(
 ) -> None:
     """Give up the data before a cut, for good."""
     with session(context).connect() as client:
-        client.streams.truncate(stream, client.streams.info(stream).tail if cut == "tail" else _parse_cut(cut))
+        client.streams.truncate(stream, client.streams.info(stream).tail if cut == "tail" else parse_cut(cut))
         found = client.streams.info(stream)
     if as_json:
         print_json(found)
@@ -125,7 +127,8 @@ def truncate(
 def delete(context: typer.Context, stream: Name, yes: Yes = False) -> None:
     """Delete a stream and its data, for good. Asks first, where somebody is there to answer."""
     with session(context).connect() as client:
-        client.streams.info(stream)
+        with suppress(StreamBeingCopiedError):  # which is given up
+            client.streams.info(stream)
         confirm(f"Delete the stream {stream} and all its data?", yes)
         client.streams.delete(stream)
     say(f"{stream}: deleted")
@@ -137,7 +140,8 @@ def confirm(question: str, yes: bool) -> None:
         typer.confirm(question, abort=True, err=True)
 
 
-def _show_change(found: StreamInfo, as_json: bool) -> None:
+def show_change(found: StreamInfo, as_json: bool) -> None:
+    """Say in a line what a stream looks like now."""
     if as_json:
         print_json(found)
         return
@@ -160,7 +164,15 @@ def _numbers(given: list[str]) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _parse_cut(text: str) -> StreamCut:
+def parse_place(text: str | None) -> StreamCut | Literal["head", "tail"] | None:
+    """What an option for a cut says."""
+    match text:
+        case None | "head" | "tail":
+            return text
+    return parse_cut(text)
+
+
+def parse_cut(text: str) -> StreamCut:
     try:
         return StreamCut.model_validate_json(sys.stdin.read() if text == "-" else text)
     except ValidationError as error:

@@ -41,8 +41,8 @@ def write(
     segments.
     """
     key_of: KeyOf = (lambda line, number: None) if key is None else (lambda line, number: _key(line, number, key))
-    with session(context).connect() as client, _open(file) as source:
-        with client.writer(stream) as writer, progress(f"writing to {stream}", _size(source)) as advance:
+    with session(context).connect() as client, open_source(file) as source:
+        with client.writer(stream) as writer, progress(f"writing to {stream}", size_of(source)) as advance:
             lines, size = _write_lines(writer, source, key_of, advance)
     if as_json:
         print_json({"stream": stream, "events": lines, "bytes": size})
@@ -89,7 +89,8 @@ def _key(line: bytes, number: int, field: str) -> str:
 
 
 @contextmanager
-def _open(file: Path | None) -> Iterator[BinaryIO]:
+def open_source(file: Path | None) -> Iterator[BinaryIO]:
+    """What to read; without a name, or with '-', standard input."""
     if file is None or str(file) == "-":
         yield sys.stdin.buffer
         return
@@ -97,7 +98,7 @@ def _open(file: Path | None) -> Iterator[BinaryIO]:
         yield opened
 
 
-def _size(source: BinaryIO) -> int | None:
+def size_of(source: BinaryIO) -> int | None:
     """How many bytes will come, where that is known."""
     try:
         status = os.fstat(source.fileno())

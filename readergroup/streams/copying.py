@@ -210,8 +210,16 @@ def _plan(manager: StreamManager, source: str, by: By | None, start: Place | Non
 
 
 def _tail(manager: StreamManager, source: str) -> tuple[StreamState, StreamCut]:
-    state = manager.fetch_state(source)
-    return state, manager.tail_cut(state)
+    """The metadata of the source and where it ends, with nothing of a transaction or all of it."""
+    deadline = Deadline(manager.clock, manager.timeout)
+    while True:
+        state = manager.finish_pending(source, timeout=deadline.remaining())
+        tail = manager.tail_cut(state, timeout=deadline.remaining())
+        now = manager.fetch_state(source, timeout=deadline.remaining())
+        if now.known_transactions.sequence == state.known_transactions.sequence:
+            return state, tail
+        if deadline.passed:
+            raise DeadlineExceededError("transactions kept being committed; nothing was done", stream=source)
 
 
 def _cut(manager: StreamManager, state: StreamState, tail: StreamCut, place: Place) -> StreamCut:

@@ -441,6 +441,38 @@ def test_a_stream_is_copied_while_it_is_written_and_split(client: rg.Client, by:
     assert counts == sorted(counts)
 
 
+@EITHER
+def test_a_copy_has_all_of_a_transaction_or_nothing(client: rg.Client, by: str) -> None:
+    needs(client.store, by)
+    client.streams.create(SOURCE, scaling=rg.ScalingPolicy.fixed(3))
+    write(client, 1)
+    for number in itertools.count():
+        failing = FailingStore(client.store)
+        committed: list[Operation] = []
+
+        def commit(
+            operation: Operation,
+            failing: FailingStore = failing,
+            committed: list[Operation] = committed,
+            number: int = number,
+        ) -> None:
+            if not committed and len(failing.operations) > number:
+                committed.append(operation)
+                with client.writer(SOURCE) as writer, writer.transaction() as transaction:
+                    for key in KEYS:
+                        transaction.write(f"{number}:{key}".encode(), routing_key=key)
+
+        failing.before = commit
+        with rg.Client(failing) as copier:
+            copier.streams.copy(SOURCE, TARGET, by=by, threads=1)  # type: ignore[arg-type]
+        copied = [raw for columns in events(client, TARGET).values() for raw, _, _, _ in columns]
+        assert sum(raw.startswith(f"{number}:".encode()) for raw in copied) in (0, len(KEYS)), committed
+        client.streams.delete(TARGET)
+        if not committed or committed[0].segment.startswith(f"data/{TARGET}/"):  # the bounds are fixed
+            break
+    assert number > 5
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_lost_answers_and_refusals_change_nothing(store_url: str, seed: int) -> None:
     with open_store(store_url) as inner, rg.Client(inner) as client:

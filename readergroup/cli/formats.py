@@ -1,0 +1,268 @@
+"""The formats of exported events: JSON lines, msgpack, Parquet."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple, Protocol
+
+import msgpack
+
+from ..event import EventBatch
+from ..streams.block import MAX_EVENT_BYTES, Headers
+from .session import Failed, WrongUsage
+
+
+class Format(StrEnum):
+    JSONL = "jsonl"
+    MSGPACK = "msgpack"
+    PARQUET = "parquet"
+
+
+class Record(NamedTuple):
+    """An event as it is imported."""
+
+    data: bytes
+    routing_key: str | None
+    headers: Headers | None
+
+
+class Sink(Protocol):
+    """Where events are exported to."""
+
+    def write(self, batch: EventBatch[bytes]) -> None: ...
+
+
+class Records(Protocol):
+    """What is imported. A record that is none raises `ValueError`."""
+
+    #: What a record is called, and how many bytes were read so far.
+    unit: str
+    position: int
+
+    def __iter__(self) -> Iterator[Record]: ...
+
+
+def format_of(file: Path | None, named: Format | None) -> Format:
+    """The one that was named, else the one that the file's name tells, else JSON lines."""
+    if named is not None:
+        return named
+    suffix = "" if file is None else file.suffix.removeprefix(".")
+    if suffix in {"", *Format}:
+        return Format(suffix or Format.JSONL)
+    raise WrongUsage(f"the format of {file} is not known; say --format {'|'.join(Format)}")
+
+
+@contextmanager
+def sink(file: BinaryIO, chosen: Format) -> Iterator[Sink]:
+    """What writes events to ``file``; it is complete when the block is left."""
+    if chosen is Format.JSONL:
+        yield JsonLines(file)
+    elif chosen is Format.MSGPACK:
+        yield Msgpack(file)
+    else:
+        with _parquet().writing(file) as opened:
+            yield opened
+
+
+@contextmanager
+def records(file: BinaryIO, chosen: Format) -> Iterator[Records]:
+    """The events that ``file`` holds."""
+    if chosen is Format.JSONL:
+        yield JsonLineRecords(file)
+    elif chosen is Format.MSGPACK:
+        yield MsgpackRecords(file)
+    elif file.seekable():
+        yield _parquet().ParquetRecords(file)
+    else:
+        with tempfile.TemporaryFile() as whole:  # where the rows are, the end of the file tells
+            shutil.copyfileobj(file, whole)
+            yield _parquet().ParquetRecords(whole)
+
+
+def _parquet() -> Any:
+    try:
+        from . import parquet
+    except ImportError as error:
+        raise Failed("Parquet needs pyarrow; install it: pip install 'readergroup[arrow]'") from error
+    return parquet
+
+
+# ---------------------------------------------------------------------- JSON lines
+
+#: Eight million bytes as text, or in base64, each written in the longest way.
+_MAX_LINE_BYTES: Final = 8 * MAX_EVENT_BYTES
+#: Those of ``readergroup read --json`` too: what it printed can be imported.
+_FIELDS: Final = frozenset({"data", "data_base64", "routing_key", "headers_base64"})
+_IGNORED: Final = frozenset({"written_at", "pointer", "segment", "offset", "fencing_token"})
+
+
+class JsonLines:
+    """A JSON object per event: ``data`` is its text, or the object or array that it is; else it is ``data_base64``."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def write(self, batch: EventBatch[bytes]) -> None:
+        columns = zip(batch.raw, batch.routing_keys, batch.headers, batch.written_at, strict=True)
+        self._file.writelines(_line(*each) for each in columns)
+
+
+def _line(data: bytes, routing_key: str | None, headers: Headers, written_at: int) -> bytes:
+    line = _data_field(data)
+    if routing_key is not None:
+        line["routing_key"] = routing_key
+    if headers:
+        line["headers_base64"] = {name: base64.b64encode(value).decode() for name, value in headers.items()}
+    line["written_at"] = datetime.fromtimestamp(written_at / 1_000_000, UTC).isoformat()
+    try:
+        return json.dumps(line, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:  # half of a surrogate pair is no text, but has an escape
+        return json.dumps(line).encode() + b"\n"
+
+
+def _data_field(data: bytes) -> dict[str, Any]:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return {"data_base64": base64.b64encode(data).decode()}
+    if text[:1] in ("{", "["):
+        try:
+            value = json.loads(text)
+            if _compact(value) == data:  # else it would come back as other bytes
+                return {"data": value}
+        except (ValueError, RecursionError):
+            pass
+    return {"data": text}
+
+
+def _compact(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+class JsonLineRecords:
+    unit = "line"
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.position = 0
+        self._file = file
+
+    def __iter__(self) -> Iterator[Record]:
+        while line := self._file.readline(_MAX_LINE_BYTES):
+            self.position += len(line)
+            yield _of_line(line)
+
+
+def _of_line(line: bytes) -> Record:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError("this is no JSON") from error
+    if not isinstance(found, dict):
+        raise ValueError("a line is a JSON object with the field data or data_base64")
+    if unknown := found.keys() - _FIELDS - _IGNORED:
+        raise ValueError(f"the field {min(unknown)!r} is not known")
+    if ("data" in found) == ("data_base64" in found):
+        raise ValueError("a line has either data or data_base64")
+    return Record(_json_data(found), _routing_key(found), _json_headers(found.get("headers_base64")))
+
+
+def _json_data(found: Mapping[str, Any]) -> bytes:
+    if "data_base64" in found:
+        return _from_base64(found["data_base64"], "data_base64")
+    data = found["data"]
+    if data is None:
+        raise ValueError("data is null; an empty event is an empty text")
+    return data.encode() if isinstance(data, str) else _compact(data)
+
+
+def _json_headers(found: object) -> Headers | None:
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise ValueError("headers_base64 is an object of texts in base64")
+    return {name: _from_base64(value, f"the header {name!r}") for name, value in found.items()}
+
+
+def _from_base64(value: object, what: str) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)  # type: ignore[arg-type]
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise ValueError(f"{what} is no text in base64") from error
+
+
+def _routing_key(found: Mapping[str, Any]) -> str | None:
+    key = found.get("routing_key")
+    if not isinstance(key, str | None):
+        raise ValueError("routing_key is a text or null")
+    return key
+
+
+# ---------------------------------------------------------------------- msgpack
+
+
+class Msgpack:
+    """A map per event: ``data``, ``written_at`` in microseconds, and where used ``routing_key`` and ``headers``."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._pack = msgpack.Packer(unicode_errors="surrogatepass").pack
+
+    def write(self, batch: EventBatch[bytes]) -> None:
+        for data, key, headers, written_at in zip(
+            batch.raw, batch.routing_keys, batch.headers, batch.written_at, strict=True
+        ):
+            record: dict[str, object] = {"data": data, "written_at": written_at}
+            if key is not None:
+                record["routing_key"] = key
+            if headers:
+                record["headers"] = headers
+            self._file.write(self._pack(record))
+
+
+class MsgpackRecords:
+    unit = "record"
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.position = 0
+        self._read = 0
+        self._file = file
+
+    def read(self, size: int = -1) -> bytes:
+        """For the unpacker: what it has read is more than what it has made of it."""
+        data = self._file.read(size)
+        self._read += len(data)
+        return data
+
+    def __iter__(self) -> Iterator[Record]:
+        unpacker = msgpack.Unpacker(self, unicode_errors="surrogatepass", max_buffer_size=_MAX_LINE_BYTES)
+        while True:
+            try:
+                found = next(unpacker, None)
+            except (ValueError, msgpack.UnpackException) as error:
+                raise ValueError("this is no msgpack") from error
+            if found is None:
+                break
+            self.position = unpacker.tell()
+            yield _of_map(found)
+        if self.position < self._read:
+            raise ValueError("the file ends inside it")
+
+
+def _of_map(found: object) -> Record:
+    if not isinstance(found, dict) or not isinstance(found.get("data"), bytes):
+        raise ValueError("a record is a map with the bytes of an event as data")
+    if unknown := found.keys() - {"data", "routing_key", "headers", "written_at"}:
+        raise ValueError(f"the field {min(map(str, unknown))!r} is not known")
+    headers = found.get("headers")
+    if not isinstance(headers, dict | None):
+        raise ValueError("headers is a map of texts to bytes")
+    return Record(found["data"], _routing_key(found), headers)

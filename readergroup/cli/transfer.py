@@ -1,0 +1,197 @@
+"""``readergroup stream copy``, ``export`` and ``import``: events in bulk, to another stream or to a file and back."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, BinaryIO, Final
+
+import typer
+
+from ..streams.writer import EventWriter
+from .formats import Format, Records, format_of, records, sink
+from .screen import Advance, count, print_json, progress, say, size
+from .session import Failed, WrongUsage, check_not_negative, session
+from .streams import AsJson, Name, parse_place, show_change
+from .writing import open_source, size_of
+
+#: How many events are written between two looks at the progress bar.
+_STEP: Final = 1000
+
+Start = Annotated[str | None, typer.Option(metavar="CUT", help="'head', or a cut as JSON; '-': stdin.")]
+End = Annotated[str | None, typer.Option(metavar="CUT", help="'tail', or a cut as JSON; '-': stdin.")]
+FormatOption = Annotated[
+    Format | None, typer.Option("--format", help="Default: what the name of the file says, else jsonl.")
+]
+
+
+class By(StrEnum):
+    SEGMENTS = "segments"
+    EVENTS = "events"
+
+
+def copy(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="The stream to copy.", show_default=False)],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The new stream.", show_default=False)],
+    by: Annotated[
+        By | None,
+        typer.Option(
+            help="Inside the store, all or nothing, with the offsets as they are; or through this command, segments"
+            " beside each other. Default: inside the store where it can.",
+        ),
+    ] = None,
+    start: Start = None,
+    end: End = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a stream, or what lies between two cuts of it, to a new stream that is sealed.
+
+    The copy is there when it is whole. One that was cut off goes on when the command is given again; 'stream delete'
+    gives it up. Positions of reader groups are not copied.
+    """
+    with session(context).connect() as client, _progress_of_copy(source) as on_progress:
+        info = client.streams.copy(
+            source,
+            target,
+            by=None if by is None else by.value,
+            start=parse_place(start),
+            end=parse_place(end),
+            on_progress=on_progress,
+        )
+    show_change(info, as_json)
+
+
+@contextmanager
+def _progress_of_copy(source: str) -> Iterator[Callable[[int, int], None]]:
+    with ExitStack() as shown:
+        advances: list[Advance] = []
+        done = 0
+
+        def on_progress(copied: int, total: int) -> None:
+            nonlocal done
+            if not advances:
+                advances.append(shown.enter_context(progress(f"copying {source}", total)))
+            advances[0](copied - done, f"{size(copied)} of {size(total)}")
+            done = copied
+
+        yield on_progress
+
+
+def export(
+    context: typer.Context,
+    stream: Name,
+    file: Annotated[Path | None, typer.Argument(help="Where to; without it, or '-', standard output.")] = None,
+    chosen: FormatOption = None,
+    start: Start = None,
+    end: End = None,
+) -> None:
+    """Write the events of a stream to a file, with their routing keys and headers.
+
+    Events of one routing key are in their order. The file is there when it is whole.
+    """
+    chosen = format_of(file, chosen)
+    if _is_stream(file) and chosen is not Format.JSONL and sys.stdout.isatty():
+        raise WrongUsage(f"{chosen} is not for a terminal; name a file")
+    events = 0
+    with session(context).connect() as client:
+        first, last = parse_place(start) or "head", parse_place(end) or "tail"
+        ranges = client.batch.segment_ranges(stream, start=first, end=last)
+        with (
+            _whole_file(file) as opened,
+            sink(opened, chosen) as out,
+            progress(f"exporting {stream}", sum(each.size for each in ranges)) as advance,
+        ):
+            for each in ranges:
+                at = each.start
+                for batch in client.batch.batches(each):
+                    out.write(batch)
+                    events += len(batch)
+                    advance(batch.end - at, count(events, "event"))
+                    at = batch.end
+    if not _is_stream(file):
+        say(f"{stream}: {count(events, 'event')} exported to {file}")
+
+
+def _is_stream(file: Path | None) -> bool:
+    return file is None or str(file) == "-"
+
+
+@contextmanager
+def _whole_file(file: Path | None) -> Iterator[BinaryIO]:
+    """The file to write, which takes the place of one that is there when the block is left without an error."""
+    if file is None or str(file) == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    if file.exists() and not file.is_file():  # a pipe, or a device
+        with file.open("wb") as opened:
+            yield opened
+        return
+    number, path = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    try:
+        with open(number, "wb") as opened:
+            yield opened
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(path, 0o666 & ~mask)
+        os.replace(path, file)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+        raise
+
+
+def import_events(
+    context: typer.Context,
+    stream: Name,
+    file: Annotated[Path | None, typer.Argument(help="What to import; without it, or '-', standard input.")] = None,
+    chosen: FormatOption = None,
+    skip: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Pass over the first events, which an import has written.", callback=check_not_negative
+        ),
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Write the events of an exported file to a stream, with their routing keys and headers.
+
+    They get new times of writing. What cannot be an event ends the import, and what comes before it is written.
+    """
+    chosen = format_of(file, chosen)
+    with session(context).connect() as client, open_source(file) as source, records(source, chosen) as found:
+        with client.writer(stream) as writer, progress(f"importing to {stream}", size_of(source)) as advance:
+            events = _import(writer, found, skip, advance)
+    if as_json:
+        print_json({"stream": stream, "events": events})
+    else:
+        say(f"{stream}: {count(events, 'event')} imported")
+
+
+def _import(writer: EventWriter[bytes], found: Records, skip: int, advance: Advance) -> int:
+    reading = iter(found)
+    number = position = 0
+    try:
+        while (record := next(reading, None)) is not None:
+            if number >= skip:
+                writer.write(*record)
+            number += 1
+            if number % _STEP == 0:
+                advance(found.position - position, count(number, "event"))
+                position = found.position
+        writer.flush()
+    except ValueError as error:
+        writer.flush()  # if it is the writer that has failed, that is what is told
+        raise Failed(
+            f"{found.unit} {number + 1:,}: {error}; the {count(number, 'event')} before it are written: correct it, "
+            f"and go on with --skip {number}"
+        ) from error
+    if number < skip:
+        raise Failed(f"the file has {count(number, 'event')}, and none after the first {skip:,}")
+    return number - skip
