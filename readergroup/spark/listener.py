@@ -1,0 +1,111 @@
+"""How far the streaming queries of a session are, and how far behind their streams."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+from ..streams.config import SegmentId, StreamCut
+from .offsets import cut_of
+
+logger = logging.getLogger("readergroup.spark")
+
+
+class QueryProgress(BaseModel):
+    """Where a query stands in a stream after a batch."""
+
+    model_config = ConfigDict(frozen=True)
+
+    #: Of the query, the same over restarts from one checkpoint, and of this run.
+    query_id: str
+    run_id: str
+    name: str | None
+    batch_id: int
+    #: How many events the batch had.
+    events: int
+    #: What the query has read is before it.
+    cut: StreamCut
+    #: How many bytes of each segment are to be read, as far as was known when the batch was planned.
+    lag: Mapping[SegmentId, int]
+
+    @property
+    def lag_bytes(self) -> int:
+        return sum(self.lag.values())
+
+
+class ProgressListener(StreamingQueryListener):
+    """Hands the progress of queries that read streams to ``callback``, or writes it into the log.
+
+    ``spark.streams.addListener(ProgressListener(print))``. It is called in the driver, after each batch, in one thread;
+    what it raises is logged.
+    """
+
+    def __init__(self, callback: Callable[[QueryProgress], object] | None = None) -> None:
+        self._callback = callback or _log
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        for progress in progress_of(event.progress):
+            try:
+                self._callback(progress)
+            except Exception:
+                logger.exception("the callback of the progress listener failed: query=%s", progress.query_id)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing is to be told yet."""
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """The last progress still holds."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Spark tells it."""
+
+
+def progress_of(progress: StreamingQueryProgress) -> Iterator[QueryProgress]:
+    """The same of each source of the query that is a stream."""
+    for source in progress.sources:
+        end, latest = _parsed(source.endOffset), _parsed(source.latestOffset)
+        if "offsets" not in end or "lengths" not in latest:
+            continue  # a source of another kind
+        cut = cut_of(end)
+        yield QueryProgress(
+            query_id=str(progress.id),
+            run_id=str(progress.runId),
+            name=progress.name,
+            batch_id=progress.batchId,
+            events=source.numInputRows,
+            cut=cut,
+            lag={
+                segment: max(0, length - cut.offsets.get(segment, 0)) for segment, length in latest["lengths"].items()
+            },
+        )
+
+
+def _parsed(offset: str | None) -> Mapping[str, Any]:
+    try:
+        parsed = json.loads(offset or "")
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def _log(progress: QueryProgress) -> None:
+    logger.info(
+        "query %s read %d events of %s in batch %d; %d bytes are to be read",
+        progress.name or progress.query_id,
+        progress.events,
+        progress.cut.stream,
+        progress.batch_id,
+        progress.lag_bytes,
+    )
