@@ -13,7 +13,7 @@ import pyarrow
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from synchronizer import TruncatedError
+from synchronizer import InvalidArgumentError, TruncatedError
 
 from ..client import Client
 from ..source import check_offset
@@ -58,9 +58,13 @@ def resolved(client: Client, state: StreamState, place: Place) -> StreamCut:
         return client.streams.tail_cut(state)
     if isinstance(place, datetime):
         return client.batch.cut_at(state.name, place)
+    if place.incarnation not in (None, state.incarnation):
+        raise InvalidArgumentError("the cut belongs to a stream of this name that was deleted", cut=str(place))
     for segment, offset in place.offsets.items():
         if number_of(segment) in state.segments:
             patience_of(client).call(partial(check_offset, client.store, segment, state.incarnation, offset))
+        elif number_of(segment) >= state.next_number:
+            state.record(segment)  # raises: there never was one
     return place.model_copy(update={"incarnation": state.incarnation})
 
 

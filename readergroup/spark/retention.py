@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from typing import Final
 
-from synchronizer import TruncatedError
+from synchronizer import NotFoundError, TruncatedError
 
 from ..batch.ranges import with_successors
 from ..client import Client
@@ -58,7 +58,10 @@ def _passed(client: Client, state: StreamState, offsets: Mapping[int, int]) -> S
     """The same place in the youngest segments that it can be named by."""
     while True:
         ended = [number for number in offsets if state.segments[number].successors]
-        lengths = client.streams.segment_lengths(state, ended)
+        try:
+            lengths = client.streams.segment_lengths(state, ended)
+        except NotFoundError:  # truncated away long ago, and about to be forgotten
+            return state.cut(offsets)
         further = with_successors(state, offsets, {number for number in ended if offsets[number] >= lengths[number]})
         if further == offsets:
             return state.cut(offsets)

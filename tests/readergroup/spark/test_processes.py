@@ -56,7 +56,7 @@ def test_of_two_drivers_on_one_checkpoint_one_goes_on_and_nothing_is_read_twice(
         subprocess.Popen(command("driver", url, folder), stderr=subprocess.PIPE, text=True, start_new_session=True)
         for _ in range(2)
     ]
-    errors = [driver.communicate(timeout=300)[1] for driver in drivers]
+    errors = [driver.communicate(timeout=550)[1] for driver in drivers]
     ended = [driver.returncode for driver in drivers]
     assert 0 in ended, errors
     for code, error in zip(ended, errors, strict=True):
@@ -69,7 +69,7 @@ def test_an_executor_that_is_killed_loses_and_repeats_nothing(client: rg.Client,
     write(client, range(400))
     marker = tmp_path / "killed"
     try:
-        done = subprocess.run(command("cluster", url, marker), capture_output=True, text=True, timeout=300)
+        done = subprocess.run(command("cluster", url, marker), capture_output=True, text=True, timeout=550)
     finally:
         shutil.rmtree(Path(pyspark.__file__).parent / "work", ignore_errors=True)
     assert done.returncode == 0, done.stderr

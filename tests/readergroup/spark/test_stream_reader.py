@@ -429,6 +429,24 @@ def test_a_checkpoint_of_another_stream_or_release_is_refused(
         make_reader().latestOffset({**other, "v": 2}, ALL)
 
 
+def test_a_start_that_the_stream_does_not_have_is_refused(
+    client: rg.Client, make_reader: Callable[..., StreamReader]
+) -> None:
+    scaled_stream(client)
+    tail = client.streams.info(STREAM).tail
+    one = f"{STREAM}/2"
+    wrong = {
+        "was deleted": tail.model_copy(update={"incarnation": "ffff"}),
+        "covers each key": rg.StreamCut(stream=STREAM, offsets={one: 0}),
+        "does not exist": rg.StreamCut(stream=STREAM, offsets={**tail.offsets, f"{STREAM}/99": 0}),
+        "beyond the end": rg.StreamCut(stream=STREAM, offsets={**tail.offsets, one: 10**9}),
+        "no event starts": rg.StreamCut(stream=STREAM, offsets={**tail.offsets, one: 1}),
+    }
+    for message, cut in wrong.items():
+        with pytest.raises(rg.ReaderGroupError, match=message):
+            make_reader(startingOffsets=cut.model_dump_json()).initialOffset()
+
+
 def test_a_store_that_is_away_for_a_moment_does_not_end_the_query(
     client: rg.Client, make_reader: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
 ) -> None:
