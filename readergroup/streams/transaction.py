@@ -258,22 +258,16 @@ class _Commit:
         return self._was_first
 
     def _decide(self, deadline: Deadline) -> bool:
+        entry = self._entry()
         are_checked = False
         while True:
             state = self._streams.finish_pending(self._stream, timeout=deadline.remaining())
             if not are_checked and not self._was_committed(state):
-                self._check(state)
+                self._check(state, deadline)
                 are_checked = True
-            synchronizer = self._streams.synchronizer(self._stream, timeout=deadline.remaining())
-            try:
-                was_first = synchronizer.update_state_returning(self._propose, timeout=deadline.remaining())
-            except StateTooLargeError as error:
-                raise StateTooLargeError(
-                    "too many parts for one transaction: stage fewer and larger ones, or the events of a key in one "
-                    "part, or connect with a higher state_limit_bytes",
-                    **error.facts,
-                    parts=len(self._parts),
-                ) from error
+            was_first = self._append(entry, deadline)
+            if was_first and entry.expired_before > state.known_transactions.expired_before:
+                self._expired_before = entry.expired_before
             if was_first is not None:
                 return was_first
             if deadline.passed:
@@ -281,20 +275,9 @@ class _Commit:
                     "other clients kept committing or scaling; nothing was committed", stream=self._stream
                 )
 
-    def _was_committed(self, state: StreamState) -> bool:
-        return self._number <= state.known_transactions.committer(self._key).number
-
-    def _propose(self, state: StreamState) -> tuple[Iterable[Update[StreamState]], bool | None]:
-        """The entry and True; False if the number was committed, and None if something has to be finished first."""
-        self._check_same_stream(state)
-        if self._was_committed(state):
-            return [], False
-        if state.is_pending and not state.sealing:
-            return [], None
+    def _entry(self) -> CommitTransaction:
         at = self._streams.clock.time()
-        expired = int(at - STAGING_RETENTION_SECONDS) // _CLEANING_SECONDS * _CLEANING_SECONDS
-        self._expired_before = expired if expired > state.known_transactions.expired_before else None
-        entry = CommitTransaction(
+        return CommitTransaction(
             key=self._key,
             number=self._number,
             generation=self._generation,
@@ -302,18 +285,40 @@ class _Commit:
             size=sum(part.size for part in self._parts),
             at=at,
             unused_since=at - KEY_RETENTION_SECONDS,
-            expired_before=expired,
+            expired_before=int(at - STAGING_RETENTION_SECONDS) // _CLEANING_SECONDS * _CLEANING_SECONDS,
         )
-        return [entry], True
 
-    def _check(self, state: StreamState) -> None:
+    def _append(self, entry: CommitTransaction, deadline: Deadline) -> bool | None:
+        """Whether the entry was written; None if something has to be finished before."""
+
+        def propose(state: StreamState) -> tuple[Iterable[Update[StreamState]], bool | None]:
+            self._check_same_stream(state)
+            if self._was_committed(state):
+                return [], False
+            return ([], None) if state.is_pending and not state.sealing else ([entry], True)
+
+        synchronizer = self._streams.synchronizer(self._stream, timeout=deadline.remaining())
+        try:
+            return synchronizer.update_state_returning(propose, timeout=deadline.remaining())
+        except StateTooLargeError as error:
+            raise StateTooLargeError(
+                "too many parts for one transaction: stage fewer and larger ones, or the events of a key in one part, "
+                "or connect with a higher state_limit_bytes",
+                **error.facts,
+                parts=len(self._parts),
+            ) from error
+
+    def _was_committed(self, state: StreamState) -> bool:
+        return self._number <= state.known_transactions.committer(self._key).number
+
+    def _check(self, state: StreamState, deadline: Deadline) -> None:
         """Refuse what cannot be merged, before anything is written."""
         self._check_same_stream(state)
         if state.sealing:
             raise SealedError("the stream is sealed and takes no transactions", stream=self._stream, key=self._key)
         state.known_transactions.check_parts(self._key, self._generation, self._filled)
         prefix = staging_prefix(self._stream, state.incarnation, self._key, self._generation)
-        patience = Patience(self._streams.clock, Deadline(self._streams.clock, self._streams.timeout))
+        patience = Patience(self._streams.clock, deadline)
         there = set(patience.call(lambda: list(self._streams.store.list(prefix))))
         for part in self._parts:
             if not there.issuperset(part.staged_segments):
