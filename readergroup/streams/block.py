@@ -73,15 +73,36 @@ def encode_block(
 
     ``keys`` and ``headers``, where given, are as long as ``events``.
     """
+    return encode_packed_block(
+        msgpack.packb(events),
+        len(events),
+        written_at=written_at,
+        writer_id=writer_id,
+        first_number=first_number,
+        keys=keys,
+        headers=headers,
+    )
+
+
+def encode_packed_block(
+    packed_events: bytes,
+    count: int,
+    *,
+    written_at: int,
+    writer_id: bytes,
+    first_number: int,
+    keys: Sequence[str | None] | None = None,
+    headers: Sequence[Headers | None] | None = None,
+) -> bytes:
+    """As `encode_block`, of ``count`` events that are packed already: a msgpack array of ``bin``."""
     columns: dict[str, object] = {}
     if keys is not None:
         columns["k"] = _encode_keys(keys)
     if headers is not None:
         columns["h"] = headers
     packed_columns: bytes = msgpack.packb(columns, unicode_errors="surrogatepass") if columns else b""
-    packed_events: bytes = msgpack.packb(events)
     length = HEADER_BYTES + len(packed_columns) + len(packed_events) + _TRAILER.size
-    fields = _FIELDS.pack(length, len(events), len(packed_columns), written_at, writer_id, first_number)
+    fields = _FIELDS.pack(length, count, len(packed_columns), written_at, writer_id, first_number)
     body = b"".join((fields, packed_columns, packed_events, _TRAILER.pack(_TRAILER_MARK, length)))
     return _HEAD.pack(MAGIC, zlib.crc32(body)) + body
 

@@ -1,0 +1,220 @@
+"""The sink of Spark: each task stages a part of a transaction of the stream, and the driver commits all at once.
+
+A batch of a streaming query is committed under the query's id and the number of the batch. Spark makes a batch again
+of which it does not know that it was committed; the stream knows, and drops what was staged for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Final
+
+import pyarrow
+import pyarrow.compute
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from synchronizer import DeadlineExceededError, InvalidArgumentError, ReaderGroupError
+
+from ..batch.encoding import batches_by_segment
+from ..client import Client
+from ..errors import EventTooLargeError
+from ..streams.block import MAX_EVENT_BYTES
+from ..streams.gathering import MAX_UNSTORED_BYTES
+from ..streams.staging import StagedPart
+from ..streams.transaction import Transactions
+from .connection import client_of
+from .options import WriteOptions
+
+logger = logging.getLogger("readergroup.spark")
+
+#: The types that a column may have.
+_COLUMNS: Final = {"event": (BinaryType, StringType), "routing_key": (StringType,)}
+
+
+class Staged(WriterCommitMessage):
+    """What a task sends to the driver: the part that it staged, if there were events."""
+
+    def __init__(self, partition: int, key: str, part: StagedPart | None) -> None:
+        self.partition = partition
+        self.key = key
+        self.part = part
+
+
+Messages = Sequence[WriterCommitMessage | None]
+
+
+class BatchSink(DataSourceArrowWriter):
+    """Appends a DataFrame to a stream, all of it or nothing."""
+
+    def __init__(self, schema: StructType, options: WriteOptions, *, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidArgumentError(
+                "a stream is appended to; write with .mode('append'), and take streams.truncate to drop what is there",
+                mode="overwrite",
+            )
+        self._sink = _Sink(schema, options)
+        # Made once: tasks and driver have copies of this.
+        self._key = options.txn_id or secrets.token_hex(12)
+        self._is_only_one = options.txn_id is None
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Staged:
+        return self._sink.stage(self._key, iterator)
+
+    def commit(self, messages: Messages) -> None:
+        self._sink.commit(messages, 0, is_only_one=self._is_only_one)
+
+    def abort(self, messages: Messages) -> None:
+        self._sink.abort(messages)
+
+
+class StreamSink(DataSourceStreamArrowWriter):
+    """Appends the batches of a streaming query to a stream, each of them once."""
+
+    def __init__(self, schema: StructType, options: WriteOptions, *, overwrite: bool) -> None:
+        if overwrite:
+            raise InvalidArgumentError(
+                "a stream is appended to; take outputMode('append'), or foreachBatch to write whole results",
+                mode="complete",
+            )
+        self._sink = _Sink(schema, options)
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Staged:
+        query = _task().getLocalProperty("sql.streaming.queryId")
+        assert query is not None
+        return self._sink.stage(query, iterator)
+
+    def commit(self, messages: Messages, batchId: int) -> None:
+        self._sink.commit(messages, batchId)
+
+    def abort(self, messages: Messages, batchId: int) -> None:
+        self._sink.abort(messages)
+
+
+class _Sink:
+    """What the sinks of both kinds do. It goes to the tasks, so it has no connection of its own."""
+
+    def __init__(self, schema: StructType, options: WriteOptions) -> None:
+        _check_columns(schema)
+        self._options = options
+        self._client.streams.fetch_state(options.stream)  # raises for a stream that there is not
+
+    def stage(self, key: str, batches: Iterable[pyarrow.RecordBatch]) -> Staged:
+        """In a task: stage what the rows hold."""
+        staging = None
+        with ExitStack() as giving_up_at_an_error:
+            for rows in _gathered(batches):
+                if staging is None:
+                    staging = giving_up_at_an_error.enter_context(self._transactions.stage(self._options.stream, key))
+                for batch in batches_by_segment(*_arrays(rows), staging.segment_of):
+                    staging.write_batch(batch)
+            return Staged(_task().partitionId(), key, None if staging is None else staging.finish())
+
+    def commit(self, messages: Messages, number: int, *, is_only_one: bool = False) -> None:
+        """In the driver: commit what was staged, in the order of the partitions, or drop it if it was committed."""
+        staged = _staged(messages)
+        if not staged:
+            return
+        key, parts = staged[0].key, [each.part for each in staged if each.part is not None]
+        if not self._commit(key, number, parts, is_only_one=is_only_one):
+            logger.info("transaction %d of %s was committed before: what was staged again is dropped", number, key)
+
+    def _commit(self, key: str, number: int, parts: Sequence[StagedPart], *, is_only_one: bool) -> bool:
+        """Commit for as long as it takes, unless nothing comes to the stream any more."""
+        length = None
+        while True:
+            try:
+                return self._transactions.commit(self._options.stream, key, number, parts, is_only_one=is_only_one)
+            except DeadlineExceededError as error:
+                before, length = length, self._length()
+                if length == before:
+                    raise
+                logger.warning("%s; it goes on", error)
+
+    def _length(self) -> int:
+        state = self._client.streams.fetch_state(self._options.stream)
+        return sum(self._client.streams.tail_cut(state).offsets.values())
+
+    def abort(self, messages: Messages) -> None:
+        """In the driver: give up what was staged and not committed. Spark asks for it after a failed commit, too."""
+        for key in {each.key for each in _staged(messages)}:
+            try:
+                self._transactions.abort(self._options.stream, key)
+            except ReaderGroupError as error:
+                logger.warning("what was staged stays until it is old: %s", error)
+
+    @property
+    def _client(self) -> Client:
+        return client_of(self._options.url)
+
+    @property
+    def _transactions(self) -> Transactions:
+        return Transactions(self._client.streams)
+
+
+def _task() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None
+    return context
+
+
+def _staged(messages: Messages) -> list[Staged]:
+    """What the tasks staged, in the order of their partitions."""
+    staged = [each for each in messages if isinstance(each, Staged) and each.part is not None]
+    return sorted(staged, key=lambda each: each.partition)
+
+
+def _check_columns(schema: StructType) -> None:
+    if "event" not in schema.names:
+        raise InvalidArgumentError(
+            "a row is written as its column 'event'; make one, for example with "
+            "select(to_json(struct('*')).alias('event'))",
+            columns=schema.names,
+        )
+    for field in schema:
+        if field.name not in _COLUMNS:
+            raise InvalidArgumentError(
+                "a stream has no such column; drop it, or make it a part of 'event'",
+                column=field.name,
+                known=list(_COLUMNS),
+            )
+        if not isinstance(field.dataType, _COLUMNS[field.name]):
+            raise InvalidArgumentError(
+                "this column has another type; cast it",
+                column=field.name,
+                type=field.dataType.simpleString(),
+                known=[each.typeName() for each in _COLUMNS[field.name]],
+            )
+
+
+def _gathered(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Table]:
+    """The rows, many at a time: each segment of the stream gets its share of them in one piece."""
+    waiting: list[pyarrow.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if batch.num_rows:
+            waiting.append(batch)
+            size += batch.nbytes
+        if size >= MAX_UNSTORED_BYTES:
+            yield pyarrow.Table.from_batches(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield pyarrow.Table.from_batches(waiting)
+
+
+def _arrays(rows: pyarrow.Table) -> tuple[pyarrow.BinaryArray, pyarrow.StringArray | None]:
+    """The events, checked, and their routing keys."""
+    events = rows["event"].combine_chunks().cast(pyarrow.binary())
+    if events.null_count:
+        raise InvalidArgumentError("an event is null; leave such rows out with where('event is not null')")
+    longest = pyarrow.compute.max(pyarrow.compute.binary_length(events)).as_py()
+    if longest > MAX_EVENT_BYTES:
+        raise EventTooLargeError(
+            "too large: store the data elsewhere and write a reference to it", bytes=longest, limit=MAX_EVENT_BYTES
+        )
+    keys = rows["routing_key"].combine_chunks().cast(pyarrow.string()) if "routing_key" in rows.column_names else None
+    return events, keys

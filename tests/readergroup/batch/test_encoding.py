@@ -1,0 +1,114 @@
+"""Blocks made from Arrow arrays hold what those made from lists hold."""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pyarrow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import readergroup as rg
+from readergroup.batch.encoding import batches_by_segment
+from readergroup.streams.block import MAX_BLOCK_BYTES, Block, parse_blocks
+from readergroup.streams.gathering import BATCH_BYTES
+from readergroup.streams.transaction import Transactions
+
+STREAM = "shop/orders"
+WRITER = b"w" * 16
+
+Row = tuple[bytes, str | None]
+
+KEYS = st.none() | st.sampled_from(["", "a", "ключ"]) | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+EVENTS = st.binary(max_size=20) | st.sampled_from([255, 256, 65_535, 65_536, 200_000]).map(bytes)
+
+
+@pytest.fixture
+def client(store_url: str) -> Iterator[rg.Client]:
+    with rg.connect(store_url) as client:
+        yield client
+
+
+def segment_of(key: str | None) -> int:
+    return 7 if key is None else zlib.crc32(key.encode()) % 5
+
+
+def encoded(rows: list[Row], *, keys: bool = True) -> dict[int, list[Block]]:
+    events = pyarrow.array([event for event, _ in rows], pyarrow.binary())
+    names = pyarrow.array([key for _, key in rows], pyarrow.string()) if keys else None
+    blocks: dict[int, list[Block]] = defaultdict(list)
+    for batch in batches_by_segment(events, names, segment_of):
+        found, needed = parse_blocks("segment", 0, batch.encode(1, WRITER, 12))
+        assert not needed
+        assert [block.first_number for block in found][0] == 1
+        assert sum(map(len, found)) == len(batch.events)
+        blocks[batch.segment] += found
+    return blocks
+
+
+@given(st.lists(st.tuples(EVENTS, KEYS)))
+@settings(max_examples=200, deadline=None)
+def test_each_segment_has_the_events_of_its_keys_in_their_order(rows: list[Row]) -> None:
+    expected: dict[int, list[Row]] = defaultdict(list)
+    for event, key in rows:
+        expected[segment_of(key)].append((event, key))
+    blocks = encoded(rows)
+    assert {
+        n: [row for b in each for row in zip(b.data, b.keys, strict=True)] for n, each in blocks.items()
+    } == expected
+    for each in blocks.values():
+        for block in each:
+            assert len(block) == 1 or sum(map(len, block.data)) <= MAX_BLOCK_BYTES
+            assert (block.writer_id, block.written_at) == (WRITER, 12)
+
+
+def test_blocks_and_batches_are_filled() -> None:
+    rows: list[Row] = [(b"%100d" % number, str(number % 3)) for number in range(30_000)]
+    blocks = encoded(rows)
+    assert sorted(event for each in blocks.values() for block in each for event in block.data) == sorted(
+        event for event, _ in rows
+    )
+    (keyless,) = encoded(rows, keys=False).values()
+    assert [event for block in keyless for event in block.data] == [event for event, _ in rows]
+    assert {key for block in keyless for key in block.keys} == {None}
+    sizes = [sum(map(len, block.data)) for block in keyless]
+    assert len([size for size in sizes if size < MAX_BLOCK_BYTES * 0.9]) <= 1 + 3_000_000 // BATCH_BYTES
+
+
+def test_numbers_go_on_from_block_to_block() -> None:
+    (blocks,) = encoded([(bytes(1000), None)] * 300).values()
+    assert [block.first_number for block in blocks] == [1 + sum(map(len, blocks[:i])) for i in range(len(blocks))]
+    assert len(blocks) > 3
+
+
+@pytest.mark.stores
+def test_batches_are_staged_with_what_is_written_one_by_one(client: rg.Client) -> None:
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(3))
+    transactions = Transactions(client.streams)
+    rows: list[Row] = [(b"%d" % number, str(number % 17)) for number in range(1000)]
+    with transactions.stage(STREAM, "job") as staging:
+        for event, key in rows[:100]:
+            staging.write(event, key)
+        for start in (100, 500):
+            events = pyarrow.array([event for event, _ in rows[start : start + 400]], pyarrow.binary())
+            keys = pyarrow.array([key for _, key in rows[start : start + 400]])
+            for batch in batches_by_segment(events, keys, staging.segment_of):
+                staging.write_batch(batch)
+        for event, key in rows[900:]:
+            staging.write(event, key)
+        part = staging.finish()
+    assert part.events == 1000
+    assert transactions.commit(STREAM, "job", 1, [part], is_only_one=True)
+    found = [event for each in client.batch.segment_ranges(STREAM) for event in client.batch.read(each)]
+    for key in {key for _, key in rows}:
+        assert [event.raw for event in found if event.routing_key == key] == [raw for raw, of in rows if of == key]
+    assert len({(event.segment, event.offset) for event in found}) == 1000
+    assert not client.streams.fetch_state(STREAM).known_transactions.committers
+
+
+@pytest.mark.parametrize("keys", [None, pyarrow.array([], pyarrow.string())])
+def test_nothing_makes_no_batch(keys: pyarrow.StringArray | None) -> None:
+    assert not list(batches_by_segment(pyarrow.array([], pyarrow.binary()), keys, segment_of))
