@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 from synchronizer import (
-    MAX_ATTRIBUTE_CHANGES,
     Append,
     Appended,
     AppendResult,
@@ -42,7 +41,7 @@ TOGETHER_BYTES: Final = READ_BYTES
 #: What one append brings, unless it is a single event that is larger.
 _APPEND_BYTES: Final = READ_BYTES
 #: A step over all segments takes so many of them: each has its attribute, and messages of its own on NATS.
-_TOGETHER_SEGMENTS: Final = min(100, MAX_ATTRIBUTE_CHANGES)
+_TOGETHER_SEGMENTS: Final = 100
 
 
 class _Place(NamedTuple):
