@@ -10,7 +10,7 @@ import typer
 
 from synchronizer import ReaderGroupError
 
-from . import demo, groups, reading, streams, transfer, watching, writing
+from . import demo, groups, notifications, reading, streams, transfer, watching, writing
 from .screen import say
 from .session import Commands, Session
 
@@ -27,6 +27,7 @@ streams.commands.command()(transfer.copy)
 streams.commands.command()(transfer.export)
 streams.commands.command(name="import")(transfer.import_events)
 app.add_typer(streams.commands, name="stream")
+groups.commands.command()(notifications.notifications)
 app.add_typer(groups.commands, name="group")
 app.command()(writing.write)
 app.command()(reading.read)

@@ -13,7 +13,9 @@ from notifications import Notification
 from synchronizer import ReaderGroupError
 
 from ..group import ReaderGroup
+from ..lag import GroupLag
 from ..notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
+from ..record.entries import LagSample
 from .groups import Name, lag_table
 from .screen import count, out, print_json, size
 from .session import ended_by_signal, session
@@ -104,17 +106,24 @@ def _picture(group: ReaderGroup) -> RenderableType:
     except ReaderGroupError as error:
         return str(error)
     readers = count(group.state.number_of_readers, "reader")
-    behind = f"{count(lag.events, 'event')} behind ({size(lag.bytes)}, {lag.seconds:,.1f} s)"
-    return Group("", lag_table(lag), f"\n{group.name}: {readers}, {behind}")
+    return Group("", lag_table(lag), f"\n{group.name}: {readers}, {behind(lag)}")
+
+
+def behind(lag: GroupLag | LagSample) -> str:
+    return f"{count(lag.events, 'event')} behind ({size(lag.bytes)}, {lag.seconds:,.1f} s)"
 
 
 def line_of(notification: Notification) -> str:
     """A notification in one line, for people."""
     at = notification.seen_at.astimezone().strftime("%H:%M:%S")
-    return f"{at}  {_words(notification)}{'  (some changes before this were not seen)' if notification.gap else ''}"
+    return f"{at}  {words(notification)}{gap_words(notification)}"
 
 
-def _words(notification: Notification) -> str:
+def gap_words(notification: Notification) -> str:
+    return "  (some changes before this were not seen)" if notification.gap else ""
+
+
+def words(notification: Notification) -> str:
     match notification:
         case SegmentNotification():
             segments = f" ({', '.join(notification.segments)})" if notification.segments else ""
@@ -129,5 +138,7 @@ def _words(notification: Notification) -> str:
             return f"readers: {', '.join([*changes, there])}"
         case EndOfDataNotification():
             return f"end of data: {'; '.join(map(str, notification.cuts.values()))}"
+        case LagSample():
+            return f"lag: {behind(notification)}"
         case _:
             return f"{type(notification).__name__}: {notification.cause}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from notifications import Notification
-from synchronizer import Clock, Deadline, NotFoundError, Patience, Revision, SegmentStore
+from synchronizer import Clock, Deadline, NotFoundError, Patience, Revision, SegmentStore, TruncatedError
 
 from ..streams.segment_reader import SegmentReader
 from .entries import LIFE, RecordRange, decode_notification, record_segment
@@ -59,18 +60,24 @@ class NotificationRecord:
     def follow(self, start: Revision | None = None, *, stop: threading.Event | None = None) -> Iterator[Notification]:
         """`read`, and what comes after it, as it comes, until ``stop`` is set. A deleted group has nothing to tell.
 
-        What retention gave up before it was read is left out.
+        What retention gives up before it is read is left out.
         """
         stop = stop or threading.Event()
-        before: RecordRange | None = None
+        life, told = "", -1  # the offset of what was told last
         while not stop.is_set():
             present = self.range()
             if present is None:
                 self._clock.wait(stop, _WAIT_SECONDS)
                 continue
-            place = max(present.start, before.end) if before and before.life == present.life else present.start
-            yield from (each for _, each in self._entries(present.model_copy(update={"start": place}), start))
-            before = present
+            if present.life != life:
+                life, told = present.life, -1
+            rest = present.model_copy(update={"start": max(present.start, told)})
+            with suppress(NotFoundError, TruncatedError):
+                for offset, notification in entries(self.store, rest):
+                    if offset > told:
+                        told = offset
+                        if start is None or notification.revision >= start:
+                            yield notification
             self._wait_for_growth(present)
 
     def _wait_for_growth(self, present: RecordRange) -> None:
@@ -110,10 +117,8 @@ def entries(store: SegmentStore, within: RecordRange) -> Iterator[tuple[int, Not
 
     Raises `TruncatedError` where retention has given up what comes next.
     """
-    if within.start == within.end:
-        return
     reader = SegmentReader(store, within.segment, within.start)
-    while (block := reader.next_block()) is not None:
+    while reader.offset < within.end and (block := reader.next_block()) is not None:
         for offset, data in zip(block.offsets, block.data, strict=True):
             if offset >= within.end:
                 return

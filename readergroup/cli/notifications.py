@@ -1,0 +1,73 @@
+"""``readergroup group notifications``: what was recorded of a group."""
+
+from __future__ import annotations
+
+import threading
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from notifications import Notification
+from synchronizer import InvalidArgumentError, Revision
+
+from .groups import Name
+from .screen import out, print_json, say
+from .session import WrongUsage, ended_by_signal, session
+from .streams import AsJson
+from .watching import gap_words, words
+
+_TIME_WIDTH = len("2026-01-31 23:59:59")
+
+
+def notifications(
+    context: typer.Context,
+    group: Name,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="REVISION", help="Only those of this revision of the group and later.", show_default=False
+        ),
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with those that are recorded from now on.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was recorded of a group: changes of its segments and readers, the end of its data, its lag.
+
+    Times are local ones, of the process that recorded. With --follow, ends with Ctrl-C. With --json, a line for each
+    notification.
+    """
+    first = _revision(start)
+    stop = threading.Event()
+    with ended_by_signal(stop.set), session(context).connect() as client:
+        record = client.groups.get(group).notification_record
+        is_empty = True
+        for notification in record.follow(first, stop=stop) if follow else record.read(first):
+            is_empty = False
+            if as_json:
+                print_json({"type": type(notification).__name__, **notification.model_dump(mode="json")})
+            else:
+                out().print(_row(notification))
+            out().file.flush()
+            if stop.is_set():
+                return
+    if is_empty and not as_json and not stop.is_set():
+        say(f"Nothing is recorded of {group}. A process of it records while it has called record_notifications().")
+
+
+def _revision(text: str | None) -> Revision | None:
+    try:
+        return None if text is None else Revision.parse(text)
+    except InvalidArgumentError as error:
+        raise WrongUsage(str(error)) from error
+
+
+def _row(notification: Notification) -> Table:
+    """When, at which revision, and what: folded where it is long."""
+    row = Table.grid(padding=(0, 2))
+    row.add_column(width=_TIME_WIDTH)
+    row.add_column(min_width=8, justify="right", no_wrap=True)
+    row.add_column(overflow="fold")
+    at = notification.seen_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    row.add_row(at, str(notification.revision), words(notification) + gap_words(notification))
+    return row

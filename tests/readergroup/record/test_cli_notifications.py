@@ -1,0 +1,95 @@
+"""``readergroup group notifications``."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+import readergroup as rg
+from tests.readergroup.test_cli import PATIENCE_SECONDS, Cli
+
+STREAM = "shop/orders"
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    cli = Cli(tmp_path)
+    with rg.connect(cli.url) as client:
+        client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
+        client.groups.create("billing", streams=[STREAM])
+    return cli
+
+
+def record(cli: Cli) -> None:
+    """A scale, and a reader that joined and died."""
+    with rg.connect(cli.url) as client:
+        group = client.groups.get("billing")
+        with group.record_notifications(lag_interval_seconds=None) as handle:
+            handle.poll()
+            client.streams.scale(STREAM, split=[0])
+            handle.poll()
+            group.synchronizer.update_state_unconditionally(rg.AddReader(reader="r1"))
+            group.synchronizer.update_state_unconditionally(rg.RemoveReader(reader="r1", cause="dead"))
+
+
+def test_each_notification_is_a_line_with_its_time_and_revision(cli: Cli) -> None:
+    record(cli)
+    lines = [line.split(maxsplit=3) for line in cli.ok("group", "notifications", "billing").splitlines()]
+    assert [what.rstrip() for _, _, _, what in lines] == [
+        "segments: 2 to be read (shop/orders/0, shop/orders/1)",
+        "readers: 0 there",
+        "segments: 3 to be read (shop/orders/1, shop/orders/2, shop/orders/3)",
+        "readers: r1 joined, 1 there",
+        "readers: r1 was declared dead, 0 there",
+    ]
+    assert lines[0][2] == "0:0"
+    assert all(rg.Revision.parse(revision) for _, _, revision, _ in lines)
+
+
+def test_from_a_revision_on_as_json(cli: Cli) -> None:
+    record(cli)
+    everything = cli.ok("group", "notifications", "billing", "--json").splitlines()
+    found = [json.loads(line) for line in everything]
+    assert found[2]["type"] == "SegmentNotification" and found[2]["change"]["cause"] == "add_epoch"
+    revision = found[2]["change"]["revision"]
+    start = f"{revision['offset']}:{revision['index']}"
+    assert cli.ok("group", "notifications", "billing", "--json", "--from", start).splitlines() == everything[2:]
+    assert "offset:index" in cli.fails(2, "group", "notifications", "billing", "--from", "yesterday")
+
+
+def test_a_group_of_which_nothing_is_recorded_says_so(cli: Cli) -> None:
+    assert cli.ok("group", "notifications", "billing").startswith("Nothing is recorded of billing.")
+    assert cli.ok("group", "notifications", "billing", "--json") == ""
+    assert "no reader group" in cli.fails(1, "group", "notifications", "nobody")
+
+
+def test_it_stays_within_80_columns(cli: Cli) -> None:
+    record(cli)
+    exit_code, shown = cli.on_terminal("group", "notifications", "billing")
+    lines = shown.replace("\r", "").splitlines()
+    assert exit_code == 0
+    assert max(map(len, lines)) <= 80
+    assert len(lines) > 5  # the longest is folded
+    assert "shop/orders/3)" in shown
+
+
+def test_it_follows_what_is_recorded_until_it_is_interrupted(cli: Cli) -> None:
+    record(cli)
+    process = cli.process("group", "notifications", "billing", "--follow", "--json")
+    try:
+        assert process.stdout is not None
+        for _ in range(5):
+            process.stdout.readline()
+        with rg.connect(cli.url) as client:
+            with client.groups.get("billing").record_notifications(lag_interval_seconds=None) as handle:
+                client.streams.scale(STREAM, split=[1])
+                handle.poll()
+        assert json.loads(process.stdout.readline())["number_of_segments"] == 4
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE_SECONDS) == 0
+    finally:
+        process.kill()
+        process.communicate()
