@@ -68,6 +68,10 @@ class CopyPart(Record):
     start: int
     end: int
 
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
 
 def copy_stream(
     manager: StreamManager,
@@ -87,9 +91,9 @@ def copy_stream(
     deadline = Deadline(manager.clock, timeout)
     state = begin_copy(manager, source, target, by=by, start=start, end=end)
     if state.is_being_copied:
-        with _told_what_is_gone(manager, state):
+        with told_what_is_gone(manager, state):
             parts = copy_parts(manager, state)
-            progress = _Progress(sum(part.end - part.start for part in parts), on_progress)
+            progress = _Progress(sum(part.size for part in parts), on_progress)
             if state.origin and state.origin.by == "segments":
                 _copy_inside(manager, parts)
                 progress.advance(progress.total)
@@ -182,7 +186,7 @@ def _plan(manager: StreamManager, source: str, by: By | None, start: Place | Non
     first = _cut(manager, state, tail, start or "head")
     last = _cut(manager, state, tail, end or "tail")
     chosen = by or ("segments" if manager.store.guarantees.server_side_copy else "events")
-    if chosen == "segments" and not _stands_between_blocks(manager, state, last):
+    if chosen == "segments" and isinstance(end, StreamCut) and not _stands_between_blocks(manager, state, last):
         if by == "segments":
             raise InvalidArgumentError(
                 "the end cut lies between events that are stored in one block; say by='events'", end=str(last)
@@ -230,13 +234,13 @@ def _cut(manager: StreamManager, state: StreamState, tail: StreamCut, place: Pla
     if not isinstance(place, StreamCut):
         raise InvalidArgumentError("a place in a stream is a StreamCut, 'head' or 'tail'", place=place)
     for number, offset in state.check_cut(place).items():
-        _check_event_starts(manager.store, state.data_segment(number), offset)
+        _check_event_starts(manager, state.data_segment(number), offset)
     return place
 
 
-def _check_event_starts(store: SegmentStore, segment: str, offset: int) -> None:
+def _check_event_starts(manager: StreamManager, segment: str, offset: int) -> None:
     try:
-        SegmentReader(store, segment, offset).next_block()
+        _patience(manager).call(SegmentReader(manager.store, segment, offset).next_block)
     except CorruptDataError as error:
         raise InvalidArgumentError(
             "no event starts at this offset; take offsets only from events, positions and cuts",
@@ -247,7 +251,7 @@ def _check_event_starts(store: SegmentStore, segment: str, offset: int) -> None:
 
 def _stands_between_blocks(manager: StreamManager, state: StreamState, cut: StreamCut) -> bool:
     return all(
-        block_start(manager.store, state.data_segment(number), offset) == offset
+        _patience(manager).call(partial(block_start, manager.store, state.data_segment(number), offset)) == offset
         for number, offset in _offsets(cut).items()
     )
 
@@ -282,9 +286,9 @@ def copy_part(store: SegmentStore, part: CopyPart, patience: Callable[[], Patien
     """
     patience().call(lambda: store.create(part.target))
     if patience().call(lambda: store.info(part.target)).sealed:
-        yield part.end - part.start
+        yield part.size
         return
-    mark = patience().call(lambda: store.attributes(part.target, names=[_COPIED])).get(_COPIED)
+    mark = patience().call(lambda: _mark(store, part))
     reader = SegmentReader(store, part.source, part.start)
     while True:
         copied = part.start if mark is None else int.from_bytes(mark)
@@ -296,6 +300,19 @@ def copy_part(store: SegmentStore, part: CopyPart, patience: Callable[[], Patien
         data, upto = _next_blocks(reader, part, patience())
         mark = _append(store, part, data, AttributeChange(mark, upto.to_bytes(8)), patience())
     patience().call(lambda: store.seal(part.target))
+
+
+def copied_bytes(store: SegmentStore, part: CopyPart) -> int:
+    """How many bytes of a part are copied, by whoever is at it."""
+    try:
+        mark = _mark(store, part)
+    except NotFoundError:
+        return 0  # nobody has begun
+    return 0 if mark is None else int.from_bytes(mark) - part.start
+
+
+def _mark(store: SegmentStore, part: CopyPart) -> bytes | None:
+    return store.attributes(part.target, names=[_COPIED]).get(_COPIED)
 
 
 def _next_blocks(reader: SegmentReader, part: CopyPart, patience: Patience) -> tuple[bytes, int]:
@@ -377,7 +394,7 @@ def _copy_beside_each_other(
             before = copied
             if stop.is_set():
                 return
-            if deadline.passed and copied < part.end - part.start:
+            if deadline.passed and copied < part.size:
                 raise DeadlineExceededError("the copy is not whole yet; copy again, and it goes on", part=part.target)
 
     with ThreadPoolExecutor(min(threads, len(parts)), thread_name_prefix="copying") as pool:
@@ -422,7 +439,7 @@ def publish_copy(manager: StreamManager, state: StreamState) -> StreamInfo:
 
 
 @contextmanager
-def _told_what_is_gone(manager: StreamManager, state: StreamState) -> Iterator[None]:
+def told_what_is_gone(manager: StreamManager, state: StreamState) -> Iterator[None]:
     """Say in the end whose data it was that was missing: the target's, which somebody gave up, or the source's."""
     assert state.origin is not None
     try:

@@ -1052,6 +1052,25 @@ class SegmentStoreConformance:
         assert store.info("s").length == written * len(record)
         assert store.read("copy 19", length - len(record), 1 << 20) == record
 
+    def test_a_segment_that_is_truncated_while_it_is_copied_is_copied_whole_or_not_at_all(
+        self, store: SegmentStore
+    ) -> None:
+        if not store.guarantees.server_side_copy:
+            return
+        data = _pattern(2_000_000)
+        with ThreadPoolExecutor(2) as threads:
+            for turn in range(10):
+                name, copy = f"s{turn}", f"c{turn}"
+                _segment(store, data, name=name)
+                copying = threads.submit(store.copy_segments, [SegmentCopy(name, copy, 0, len(data))])
+                threads.submit(store.truncate, name, len(data)).result(_LONG)
+                try:
+                    assert copying.result(_LONG)
+                except TruncatedError:
+                    assert copy not in store.list(copy)
+                else:
+                    assert store.read(copy, 0, len(data)) == data
+
     # fair lock
 
     def test_a_fair_lock_is_held_by_one_at_a_time(self, store: SegmentStore) -> None:
