@@ -264,3 +264,19 @@ def read_across_a_scale(life: Life) -> None:
     assert group.state.streams[STREAM].epoch == 1
     reader.close()
     life.tell("closed")
+
+
+def record(life: Life) -> None:
+    """Record what becomes of a group, and its lag."""
+    group = life.client.groups.get(GROUP)
+    recording = group.record_notifications(lag_interval_seconds=10.0)
+    recording.poll()
+    life.give_turn("begun")
+    for number in range(2):
+        group.synchronizer.update_state_unconditionally(rg.AddReader(reader=f"r{number}"))
+        life.client.streams.scale(STREAM, split=[number])
+        recording.poll()
+        life.clock.advance(11.0)
+        life.give_turn("recorded")
+        group.synchronizer.update_state_unconditionally(rg.RemoveReader(reader=f"r{number}", cause="dead"))
+    recording.close()

@@ -17,6 +17,7 @@ from typing import ClassVar, Final
 import pytest
 
 import readergroup as rg
+from readergroup.record.entries import LagSample
 from readergroup.streams.config import data_prefix
 from synchronizer import ManualClock, open_store
 from synchronizer.testing import FailingStore, Operation
@@ -493,6 +494,47 @@ class ReadAcrossAScale(Scenario):
         assert world.client.streams.info(STREAM).epoch == 1
 
 
+class Record(Scenario):
+    """Others record as well, or come when the first one is dead; the truth is what a listener hears."""
+
+    do = dying.record
+    segments = 2
+
+    def come_before(self, world: World) -> None:
+        group = world.group
+        self.heard: list[rg.Notification] = []
+        self.notifiers = (group.segment_notifier, group.reader_notifier, group.end_of_data_notifier)
+        for notifier in self.notifiers:
+            notifier.register_listener(self.heard.append)
+        self.recording = group.record_notifications(lag_interval_seconds=10.0)
+        self.take_turn(world, "before")
+
+    def take_turn(self, world: World, what: str) -> None:
+        if world.number % 3 == 0:  # else what comes first is left to the one that dies
+            self.recording.poll()
+
+    def come_after(self, world: World) -> None:
+        for _ in range(2):
+            world.client.streams.scale(STREAM, split=[max(world.client.streams.fetch_state(STREAM).current)])
+            world.clock.advance(16.0)
+            self.recording.poll()
+        for notifier in self.notifiers:
+            notifier.poll()
+        found = list(world.group.notification_record.read())
+        begun = found[0].revision
+        assert [each.cause for each in found[:2]] == ["present value"] * 2
+        told = {self._key(each) for each in self.heard if each.revision > begun}
+        recorded = [self._key(each) for each in found[2:] if not isinstance(each, LagSample)]
+        assert len(recorded) == len(set(recorded)) and set(recorded) == told
+        assert [each.revision for each in found] == sorted(each.revision for each in found)
+        assert any(isinstance(each, LagSample) for each in found)
+        assert len(list(world.store.list("record/"))) == 1
+
+    def _key(self, notification: rg.Notification) -> tuple[str, str]:
+        own = notification.model_dump_json(exclude={"change": {"seen_at"}})
+        return type(notification).__name__, own
+
+
 SCENARIOS: Final = [
     Write,
     Transact,
@@ -504,6 +546,7 @@ SCENARIOS: Final = [
     JoinCommitAndClose,
     TakeOver,
     ReadAcrossAScale,
+    Record,
 ]
 
 
