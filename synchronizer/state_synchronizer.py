@@ -86,11 +86,12 @@ class StateSynchronizer(Generic[S]):
         self._compactor = Compactor(self._follower, compaction_bytes, rng or random.SystemRandom())
         if initial is not None and self._replica.state is None:
             try:
-                self.initialize(initial)
-            except OutcomeUnknownError:
-                if self._replica.state is None:
-                    raise
-                # Whoever began it, it is there.
+                self.initialize(initial, timeout=deadline.remaining())
+            except OutcomeUnknownError as error:
+                if self._replica.state is None:  # else, whoever began it, it is there
+                    raise DeadlineExceededError(
+                        "the state was not begun in time, or its beginning not heard of; open it again", state=name
+                    ) from error
 
     @property
     def segment(self) -> str:

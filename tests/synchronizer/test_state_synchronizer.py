@@ -374,6 +374,14 @@ class TestDeadlines:
             with pytest.raises(DeadlineExceededError):
                 answer(waiting)
 
+    def test_a_beginning_of_which_nothing_is_heard_is_asked_for_again_by_opening_again(
+        self, store: FailingStore
+    ) -> None:
+        store.lose_answers()
+        with pytest.raises(DeadlineExceededError, match="open it again"):
+            opened(store, timeout=0)
+        assert opened(store, timeout=0).state == Account()
+
     def test_a_store_that_comes_back_in_time_is_no_error(self, store: FailingStore) -> None:
         replica = opened(store)
         store.fail_appends(3)
