@@ -1,6 +1,8 @@
-"""A driver with executors in processes of their own, one of which it kills while the stream is read.
+"""A driver with executors in processes of their own, one of which is killed while it reads the stream.
 
-python -m tests.readergroup.spark.cluster URL
+    python -m tests.readergroup.spark.cluster URL MARKER
+
+The events are printed. ``MARKER`` is a file that says that an executor was killed.
 """
 
 from __future__ import annotations
@@ -8,41 +10,39 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-import pyarrow
+from pyspark.sql import Row
 
 from readergroup.spark import local_session
-from tests.readergroup.spark.streams import STREAM
+from tests.readergroup.spark.streams import SETTINGS, STREAM
 
 
-def kill_an_executor(marker: str) -> object:
-    def each(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        for batch in batches:
+def killing_an_executor(marker: str) -> Callable[[Iterable[Row]], Iterator[Row]]:
+    """Ends the executor that reads the first event of all."""
+
+    def each(rows: Iterable[Row]) -> Iterator[Row]:
+        for row in rows:
             try:
                 os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 pass
             else:
-                # The parent of this worker is the daemon of PySpark, and its parent the executor.
+                # The parent of this worker is the daemon of PySpark, whose parent is the executor.
                 with open(f"/proc/{os.getppid()}/stat") as stat:
                     executor = int(stat.read().rpartition(")")[2].split()[1])
                 os.kill(executor, signal.SIGKILL)
-            yield batch
+            yield row
 
     return each
 
 
 def main(url: str, marker: str) -> None:
-    java = {"extraJavaOptions": "-XX:TieredStopAtLevel=1"}
-    spark = local_session(
-        "local-cluster[2,1,1024]",
-        {**{f"spark.{role}.{name}": value for role in ("driver", "executor") for name, value in java.items()}},
-    )
+    spark = local_session("local-cluster[2,1,1024]", SETTINGS)
     try:
         frame = spark.read.format("readergroup").options(url=url, stream=STREAM, minPartitions="6").load()
-        rows = frame.mapInArrow(kill_an_executor(marker), frame.schema).select("event").collect()  # type: ignore[arg-type]
-        print(*sorted(bytes(row.event).decode() for row in rows), sep="\n")
+        rows = frame.select("event").rdd.mapPartitions(killing_an_executor(marker)).collect()
+        print(*(bytes(row.event).decode() for row in rows), sep="\n")
     finally:
         spark.stop()
 

@@ -14,10 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import readergroup as rg
 from readergroup.spark import check_java, local_session
-from tests.readergroup.spark.streams import STREAM
-
-#: Compiles less, and so starts earlier.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1"
+from tests.readergroup.spark.streams import SETTINGS, STREAM
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,11 +40,10 @@ def spark(java: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spark
         session = local_session(
             "local[2,3]",
             {
-                "spark.driver.extraJavaOptions": QUICK_JAVA,
+                **SETTINGS,
                 "spark.local.dir": str(folder),
                 "spark.sql.warehouse.dir": str(folder / "warehouse"),
                 "spark.sql.shuffle.partitions": "2",
-                "spark.ui.showConsoleProgress": "false",
             },
         )
         session.sparkContext.setLogLevel("ERROR")

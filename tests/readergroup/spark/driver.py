@@ -2,8 +2,8 @@
 
     python -m tests.readergroup.spark.driver URL FOLDER [POINT [BATCH]]
 
-The points: ``begin`` of the batch's work, ``recorded`` before Spark knows, ``committed`` when Spark has noted it down,
-``reading`` in a task. It is killed with everything that belongs to it, Java and the workers.
+The points: ``reading`` in a task, ``recorded`` before Spark knows, ``committed`` when Spark has noted it down. It is
+killed with everything that belongs to it, Java and the workers.
 """
 
 from __future__ import annotations
@@ -11,43 +11,34 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import pyarrow
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 
 from readergroup.spark import ProgressListener, QueryProgress, local_session
-from tests.readergroup.spark.streams import STREAM, number
+from tests.readergroup.spark.streams import SETTINGS, STREAM, number
 
 
 def main(url: str, folder: Path, point: str = "", at: int = -1) -> None:
     group = os.getpgrp()
 
-    def kill() -> None:
-        os.killpg(group, signal.SIGKILL)
-
     def record(batch: DataFrame, batch_id: int) -> None:
-        if (point, at) == ("begin", batch_id):
-            kill()
-        events = batch.select("event")
+        events = batch.select("event").rdd
         if (point, at) == ("reading", batch_id):
-            events = events.mapInArrow(killing(group), "event binary")
+            events = events.mapPartitions(killing(group))
         found = [number(bytes(row.event)) for row in events.collect()]
-        path = folder / f"part-{batch_id}"
+        path = folder / f"part-{batch_id}-{os.getpid()}"
         path.write_text(" ".join(map(str, found)))
         path.rename(folder / f"batch-{batch_id}")
         if (point, at) == ("recorded", batch_id):
-            kill()
+            os.killpg(group, signal.SIGKILL)
 
     def committed(progress: QueryProgress) -> None:
         if (point, at) == ("committed", progress.batch_id):
-            kill()
+            os.killpg(group, signal.SIGKILL)
 
-    spark = local_session(
-        "local[2,3]",
-        {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1", "spark.ui.showConsoleProgress": "false"},
-    )
+    spark = local_session("local[2,3]", SETTINGS)
     spark.sparkContext.setLogLevel("ERROR")
     spark.streams.addListener(ProgressListener(committed))
     stream = spark.readStream.format("readergroup").options(url=url, stream=STREAM, startingOffsets="earliest")
@@ -57,16 +48,15 @@ def main(url: str, folder: Path, point: str = "", at: int = -1) -> None:
     spark.stop()
 
 
-class killing:
+def killing(group: int) -> Callable[[Iterable[Row]], Iterator[Row]]:
     """Ends a group of processes when the first event is read."""
 
-    def __init__(self, group: int) -> None:
-        self.group = group
+    def each(rows: Iterable[Row]) -> Iterator[Row]:
+        for row in rows:
+            os.killpg(group, signal.SIGKILL)
+            yield row
 
-    def __call__(self, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        for batch in batches:
-            os.killpg(self.group, signal.SIGKILL)
-            yield batch
+    return each
 
 
 if __name__ == "__main__":
