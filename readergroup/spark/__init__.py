@@ -3,6 +3,7 @@
 from .requirements import check_java as check_java  # first: it tells what is missing
 
 # isort: split
+from .copying import copy as copy
 from .listener import ProgressListener as ProgressListener
 from .listener import QueryProgress as QueryProgress
 from .session import local_session as local_session

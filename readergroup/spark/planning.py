@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
@@ -29,9 +30,17 @@ def planned(client: Client, ranges: Sequence[SegmentRange], options: ReadOptions
     return [Ranges(each) for each in packed(parts, size, options.min_partitions)]
 
 
-def packed(ranges: Sequence[SegmentRange], max_bytes: int, at_least: int) -> list[list[SegmentRange]]:
+class _HasSize(Protocol):
+    @property
+    def size(self) -> int: ...
+
+
+R = TypeVar("R", bound=_HasSize)
+
+
+def packed(ranges: Sequence[R], max_bytes: int, at_least: int) -> list[list[R]]:
     """The ranges in groups of at most ``max_bytes``, or of one; ``at_least`` so many where there are enough ranges."""
-    groups: list[list[SegmentRange]] = []
+    groups: list[list[R]] = []
     room = 0
     for each in ranges:
         if not groups or each.size > room:

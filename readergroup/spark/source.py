@@ -60,5 +60,9 @@ class LocalReaderGroupSource(ReaderGroupSource):
 
 def register(spark: SparkSession) -> None:
     """Make ``readergroup`` a format of this session, for reading and for streaming queries."""
-    is_local = (spark.conf.get("spark.master", None) or "").startswith("local")
-    spark.dataSource.register(LocalReaderGroupSource if is_local else ReaderGroupSource)
+    spark.dataSource.register(LocalReaderGroupSource if is_on_one_host(spark) else ReaderGroupSource)
+
+
+def is_on_one_host(spark: SparkSession) -> bool:
+    """Whether all processes of this session run on the host of its driver."""
+    return (spark.conf.get("spark.master", None) or "").startswith("local")

@@ -1,0 +1,117 @@
+"""Copying a stream in the tasks of Spark: the events go from store to task to store, and never through the driver."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import Final
+
+from pydantic import SecretStr
+from pyspark.sql import SparkSession
+
+from synchronizer import (
+    AlreadyExistsError,
+    NotFoundError,
+    ReaderGroupError,
+    StoreUnavailableError,
+    SystemClock,
+    TruncatedError,
+    open_store,
+)
+
+from ..client import Client
+from ..streams.config import StreamInfo
+from ..streams.copying import (
+    CopyPart,
+    OnProgress,
+    Place,
+    begin_copy,
+    copied_bytes,
+    copy_part,
+    copy_parts,
+    publish_copy,
+    told_what_is_gone,
+)
+from .connection import check_address, client_of, patience_of
+from .planning import packed
+from .source import is_on_one_host
+
+#: Smaller segments are put together in one task, until they have so many bytes.
+TASK_BYTES: Final = 64 * 1024 * 1024
+#: Another attempt would find no more than the first.
+_FINAL_ERRORS: Final = (AlreadyExistsError, NotFoundError, TruncatedError)
+
+
+def copy(
+    spark: SparkSession,
+    url: str,
+    source: str,
+    target: str,
+    *,
+    start: Place | None = None,
+    end: Place | None = None,
+    on_progress: OnProgress | None = None,
+) -> StreamInfo:
+    """Copy the events between two cuts to a new stream, as ``client.streams.copy(..., by="events")`` does.
+
+    Segments are copied beside each other, each by one task at a time. A copy that was cut off, here or elsewhere, goes
+    on where it was. ``on_progress`` is called about once a second, in a thread of its own.
+    """
+    address = SecretStr(url)
+    check_address(address, one_host=is_on_one_host(spark))
+    clock = SystemClock()
+    with closing(open_store(url, clock=clock, must_exist=True)) as store, Client(store, clock=clock) as client:
+        state = begin_copy(client.streams, source, target, by="events", start=start, end=end)
+        if state.is_being_copied:
+            with told_what_is_gone(client.streams, state):
+                parts = copy_parts(client.streams, state)
+                with _progress(client, parts, on_progress):
+                    _copy_in_tasks(spark, address, parts)
+        return publish_copy(client.streams, state)
+
+
+def _copy_in_tasks(spark: SparkSession, url: SecretStr, parts: Sequence[CopyPart]) -> None:
+    context = spark.sparkContext
+    groups = packed(parts, TASK_BYTES, context.defaultParallelism)
+
+    def copy_group(group: Iterable[CopyPart]) -> Iterator[ReaderGroupError]:
+        client = client_of(url)
+        try:
+            for part in group:
+                deque(copy_part(client.store, part, lambda: patience_of(client)), maxlen=0)
+        except _FINAL_ERRORS as error:
+            yield error
+
+    for error in context.parallelize(groups, len(groups)).flatMap(copy_group).collect():
+        raise error
+
+
+@contextmanager
+def _progress(client: Client, parts: Sequence[CopyPart], tell: OnProgress | None) -> Iterator[None]:
+    """While this is open, tell how far the tasks have got, which the store knows."""
+    if tell is None:
+        yield
+        return
+    stop = threading.Event()
+    thread = threading.Thread(target=_follow, args=(client, parts, tell, stop), name="copy-progress")
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    total = sum(part.size for part in parts)
+    tell(total, total)
+
+
+def _follow(client: Client, parts: Sequence[CopyPart], tell: OnProgress, stop: threading.Event) -> None:
+    total = sum(part.size for part in parts)
+    copied = dict.fromkeys(range(len(parts)), 0)
+    while not client.clock.wait(stop, 1.0):
+        for number, part in enumerate(parts):
+            if copied[number] < part.size and not stop.is_set():
+                with suppress(StoreUnavailableError):
+                    copied[number] = copied_bytes(client.store, part)
+        tell(sum(copied.values()), total)
