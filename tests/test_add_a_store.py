@@ -69,6 +69,7 @@ def test_it_is_small() -> None:
     assert len([line for line in lines if line and not line.startswith("#")]) < 200
 
 
+@pytest.mark.timeout(300)  # it is a whole suite
 @pytest.mark.usefixtures("server")  # where none can be had, this is skipped
 def test_it_passes_the_suite_of_the_sdk(installed: Path) -> None:
     with ValkeyServer(sync="none") as fast:
@@ -76,7 +77,7 @@ def test_it_passes_the_suite_of_the_sdk(installed: Path) -> None:
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(SAMPLE / "test_valkey_store.py")],
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=280,
             cwd=SAMPLE,
             env={**os.environ, "PYTHONPATH": str(installed), "VALKEY_URL": fast.url},
         )
