@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgpack
 import numpy
@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from ..streams.block import MAX_BLOCK_BYTES, encode_packed_block
+from ..streams.block import MAX_BLOCK_BYTES, are_few_keys, encode_packed_block
 from ..streams.gathering import BATCH_BYTES
 
 
@@ -32,11 +32,11 @@ class ArrowBatch:
         return b"".join(
             encode_packed_block(
                 packer.pack_array_header(end - start) + rows.packed(start, end),
+                rows.columns(start, end),
                 end - start,
                 written_at=written_at,
                 writer_id=writer_id,
                 first_number=first_number + start - first,
-                keys=rows.keys(start, end),
             )
             for start, end in rows.runs(first, first + len(self.events), MAX_BLOCK_BYTES)
         )
@@ -100,11 +100,15 @@ class _Rows:
     def packed(self, start: int, end: int) -> memoryview:
         return self._data[self._ends[start] : self._ends[end]]
 
-    def keys(self, start: int, end: int) -> Sequence[str | None] | None:
-        """The routing keys of these events; None if none has one."""
+    def columns(self, start: int, end: int) -> Mapping[str, object]:
+        """What a block of these events has beside them: the routing keys, if there are any."""
         if self._codes is None:
-            return None
-        return list(map(self._names.__getitem__, self._codes[start:end].tolist()))
+            return {}
+        different, indices = numpy.unique(self._codes[start:end], return_inverse=True)
+        names = list(map(self._names.__getitem__, different.tolist()))
+        if are_few_keys(len(names), end - start):
+            return {"k": [names, indices.astype(numpy.uint8).tobytes()]}
+        return {"k": list(map(names.__getitem__, indices.tolist()))}
 
 
 def _bin_header(size: int) -> bytes:

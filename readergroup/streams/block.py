@@ -73,33 +73,31 @@ def encode_block(
 
     ``keys`` and ``headers``, where given, are as long as ``events``.
     """
-    return encode_packed_block(
-        msgpack.packb(events),
-        len(events),
-        written_at=written_at,
-        writer_id=writer_id,
-        first_number=first_number,
-        keys=keys,
-        headers=headers,
-    )
-
-
-def encode_packed_block(
-    packed_events: bytes,
-    count: int,
-    *,
-    written_at: int,
-    writer_id: bytes,
-    first_number: int,
-    keys: Sequence[str | None] | None = None,
-    headers: Sequence[Headers | None] | None = None,
-) -> bytes:
-    """As `encode_block`, of ``count`` events that are packed already: a msgpack array of ``bin``."""
     columns: dict[str, object] = {}
     if keys is not None:
         columns["k"] = _encode_keys(keys)
     if headers is not None:
         columns["h"] = headers
+    return encode_packed_block(
+        msgpack.packb(events),
+        columns,
+        len(events),
+        written_at=written_at,
+        writer_id=writer_id,
+        first_number=first_number,
+    )
+
+
+def encode_packed_block(
+    packed_events: bytes,
+    columns: Mapping[str, object],
+    count: int,
+    *,
+    written_at: int,
+    writer_id: bytes,
+    first_number: int,
+) -> bytes:
+    """As `encode_block`, of ``count`` events in a msgpack array of ``bin``, and of what is in the columns."""
     packed_columns: bytes = msgpack.packb(columns, unicode_errors="surrogatepass") if columns else b""
     length = HEADER_BYTES + len(packed_columns) + len(packed_events) + _TRAILER.size
     fields = _FIELDS.pack(length, count, len(packed_columns), written_at, writer_id, first_number)
@@ -110,9 +108,14 @@ def encode_packed_block(
 def _encode_keys(keys: Sequence[str | None]) -> object:
     """The keys, or, as they repeat in a block, the different ones and which event has which."""
     different = {key: index for index, key in enumerate(dict.fromkeys(keys))}
-    if len(different) * 2 > len(keys) or len(different) > 256:
+    if not are_few_keys(len(different), len(keys)):
         return list(keys)
     return [list(different), bytes(map(different.__getitem__, keys))]
+
+
+def are_few_keys(different: int, count: int) -> bool:
+    """Whether the keys of a block are stored once each, and with every event the number of its key."""
+    return different * 2 <= count and different <= 256
 
 
 def _decode_keys(column: Any) -> list[str | None]:
