@@ -5,6 +5,8 @@ With ``-n`` these tests do not run: each worker would start a Spark of its own, 
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,30 +27,38 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def java() -> int:
+def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What a session needs of its surroundings, also one in another process."""
     try:
-        return check_java()
+        check_java()
     except rg.UnsupportedError as error:
         pytest.skip(f"the tests of Spark did not run: {error}")
+    # Spark has its workers import PySpark from an archive, which has to be compiled each time: that takes most of a
+    # second for each query. Without its path they find the package that is installed.
+    python = tmp_path_factory.mktemp("python") / "python"
+    python.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {shlex.quote(sys.executable)} "$@"\n')
+    python.chmod(0o755)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYSPARK_PYTHON", str(python))
+        environment.delenv("SPARK_HOME", raising=False)
+        yield
 
 
 @pytest.fixture(scope="session")
-def spark(java: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     folder = tmp_path_factory.mktemp("spark")
-    with pytest.MonkeyPatch.context() as environment:
-        environment.delenv("SPARK_HOME", raising=False)
-        session = local_session(
-            "local[2,3]",
-            {
-                **SETTINGS,
-                "spark.local.dir": str(folder),
-                "spark.sql.warehouse.dir": str(folder / "warehouse"),
-                "spark.sql.shuffle.partitions": "2",
-            },
-        )
-        session.sparkContext.setLogLevel("ERROR")
-        yield session
-        session.stop()
+    session = local_session(
+        "local[2,3]",
+        {
+            **SETTINGS,
+            "spark.local.dir": str(folder),
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.sql.shuffle.partitions": "2",
+        },
+    )
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
 
 
 @pytest.fixture
