@@ -5,8 +5,9 @@ attribute `RECORDED` of the record's segment in the same step, from the revision
 appended. Whoever comes second is told by that how far the record goes, and leaves out what is in it. So nothing is in
 it twice; and nothing is missed, because who begins, or was left behind, reads the group's log from that revision on.
 
-The record of each life of a group is a segment of its own. The attribute `LIFE` of the group's log names it, is set
-while nothing else is written to the log, and goes with the group: what is recorded of one life cannot get into another.
+The record of each life of a group is a segment of its own, which the attribute `LIFE` of the group's log names. Both go
+with the group, and whoever looks at the attribute looks at the group's state after that: what there is to tell of one
+life cannot get into the record of another.
 """
 
 from __future__ import annotations
@@ -264,13 +265,9 @@ class NotificationRecording:
         return None
 
     def _name(self, before: bytes | None) -> None:
-        """Name a record for this life of the group: only if nothing was written to its log meanwhile."""
-        answer = self._store.append(
-            self._log,
-            b"",
-            expected_offset=self._synchronizer.applied_length,
-            attributes={LIFE: AttributeChange(before, secrets.token_hex(8).encode())},
-        )
+        """Name another record than the one before."""
+        change = AttributeChange(before, secrets.token_hex(8).encode())
+        answer = self._store.append(self._log, b"", attributes={LIFE: change})
         if isinstance(answer, UnknownOutcome):
             raise StoreUnavailableError("the answer to naming a record was lost", group=self._group.name)
 

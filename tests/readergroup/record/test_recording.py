@@ -119,11 +119,17 @@ def recording(process: Process, **options: Any) -> NotificationRecording:
     return process.group.record_notifications(**{"lag_interval_seconds": None, **options})
 
 
-def live(world: World, number: int) -> None:
-    """A reader joins, the stream is scaled, and every other reader dies."""
+def join(world: World, number: int) -> str:
+    """A reader joins; where it is there already, it is replaced."""
     log, reader = world.group_log(), f"r{number}"
     is_there = reader in log.fetch_updates().readers
     log.update_state_unconditionally(*[rg.RemoveReader(reader=reader)] * is_there, rg.AddReader(reader=reader))
+    return reader
+
+
+def live(world: World, number: int) -> None:
+    """A reader joins, the stream is scaled, and every other reader dies."""
+    reader = join(world, number)
     streams = world.admin.streams
     first, second, *others = sorted(streams.info(STREAM).segments.items(), key=lambda item: item[1].low)
     if len(others) > 2:
@@ -131,7 +137,7 @@ def live(world: World, number: int) -> None:
     else:
         streams.scale(STREAM, split=[number_of(first[0])])
     if number % 2:
-        log.update_state_unconditionally(rg.RemoveReader(reader=reader, cause="dead"))
+        world.group_log().update_state_unconditionally(rg.RemoveReader(reader=reader, cause="dead"))
 
 
 # ---------------------------------------------------------------------- what is recorded
@@ -474,6 +480,31 @@ def test_a_deletion_that_is_cut_off_anywhere_leaves_a_group_that_is_recorded_or_
     assert list(world.admin.store.list("record/")) == []
 
 
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_recorder_may_come_in_at_any_operation_of_a_deletion(world: World, is_alive: bool) -> None:
+    handle = recording(world.process())
+    for number in itertools.count(1):
+        handle.poll()
+        join(world, 0)
+        process = world.process()
+
+        def come() -> None:
+            if is_alive and "billing" in world.admin.groups.list():
+                live(world, 1)
+            handle.poll()
+
+        has_come = at_operation(process, number, come)
+        process.client.groups.delete("billing")
+        if not has_come():
+            break
+        assert list(world.admin.store.list("record/")) == []
+        world.admin.groups.create("billing", streams=[STREAM])
+        handle.poll()
+        segments, readers, *others = recorded(world.group)
+        assert (segments[2], readers[2], readers[4]["readers"], others) == (PRESENT_VALUE, PRESENT_VALUE, (), [])
+    assert number > 5
+
+
 def test_a_recorder_that_comes_late_to_a_deletion_records_nothing_of_the_life_before(world: World) -> None:
     for number in itertools.count(1):
         live(world, 0)
@@ -541,6 +572,35 @@ def test_a_sample_between_changes_keeps_the_order_of_revisions(world: World, tru
     assert revisions == sorted(revisions)
     assert len(samples(world.group)) >= 3
     check(world, truth)
+
+
+@pytest.mark.parametrize("other_samples", [True, False])
+def test_another_recorder_may_come_in_at_any_operation_of_a_sample(
+    world: World, truth: Truth, other_samples: bool
+) -> None:
+    other = recording(world.process(), lag_interval_seconds=10 if other_samples else None)
+    process = world.process()
+    handle = recording(process, lag_interval_seconds=10)
+    for each in (other, handle, other):
+        each.poll()
+    for number in itertools.count(1):
+        join(world, number % 5)
+        world.clock.advance(100)
+
+        def come(number: int = number) -> None:
+            join(world, number % 5)
+            other.poll()
+
+        has_come = at_operation(process, number, come)
+        handle.poll()
+        if not has_come():
+            break
+    assert number > 5
+    check(world, truth)
+    found = list(world.group.notification_record.read())
+    assert [each.revision for each in found] == sorted(each.revision for each in found)
+    times = [each.seen_at for each in samples(world.group)]
+    assert len(times) == len(set(times)) > 5
 
 
 def test_without_an_interval_the_lag_is_not_sampled(world: World) -> None:
