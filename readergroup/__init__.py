@@ -54,6 +54,10 @@ from .notifiers import EndOfDataNotification as EndOfDataNotification
 from .notifiers import ReaderNotification as ReaderNotification
 from .notifiers import SegmentNotification as SegmentNotification
 from .reader import Reader as Reader
+from .record.entries import LagSample as LagSample
+from .record.entries import RecordRange as RecordRange
+from .record.record import NotificationRecord as NotificationRecord
+from .record.recorder import NotificationRecording as NotificationRecording
 from .scaling.autoscale import Autoscaling as Autoscaling
 from .scaling.policy import ReaderScalingPolicy as ReaderScalingPolicy
 from .scaling.policy import ScalingDecision as ScalingDecision
