@@ -35,6 +35,8 @@ _RECONNECT_PAUSE_SECONDS: Final = 0.1
 _PING_SECONDS: Final = 3
 _CONNECT_SECONDS: Final = 2
 _PROBE_SECONDS: Final = 1.0
+_CANCELLATIONS: Final = 5
+_CANCELLATION_SECONDS: Final = 0.2
 #: What a slow network or disk carries in any case.
 _SLOWEST_BYTES_PER_SECOND: Final = 1_000_000
 _NO_RESPONDERS: Final = "503"
@@ -154,7 +156,7 @@ class NatsConnection:
         if self._refusal is not None:
             raise self._refusal
         if self._is_closed:
-            raise ClosedError("the store is closed", url=self._address.url)
+            raise self._closed()
         exchange = _Exchange(messages)
         self._loop.call_soon_threadsafe(self._start, exchange)
         size = sum(len(message.data) for message in messages)
@@ -175,6 +177,8 @@ class NatsConnection:
         try:
             answers = self.exchange(messages)
         except (NotSentError, AnswerLostError) as error:
+            if self._is_closed:
+                raise self._closed() from error
             raise self.unavailable(str(error)) from error
         if any(answer and answer[0].is_from_nobody for answer in answers):
             raise self.unavailable("no server takes requests for the stream now, as while a new leader is elected")
@@ -193,6 +197,9 @@ class NatsConnection:
 
     def when_reconnected(self, callback: Callable[[], None]) -> None:
         self._reconnected_callbacks.append(callback)
+
+    def _closed(self) -> ClosedError:
+        return ClosedError("the store is closed", url=self._address.url)
 
     def unavailable(self, reason: str) -> StoreUnavailableError:
         return StoreUnavailableError(
@@ -215,10 +222,12 @@ class NatsConnection:
 
     async def _open(self) -> None:
         self._is_connected = asyncio.Event()
-        try:
-            await asyncio.wait_for(self._connect(), self._address.timeout_seconds)
-        except TimeoutError as error:
-            raise self._why_not_connected() from error
+        connecting = self._loop.create_task(self._connect())
+        # Not `asyncio.wait_for`, which would wait for the end of a task that has missed its cancellation.
+        if not (await asyncio.wait({connecting}, timeout=self._address.timeout_seconds))[0]:
+            await _cancel(connecting)
+            raise self._why_not_connected()
+        connecting.result()
         await self._check_versions_of_others()
         if self._refusal is not None:
             raise self._refusal
@@ -320,7 +329,7 @@ class NatsConnection:
 
     def _start(self, exchange: _Exchange) -> None:
         if self._is_closed:
-            exchange.end(ClosedError("the store is closed", url=self._address.url))
+            exchange.end(self._closed())
             return
         self._pending.add(exchange)
         sending = self._send(exchange)
@@ -489,6 +498,14 @@ async def _server_info_of(server: str) -> Mapping[str, Any] | None:
             return info
     except (OSError, TimeoutError, ValueError, ssl.SSLError):
         return None
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancel the task, and again if that is lost on it, as in parts of nats-py; wait for it a moment, and no longer."""
+    for _ in range(_CANCELLATIONS):
+        task.cancel()
+        if (await asyncio.wait({task}, timeout=_CANCELLATION_SECONDS))[0]:
+            return
 
 
 @types.coroutine

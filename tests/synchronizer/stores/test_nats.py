@@ -15,6 +15,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
@@ -56,6 +57,38 @@ from tests.synchronizer.stores.nats_processes import RECORD, append_when_told, o
 from tests.synchronizer.stores.processes import contend, receive, running
 
 LONG = 30.0
+
+
+def test_a_driver_that_misses_its_cancellation_does_not_hold_up_who_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = nats.aio.client.Client.connect
+
+    async def miss_a_cancellation(client: nats.aio.client.Client, *arguments: object, **options: object) -> None:
+        with suppress(asyncio.CancelledError):
+            await connect(client, *arguments, **options)  # type: ignore[arg-type]
+        await connect(client, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(nats.aio.client.Client, "connect", miss_a_cancellation)
+    begin = time.monotonic()
+    with pytest.raises(StoreUnavailableError, match="no connection"):
+        open_store("nats://127.0.0.1:1?timeout_seconds=1")
+    assert time.monotonic() - begin < LONG
+
+
+def test_who_asks_when_the_store_is_closed_hears_that(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = threading.Event()
+
+    async def leave_unanswered(client: nats.aio.client.Client, *arguments: object, **options: object) -> None:
+        asked.set()
+
+    with open_store(nats_url) as store:
+        store.create("s")
+        monkeypatch.setattr(nats.aio.client.Client, "publish", leave_unanswered)
+        with ThreadPoolExecutor(1) as threads:
+            asking = threads.submit(store.info, "s")
+            assert asked.wait(LONG)
+            store.close()
+            with pytest.raises(ClosedError):
+                asking.result(LONG)
 
 
 # Several processes
