@@ -1,8 +1,8 @@
 """What a record of notifications says about a group: how often it scaled, how soon its readers followed, its backlog.
 
 Each analysis is a pure function from a table with the columns of `arrow.SCHEMA`, in any order and of any number of
-groups, to a table with a schema of its own. It needs nothing but the rows of one group at a time, so that on Spark
-``df.groupBy("group").applyInArrow(scaling_frequency, ...)`` computes the very same.
+groups, to a table with a schema of its own. The rows of one group say nothing of another. What Spark's
+``DataFrame.toArrow`` gives is such a table.
 
 Times are those of the processes that recorded, each by its own clock.
 """
