@@ -6,12 +6,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pyspark
 import pytest
 
 import readergroup as rg
+from tests.readergroup.spark.sink_driver import TARGET
 from tests.readergroup.spark.streams import STREAM, assert_in_order, number, recorded, write
 
 pytestmark = pytest.mark.usefixtures("java")
@@ -21,8 +23,8 @@ def command(module: str, *arguments: object) -> list[str]:
     return [sys.executable, "-m", f"tests.readergroup.spark.{module}", *map(str, arguments)]
 
 
-def drive(url: str, folder: Path, *arguments: object) -> int:
-    return subprocess.run(command("driver", url, folder, *arguments), timeout=300, start_new_session=True).returncode
+def drive(url: str, folder: Path, *arguments: object, module: str = "driver") -> int:
+    return subprocess.run(command(module, url, folder, *arguments), timeout=300, start_new_session=True).returncode
 
 
 def test_a_killed_driver_is_continued_exactly(client: rg.Client, url: str, tmp_path: Path) -> None:
@@ -41,6 +43,26 @@ def test_a_killed_driver_is_continued_exactly(client: rg.Client, url: str, tmp_p
     assert (folder / "checkpoint" / "commits" / "5").exists()
     assert drive(url, folder) == 0
     assert_in_order(recorded(folder), 500)
+
+
+def test_what_a_killed_driver_was_writing_is_written_once(client: rg.Client, url: str, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    for stream in (STREAM, TARGET):
+        client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(2))
+    write(client, range(400))
+    killed = partial(drive, url, folder, module="sink_driver")
+    assert killed("committed", 0) == -signal.SIGKILL
+    assert not (folder / "commits" / "0").exists()
+    client.streams.scale(TARGET, split=[0])
+    assert killed("staging", 1) == -signal.SIGKILL
+    assert killed("decided", 2) == -signal.SIGKILL
+    client.streams.scale(TARGET, merge=[3, 1])
+    assert killed("staged", 3) == -signal.SIGKILL
+    assert killed("committed", 4) == -signal.SIGKILL
+    assert not (folder / "commits" / "4").exists()
+    assert killed() == 0
+    ranges = client.batch.segment_ranges(TARGET)
+    assert_in_order([number(event.raw) for each in ranges for event in client.batch.read(each)], 400)
 
 
 def test_of_two_drivers_on_one_checkpoint_one_goes_on_and_nothing_is_read_twice(
