@@ -184,14 +184,16 @@ def _append(connection: sqlite3.Connection, append: Append, row: _Row, copied: i
 
 def _copy_chunks(connection: sqlite3.Connection, start: int, end: int, target: int) -> None:
     """The bytes of one segment between two keys, to the key ``target``."""
-    connection.execute(
+    chunks = connection.execute(
         # The first chunk may begin before them, and the last one end behind them.
-        "INSERT INTO chunk SELECT max(key, :start) + :shift,"
+        "SELECT max(key, :start) + :shift,"
         " substr(data, 1 + max(0, :start - key), min(key + length(data), :end) - max(key, :start)) FROM chunk"
         " WHERE key >= coalesce((SELECT max(key) FROM chunk WHERE key BETWEEN :first AND :start), :start)"
         " AND key < :end AND key + length(data) > :start",
         {"start": start, "end": end, "shift": target - start, "first": start & ~(_MAX_SEGMENT_BYTES - 1)},
     )
+    # An INSERT with this SELECT inside would put it all into a table of its own first.
+    connection.executemany("INSERT INTO chunk VALUES (?, ?)", chunks)
 
 
 def _insert_chunks(connection: sqlite3.Connection, key: int, data: bytes) -> None:
