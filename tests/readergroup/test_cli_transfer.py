@@ -370,9 +370,13 @@ def test_on_a_terminal_progress_is_shown_at_80_columns(cli: Cli, client: rg.Clie
 
 def test_a_copy_that_is_interrupted_goes_on(cli: Cli, client: rg.Client) -> None:
     with client.writer(SOURCE) as writer:
-        for number in range(20_000):
+        for number in range(5_000):
             writer.write(bytes(3000), routing_key=str(number))
-    process = cli.process("stream", "copy", SOURCE, TARGET, "--by", "events")
+    # Where the tests run in the background, a shell has them ignore this signal.
+    process = cli.process(
+        *("stream", "copy", SOURCE, TARGET, "--by", "events"),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     prefix = f"data/{TARGET}/"
     while not list(client.store.list(prefix)):
         assert process.poll() is None

@@ -68,13 +68,12 @@ def test_recorders_that_are_killed_at_any_moment_repeat_nothing_and_miss_nothing
             if number == CHANGES // 2:
                 kill(recorders.pop(0)[0])
                 recorders.append(start())
+        for notifier in (group.segment_notifier, group.reader_notifier):
+            notifier.poll()  # which also brings the last epoch of the stream into the group's log
         for process, connection in recorders:
             connection.send("end")
             assert receive(connection) == "done"
             process.join(20)
-
-        for notifier in (group.segment_notifier, group.reader_notifier):
-            notifier.poll()
         found = list(group.notification_record.read())
         begun = found[0].revision
         told = [key(each) for each in found[2:] if not isinstance(each, LagSample)]
