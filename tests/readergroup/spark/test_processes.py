@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -27,42 +28,55 @@ def drive(url: str, folder: Path, *arguments: object, module: str = "driver") ->
     return subprocess.run(command(module, url, folder, *arguments), timeout=300, start_new_session=True).returncode
 
 
-def test_a_killed_driver_is_continued_exactly(client: rg.Client, url: str, tmp_path: Path) -> None:
-    folder = tmp_path / "record"
+def test_eight_killed_drivers_are_continued_exactly(tmp_path: Path) -> None:
+    """Three that read, and beside them five that write: they leave one another time."""
+    with ThreadPoolExecutor(2) as pool:
+        for done in [
+            pool.submit(lose_drivers, tmp_path / lose_drivers.__name__) for lose_drivers in (reading, writing)
+        ]:
+            done.result()
+
+
+def reading(folder: Path) -> None:
     folder.mkdir()
-    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
-    write(client, range(300))
-    client.streams.scale(STREAM, split=[0])
-    write(client, range(300, 400))
-    assert drive(url, folder, "reading", 1) == -signal.SIGKILL
-    assert len(recorded(folder)) == 60
-    client.streams.scale(STREAM, merge=[3, 1])
-    write(client, range(400, 500))
-    assert drive(url, folder, "recorded", 3) == -signal.SIGKILL
-    assert drive(url, folder, "committed", 5) == -signal.SIGKILL
-    assert (folder / "checkpoint" / "commits" / "5").exists()
-    assert drive(url, folder) == 0
-    assert_in_order(recorded(folder), 500)
+    url = f"sqlite:///{folder / 'shop.db'}"
+    with rg.connect(url) as client:
+        client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
+        write(client, range(300))
+        client.streams.scale(STREAM, split=[0])
+        write(client, range(300, 400))
+        assert drive(url, folder, "reading", 1) == -signal.SIGKILL
+        assert len(recorded(folder)) == 60
+        client.streams.scale(STREAM, merge=[3, 1])
+        write(client, range(400, 500))
+        assert drive(url, folder, "recorded", 3) == -signal.SIGKILL
+        assert drive(url, folder, "committed", 5) == -signal.SIGKILL
+        assert (folder / "checkpoint" / "commits" / "5").exists()
+        assert drive(url, folder) == 0
+        assert_in_order(recorded(folder), 500)
 
 
-def test_what_a_killed_driver_was_writing_is_written_once(client: rg.Client, url: str, tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoint"
-    for stream in (STREAM, TARGET):
-        client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(2))
-    write(client, range(400))
-    killed = partial(drive, url, folder, module="sink_driver")
-    assert killed("committed", 0) == -signal.SIGKILL
-    assert not (folder / "commits" / "0").exists()
-    client.streams.scale(TARGET, split=[0])
-    assert killed("staging", 1) == -signal.SIGKILL
-    assert killed("decided", 2) == -signal.SIGKILL
-    client.streams.scale(TARGET, merge=[3, 1])
-    assert killed("staged", 3) == -signal.SIGKILL
-    assert killed("committed", 4) == -signal.SIGKILL
-    assert not (folder / "commits" / "4").exists()
-    assert killed() == 0
-    ranges = client.batch.segment_ranges(TARGET)
-    assert_in_order([number(event.raw) for each in ranges for event in client.batch.read(each)], 400)
+def writing(folder: Path) -> None:
+    folder.mkdir()
+    url = f"sqlite:///{folder / 'shop.db'}"
+    killed = partial(drive, url, folder / "checkpoint", module="sink_driver")
+    commits = folder / "checkpoint" / "commits"
+    with rg.connect(url) as client:
+        for stream in (STREAM, TARGET):
+            client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(2))
+        write(client, range(400))
+        assert killed("committed", 0) == -signal.SIGKILL
+        assert not (commits / "0").exists()
+        client.streams.scale(TARGET, split=[0])
+        assert killed("staging", 1) == -signal.SIGKILL
+        assert killed("decided", 2) == -signal.SIGKILL
+        client.streams.scale(TARGET, merge=[3, 1])
+        assert killed("staged", 3) == -signal.SIGKILL
+        assert killed("committed", 4) == -signal.SIGKILL
+        assert not (commits / "4").exists()
+        assert killed() == 0
+        ranges = client.batch.segment_ranges(TARGET)
+        assert_in_order([number(event.raw) for each in ranges for event in client.batch.read(each)], 400)
 
 
 def test_of_two_drivers_on_one_checkpoint_one_goes_on_and_nothing_is_read_twice(
