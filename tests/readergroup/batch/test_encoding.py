@@ -6,6 +6,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Iterator
 
+import msgpack
 import pyarrow
 import pytest
 from hypothesis import given, settings
@@ -63,6 +64,7 @@ def test_each_segment_has_the_events_of_its_keys_in_their_order(rows: list[Row])
         for block in each:
             assert len(block) == 1 or sum(map(len, block.data)) <= MAX_BLOCK_BYTES
             assert (block.writer_id, block.written_at) == (WRITER, 12)
+            assert block.packed_events == msgpack.packb(block.data)
 
 
 def test_blocks_and_batches_are_filled() -> None:
