@@ -1,4 +1,4 @@
-"""Streams as a source of Spark: ``readergroup.spark.register(spark)``, then ``spark.read.format("readergroup")``."""
+"""Streams as a source and a sink of Spark: ``register(spark)``, then ``spark.read.format("readergroup")``."""
 
 from .requirements import check_java as check_java  # first: it tells what is missing
 

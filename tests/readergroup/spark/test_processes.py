@@ -17,7 +17,8 @@ import readergroup as rg
 from tests.readergroup.spark.sink_driver import TARGET
 from tests.readergroup.spark.streams import STREAM, assert_in_order, number, recorded, write
 
-pytestmark = pytest.mark.usefixtures("java")
+# Drivers that start a JVM of their own, one after the other.
+pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(600)]
 
 
 def command(module: str, *arguments: object) -> list[str]:
