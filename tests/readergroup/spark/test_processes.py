@@ -17,8 +17,7 @@ import readergroup as rg
 from tests.readergroup.spark.sink_driver import TARGET
 from tests.readergroup.spark.streams import STREAM, assert_in_order, number, recorded, write
 
-# Drivers that start a JVM of their own, one after the other.
-pytestmark = [pytest.mark.usefixtures("java"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.usefixtures("java")
 
 
 def command(module: str, *arguments: object) -> list[str]:
