@@ -5,6 +5,7 @@ from notifications import Notification as Notification
 from notifications import NotificationSystem as NotificationSystem
 from notifications import PollingNotifier as PollingNotifier
 from synchronizer import AlreadyExistsError as AlreadyExistsError
+from synchronizer import AppliedUpdate as AppliedUpdate
 from synchronizer import ClosedError as ClosedError
 from synchronizer import CorruptStateError as CorruptStateError
 from synchronizer import CorruptStoreError as CorruptStoreError

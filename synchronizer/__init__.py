@@ -22,8 +22,13 @@ from .errors import StoreUnavailableError as StoreUnavailableError
 from .errors import TruncatedError as TruncatedError
 from .errors import UnknownUpdateError as UnknownUpdateError
 from .errors import UnsupportedError as UnsupportedError
+from .liveness import OBSERVE_SECONDS as OBSERVE_SECONDS
+from .liveness import RENEWALS as RENEWALS
+from .liveness import STOP_AFTER as STOP_AFTER
+from .liveness import observe_interval as observe_interval
 from .map import Map as Map
 from .patience import Patience as Patience
+from .replica import AppliedUpdate as AppliedUpdate
 from .replica import Transition as Transition
 from .replica import TransitionFeed as TransitionFeed
 from .revisioned import Revision as Revision
@@ -49,3 +54,5 @@ from .store import SegmentInfo as SegmentInfo
 from .store import SegmentStore as SegmentStore
 from .store import UnknownOutcome as UnknownOutcome
 from .stores import open_store as open_store
+from .turn import Turn as Turn
+from .turn import TurnValue as TurnValue

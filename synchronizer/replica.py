@@ -86,6 +86,15 @@ def _located(place: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
+class AppliedUpdate(NamedTuple, Generic[S]):
+    """An update and the state that it made. Without an update, the state was begun or deleted, or there is a gap."""
+
+    revision: Revision
+    update: Update[S] | None
+    state: S | None  # None: it was deleted
+    gap: bool = False  # the updates between the one told before and this state are not known
+
+
 class Transition(NamedTuple, Generic[S]):
     """One entry of the log as it was applied, or, with ``gap``, several that this process never saw one by one."""
 
@@ -94,6 +103,17 @@ class Transition(NamedTuple, Generic[S]):
     revision: Revision
     updates: tuple[Update[S], ...] = ()
     gap: bool = False
+
+    def one_by_one(self) -> Iterator[AppliedUpdate[S]]:
+        """Its updates in order, each with its own revision and the state that it made."""
+        if not self.updates:
+            yield AppliedUpdate(self.revision, None, self.after, self.gap)
+        state = self.before
+        for index, update in enumerate(self.updates):
+            assert state is not None
+            revision = Revision(self.revision.offset, index)
+            state = self.after if revision == self.revision else update.apply_to(state, revision)
+            yield AppliedUpdate(revision, update, state)
 
 
 class TransitionFeed(Generic[S]):

@@ -16,10 +16,11 @@ from .compaction import COMPACTION_BYTES, Compactor
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
 from .log_follower import LogFollower
 from .log_writer import NO_ATTRIBUTES, Decision, LogWriter
-from .replica import Replica, Transition, TransitionFeed
+from .replica import AppliedUpdate, Replica, Transition, TransitionFeed
 from .revisioned import Revision, RevisionedStream
 from .state import S, StateCodec, Update
 from .store import AttributeChange, SegmentStore
+from .update_listening import UpdateListening
 
 R = TypeVar("R")
 
@@ -133,8 +134,22 @@ class StateSynchronizer(Generic[S]):
         """The transitions after ``after``, one by one as far back as the log goes, read from the store again.
 
         Where it does not go back so far, the first one has ``gap`` and leads to the state that reloads start from.
+        `Transition.one_by_one` tells them apart where one entry holds several updates.
         """
         return self._follower.history(after, self._deadline(timeout))
+
+    def on_update(
+        self, listener: Callable[[AppliedUpdate[S]], object], *, after: Revision | None = None
+    ) -> Callable[[], None]:
+        """Call ``listener`` with every update from now on, whoever wrote it; returns the function that ends it.
+
+        With ``after``, a revision that was heard of earlier, it first hears what came since: an audit goes on where it
+        stopped. It hears each update once, in the order of the log, or one call with ``gap`` in place of those that a
+        compaction has removed. A thread of its own follows the log for it, so it may call the synchronizer; if it
+        raises, that is logged, and it hears the next one. The thread ends soon after ``close``.
+        """
+        self._follower.check_usable()
+        return UpdateListening(self._follower, listener, after=after, timeout=self.timeout).stop
 
     def fetch_updates(self, *, timeout: float | None = None) -> S:
         """Bring the local state up to what the log held when the call began, at least, and return it."""

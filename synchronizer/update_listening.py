@@ -1,0 +1,90 @@
+"""Calls a listener with every update of a state, in a thread that follows the log for it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final, Generic
+
+from .clock import Deadline
+from .errors import ClosedError, ReaderGroupError
+from .log_follower import LogFollower
+from .replica import AppliedUpdate, Transition
+from .revisioned import Revision
+from .state import S
+
+#: A wait of the store cannot be called off, so the thread looks this often whether it is to end.
+_WAIT_SECONDS: Final = 0.1
+
+_logger = logging.getLogger(__name__)
+
+
+class UpdateListening(Generic[S]):
+    """Calls ``listener`` with the updates after ``after``, by default the present revision, until `stop`."""
+
+    def __init__(
+        self,
+        follower: LogFollower[S],
+        listener: Callable[[AppliedUpdate[S]], object],
+        *,
+        after: Revision | None,
+        timeout: float,
+    ) -> None:
+        self._follower = follower
+        self._listener = listener
+        self._timeout = timeout
+        self._feed = follower.transitions()
+        present = follower.replica.revision
+        self._heard = present if after is None else after
+        self._has_gap = self._heard < present
+        self._stopping = threading.Event()
+        threading.Thread(target=self._run, name=f"updates of {follower.log.segment}", daemon=True).start()
+
+    def stop(self) -> None:
+        """Call the listener no more, but for a call that it is in."""
+        self._stopping.set()
+        self._feed.close()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._hear()
+            except ClosedError:
+                return
+            except ReaderGroupError as error:
+                if not error.retryable:
+                    _logger.error("no more updates are told of: %s", error, exc_info=error)
+                    return
+                _logger.warning("updates are told of later: %s", error)
+
+    def _hear(self) -> None:
+        """Tell what was applied, and wait a moment for more."""
+        with self._follower.changed:
+            length = self._follower.replica.next_offset
+            transitions: Sequence[Transition[S]] = self._feed.drain()
+        if self._has_gap or any(each.gap for each in transitions):
+            self._has_gap = True
+            transitions = self._follower.history(self._heard, self._deadline())
+            self._has_gap = False
+        for transition in transitions:
+            for applied in transition.one_by_one():
+                self._tell(applied)
+        if self._follower.retry(self._deadline(), lambda: self._grew(length)):
+            self._follower.fetch(self._deadline())
+
+    def _tell(self, applied: AppliedUpdate[S]) -> None:
+        if applied.revision <= self._heard or self._stopping.is_set():
+            return
+        self._heard = applied.revision
+        try:
+            self._listener(applied)
+        except Exception as error:
+            _logger.error("a listener raised at revision %s: %r", applied.revision, self._listener, exc_info=error)
+
+    def _grew(self, length: int) -> bool:
+        self._follower.check_usable()
+        return bool(self._follower.log.store.wait({self._follower.log.segment: length}, _WAIT_SECONDS))
+
+    def _deadline(self) -> Deadline:
+        return Deadline(self._follower.clock, self._timeout)
