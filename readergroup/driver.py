@@ -14,10 +14,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
-from synchronizer import ClosedError, NotFoundError, ReaderGroupError, Revision, StateTooLargeError
+from synchronizer import (
+    ClosedError,
+    NotFoundError,
+    ReaderGroupError,
+    Revision,
+    StateTooLargeError,
+    observe_interval,
+)
 
 from . import balance
-from .liveness import WATCHERS, LeaseObserver, Observed, in_turn, observe_interval
+from .liveness import WATCHERS, LeaseObserver, Observed, in_turn
 from .pace import Pace
 from .state import ReaderState
 from .state_manager import ReaderGroupStateManager

@@ -18,19 +18,20 @@ from typing import Final, NamedTuple
 import mmh3
 import msgpack
 
-from synchronizer import Appended, AttributeChange, Clock, SegmentStore, StoreUnavailableError, UnknownOutcome
+from synchronizer import (
+    STOP_AFTER,
+    Appended,
+    AttributeChange,
+    Clock,
+    SegmentStore,
+    StoreUnavailableError,
+    UnknownOutcome,
+)
 
 from .state import ReaderGroupState, ReaderState
 from .streams.config import SegmentId
 
 PREFIX: Final = "lease/"
-#: A reader stops handing out events when this part of the timeout has passed since it sent its last accepted renewal.
-#: The rest is for clocks that run at different speeds.
-STOP_AFTER: Final = 0.8
-#: Renewals per timeout.
-RENEWALS: Final = 3
-#: Leases are looked at this often, or six times per timeout if that is shorter.
-OBSERVE_SECONDS: Final = 0.5
 #: A process that has not looked at the leases, or not had a renewal of its own accepted, for this part of the timeout
 #: does not judge others. A store that takes no writes is noticed by that before the first lease can look dead.
 CONTACT: Final = 0.5
@@ -53,11 +54,6 @@ class Held(NamedTuple):
 Positions = Mapping[SegmentId, Held]
 #: Readers, each with its incarnation and the value of its lease that was observed.
 Observed = Mapping[str, tuple[int, bytes | None]]
-
-
-def observe_interval(timeout_seconds: float) -> float:
-    """How many seconds are between two looks at what may stand still for the timeout."""
-    return min(OBSERVE_SECONDS, timeout_seconds / (2 * RENEWALS))
 
 
 def in_turn(readers: Mapping[str, ReaderState]) -> Sequence[str]:

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Final, Generic, NoReturn, Self, TypeVar, cast
 
 from synchronizer import (
+    RENEWALS,
     ClosedError,
     Deadline,
     DeadlineExceededError,
@@ -34,7 +35,7 @@ from .config import ReaderGroupConfig
 from .driver import GroupDriver
 from .errors import EndOfDataError, ReaderNotInGroupError
 from .event import Event, EventBatch, Position
-from .liveness import RENEWALS, Held, Lease, Positions
+from .liveness import Held, Lease, Positions
 from .pace import Pace
 from .source import Source
 from .state import ReaderGroupState, SegmentState

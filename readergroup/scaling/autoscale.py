@@ -1,32 +1,25 @@
 """`Autoscaling`: calls back with the number of readers that a group should have, whenever that changes.
 
-Of all processes that asked for it one at a time is called: the one that holds the *turn*, an attribute on the segment
-of the group's log that is changed only by comparing with the value before. As with readers, a holder is given up when
-the value has stood still for the group's timeout on the observer's own clock.
+Of all processes that asked for it one at a time is called: the one that holds the `Turn`, under the group's timeout.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import msgpack
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from synchronizer import (
-    Appended,
-    AttributeChange,
-    Clock,
     ClosedError,
     NotFoundError,
     ReaderGroupError,
-    SegmentStore,
+    Turn,
+    TurnValue,
     growing_pause,
+    observe_interval,
 )
 
-from ..liveness import RENEWALS, STOP_AFTER, observe_interval
 from .policy import ReaderScalingPolicy, ScalingDecision, ScalingHistory
 from .scaler import LOOK_SECONDS, Scaler
 
@@ -44,109 +37,25 @@ _logger = logging.getLogger(__name__)
 Callback = Callable[[ScalingDecision], object]
 
 
-class TurnValue(NamedTuple):
-    """What the store holds of a turn."""
+class Told(NamedTuple):
+    """What the holder of the turn remembers."""
 
-    #: Empty: nobody's.
-    holder: bytes = b""
-    counter: int = 0
     #: The number that a callback returned from last, and how many segments there were when it still held.
-    told: int | None = None
+    number: int | None = None
     number_of_segments: int | None = None
 
     @property
     def history(self) -> ScalingHistory | None:
         """What the next holder's decisions begin with."""
-        if self.told is None:
+        if self.number is None:
             return None
-        return ScalingHistory(self.told, self.number_of_segments, changed_at=float("-inf"), calm_since=None)
+        return ScalingHistory(self.number, self.number_of_segments, changed_at=float("-inf"), calm_since=None)
 
 
 def forget_history(stored: bytes) -> bytes:
     """The value of the turn in a group that is deleted. Its holder keeps it: the next group of the name has one too."""
-    value = TurnValue(*msgpack.unpackb(stored))
-    return bytes(msgpack.packb(TurnValue(value.holder, value.counter + 1)))
-
-
-class Turn:
-    """The right to be the one that is called. For one thread."""
-
-    def __init__(self, store: SegmentStore, segment: str, clock: Clock) -> None:
-        self.holder = secrets.token_bytes(8)
-        #: Until when, on the clock, nobody else can have the turn, with a margin.
-        self.valid_until = float("-inf")
-        #: As it was written last.
-        self.value = TurnValue()
-        self._store = store
-        self._segment = segment
-        self._clock = clock
-        self._seen: tuple[bytes | None, float] | None = None  # the stored value, and since when
-        self._looked_at = self._renew_at = float("-inf")
-
-    def take(self, timeout_seconds: float) -> bool:
-        """Take the turn if it is free or its holder is gone, or keep it; whether it is held now."""
-        now = self._clock.monotonic()
-        if now < self._renew_at:
-            return True
-        stored, value = self.look()
-        if value.holder == self.holder:
-            value = self._with_note(value)
-        elif value.holder and not self._stood_still(stored, now, timeout_seconds):
-            return False
-        return self._write(stored, value._replace(holder=self.holder), now, timeout_seconds)
-
-    def note(self, number_of_segments: int | None) -> None:
-        """What was told holds with so many segments: the next renewal remembers it."""
-        self.value = self.value._replace(number_of_segments=number_of_segments)
-
-    def record(self, told: int, number_of_segments: int | None, timeout_seconds: float) -> bool:
-        """Remember for whoever has the turn next what was told; False if it is another's by now."""
-        return self._change(timeout_seconds, told=told, number_of_segments=number_of_segments)
-
-    def give_up(self) -> None:
-        """Let the next one take the turn at once."""
-        if self._clock.monotonic() < self.valid_until:
-            self._change(0.0, holder=b"")
-        self._lose()
-
-    def look(self) -> tuple[bytes | None, TurnValue]:
-        """What the store holds, as bytes and as what they mean."""
-        stored = self._store.attributes(self._segment, TURN).get(TURN)
-        return stored, TurnValue() if stored is None else TurnValue(*msgpack.unpackb(stored))
-
-    def _with_note(self, value: TurnValue) -> TurnValue:
-        if value.told is None:  # nothing was told in this group, which may be another one of the name
-            return value
-        return value._replace(number_of_segments=self.value.number_of_segments)
-
-    def _change(self, timeout_seconds: float, **fields: Any) -> bool:
-        now = self._clock.monotonic()
-        stored, present = self.look()
-        if present.holder != self.holder:
-            self._lose()
-            return False
-        return self._write(stored, self._with_note(present)._replace(**fields), now, timeout_seconds)
-
-    def _write(self, stored: bytes | None, value: TurnValue, sent_at: float, timeout_seconds: float) -> bool:
-        value = value._replace(counter=value.counter + 1)
-        change = AttributeChange(stored, bytes(msgpack.packb(value)))
-        if not isinstance(self._store.append(self._segment, b"", attributes={TURN: change}), Appended):
-            return False
-        self.value = value
-        self.valid_until = sent_at + STOP_AFTER * timeout_seconds
-        self._renew_at = sent_at + timeout_seconds / RENEWALS
-        return True
-
-    def _lose(self) -> None:
-        self.valid_until = self._renew_at = float("-inf")
-
-    def _stood_still(self, stored: bytes | None, now: float, timeout_seconds: float) -> bool:
-        """Whether the value has not changed for the timeout, as this process saw it without a gap in its looking."""
-        gap = now - self._looked_at > timeout_seconds / RENEWALS
-        self._looked_at = now
-        if self._seen is None or gap or self._seen[0] != stored:
-            self._seen = (stored, now)
-        return now - self._seen[1] >= timeout_seconds
+    value = TurnValue.decode(stored)
+    return TurnValue(value.holder, value.counter + 1).encode()
 
 
 class Autoscaling:
@@ -158,7 +67,7 @@ class Autoscaling:
         self._callback = callback
         synchronizer = group.synchronizer
         self._clock = synchronizer.clock
-        self._turn = Turn(synchronizer.store, synchronizer.segment, self._clock)
+        self._turn = Turn(synchronizer.store, synchronizer.segment, TURN, self._clock)
         self._scaler: Scaler | None = None  # while the turn is held
         self._look_at = float("-inf")
         self._call: _Call | None = None
@@ -227,8 +136,9 @@ class Autoscaling:
         if found is None:
             return min(due, self._look_at)
         decision, number_of_segments = found
-        if decision.desired_readers == self._turn.value.told:
-            self._turn.note(number_of_segments)
+        if decision.desired_readers == self._told.number:
+            if number_of_segments != self._told.number_of_segments:
+                self._turn.record(*self._told._replace(number_of_segments=number_of_segments))
             return min(due, self._look_at)
         return min(due, self._call_with(decision, number_of_segments))
 
@@ -236,7 +146,7 @@ class Autoscaling:
         """The decision now, as often as it is due, and the number of segments that it was made on."""
         now = self._clock.monotonic()
         if self._scaler is None:
-            self._scaler = Scaler(self._group, self._policy, history=self._turn.value.history)
+            self._scaler = Scaler(self._group, self._policy, history=self._told.history)
         elif now < self._look_at:
             return None
         self._look_at = now + LOOK_SECONDS
@@ -260,7 +170,7 @@ class Autoscaling:
         self._look_at = float("-inf")
         if call.error is None:
             self._failures = 0
-            self._turn.record(call.decision.desired_readers, call.number_of_segments, self._timeout_seconds)
+            self._turn.record(*Told(call.decision.desired_readers, call.number_of_segments))
             return True
         self._failures += 1
         pause = growing_pause(self._failures, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
@@ -269,6 +179,10 @@ class Autoscaling:
             "the callback raised and is called again in %.3g s: %r", pause, self._callback, exc_info=call.error
         )
         return True
+
+    @property
+    def _told(self) -> Told:
+        return Told(*self._turn.value.payload)
 
     @property
     def _timeout_seconds(self) -> float:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import readergroup as rg
 from readergroup import balance
-from readergroup.liveness import PREFIX, RENEWALS, decode_positions, lease_attribute
+from readergroup.liveness import PREFIX, decode_positions, lease_attribute
 from readergroup.state import ReaderGroupState, SegmentState
 from readergroup.streams.block import parse_blocks
 from readergroup.streams.config import SegmentId, data_segment, stream_of
@@ -34,7 +34,7 @@ from readergroup.updates import (
     ReleaseSegment,
     RemoveReader,
 )
-from synchronizer import Appended, NotFoundError, ReaderGroupError, Revision
+from synchronizer import RENEWALS, Appended, NotFoundError, ReaderGroupError, Revision
 from synchronizer.replica import Replica, Transition
 from synchronizer.revisioned import MARK, Mark, RevisionedStream, decode_entries
 from synchronizer.state import StateCodec

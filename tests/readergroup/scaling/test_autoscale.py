@@ -2,16 +2,14 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import pytest
 
 import readergroup as rg
 from readergroup.scaling import autoscale
-from readergroup.scaling.autoscale import Turn
-from readergroup.scaling.policy import ScalingHistory
-from synchronizer import Clock, SegmentStore, open_store
+from readergroup.scaling.autoscale import TURN, Told
+from synchronizer import Clock, Turn
 from tests.readergroup.scaling.handlers import Fault, until, write
 
 STREAM = "shop/orders"
@@ -204,7 +202,7 @@ def test_of_two_processes_the_other_takes_over_when_the_one_that_is_called_is_ki
             assert sorted((receive(here) for _ in expected), key=str, reverse=True) == expected
         client.streams.scale(STREAM, split=[0])
         assert receive(pipes[0]) == 2
-        until(lambda: turn(group, group.synchronizer.clock).look()[1].told == 2)
+        until(lambda: told(group) == 2)
         processes[0].kill()
         client.streams.scale(STREAM, split=[1])
         assert receive(pipes[1]) == 3
@@ -223,65 +221,12 @@ def receive(pipe: Connection) -> object:
 # ---------------------------------------------------------------------- the turn
 
 
-@pytest.fixture
-def store(store_url: str) -> Iterator[SegmentStore]:
-    with open_store(store_url) as store:
-        store.create("log")
-        yield store
-
-
 def turn(group: rg.ReaderGroup, clock: Clock) -> Turn:
-    return Turn(group.synchronizer.store, group.synchronizer.segment, clock)
+    return Turn(group.synchronizer.store, group.synchronizer.segment, TURN, clock)
 
 
-@pytest.mark.stores(in_turn=True)
-def test_a_turn_is_taken_over_when_it_has_stood_still_for_the_timeout(store: SegmentStore) -> None:
-    clock = rg.ManualClock()
-    first, second = Turn(store, "log", clock), Turn(store, "log", clock)
-    assert first.take(9)
-    assert first.record(5, 2, 9)
-    for _ in range(9):
-        assert not second.take(9)
-        clock.advance(1)
-    assert second.take(9)
-    assert second.value.history == ScalingHistory(5, 2, float("-inf"), None)
-    # The first one stopped before the second could have it, and cannot have it back.
-    assert first.valid_until < clock.monotonic()
-    assert not first.record(6, 2, 9)
-    assert not first.take(9)
-    assert second.look()[1].told == 5
-
-
-def test_a_turn_that_is_renewed_is_kept(store: SegmentStore) -> None:
-    clock = rg.ManualClock()
-    first, second = Turn(store, "log", clock), Turn(store, "log", clock)
-    for _ in range(30):
-        assert first.take(9)
-        assert first.valid_until > clock.monotonic() + 3
-        assert not second.take(9)
-        clock.advance(1)
-    assert first.value.counter == 10  # it is not written more often than it takes
-
-
-def test_an_observer_that_did_not_look_begins_anew(store: SegmentStore) -> None:
-    clock = rg.ManualClock()
-    first, second = Turn(store, "log", clock), Turn(store, "log", clock)
-    assert first.take(9)
-    assert not second.take(9)
-    clock.advance(100)
-    assert not second.take(9)
-
-
-def test_a_turn_that_was_given_up_is_free_at_once_and_what_was_told_is_kept(store: SegmentStore) -> None:
-    clock = rg.ManualClock()
-    first, second = Turn(store, "log", clock), Turn(store, "log", clock)
-    assert first.take(9)
-    assert first.record(5, 2, 9)
-    first.give_up()
-    assert second.take(9)
-    assert second.value.told == 5
-    first.give_up()
-    assert second.take(9)
+def told(group: rg.ReaderGroup) -> int | None:
+    return Told(*turn(group, group.synchronizer.clock).look().payload).number
 
 
 def test_the_holder_of_a_deleted_group_gives_up_its_turn_and_what_was_told_is_forgotten(
@@ -290,10 +235,10 @@ def test_the_holder_of_a_deleted_group_gives_up_its_turn_and_what_was_told_is_fo
     calls = Calls()
     group.autoscale(POLICY)(calls)
     until(lambda: calls.told == [1])
-    until(lambda: turn(group, group.synchronizer.clock).look()[1].told == 1)
+    until(lambda: told(group) == 1)
     client.groups.delete("billing")
-    until(lambda: not turn(group, group.synchronizer.clock).look()[1].holder)
-    assert turn(group, group.synchronizer.clock).look()[1].told is None
+    until(lambda: not turn(group, group.synchronizer.clock).look().holder)
+    assert told(group) is None
 
 
 def test_a_holder_that_has_not_heard_that_its_group_is_another_one_is_still_the_only_one(
@@ -302,7 +247,7 @@ def test_a_holder_that_has_not_heard_that_its_group_is_another_one_is_still_the_
     clock = rg.ManualClock()
     first, second = turn(group, clock), turn(group, clock)
     assert first.take(9)
-    assert first.record(5, 2, 9)
+    assert first.record(5, 2)
     client.groups.delete("billing")
     client.groups.create("billing", streams=[STREAM])
     assert first.valid_until > clock.monotonic()
@@ -310,5 +255,5 @@ def test_a_holder_that_has_not_heard_that_its_group_is_another_one_is_still_the_
     for _ in range(4):
         clock.advance(1)
         assert first.take(9)
-    assert first.value.told is None
+    assert first.value.payload == ()
     assert not second.take(9)

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from synchronizer import (
+    ANY,
+    AttributeChange,
+    ManualClock,
+    SegmentStore,
+    StoreUnavailableError,
+    Turn,
+    TurnValue,
+    open_store,
+)
+from synchronizer.testing import FailingStore
+
+TIMEOUT_SECONDS = 9.0
+GOLDEN = Path(__file__).parents[1] / "wire" / "turn-v1.msgpack"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[FailingStore]:
+    with open_store(store_url) as store:
+        store.create("log")
+        yield FailingStore(store)
+
+
+def turn(store: SegmentStore, clock: ManualClock) -> Turn:
+    return Turn(store, "log", "turn", clock)
+
+
+def take_over(store: SegmentStore, clock: ManualClock) -> Turn:
+    """Another one that has the turn, whoever had it."""
+    other = turn(store, clock)
+    for _ in range(int(TIMEOUT_SECONDS)):
+        assert not other.take(TIMEOUT_SECONDS)
+        clock.advance(1)
+    assert other.take(TIMEOUT_SECONDS)
+    return other
+
+
+@pytest.mark.stores(in_turn=True)
+def test_a_turn_is_taken_over_when_it_has_stood_still_for_the_timeout(store: SegmentStore, clock: ManualClock) -> None:
+    first = turn(store, clock)
+    assert first.take(TIMEOUT_SECONDS)
+    assert first.record(5, "five")
+    second = take_over(store, clock)
+    assert second.value.payload == (5, "five")
+    # The first one stopped before the second could have it, and cannot have it back.
+    assert first.valid_until < clock.monotonic()
+    assert not first.record(6)
+    assert not first.take(TIMEOUT_SECONDS)
+    first.give_up()
+    assert second.record(7)
+    assert first.look() == TurnValue(second.holder, second.value.counter, (7,))
+
+
+def test_a_turn_that_is_renewed_is_kept(store: SegmentStore, clock: ManualClock) -> None:
+    first, second = turn(store, clock), turn(store, clock)
+    for _ in range(30):
+        assert first.take(TIMEOUT_SECONDS)
+        assert first.valid_until > clock.monotonic() + 3
+        assert not second.take(TIMEOUT_SECONDS)
+        clock.advance(1)
+    assert first.value.counter == 10  # it is not written more often than it takes
+
+
+def test_recording_renews_it(store: SegmentStore, clock: ManualClock) -> None:
+    first, second = turn(store, clock), turn(store, clock)
+    assert first.take(TIMEOUT_SECONDS)
+    for number in range(20):
+        assert first.record(number)
+        assert not second.take(TIMEOUT_SECONDS)
+        clock.advance(1)
+    assert first.valid_until > clock.monotonic()
+
+
+def test_an_observer_that_did_not_look_begins_anew(store: SegmentStore, clock: ManualClock) -> None:
+    first, second = turn(store, clock), turn(store, clock)
+    assert first.take(TIMEOUT_SECONDS)
+    assert not second.take(TIMEOUT_SECONDS)
+    clock.advance(100)
+    assert not second.take(TIMEOUT_SECONDS)
+
+
+def test_a_turn_that_was_given_up_is_free_at_once_and_what_it_remembers_is_kept(
+    store: SegmentStore, clock: ManualClock
+) -> None:
+    first, second = turn(store, clock), turn(store, clock)
+    assert first.take(TIMEOUT_SECONDS)
+    assert first.record(5)
+    first.give_up()
+    assert first.valid_until < clock.monotonic()
+    assert not first.record(6)
+    assert second.take(TIMEOUT_SECONDS)
+    assert second.value.payload == (5,)
+    first.give_up()
+    assert second.record(7)
+
+
+def test_one_that_ran_out_and_that_nobody_took_goes_on(store: SegmentStore, clock: ManualClock) -> None:
+    first = turn(store, clock)
+    assert first.take(TIMEOUT_SECONDS)
+    clock.advance(100)
+    assert first.valid_until < clock.monotonic()
+    assert first.record(1)  # nobody else can have acted meanwhile
+    assert first.valid_until > clock.monotonic()
+
+
+@pytest.mark.parametrize("arrived", [True, False], ids=["the answer", "the request"])
+@pytest.mark.stores(in_turn=True)
+def test_what_was_lost_is_found_out_by_the_next_call(store: FailingStore, clock: ManualClock, arrived: bool) -> None:
+    lose = store.lose_answers if arrived else store.lose_requests
+    first = turn(store, clock)
+    for act in (lambda: first.take(TIMEOUT_SECONDS), lambda: first.record(1), lambda: first.record(1, 2)):
+        lose()
+        with pytest.raises(StoreUnavailableError, match="the answer to a change of a turn was lost"):
+            act()
+        assert first.take(TIMEOUT_SECONDS)
+        assert first.value == first.look()
+    assert first.value.payload == ((1, 2) if arrived else ())
+    lose()
+    with pytest.raises(StoreUnavailableError):
+        first.give_up()
+    assert first.valid_until < clock.monotonic()
+    assert (first.look().holder == b"") is arrived
+
+
+def test_a_lost_request_that_arrives_late_is_known_as_ones_own(store: FailingStore, clock: ManualClock) -> None:
+    first = turn(store, clock)
+    assert first.take(TIMEOUT_SECONDS)
+    before = store.inner.attributes("log")["turn"]
+    store.lose_requests()
+    with pytest.raises(StoreUnavailableError):
+        first.record(1)
+    late = TurnValue(first.holder, first.value.counter + 1, (1,)).encode()
+    store.inner.append("log", b"", attributes={"turn": AttributeChange(before, late)})
+    assert first.record(2)
+    assert first.look() == first.value == TurnValue(first.holder, 3, (2,))
+
+
+def test_the_holder_of_what_was_taken_away_records_nothing_and_keeps_its_turn(
+    store: SegmentStore, clock: ManualClock
+) -> None:
+    first = turn(store, clock)
+    assert first.take(TIMEOUT_SECONDS)
+    assert first.record(1)
+    forgotten = first.value._replace(counter=first.value.counter + 1, payload=())
+    store.append("log", b"", attributes={"turn": AttributeChange(ANY, forgotten.encode())})
+    assert not first.record(2)
+    assert first.value.payload == ()
+    assert first.take(TIMEOUT_SECONDS)
+    assert first.record(3)
+    store.append("log", b"", attributes={"turn": AttributeChange(ANY, forgotten.encode())})
+    first.give_up()
+    assert not first.look().holder
+
+
+def test_the_stored_form_stays() -> None:
+    value = TurnValue(b"\x00holder\xff", 3, (5, None, "five"))
+    assert value.encode() == GOLDEN.read_bytes()
+    assert TurnValue.decode(GOLDEN.read_bytes()) == value
+    assert TurnValue.decode(None) == TurnValue()
