@@ -320,6 +320,40 @@ class TestF12MixedReleases:
         assert new.compact()
         assert opened(store).state.value == 1
 
+    def test_a_snapshot_with_a_new_field_of_the_state_stops_the_release_before(self) -> None:
+        class Longer(Account):
+            limit: int | None = None
+
+        class Limit(Update[Longer], tag="add"):
+            amount: int = 1
+
+            def apply_to(self, state: Longer, revision: Revision) -> Longer:
+                return state.replace(limit=self.amount)
+
+        store = open_store("memory://")
+        new = StateSynchronizer(store, "account", initial=Longer(), updates=[Limit], compaction_bytes=None)
+        new.update_state_unconditionally(Limit())
+        assert new.compact()
+        with pytest.raises(UnknownUpdateError) as raised:
+            opened(store)
+        assert raised.value.facts["fields"] == ["limit"]
+        assert raised.value.facts["type"] == "Account"
+        assert raised.value.facts["revision"] == str(new.revision)
+
+    def test_a_class_may_be_retired_once_a_compaction_has_passed_it(self) -> None:
+        def without_put() -> Replica:
+            return StateSynchronizer(store, "account", initial=Account(), updates=[Add], compaction_bytes=None)
+
+        store = open_store("memory://")
+        old = opened(store)
+        old.update_state_unconditionally(Put(key="a", value=1))
+        with pytest.raises(UnknownUpdateError) as raised:
+            without_put()
+        assert raised.value.facts["tag"] == "put"
+        assert old.compact()
+        new = without_put()
+        assert new.update_state_unconditionally(Add()) == old.fetch_updates()
+
 
 class TestF13Compaction:
     def test_the_mark_never_goes_back_whoever_was_paused(self) -> None:
