@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
@@ -20,19 +20,16 @@ from synchronizer import (
     ReaderGroupError,
     Revision,
     StateTooLargeError,
-    observe_interval,
 )
+from synchronizer.leases import DeathWatch
 
 from . import balance
-from .liveness import WATCHERS, LeaseObserver, Observed, in_turn
 from .pace import Pace
 from .state import ReaderState
 from .state_manager import ReaderGroupStateManager
 
 _logger = logging.getLogger(__name__)
 
-#: The longest that a process whose turn is late waits before it does what nobody else has done.
-MAX_STAGGER_SECONDS: Final = 1.0
 #: How long hand-overs may take before a group that is not balanced beside them is balanced nevertheless.
 HAND_OVER_SECONDS: Final = 0.5
 #: How soon what has failed is tried again.
@@ -67,16 +64,13 @@ class GroupDriver:
         self._complaint: str | None = None  # what was logged last
         self._failed = False  # in this round
         self._pace = Pace(self._clock)
-        self._observer = LeaseObserver()
-        self._observe_at = float("-inf")
-        self._remove_at: float | None = None
+        self._deaths = DeathWatch(self._clock)
         self._follow_at = float("-inf")
         self._followed: Mapping[str, int] = {}  # lengths of the streams' metadata logs, as far as they were followed
         self._told: Revision | None = None  # of the state that the readers were told to look at
         self._settled: Revision | None = None  # of the state that there is nothing to propose for
         self._propose_at: float | None = None
         self._proposes_for: Revision | None = None  # the newest when that was decided
-        self._order: tuple[Mapping[str, ReaderState], Sequence[str]] = ({}, ())  # of the readers seen last
 
     def join(self, reader: DrivenReader) -> None:
         """Work for the reader from now on."""
@@ -220,34 +214,14 @@ class GroupDriver:
 
     def _observe(self) -> float:
         """Look at leases and take out those readers that are dead, with the moves that follow."""
-        now = self._clock.monotonic()
-        if now < self._observe_at:
-            return self._observe_at
-        self._observe_at = now + observe_interval(self._timeout_seconds)
-        readers = self._manager.state.readers
-        dead = self._look_at_leases(now, readers)
-        if dead and self._remove_at is None:
-            self._remove_at = now + self._stagger(readers)
-        if not dead or self._remove_at is None:
-            self._remove_at = None
-        elif now >= self._remove_at:
-            self._remove_at = None
-            self._remove(dead)
-        else:
-            self._observe_at = min(self._observe_at, self._remove_at)
-        return self._observe_at
-
-    def _look_at_leases(self, now: float, readers: Mapping[str, ReaderState]) -> Observed:
-        """Those of the readers that are dead, as far as they are this process's to look at."""
-        watched = self._observer.choose(now, readers, self._in_turn(readers), self._readers)
-        values = self._manager.leases(None if watched is readers else watched.values())
-        now = self._clock.monotonic()
-        dead = self._observer.observe(now, watched, values, self._timeout_seconds, renewed_at=self._renewed_at)
-        return {reader: self._observer.seen(readers, reader) for reader in dead}
-
-    def _remove(self, dead: Observed) -> None:
-        for reader in self._manager.remove_dead(dead):
+        state = self._manager.state
+        timeout_seconds = state.config.reader_timeout_seconds
+        dead = self._deaths.look(
+            state.readers, self._readers, self._manager.leases, timeout_seconds, lambda: self._renewed_at
+        )
+        for reader in self._manager.remove_dead(dead) if dead else ():
             _logger.warning("reader %s of %s is dead: its lease ran out", reader, self._synchronizer.name)
+        return self._deaths.due
 
     def _follow(self) -> float:
         """Bring the group up to the metadata of its streams."""
@@ -286,36 +260,14 @@ class GroupDriver:
             raise
         return now
 
-    def _in_turn(self, readers: Mapping[str, ReaderState]) -> Sequence[str]:
-        if readers is not self._order[0]:
-            self._order = readers, in_turn(readers)
-        return self._order[1]
-
     def _stagger(self, readers: Mapping[str, ReaderState]) -> float:
         """How long this process leaves to others what one of them has to do."""
-        order = self._in_turn(readers)
-        rank = next((rank for rank, reader in enumerate(order) if reader in self._readers), len(order))
-        return stagger(rank, len(order))
-
-    @property
-    def _timeout_seconds(self) -> float:
-        return self._manager.state.config.reader_timeout_seconds
+        return self._deaths.stagger(readers, self._readers)
 
     @property
     def _renewed_at(self) -> float:
         """When the last renewal of this process was sent."""
         return max((reader.renewed_at for reader in self._present_readers()), default=float("-inf"))
-
-
-def stagger(rank: int, number_of_readers: int) -> float:
-    """How many seconds the reader of this rank, from 0 on, waits for those before it.
-
-    The first few come one by one, each long enough after the other to hear of what that has done. Who comes then finds
-    all of these gone; however many readers there are, they come spread out, and none of them later than the maximum.
-    """
-    if rank < WATCHERS:
-        return MAX_STAGGER_SECONDS / 2 * rank / WATCHERS
-    return MAX_STAGGER_SECONDS / 2 * (1 + (rank - WATCHERS) / max(1, number_of_readers - WATCHERS))
 
 
 def follow_streams(manager: ReaderGroupStateManager) -> Mapping[str, int]:

@@ -8,8 +8,9 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict
 
 from synchronizer import NotFoundError, SegmentStore, TruncatedError
+from synchronizer.leases import lease_value
 
-from .liveness import current_offsets, lease_value
+from .liveness import current_offsets
 from .state import ReaderGroupState
 from .streams.block import Block
 from .streams.config import SegmentId, data_segment, stream_of

@@ -30,12 +30,13 @@ from synchronizer import (
     TransitionFeed,
     TruncatedError,
 )
+from synchronizer.leases import Lease
 
 from .config import ReaderGroupConfig
 from .driver import GroupDriver
 from .errors import EndOfDataError, ReaderNotInGroupError
 from .event import Event, EventBatch, Position
-from .liveness import Held, Lease, Positions
+from .liveness import Held, Positions
 from .pace import Pace
 from .source import Source
 from .state import ReaderGroupState, SegmentState

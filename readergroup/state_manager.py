@@ -20,12 +20,13 @@ from synchronizer import (
     StateTooLargeError,
     Update,
 )
+from synchronizer.leases import Lease, Observed, lease_attribute, lease_value, read_leases
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 
 from . import balance
 from .config import ReaderGroupConfig
 from .errors import ReaderNotInGroupError
-from .liveness import PREFIX, Held, Lease, Observed, Positions, current_offsets, lease_attribute, lease_value
+from .liveness import Held, Positions, current_offsets
 from .source import check_offset
 from .state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
 from .streams.config import KeyRange, SegmentId, StreamCut, number_of, stream_of
@@ -139,10 +140,7 @@ class ReaderGroupStateManager:
 
     def leases(self, readers: Iterable[ReaderState] | None = None) -> Mapping[str, bytes]:
         """The values of the leases of these readers, by attribute; without ``readers``, of all leases of the group."""
-        log, names = self.synchronizer.segment, None
-        if readers is not None:
-            names = [lease_attribute(each.lease) for each in readers if each.lease is not None]
-        return self.synchronizer.store.attributes(log, PREFIX, names=names)
+        return read_leases(self.synchronizer.store, self.synchronizer.segment, readers)
 
     def check_position(self, position: Mapping[SegmentId, int]) -> None:
         """Refuse a place that no reader could go on from."""

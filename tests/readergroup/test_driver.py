@@ -11,10 +11,10 @@ import pytest
 
 import readergroup as rg
 from readergroup.driver import HAND_OVER_SECONDS, GroupDriver
-from readergroup.liveness import in_turn
 from readergroup.state_manager import ReaderGroupStateManager
 from readergroup.updates import UPDATES, AddReader
 from synchronizer import Map, StateSynchronizer, TransitionFeed, Update
+from synchronizer.leases import in_turn
 from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, take
 

@@ -9,10 +9,10 @@ import pytest
 
 import readergroup as rg
 from readergroup import state_manager
-from readergroup.liveness import CONTACT, Lease, LeaseObserver, lease_attribute
 from readergroup.state import ReaderState
 from readergroup.updates import AddReader
 from synchronizer import AttributeChange, StoreUnavailableError
+from synchronizer.leases import CONTACT, Lease, LeaseObserver, lease_attribute
 from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, raises, take
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 import readergroup as rg
-from readergroup.liveness import Held, Lease
+from readergroup.liveness import Held
 from readergroup.state_manager import ReaderGroupStateManager
+from synchronizer.leases import Lease
 
 SEGMENT = rg.SegmentId("shop/orders/0")
 LEASE = "lease-1"

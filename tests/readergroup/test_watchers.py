@@ -6,10 +6,18 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pytest
 
-from readergroup.driver import MAX_STAGGER_SECONDS, stagger
-from readergroup.liveness import MORE_WATCHERS, SUSPECT, WATCHERS, LeaseObserver, in_turn, lease_attribute
 from readergroup.state import ReaderState
 from readergroup.updates import AddReader
+from synchronizer.leases import (
+    MAX_STAGGER_SECONDS,
+    MORE_WATCHERS,
+    SUSPECT,
+    WATCHERS,
+    LeaseObserver,
+    in_turn,
+    lease_attribute,
+    stagger,
+)
 from synchronizer.testing import FailingStore
 from tests.readergroup.processes_in_one import Process, World, a_world
 

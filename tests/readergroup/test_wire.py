@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from readergroup.config import ReaderGroupConfig
-from readergroup.liveness import Held, decode_positions, encode_lease
+from readergroup.liveness import Held, decode_positions
 from readergroup.state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
 from readergroup.streams.config import StreamCut
 from readergroup.updates import (
@@ -26,6 +26,7 @@ from readergroup.updates import (
     RemoveReader,
 )
 from synchronizer import Map, Update
+from synchronizer.leases import encode_lease
 from synchronizer.state import StateCodec
 from tests.readergroup.histories import STREAM, seg
 

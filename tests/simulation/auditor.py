@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import readergroup as rg
 from readergroup import balance
-from readergroup.liveness import PREFIX, decode_positions, lease_attribute
+from readergroup.liveness import decode_positions
 from readergroup.state import ReaderGroupState, SegmentState
 from readergroup.streams.block import parse_blocks
 from readergroup.streams.config import SegmentId, data_segment, stream_of
@@ -35,6 +35,7 @@ from readergroup.updates import (
     RemoveReader,
 )
 from synchronizer import RENEWALS, Appended, NotFoundError, ReaderGroupError, Revision
+from synchronizer.leases import PREFIX, lease_attribute
 from synchronizer.replica import Replica, Transition
 from synchronizer.revisioned import MARK, Mark, RevisionedStream, decode_entries
 from synchronizer.state import StateCodec

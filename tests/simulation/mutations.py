@@ -22,13 +22,14 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
 from readergroup import liveness, state_manager, updates
-from readergroup.liveness import Lease
 from readergroup.reader import Reader
 from readergroup.state import ReaderGroupState, SegmentState
 from readergroup.state_manager import ReaderGroupStateManager
 from readergroup.streams.writer import EventWriter
 from readergroup.updates import RemoveReader
+from synchronizer import leases
 from synchronizer.compaction import Compactor
+from synchronizer.leases import Lease
 from synchronizer.log_writer import LogWriter
 from synchronizer.revisioned import RevisionedStream
 
@@ -181,8 +182,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
             Words(
                 Lease,
                 "keep_to",
-                "self.valid_until = self.renewed_at + STOP_AFTER * timeout_seconds",
-                'self.valid_until = float("inf")',
+                "self._valid_until = self.renewed_at + STOP_AFTER * timeout_seconds",
+                'self._valid_until = float("inf")',
             ),
         ),
     ),
@@ -254,7 +255,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "A process that could not reach the store itself judges others by how long it has not heard of them.",
         33,
         frozenset({"L1"}),
-        (Constant(liveness, "CONTACT", float("inf")),),
+        (Constant(leases, "CONTACT", float("inf")),),
     ),
     Mutation(
         "incarnation of a hand-over mark",

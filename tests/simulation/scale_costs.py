@@ -13,10 +13,10 @@ from typing import Final
 
 import readergroup as rg
 from readergroup import balance
-from readergroup.liveness import encode_lease, lease_attribute
 from readergroup.state import ReaderGroupState
 from readergroup.updates import UPDATES, AddReader, CompleteSegment, EndStream, ReleaseSegment
 from synchronizer import AttributeChange, Revision, StateSynchronizer, Update
+from synchronizer.leases import encode_lease, lease_attribute
 from synchronizer.replica import Replica
 from synchronizer.revisioned import Entry
 from synchronizer.state import StateCodec

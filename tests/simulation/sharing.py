@@ -14,7 +14,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
-from readergroup import balance, driver, liveness
+from readergroup import balance
+from synchronizer import leases
 from synchronizer.replica import Replica
 from synchronizer.state import StateCodec
 
@@ -54,7 +55,7 @@ def shared() -> Iterator[None]:
     apply, follow, from_snapshot = Replica.apply, Replica.follow, Replica.from_snapshot
     decode_body, size = StateCodec.decode_body, StateCodec.size
     decode_snapshot = StateCodec.decode_snapshot
-    plan, in_turn = balance.plan, liveness.in_turn
+    plan, in_turn = balance.plan, leases.in_turn
 
     def place(self: Any, entry: Any) -> Hashable:
         return self.checksum, self.next_offset, entry.checksum, entry.end
@@ -92,7 +93,7 @@ def shared() -> Iterator[None]:
             (StateCodec, "decode_snapshot", shared_decode_snapshot),
             (StateCodec, "size", shared_size),
             (balance, "plan", shared_plan),
-            (driver, "in_turn", shared_in_turn),
+            (leases, "in_turn", shared_in_turn),
         ):
             patches.enter_context(patch.object(owner, name, function))
         yield

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import readergroup as rg
-from readergroup.liveness import PREFIX, Held, decode_positions, lease_attribute
+from readergroup.liveness import Held, decode_positions
 from readergroup.state import ReaderGroupState
 from readergroup.streams.config import SegmentId
 from readergroup.streams.state import AnnounceScale, PublishScale, StreamState
@@ -31,6 +31,7 @@ from synchronizer import (
     SealedError,
     UnknownOutcome,
 )
+from synchronizer.leases import PREFIX, lease_attribute
 from synchronizer.replica import Transition
 from synchronizer.revisioned import MARK, decode_entries
 from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import readergroup as rg
-from readergroup.liveness import PREFIX
 from readergroup.state import ReaderGroupState
 from readergroup.streams.state import StreamState
 from readergroup.updates import RemoveReader
 from synchronizer import AppendResult, AttributeChange, Update
+from synchronizer.leases import PREFIX
 from synchronizer.replica import Transition
 from synchronizer.revisioned import MARK
 
