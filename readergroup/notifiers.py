@@ -89,7 +89,8 @@ class ReaderNotifier(PollingNotifier[ReaderGroupState, ReaderNotification]):
     def detect(
         self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
     ) -> Iterable[ReaderNotification]:
-        if before is not None and before.readers is after.readers:
+        # By value: of two threads that apply the same entries at once, each makes its own, and either is told.
+        if before is not None and before.readers == after.readers:
             return
         joined, left, dead = set(after.readers), set[str](), set[str]()
         if before is not None:

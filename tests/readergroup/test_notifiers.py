@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 
 import readergroup as rg
-from synchronizer import DeadlineExceededError
+from notifications import Change
+from synchronizer import DeadlineExceededError, Map
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain
 
 pytestmark = pytest.mark.stores(in_turn=True)
+NOW = datetime(2025, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -193,6 +196,17 @@ def test_a_reader_whose_id_is_taken_over_both_leaves_and_joins(
 
 
 # ---------------------------------------------------------------------- what listeners do
+
+
+def test_readers_that_another_thread_applied_as_well_are_no_news(
+    world: World, process: Process, listening: rg.ReaderGroup
+) -> None:
+    process.reader("r1")
+    before = listening.synchronizer.fetch_updates()
+    after = before.replace(readers=Map(dict(before.readers)))  # equal, as the other thread's is, and not the same
+    assert after.readers is not before.readers
+    change = Change(source="billing", revision=listening.synchronizer.revision, cause="reassign", seen_at=NOW)
+    assert list(listening.reader_notifier.detect(before, after, change)) == []
 
 
 def test_a_listener_that_raises_stops_neither_the_others_nor_the_polling(
