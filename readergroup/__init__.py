@@ -10,6 +10,7 @@ from synchronizer import ClosedError as ClosedError
 from synchronizer import CorruptStateError as CorruptStateError
 from synchronizer import CorruptStoreError as CorruptStoreError
 from synchronizer import DeadlineExceededError as DeadlineExceededError
+from synchronizer import EntryChange as EntryChange
 from synchronizer import InvalidArgumentError as InvalidArgumentError
 from synchronizer import LeaseLostError as LeaseLostError
 from synchronizer import ManualClock as ManualClock
@@ -19,6 +20,11 @@ from synchronizer import OutcomeUnknownError as OutcomeUnknownError
 from synchronizer import ReaderGroupError as ReaderGroupError
 from synchronizer import Revision as Revision
 from synchronizer import SealedError as SealedError
+from synchronizer import SetChange as SetChange
+from synchronizer import SharedConfig as SharedConfig
+from synchronizer import SharedCounter as SharedCounter
+from synchronizer import SharedMap as SharedMap
+from synchronizer import SharedSet as SharedSet
 from synchronizer import State as State
 from synchronizer import StateSynchronizer as StateSynchronizer
 from synchronizer import StateTooLargeError as StateTooLargeError
@@ -28,6 +34,7 @@ from synchronizer import TruncatedError as TruncatedError
 from synchronizer import UnknownUpdateError as UnknownUpdateError
 from synchronizer import UnsupportedError as UnsupportedError
 from synchronizer import Update as Update
+from synchronizer import ValueChange as ValueChange
 
 from .batch.client import BatchClient as BatchClient
 from .batch.ranges import SegmentRange as SegmentRange

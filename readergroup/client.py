@@ -5,16 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import ExitStack
-from typing import Any, Final, Self, TypeVar, overload
-from weakref import WeakSet
+from typing import Any, Final, Protocol, Self, TypeVar, overload
+from weakref import WeakValueDictionary
+
+from pydantic import BaseModel
 
 from synchronizer import (
     DEFAULT_STATE_LIMIT_BYTES,
     Clock,
     InvalidArgumentError,
     SegmentStore,
+    SharedConfig,
+    SharedCounter,
+    SharedMap,
+    SharedSet,
     State,
     StateSynchronizer,
+    SynchronizerOptions,
     SystemClock,
     Update,
     open_store,
@@ -26,8 +33,16 @@ from .streams.manager import StreamManager
 from .streams.serializers import BytesSerializer, Serializer
 from .streams.writer import EventWriter
 
+M = TypeVar("M", bound=BaseModel)
 S = TypeVar("S", bound=State)
 T = TypeVar("T")
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closable)
 
 DEFAULT_TIMEOUT_SECONDS: Final = 30.0
 
@@ -78,7 +93,7 @@ class Client:
         self.batch = BatchClient(self.streams)
         self._address: str | None = None  # of a store that this client opened, and closes
         # Held weakly: a writer that is closed is to be forgotten. One that is open is held by its thread.
-        self._opened: WeakSet[EventWriter[Any] | StateSynchronizer[Any]] = WeakSet()
+        self._opened: WeakValueDictionary[int, _Closable] = WeakValueDictionary()
 
     @overload
     def writer(self, stream: str, *, timeout: float | None = None) -> EventWriter[bytes]: ...
@@ -88,23 +103,40 @@ class Client:
         self, stream: str, *, serializer: Serializer[Any] | None = None, timeout: float | None = None
     ) -> EventWriter[Any]:
         """A writer of the stream, a context manager: leaving it in any way stores everything that was written."""
-        writer = EventWriter(self.streams, stream, serializer=serializer or BytesSerializer(), timeout=timeout)
-        self._opened.add(writer)
-        return writer
+        return self._keep(
+            EventWriter(self.streams, stream, serializer=serializer or BytesSerializer(), timeout=timeout)
+        )
 
     def synchronizer(self, name: str, *, initial: S, updates: Iterable[type[Update[S]]]) -> StateSynchronizer[S]:
         """The shared state of this name, begun with ``initial`` if nothing is stored."""
-        synchronizer = StateSynchronizer(
-            self.store,
-            f"state/{name}",
-            initial=initial,
-            updates=updates,
-            clock=self.clock,
-            timeout=self.timeout,
-            state_limit_bytes=self.state_limit_bytes,
+        return self._keep(
+            StateSynchronizer(self.store, f"state/{name}", initial=initial, updates=updates, **self._state_options)
         )
-        self._opened.add(synchronizer)
-        return synchronizer
+
+    def shared_map(self, name: str, value_type: type[T]) -> SharedMap[T]:
+        """The mapping of this name from ``str`` to values of this type."""
+        return self._keep(SharedMap(self.store, name, value_type, **self._state_options))
+
+    def shared_set(self, name: str, item_type: type[T]) -> SharedSet[T]:
+        """The set of this name, of items of this type."""
+        return self._keep(SharedSet(self.store, name, item_type, **self._state_options))
+
+    def shared_config(self, name: str, model: type[M]) -> SharedConfig[M]:
+        """The configuration of this name, whose fields are those of the pydantic model."""
+        return self._keep(SharedConfig(self.store, name, model, **self._state_options))
+
+    def counter(self, name: str) -> SharedCounter:
+        """The whole number of this name, 0 to begin with."""
+        return self._keep(SharedCounter(self.store, name, **self._state_options))
+
+    @property
+    def _state_options(self) -> SynchronizerOptions:
+        return {"clock": self.clock, "timeout": self.timeout, "state_limit_bytes": self.state_limit_bytes}
+
+    def _keep(self, opened: C) -> C:
+        """``opened``, to be closed with the client."""
+        self._opened[id(opened)] = opened
+        return opened
 
     def close(self) -> None:
         """Close everything that was opened with this client. Twice is no error."""
@@ -113,7 +145,7 @@ class Client:
                 closing.callback(self.store.close)
             closing.callback(self.streams.close)
             closing.callback(self.groups.close)
-            for opened in list(self._opened):
+            for opened in list(self._opened.values()):
                 closing.callback(opened.close)
 
     def __enter__(self) -> Self:

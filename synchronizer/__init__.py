@@ -28,6 +28,14 @@ from .liveness import STOP_AFTER as STOP_AFTER
 from .liveness import observe_interval as observe_interval
 from .map import Map as Map
 from .patience import Patience as Patience
+from .recipes import EntryChange as EntryChange
+from .recipes import SetChange as SetChange
+from .recipes import SharedConfig as SharedConfig
+from .recipes import SharedCounter as SharedCounter
+from .recipes import SharedMap as SharedMap
+from .recipes import SharedSet as SharedSet
+from .recipes import SynchronizerOptions as SynchronizerOptions
+from .recipes import ValueChange as ValueChange
 from .replica import AppliedUpdate as AppliedUpdate
 from .replica import Transition as Transition
 from .replica import TransitionFeed as TransitionFeed

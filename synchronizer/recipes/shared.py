@@ -1,0 +1,85 @@
+"""What the shared collections have in common: a synchronizer of their own, and who listens to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Generic, Self, TypedDict, TypeVar
+
+from ..clock import Clock
+from ..replica import AppliedUpdate
+from ..revisioned import Revision
+from ..state import S, Update
+from ..state_synchronizer import StateSynchronizer
+from ..store import SegmentStore
+
+T = TypeVar("T")
+
+
+class SynchronizerOptions(TypedDict, total=False):
+    """Arguments of `StateSynchronizer` that its recipes pass on."""
+
+    clock: Clock | None
+    timeout: float
+    state_limit_bytes: int
+    compaction_bytes: int | None
+
+
+@dataclass(frozen=True)
+class ValueChange(Generic[T]):
+    """A value that is another one since ``revision``."""
+
+    before: T
+    after: T
+    revision: Revision
+
+
+class Shared(Generic[S]):
+    """A state that is read and changed through the methods of a subclass. Threads may share it.
+
+    Reads are of the copy in this process, ask nobody and never block. Changes are decided on the newest state, which
+    the copy then is; `refresh` brings it up to date without a change, and a listener or ``watch`` does so as changes
+    come. The store is borrowed and never closed.
+    """
+
+    kind: ClassVar[str]  # the name begins with it in the store: a map and a set of one name are two
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        name: str,
+        initial: S,
+        updates: Iterable[type[Update[S]]],
+        options: SynchronizerOptions,
+    ) -> None:
+        self.name = name
+        self.synchronizer = StateSynchronizer(store, f"{self.kind}/{name}", initial=initial, updates=updates, **options)
+
+    def refresh(self, *, timeout: float | None = None) -> None:
+        """Bring the copy in this process up to date."""
+        self.synchronizer.fetch_updates(timeout=timeout)
+
+    def close(self) -> None:
+        """End the listeners and watchers, and refuse changes. The last copy can still be read. Twice is no error."""
+        self.synchronizer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.synchronizer.store.url!r})"
+
+    def _on_update(self, tell: Callable[[S, S, AppliedUpdate[S]], None]) -> Callable[[], None]:
+        """Call ``tell`` with the states before and after each update that comes after the present copy."""
+        before, revision = self.synchronizer.snapshot_of_state
+
+        def hear(applied: AppliedUpdate[S]) -> None:
+            nonlocal before
+            assert applied.state is not None, "nothing deletes a shared collection"
+            earlier, before = before, applied.state
+            tell(earlier, before, applied)
+
+        return self.synchronizer.on_update(hear, after=revision)

@@ -1,0 +1,160 @@
+"""`SharedConfig`: a pydantic model whose fields processes set, and that is valid at every moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final, Generic, Literal, TypeVar, Unpack
+
+from pydantic import BaseModel, ValidationError
+
+from ..errors import InvalidArgumentError
+from ..replica import AppliedUpdate
+from ..revisioned import Revision
+from ..state import Update
+from ..store import ANY, Any_, SegmentStore
+from .shared import Shared, SynchronizerOptions, ValueChange
+from .shared_map import MAP_UPDATES, ClearMap, Decided, MapState, PutEntry, RemoveEntry
+from .shared_values import ValueCodec, reason
+
+M = TypeVar("M", bound=BaseModel)
+
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+#: Where an update that is tried out would be: no update of a map depends on it.
+_NOWHERE: Final = Revision(0, 0)
+
+
+class SharedConfig(Shared[MapState], Generic[M]):
+    """A configuration that processes share: a pydantic ``model`` of whose fields some were put, the others default.
+
+    ``value`` is the copy in this process; `refresh` brings it up to date. Every change is decided on the newest state
+    and refused with `InvalidArgumentError` if the model would not be valid with it. Each field of the model has a
+    default. It is stored as the `SharedMap` of the same name, fields as keys; keys that the model does not have are
+    left alone, so that releases with different fields can share it.
+    """
+
+    kind = "map"
+
+    def __init__(self, store: SegmentStore, name: str, model: type[M], **options: Unpack[SynchronizerOptions]) -> None:
+        required = [field for field, info in model.model_fields.items() if info.is_required()]
+        if required:
+            raise InvalidArgumentError(
+                "give each field of a shared configuration a default: at first none is put",
+                model=model.__name__,
+                fields=required,
+            )
+        self._model = model
+        self._fields: dict[str, ValueCodec[Any]] = {
+            field: ValueCodec(info.rebuild_annotation()) for field, info in model.model_fields.items()
+        }
+        super().__init__(store, name, MapState(), MAP_UPDATES, options)
+
+    @property
+    def value(self) -> M:
+        """The configuration as this process knows it. A copy: to change it, put fields."""
+        return self._read(self.synchronizer.state)
+
+    # ------------------------------------------------------------------ changes
+
+    def put(self, field: str, value: Any, *, timeout: float | None = None) -> None:
+        """Set a field, whatever it is now."""
+        self.update({field: value}, timeout=timeout)
+
+    def update(self, fields: Mapping[str, Any] = _NOTHING, /, *, timeout: float | None = None, **more: Any) -> None:
+        """Set all these fields in one step: nobody sees some of them without the others."""
+        puts = [self._put(field, value) for field, value in {**fields, **more}.items()]
+        self.synchronizer.update_state(lambda state: self._valid(state, puts), timeout=timeout)
+
+    def put_if_absent(self, field: str, value: Any, *, timeout: float | None = None) -> bool:
+        """Set a field that nobody has put; whether this call did it."""
+        put = self._put(field, value)
+        return self._change_if(lambda state: field not in state.entries, put, timeout)
+
+    def replace(self, field: str, new: Any, expected: Any, *, timeout: float | None = None) -> bool:
+        """Set a field if its value, put or default, is ``expected``; whether this call did it."""
+        put = self._put(field, new)
+        self._encoded(field, expected)  # one of another type would be refused without a word
+        return self._change_if(lambda state: self._value_of(field, state) == expected, put, timeout)
+
+    def remove(self, field: str, expected: Any | Literal[Any_.ANY] = ANY, *, timeout: float | None = None) -> bool:
+        """Let a field that was put, and is ``expected``, have its default again; whether this call did it."""
+        if expected is not ANY:
+            self._encoded(field, expected)
+
+        def is_there(state: MapState) -> bool:
+            return field in state.entries and (expected is ANY or self._value_of(field, state) == expected)
+
+        return self._change_if(is_there, RemoveEntry(key=field), timeout)
+
+    def clear(self, *, timeout: float | None = None) -> None:
+        """Let all fields have their defaults again, as one step."""
+        self.synchronizer.update_state(lambda state: [ClearMap()] if state.entries else [], timeout=timeout)
+
+    # ------------------------------------------------------------------ listening
+
+    def watch(self) -> Iterator[M]:
+        """The configuration now, then the newest whenever it has changed, until it is closed."""
+        return map(self._read, self.synchronizer.watch())
+
+    def register_listener(
+        self, listener: Callable[[ValueChange[M]], object], *, field: str | None = None
+    ) -> Callable[[], None]:
+        """Call ``listener`` with every change after the present copy, in order; returns the function that ends it.
+
+        With ``field`` it hears when that one changes. It runs in a thread of its own, which keeps the copy up to date;
+        where it raises, that is logged, and it hears the next change. Changes that a compaction hides come as one.
+        """
+        if field is not None:
+            self._codec(field)
+
+        def tell(before: MapState, after: MapState, applied: AppliedUpdate[MapState]) -> None:
+            old, new = self._read(before), self._read(after)
+            if old != new if field is None else getattr(old, field) != getattr(new, field):
+                listener(ValueChange(old, new, applied.revision))
+
+        return self._on_update(tell)
+
+    # ------------------------------------------------------------------ steps
+
+    def _change_if(
+        self, condition: Callable[[MapState], bool], change: Update[MapState], timeout: float | None
+    ) -> bool:
+        def decide(state: MapState) -> Decided[bool]:
+            return (self._valid(state, [change]), True) if condition(state) else ([], False)
+
+        return self.synchronizer.update_state_returning(decide, timeout=timeout)
+
+    def _valid(self, state: MapState, changes: Iterable[Update[MapState]]) -> Iterable[Update[MapState]]:
+        """``changes``, if the model is valid with them."""
+        for change in changes:
+            state = change.apply_to(state, _NOWHERE)
+        self._read(state)
+        return changes
+
+    def _put(self, field: str, value: Any) -> PutEntry:
+        return PutEntry(key=field, value=self._encoded(field, value))
+
+    def _encoded(self, field: str, value: Any) -> bytes:
+        return self._codec(field).encode(value, field=field)
+
+    def _codec(self, field: str) -> ValueCodec[Any]:
+        codec = self._fields.get(field)
+        if codec is None:
+            raise InvalidArgumentError("the model has no such field", model=self._model.__name__, field=field)
+        return codec
+
+    def _value_of(self, field: str, state: MapState) -> Any:
+        return getattr(self._read(state), field)
+
+    def _read(self, state: MapState) -> M:
+        values = {
+            self._model.model_fields[field].alias or field: codec.decode(state.entries[field], field=field)
+            for field, codec in self._fields.items()
+            if field in state.entries
+        }
+        try:
+            return self._model.model_validate(values)
+        except ValidationError as error:
+            raise InvalidArgumentError(
+                f"the configuration is not valid so: {reason(error)}", model=self._model.__name__, name=self.name
+            ) from error
