@@ -48,6 +48,8 @@ class Turn:
         self.valid_until = float("-inf")
         #: As the store held it when this process wrote or read it last.
         self.value = TurnValue()
+        #: How often this process has taken it. While this stays the same, nobody else has had the turn in between.
+        self.times_taken = 0
         self._store = store
         self._segment = segment
         self._attribute = attribute
@@ -76,7 +78,9 @@ class Turn:
                 return True
             if self.value.holder and not self._is_mine and not self._stood_still(now):
                 return False
-            return self._write(holder=self.holder)
+            taken = self._write(holder=self.holder)
+            self.times_taken += taken
+            return taken
 
     def record(self, *payload: Any) -> bool:
         """Remember these values for whoever has the turn next, and renew it.

@@ -169,3 +169,20 @@ def test_the_stored_form_stays() -> None:
     assert value.encode() == GOLDEN.read_bytes()
     assert TurnValue.decode(GOLDEN.read_bytes()) == value
     assert TurnValue.decode(None) == TurnValue()
+
+
+def test_it_is_told_whether_another_had_the_turn_in_between(store: FailingStore, clock: ManualClock) -> None:
+    first, second = turn(store, clock), turn(store, clock)
+    assert first.take(TIMEOUT_SECONDS)
+    clock.advance(TIMEOUT_SECONDS / 2)
+    store.lose_answers()
+    with pytest.raises(StoreUnavailableError):
+        first.take(TIMEOUT_SECONDS)
+    assert first.take(TIMEOUT_SECONDS)
+    assert first.times_taken == 1
+    assert not second.take(TIMEOUT_SECONDS)
+    first.give_up()
+    assert second.take(TIMEOUT_SECONDS)
+    second.give_up()
+    assert first.take(TIMEOUT_SECONDS)
+    assert (first.times_taken, second.times_taken) == (2, 1)
