@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Any, Final, Protocol, Self, TypeVar, overload
+from typing import Any, Final, Protocol, Self, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
 
 from synchronizer import (
     DEFAULT_STATE_LIMIT_BYTES,
+    MAX_OUTSTANDING_BYTES,
     Clock,
+    EventProcessor,
+    EventProcessorOptions,
+    EventQueue,
     InvalidArgumentError,
+    QueuedEvent,
     SegmentStore,
     SharedConfig,
     SharedCounter,
@@ -128,6 +133,26 @@ class Client:
     def counter(self, name: str) -> SharedCounter:
         """The whole number of this name, 0 to begin with."""
         return self._keep(SharedCounter(self.store, name, **self._state_options))
+
+    def event_queue(self, name: str, *, max_outstanding_bytes: int = MAX_OUTSTANDING_BYTES) -> EventQueue:
+        """The durable queue of this name, to add events to. An `event_processor` handles them, here or elsewhere."""
+        return self._keep(
+            EventQueue(
+                self.store, name, max_outstanding_bytes=max_outstanding_bytes, clock=self.clock, timeout=self.timeout
+            )
+        )
+
+    def event_processor(
+        self,
+        name: str,
+        handler: Callable[[QueuedEvent], object] | None = None,
+        **options: Unpack[EventProcessorOptions],
+    ) -> EventProcessor:
+        """The durable queue of this name, whose events ``handler`` is called with. `EventProcessor` tells the options.
+
+        Of all processes that have one of a name, one at a time handles the events.
+        """
+        return self._keep(EventProcessor(self.store, name, handler, **options, clock=self.clock, timeout=self.timeout))
 
     @property
     def _state_options(self) -> SynchronizerOptions:

@@ -35,7 +35,3 @@ class EndOfDataError(ReaderGroupError, EOFError):
 
 class WorkerError(ReaderGroupError):
     """The workers of a pool cannot be started."""
-
-
-class HandlerError(ReaderGroupError):
-    """A handler failed for the last time and there is nowhere to set the event aside. ``__cause__`` is its error."""

@@ -10,6 +10,7 @@ from .errors import ClosedError as ClosedError
 from .errors import CorruptStateError as CorruptStateError
 from .errors import CorruptStoreError as CorruptStoreError
 from .errors import DeadlineExceededError as DeadlineExceededError
+from .errors import HandlerError as HandlerError
 from .errors import InvalidArgumentError as InvalidArgumentError
 from .errors import LeaseLostError as LeaseLostError
 from .errors import NotFoundError as NotFoundError
@@ -28,7 +29,14 @@ from .liveness import STOP_AFTER as STOP_AFTER
 from .liveness import observe_interval as observe_interval
 from .map import Map as Map
 from .patience import Patience as Patience
+from .recipes import MAX_OUTSTANDING_BYTES as MAX_OUTSTANDING_BYTES
+from .recipes import DeadEvent as DeadEvent
 from .recipes import EntryChange as EntryChange
+from .recipes import EventProcessor as EventProcessor
+from .recipes import EventProcessorOptions as EventProcessorOptions
+from .recipes import EventQueue as EventQueue
+from .recipes import HandlingLatency as HandlingLatency
+from .recipes import QueuedEvent as QueuedEvent
 from .recipes import SetChange as SetChange
 from .recipes import SharedConfig as SharedConfig
 from .recipes import SharedCounter as SharedCounter
@@ -39,6 +47,7 @@ from .recipes import ValueChange as ValueChange
 from .replica import AppliedUpdate as AppliedUpdate
 from .replica import Transition as Transition
 from .replica import TransitionFeed as TransitionFeed
+from .retries import Retries as Retries
 from .revisioned import Revision as Revision
 from .revisioned import RevisionedStream as RevisionedStream
 from .state import State as State

@@ -104,5 +104,9 @@ class StateTooLargeError(ReaderGroupError, ValueError):
     """The updates would make a state that is over its limit larger. Nothing was written; removals still pass."""
 
 
+class HandlerError(ReaderGroupError):
+    """A handler failed for the last time and there is nowhere to set the event aside. ``__cause__`` is its error."""
+
+
 class LeaseLostError(ReaderGroupError):
     """The lease may be over: somebody else may hold it by now. Stop what it protected."""

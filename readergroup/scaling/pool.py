@@ -14,10 +14,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar
 
-from synchronizer import ClosedError, Deadline, InvalidArgumentError, NotFoundError, ReaderGroupError, growing_pause
+from synchronizer import (
+    ClosedError,
+    Deadline,
+    HandlerError,
+    InvalidArgumentError,
+    NotFoundError,
+    ReaderGroupError,
+    growing_pause,
+)
 
 from ..config import new_reader_id
-from ..errors import HandlerError, ReaderNotInGroupError
+from ..errors import ReaderNotInGroupError
 from ..streams.serializers import Serializer
 from .policy import ReaderScalingPolicy
 from .retry import RetryPolicy

@@ -5,35 +5,26 @@ from __future__ import annotations
 import base64
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, field_validator
 
-from synchronizer import growing_pause
+from synchronizer import Retries
 
 from ..event import EventPointer
 from ..streams.config import check_stream_name
 
 
-class RetryPolicy(BaseModel):
+class RetryPolicy(Retries):
     """How often a handler is called for an event before that is set aside, and where. Durations are seconds.
 
-    The delay doubles from attempt to attempt. Without ``dead_letters``, the name of a stream, nothing is set aside.
+    Without ``dead_letters``, the name of a stream, nothing is set aside.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    attempts: Annotated[int, Field(ge=1)] = 5
-    first_delay_seconds: Annotated[float, Field(ge=0)] = 0.2
-    max_delay_seconds: Annotated[float, Field(ge=0)] = 30.0
     dead_letters: str | None = None
 
     @field_validator("dead_letters")
     @classmethod
     def _check_dead_letters(cls, stream: str | None) -> str | None:
         return None if stream is None else check_stream_name(stream)
-
-    def delay_after(self, attempt: int) -> float:
-        """How long to wait after the attempt of this number failed; the first one is 1."""
-        return growing_pause(attempt, first=self.first_delay_seconds, most=self.max_delay_seconds)
 
 
 def _from_base64(value: object) -> object:

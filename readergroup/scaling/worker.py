@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from synchronizer import TruncatedError
+from synchronizer import HandlerError, TruncatedError
 
-from ..errors import EventTooLargeError, HandlerError
+from ..errors import EventTooLargeError
 from ..event import Event, EventBatch
 from ..reader import Reader
 from ..streams.serializers import PydanticSerializer, Serializer
@@ -98,18 +98,28 @@ class Worker(Generic[T]):
                 for batch in reader.batches(MAX_BATCH_EVENTS):
                     self._handle_batch(self._task.handle_batch, batch)
             elif self._task.handle is not None:
-                handle = self._task.handle
                 for event in reader:
-                    try:
-                        handle(event)
-                    except Exception as error:
-                        self._retry(partial(handle, event), event, error)
+                    self._handle_event(self._task.handle, event)
         except TruncatedError as error:
             _logger.warning("worker %s goes on behind what was truncated: %s", self.reader_id, error)
             return False
         return True
 
+    def handle(self, batch: EventBatch[T]) -> None:
+        """Handle these events as the task says, together or one by one."""
+        if self._task.handle_batch is not None:
+            self._handle_batch(self._task.handle_batch, batch)
+        elif self._task.handle is not None:
+            for event in batch:
+                self._handle_event(self._task.handle, event)
+
     # ------------------------------------------------------------------ when the handler fails
+
+    def _handle_event(self, handle: HandleEvent[T], event: Event[T]) -> None:
+        try:
+            handle(event)
+        except Exception as error:
+            self._retry(partial(handle, event), event, error)
 
     def _handle_batch(self, handle: HandleBatch[T], batch: EventBatch[T]) -> None:
         try:

@@ -1,5 +1,12 @@
 """Ready-made shared states: collections, and what is built on the synchronizer beside them."""
 
+from .dead_letters import DeadEvent as DeadEvent
+from .event_consumer import HandlingLatency as HandlingLatency
+from .event_consumer import QueuedEvent as QueuedEvent
+from .event_processor import EventProcessor as EventProcessor
+from .event_processor import EventProcessorOptions as EventProcessorOptions
+from .event_queue import MAX_OUTSTANDING_BYTES as MAX_OUTSTANDING_BYTES
+from .event_queue import EventQueue as EventQueue
 from .shared import SynchronizerOptions as SynchronizerOptions
 from .shared import ValueChange as ValueChange
 from .shared_config import SharedConfig as SharedConfig

@@ -1,0 +1,309 @@
+"""Adding to a queue: threads that add at the same moment share an append, and each append is stored once.
+
+As a writer of a stream does, a process keeps the number of its last append in an attribute of its own. Every append
+moves that on, or does nothing; so one whose answer was lost is sent again, and it is never there twice.
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from ..clock import Clock, Deadline
+from ..errors import (
+    ClosedError,
+    DeadlineExceededError,
+    OutcomeUnknownError,
+    ReaderGroupError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from ..patience import Patience
+from ..store import Appended, AttributeChange, Conflict, SegmentStore
+
+#: The attributes that hold the numbers of the processes that add.
+ADDERS: Final = "adder/"
+#: So many bytes go into one append, or those of one call if they are more.
+BATCH_BYTES: Final = 1024 * 1024
+#: How often a queue that is full is looked at again. A consumer in this process is heard at once.
+_FIRST_LOOK_SECONDS: Final = 0.005
+_LAST_LOOK_SECONDS: Final = 0.25
+
+
+class Extent(NamedTuple):
+    """What is outstanding in a segment: from the first offset that is not handled to its length."""
+
+    handled: int
+    length: int
+
+
+class Room:
+    """How much more may be outstanding, as far as this process knows. Threads share it.
+
+    What others add meanwhile is heard of with the next append, so each process may go over the limit by one.
+    """
+
+    def __init__(self, segment: str, limit_bytes: int, clock: Clock, look: Callable[[], Extent]) -> None:
+        self.limit_bytes = limit_bytes
+        self._segment = segment
+        self._clock = clock
+        self._look = look
+        self._known: Extent | None = None
+        self._lock = threading.Lock()
+        self._moved = threading.Event()
+        self._closed = False
+
+    def has(self, size: int) -> bool:
+        """Whether so much may be added. What alone is over the limit may come when nothing else is there."""
+        if self._known is None:
+            return False
+        outstanding = self._known.length - self._known.handled
+        return outstanding == 0 or outstanding + size <= self.limit_bytes
+
+    def learn(self, *, handled: int = 0, length: int = 0) -> None:
+        """Both only grow."""
+        self._take_up(Extent(handled, length))
+        self._moved.set()
+
+    def wait(self, size: int, deadline: Deadline) -> None:
+        """Return when there is room, as the store says it."""
+        pause = _FIRST_LOOK_SECONDS
+        patience = Patience(self._clock, deadline)
+        while not self.has(size):
+            self._moved.clear()
+            handled, length = patience.call(self._look)
+            self._take_up(Extent(handled, length))
+            if self._closed:
+                raise ClosedError("the queue is closed; open another", segment=self._segment)
+            if self.has(size):
+                return
+            if deadline.passed:
+                raise DeadlineExceededError(
+                    "the queue is full and its consumer does not keep up; nothing was written",
+                    segment=self._segment,
+                    outstanding_bytes=length - handled,
+                    limit=self.limit_bytes,
+                )
+            self._clock.wait(self._moved, deadline.remaining(pause))
+            pause = min(2 * pause, _LAST_LOOK_SECONDS)
+
+    def close(self) -> None:
+        self._closed = True
+        self._moved.set()
+
+    def _take_up(self, seen: Extent) -> None:
+        with self._lock:
+            known = self._known or seen
+            self._known = Extent(max(known.handled, seen.handled), max(known.length, *seen))
+
+
+class _Status(enum.Enum):
+    UNDECIDED = enum.auto()
+    STORED = enum.auto()
+    FAILED = enum.auto()
+
+
+class _Batch:
+    """What the calls of several threads put into one append."""
+
+    def __init__(self) -> None:
+        self.parts: dict[object, bytes] = {}  # by call, in order
+        self.callers = 0
+        self.size = 0
+        self.status = _Status.UNDECIDED
+        self.error: ReaderGroupError | None = None
+        self.number: bytes | None = None  # when it is sent
+        self.lost_answer: BaseException | None = None
+
+    def add(self, call: object, data: bytes) -> None:
+        self.parts[call] = data
+        self.size += len(data)
+        self.callers += 1
+
+    def leave(self, call: object) -> None:
+        """The call has its answer or gives up; without one, what it brought is taken out, unless it may be stored."""
+        self.callers -= 1
+        if self.status is _Status.UNDECIDED and self.lost_answer is None:
+            self.size -= len(self.parts.pop(call))
+
+    def end(self, status: _Status, error: ReaderGroupError | None = None) -> None:
+        self.status = status
+        self.error = error
+
+
+class Adding:
+    """The appends of one process to ``segment``, each when there is ``room``. Threads share it."""
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        segment: str,
+        clock: Clock,
+        room: Room,
+    ) -> None:
+        self._store = store
+        self._segment = segment
+        self._clock = clock
+        self._room = room
+        self._batch_bytes = min(room.limit_bytes, BATCH_BYTES)
+        self._closing = threading.Event()
+        self._changed = threading.Condition()  # guards what follows
+        self._open = _Batch()
+        self._sending: _Batch | None = None
+        self._is_led = False  # a thread sends, or waits for room
+        self._name = _new_name()
+        self._stored: bytes | None = None  # the number of the last append
+        self._numbers = 0
+
+    def add(self, data: bytes, deadline: Deadline) -> None:
+        """Return when ``data`` is stored, durably, in one piece and once."""
+        call = object()
+        with self._changed:
+            batch = self._join(call, data, deadline)
+            try:
+                while batch.status is _Status.UNDECIDED:
+                    self._check_open()
+                    if not self._is_led and (self._sending or self._open) is batch:
+                        self._lead(batch, deadline)
+                    elif deadline.passed:
+                        self._give_up(batch)
+                    else:
+                        self._changed.wait(deadline.remaining(1.0))
+            finally:
+                self._leave(batch, call)
+            if batch.error is not None:
+                raise batch.error
+
+    def close(self) -> None:
+        """Take nothing more, and remove what the segment remembers of this process. Twice is no error."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._room.close()
+        with self._changed:
+            self._changed.notify_all()
+            stored = self._stored
+        if stored is not None:
+            with suppress(ReaderGroupError):  # it is forgotten in time
+                self._store.append(self._segment, b"", attributes={self._name: AttributeChange(stored, None)})
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise ClosedError("the queue is closed; open another", segment=self._segment)
+
+    # ------------------------------------------------------------------ with the lock held
+
+    def _join(self, call: object, data: bytes, deadline: Deadline) -> _Batch:
+        while True:
+            self._check_open()
+            if not self._open.parts or self._open.size + len(data) <= self._batch_bytes:
+                self._open.add(call, data)
+                return self._open
+            if deadline.passed:
+                raise DeadlineExceededError("others kept adding until the deadline", segment=self._segment)
+            self._changed.wait(deadline.remaining(1.0))
+
+    def _give_up(self, batch: _Batch) -> None:
+        """The deadline of a caller who is not sending the batch himself."""
+        if self._sending is batch:
+            batch.lost_answer = batch.lost_answer or DeadlineExceededError("it was on its way")
+            raise OutcomeUnknownError(
+                "the deadline came while the events were on their way; they may be stored", segment=self._segment
+            )
+        raise DeadlineExceededError("the deadline came before the events were sent", segment=self._segment)
+
+    def _leave(self, batch: _Batch, call: object) -> None:
+        batch.leave(call)
+        if self._sending is batch and batch.callers == 0 and not self._is_led:
+            self._sending = None  # nobody is left who asks what became of it; the next number settles it
+        self._changed.notify_all()
+
+    def _lead(self, batch: _Batch, deadline: Deadline) -> None:
+        """Send the batch, and let everyone in it know. What is raised is this caller's alone: the others go on."""
+        self._is_led = True
+        self._changed.release()
+        try:
+            self._send(batch, deadline)
+        finally:
+            self._changed.acquire()
+            self._is_led = False
+            if batch.status is not _Status.UNDECIDED:
+                self._sending = None
+            self._changed.notify_all()
+
+    # ------------------------------------------------------------------ without it
+
+    def _send(self, batch: _Batch, deadline: Deadline) -> None:
+        while self._sending is None:
+            self._room.wait(batch.size, deadline)
+            with self._changed:
+                if self._room.has(batch.size):  # others may have joined it
+                    self._sending, self._open = batch, _Batch()
+        with self._changed:
+            data = b"".join(batch.parts.values())
+        try:
+            self._append(batch, data, deadline)
+        except ReaderGroupError as error:
+            if batch.lost_answer is None:
+                raise
+            raise OutcomeUnknownError(
+                "the answer to the append was lost, and it was not found out in time whether the events are stored",
+                segment=self._segment,
+            ) from error
+        except BaseException as error:
+            batch.lost_answer = error  # an interrupt may come when the store has the events
+            raise
+
+    def _append(self, batch: _Batch, data: bytes, deadline: Deadline) -> None:
+        if batch.number is None:
+            self._numbers += 1
+            batch.number = self._numbers.to_bytes(8)
+        patience = Patience(self._clock, deadline, self._closing)
+        while True:
+            problem: BaseException
+            try:
+                change = AttributeChange(self._stored, batch.number)
+                answer = self._store.append(self._segment, data, attributes={self._name: change})
+            except (StoreUnavailableError, StoreFullError) as error:
+                problem = error
+            except ReaderGroupError as error:
+                if batch.lost_answer is not None:
+                    raise
+                return batch.end(_Status.FAILED, error)
+            else:
+                if isinstance(answer, Conflict):
+                    if self._settle(batch, answer.attributes[self._name]):
+                        return self._end_stored(batch, answer.length)
+                    continue
+                if isinstance(answer, Appended):
+                    return self._end_stored(batch, answer.length)
+                problem = batch.lost_answer = answer.cause
+            if not patience.wait():
+                self._check_open()
+                raise DeadlineExceededError(
+                    "the store did not take the events in time", segment=self._segment
+                ) from problem
+
+    def _end_stored(self, batch: _Batch, length: int) -> None:
+        self._stored = batch.number
+        self._room.learn(length=length)
+        batch.end(_Status.STORED)
+
+    def _settle(self, batch: _Batch, present: bytes | None) -> bool:
+        """Whether the batch is stored, by the number that the segment has; if not, it is to be sent again."""
+        if present == batch.number:
+            return True
+        if present is None:  # this process was silent for long, and forgotten
+            if batch.lost_answer is not None:
+                raise OutcomeUnknownError("the segment has forgotten this process meanwhile", segment=self._segment)
+            self._name = _new_name()  # nothing that was sent under the old one can arrive any more
+        self._stored = present  # that of a batch which everybody had given up
+        return False
+
+
+def _new_name() -> str:
+    return ADDERS + secrets.token_hex(8)

@@ -1,0 +1,231 @@
+"""`EventProcessor`: the one consumer of a durable queue."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Final, TypedDict
+
+from ..clock import Clock, growing_pause
+from ..errors import ClosedError, DeadlineExceededError, InvalidArgumentError, ReaderGroupError
+from ..liveness import observe_interval
+from ..retries import Retries
+from ..store import SegmentStore
+from .event_consumer import BatchHandler, Consumer, Handler, HandlingLatency, QueuedEvent
+from .event_queue import MAX_OUTSTANDING_BYTES, EventQueue
+
+#: How long one wait for growth lasts: closing is noticed after it.
+_WAIT_SECONDS: Final = 0.25
+_FIRST_PAUSE_SECONDS: Final = 0.05
+_MAX_PAUSE_SECONDS: Final = 2.0
+
+_logger = logging.getLogger(__name__)
+
+
+class EventProcessorOptions(TypedDict, total=False):
+    """Arguments of `EventProcessor` that a client passes on."""
+
+    batch_handler: BatchHandler
+    max_batch: int
+    retries: Retries
+    set_aside: bool
+    consumer_timeout_seconds: float
+    max_outstanding_bytes: int
+
+
+class EventProcessor(EventQueue):
+    """The queue ``name`` on ``store``, and its consumer: ``handler`` is called with each event, in order.
+
+    Or ``batch_handler`` with several at a time, up to ``max_batch``. An event is handled when the call returns; if it
+    raises, it is called again, as ``retries`` say, and later events wait. After the last attempt the processor stops
+    with `HandlerError`, or with ``set_aside`` the event goes to the dead letters. A batch that fails comes again event
+    by event, so that only what fails alone is set aside.
+
+    Of all processors of a name one at a time handles events; the others wait, and one of them takes over when it is
+    closed, or has been silent for ``consumer_timeout_seconds``. Events since the last stored position come again then:
+    up to ``max_batch`` and those of a second. Two threads are its own, or none with ``threads=False``, for tests, which
+    call `step`.
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        name: str,
+        handler: Handler | None = None,
+        *,
+        batch_handler: BatchHandler | None = None,
+        max_batch: int = 100,
+        retries: Retries | None = None,
+        set_aside: bool = False,
+        consumer_timeout_seconds: float = 10.0,
+        max_outstanding_bytes: int = MAX_OUTSTANDING_BYTES,
+        clock: Clock | None = None,
+        timeout: float = 30.0,
+        threads: bool = True,
+    ) -> None:
+        together = max_batch
+        if handler is not None and batch_handler is None:
+            batch_handler, together = _one_by_one(handler), 1
+        elif handler is not None or batch_handler is None:
+            raise InvalidArgumentError("give either a handler or a batch_handler", queue=name)
+        if max_batch < 1 or not consumer_timeout_seconds > 0:
+            raise InvalidArgumentError(
+                "max_batch is one at least, and the timeout more than nothing",
+                max_batch=max_batch,
+                consumer_timeout_seconds=consumer_timeout_seconds,
+            )
+        super().__init__(store, name, max_outstanding_bytes=max_outstanding_bytes, clock=clock, timeout=timeout)
+        self._consumer = Consumer(
+            store,
+            self.segment,
+            name,
+            batch_handler,
+            max_batch=max_batch,
+            together=together,
+            retries=retries or Retries(),
+            dead_letters=self._dead_letters if set_aside else None,
+            timeout_seconds=consumer_timeout_seconds,
+            clock=self.clock,
+            on_handled=lambda offset: self._room.learn(handled=offset),
+        )
+        self._renewal_seconds = observe_interval(consumer_timeout_seconds)
+        self._error: BaseException | None = None
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        if threads:
+            self._thread = threading.Thread(target=self._run, name=f"events of {name}", daemon=True)
+            self._thread.start()
+            threading.Thread(target=self._keep_turn, name=f"turn at events of {name}", daemon=True).start()
+
+    @property
+    def active(self) -> bool:
+        """Whether it is this one that handles the events, as far as it knows."""
+        return self._consumer.active
+
+    @property
+    def error(self) -> BaseException | None:
+        """What it stopped with; None while it works, and if it was closed."""
+        return self._error
+
+    @property
+    def latency(self) -> HandlingLatency:
+        """How long the last thousand calls of the handler took."""
+        return self._consumer.latency
+
+    @property
+    def processed_events(self) -> int:
+        """How many events were handled here, or set aside."""
+        return self._consumer.processed_events
+
+    @property
+    def processed_bytes(self) -> int:
+        """The bytes of the segment that these events took."""
+        return self._consumer.processed_bytes
+
+    def drain(self, *, timeout: float | None = None) -> None:
+        """Return when all that was added before is handled, here or elsewhere; raise what this one stopped with."""
+        deadline = self._deadline(timeout)
+        _, target = self._patiently(self._look, timeout)
+        attempts = 0
+        while self._patiently(self._look, timeout).handled < target:
+            self._check_error()
+            if deadline.passed:
+                raise DeadlineExceededError("events were not handled in time", queue=self.name)
+            attempts += 1
+            pause = growing_pause(attempts, first=0.005, most=_WAIT_SECONDS)
+            self.clock.wait(self._stopped, deadline.remaining(pause))
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Wait until the processor has stopped, and raise what it stopped with; False if it goes on."""
+        stopped = self._stopped.wait(timeout)
+        self._check_error()
+        return stopped
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Stop after the event, or batch, in hand, which is waited for; the next consumer goes on behind it.
+
+        If that takes longer than ``timeout``, the processor's by default, this returns, and nobody else gets the event
+        while this process and the store live. To handle first what is there, call `drain`.
+        """
+        self._consumer.stopping.set()
+        if self._thread is None:
+            self._leave()
+        elif self._thread is not threading.current_thread():
+            self._thread.join(self.timeout if timeout is None else timeout)
+            if self._thread.is_alive():
+                _logger.warning("%s was closed, and its handler still runs", self.name)
+        super().close()
+
+    def step(self) -> int:
+        """One round, without threads: handle the next events, if it is this one's turn; how many it were."""
+        before = self.processed_events
+        self._consumer.step()
+        return self.processed_events - before
+
+    # ------------------------------------------------------------------ the threads
+
+    def _run(self) -> None:
+        stopping, failures = self._consumer.stopping, 0
+        try:
+            while not stopping.is_set():
+                try:
+                    self._wait(self._consumer.step())
+                    failures = 0
+                except ReaderGroupError as error:
+                    if not error.retryable:
+                        raise
+                    failures += 1
+                    if failures == 1:
+                        _logger.warning("%s: the store does not answer, and is asked again: %s", self.name, error)
+                    self.clock.wait(
+                        stopping, growing_pause(failures, first=_FIRST_PAUSE_SECONDS, most=_MAX_PAUSE_SECONDS)
+                    )
+        except ClosedError as error:
+            if not stopping.is_set():
+                self._error = error
+        except BaseException as error:  # also what ends a process: here it ends this thread alone
+            self._error = error
+            _logger.error("%s: no more events are handled here: %s", self.name, error)
+        finally:
+            self._leave()
+            self._stopped.set()
+
+    def _wait(self, due: float) -> None:
+        """Until something is due, or the queue has grown, if that is what it waits for."""
+        timeout = due - self.clock.monotonic()
+        if timeout <= 0:
+            return
+        if self._consumer.active and not self._consumer.has_events:
+            self.store.wait({self.segment: self._consumer.handled}, min(timeout, _WAIT_SECONDS))
+        else:
+            self.clock.wait(self._consumer.stopping, timeout)
+
+    def _keep_turn(self) -> None:
+        while not self.clock.wait(self._stopped, self._renewal_seconds):
+            try:
+                self._consumer.renew()
+            except ClosedError:
+                return
+            except ReaderGroupError as error:
+                _logger.debug("%s: the turn was not renewed: %s", self.name, error)
+
+    def _leave(self) -> None:
+        try:
+            self._consumer.leave()
+        except ClosedError:
+            return  # it runs out
+        except ReaderGroupError as error:
+            _logger.warning("%s: the turn could not be given up and runs out: %s", self.name, error)
+
+    def _check_error(self) -> None:
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+
+def _one_by_one(handler: Handler) -> BatchHandler:
+    def handle(events: Sequence[QueuedEvent]) -> None:
+        for event in events:
+            handler(event)
+
+    return handle
