@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
 import socket
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from synchronizer import InvalidArgumentError, Map
 
@@ -23,6 +35,12 @@ def new_reader_id() -> str:
 
 
 Start = StreamCut | Literal["head", "tail"]
+#: Fields that came later, which a release before knows only if they are used.
+_WRITTEN_IF_USED: Final = ("automatic_checkpoint_interval_seconds", "max_outstanding_checkpoints")
+
+
+def _or_never(seconds: object) -> object:
+    return math.inf if seconds is None else seconds
 
 
 class ReaderGroupConfig(BaseModel):
@@ -44,6 +62,11 @@ class ReaderGroupConfig(BaseModel):
     position_interval_seconds: Annotated[float, Field(gt=0, le=3_600)] = 1.0
     #: A reader that has one event or batch in hand for longer stops renewing its lease. None: it may take for ever.
     max_processing_seconds: Annotated[float, Field(gt=0)] | None = None
+    #: How often a checkpoint is taken by itself, while there are readers with ``on_checkpoint``. None, which is kept as
+    #: infinity: never.
+    automatic_checkpoint_interval_seconds: Annotated[float, BeforeValidator(_or_never), Field(gt=0)] = 30.0
+    #: So many checkpoints that were asked for may be under way together; and so many completed ones are kept.
+    max_outstanding_checkpoints: Annotated[int, Field(ge=1, le=100)] = 3
 
     @model_validator(mode="after")
     def _check_streams(self) -> ReaderGroupConfig:
@@ -58,6 +81,14 @@ class ReaderGroupConfig(BaseModel):
                 if isinstance(cut, StreamCut) and cut.stream != stream:
                     raise ValueError(f"the cut given for {stream} is one of {cut.stream}")
         return self
+
+    @model_serializer(mode="wrap")
+    def _leave_unused_out(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = write(self)
+        for name in _WRITTEN_IF_USED:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                del fields[name]
+        return fields
 
     @classmethod
     def of(cls, **fields: object) -> ReaderGroupConfig:

@@ -5,7 +5,7 @@ Data and questions only. The transitions are in `updates`, the decision who shou
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, ClassVar, Self
 
 from pydantic import (
@@ -18,6 +18,7 @@ from pydantic import (
 
 from synchronizer import Map, NotFoundError, State
 
+from .checkpoint import CheckpointState
 from .config import ReaderGroupConfig
 from .errors import ReaderNotInGroupError
 from .overview import Overview
@@ -120,6 +121,8 @@ class ReaderGroupState(State):
     streams: Map[str, FollowedStream] = Map()
     readers: Map[str, ReaderState] = Map()
     segments: Map[SegmentId, SegmentState] = Map()
+    #: Those under way and the last completed ones, the oldest first.
+    checkpoints: tuple[CheckpointState, ...] | None = None
 
     #: Derived from ``segments``.
     overview: Annotated[Overview, Field(exclude=True, repr=False)] = Overview()
@@ -184,14 +187,31 @@ class ReaderGroupState(State):
     @property
     def cuts(self) -> Mapping[str, StreamCut]:
         """Per stream the places where the present assignments began: the newest that the state itself knows."""
-        offsets: dict[str, dict[SegmentId, int]] = {}
-        for segment, found in self.segments.items():
-            if not found.waiting_for:
-                offsets.setdefault(stream_of(segment), {})[segment] = found.offset
+        return self.cuts_at(self.offsets)
+
+    @property
+    def offsets(self) -> Mapping[SegmentId, int]:
+        """The offsets of `cuts`."""
+        return {segment: found.offset for segment, found in self.segments.items() if not found.waiting_for}
+
+    def cuts_at(self, offsets: Mapping[SegmentId, int]) -> Mapping[str, StreamCut]:
+        """These offsets, which cover all streams, as a cut of each."""
+        by_stream: dict[str, dict[SegmentId, int]] = {}
+        for segment, offset in offsets.items():
+            by_stream.setdefault(stream_of(segment), {})[segment] = offset
         return {
             stream: StreamCut(stream=stream, offsets=held, incarnation=self.streams[stream].incarnation)
-            for stream, held in offsets.items()
+            for stream, held in by_stream.items()
         }
+
+    @property
+    def outstanding_checkpoints(self) -> Sequence[CheckpointState]:
+        """Those that wait for readers to pass them."""
+        return [each for each in self.checkpoints or () if not each.completed]
+
+    def checkpoints_ahead_of(self, reader: str) -> Sequence[CheckpointState]:
+        """Those that wait for this reader."""
+        return [each for each in self.checkpoints or () if reader in each.waiting]
 
     def reader(self, reader: str) -> ReaderState:
         """Raises `ReaderNotInGroupError` where no such reader is in the group."""

@@ -11,11 +11,12 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from synchronizer import InvalidArgumentError, Revision, Update
+from synchronizer import InvalidArgumentError, Map, Revision, Update
 
+from .checkpoint import AUTOMATIC, CheckpointState, kept
 from .config import ReaderGroupConfig
-from .state import ReaderGroupState, ReaderState, SegmentState
-from .streams.config import SegmentId
+from .state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
+from .streams.config import SegmentId, stream_of
 
 Offset = Annotated[int, Field(ge=0)]
 
@@ -56,6 +57,8 @@ class RemoveReader(Update[ReaderGroupState], tag="remove_reader"):
         for segment in state.overview.held.get(self.reader, ()):
             found = state.segments[segment]
             state = state.with_segment(segment, found.changed(target=None, target_incarnation=None))
+        for checkpoint in state.checkpoints_ahead_of(self.reader):
+            state = _with_checkpoint(state, checkpoint.without(self.reader))
         return state.replace(readers=state.readers.delete(self.reader))
 
 
@@ -115,7 +118,7 @@ class CompleteSegment(Update[ReaderGroupState], tag="complete"):
         done = found.changed(
             offset=offset, completed=True, owner=None, token=None, target=None, target_incarnation=None
         )
-        state = state.with_segment(self.segment, done)
+        state = _record(state, self.segment, found, offset).with_segment(self.segment, done)
         finished = [self.segment]
         for successor in found.successors:
             waiting = state.segments[successor]
@@ -203,6 +206,87 @@ class ConfigureGroup(Update[ReaderGroupState], tag="configure"):
         return state.replace(config=self.config)
 
 
+class CreateCheckpoint(Update[ReaderGroupState], tag="create_checkpoint"):
+    """Begin a checkpoint: all readers that are in the group are to pass it. Without a name it is an automatic one."""
+
+    name: str | None = None
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        if any(each.name == self.name for each in state.outstanding_checkpoints):
+            raise InvalidArgumentError("a checkpoint of this name is under way", checkpoint=self.name)
+        begun = CheckpointState(
+            name=self.name or f"{AUTOMATIC}{revision.token}",
+            token=revision.token,
+            automatic=self.name is None,
+            waiting=frozenset(state.readers),
+            offsets=Map(state.offsets),
+        )
+        checkpoints = (*(state.checkpoints or ()), begun)
+        return state.replace(checkpoints=kept(checkpoints, state.config.max_outstanding_checkpoints))
+
+
+class PassCheckpoint(Update[ReaderGroupState], tag="pass_checkpoint"):
+    """A reader has kept what it needs, and goes on at ``position`` in its segments. The last one completes it."""
+
+    reader: str
+    #: The token of its beginning.
+    checkpoint: int
+    position: Mapping[SegmentId, Offset] | None = None
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        state.reader(self.reader)
+        passed = next((each for each in state.checkpoints_ahead_of(self.reader) if each.token == self.checkpoint), None)
+        if passed is None:
+            raise InvalidArgumentError(
+                "this checkpoint does not wait for the reader", checkpoint=self.checkpoint, reader=self.reader
+            )
+        for segment, offset in (self.position or {}).items():
+            found = state.owned_segment(self.reader, segment)
+            state = state.with_segment(segment, found.changed(offset=_forward(found, segment, offset)))
+        for segment, found in state.segments_of(self.reader).items():
+            passed = passed.with_position(self.reader, _token(found), segment, found.offset)
+        return _with_checkpoint(state, passed.without(self.reader))
+
+
+class FailCheckpoint(Update[ReaderGroupState], tag="fail_checkpoint"):
+    """Give a checkpoint up: nobody has to pass it any more."""
+
+    #: The token of its beginning.
+    checkpoint: int
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        if all(each.token != self.checkpoint for each in state.outstanding_checkpoints):
+            raise InvalidArgumentError("no such checkpoint is under way", checkpoint=self.checkpoint)
+        assert state.checkpoints is not None
+        return state.replace(checkpoints=tuple(each for each in state.checkpoints if each.token != self.checkpoint))
+
+
+class ResetStream(Update[ReaderGroupState], tag="reset_stream"):
+    """Go on elsewhere in a stream: with these segments, which nobody owns yet. Checkpoints that are under way fail.
+
+    What was said under the tokens of before has no effect any more.
+    """
+
+    stream: str
+    #: The newest epoch whose segments are among these.
+    epoch: int
+    ended: bool
+    segments: Mapping[SegmentId, SegmentState]
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        followed = FollowedStream(
+            incarnation=state.streams[self.stream].incarnation, epoch=self.epoch, ended=self.ended
+        )
+        before = {segment: found for segment, found in state.segments.items() if stream_of(segment) == self.stream}
+        for segment in before.keys() - self.segments.keys():
+            state = state.with_segment(segment, None)
+        for segment, found in self.segments.items():
+            weight = before[segment].weight if segment in before else found.weight
+            state = state.with_segment(segment, found.changed(weight=weight))
+        completed = tuple(each for each in state.checkpoints or () if each.completed)
+        return state.replace(streams=state.streams.set(self.stream, followed), checkpoints=completed or None)
+
+
 #: Every class of updates that the log of a group may hold.
 UPDATES: Final[tuple[type[Update[Any]], ...]] = (
     AddReader,
@@ -214,6 +298,10 @@ UPDATES: Final[tuple[type[Update[Any]], ...]] = (
     EndStream,
     RecordWeights,
     ConfigureGroup,
+    CreateCheckpoint,
+    PassCheckpoint,
+    FailCheckpoint,
+    ResetStream,
 )
 
 
@@ -230,6 +318,7 @@ def _hand_over(
     state: ReaderGroupState, segment: SegmentId, found: SegmentState, offset: int, revision: Revision
 ) -> ReaderGroupState:
     """The owner leaves the segment at ``offset``."""
+    state = _record(state, segment, found, offset)
     target = state.readers.get(found.target) if found.target is not None else None
     # The mark was for one incarnation. A reader of the same id that came later has to be chosen anew.
     if target is not None and target.incarnation == found.target_incarnation:
@@ -239,6 +328,29 @@ def _hand_over(
     else:
         after = found.changed(offset=offset, owner=None, token=None, target=None, target_incarnation=None)
     return state.with_segment(segment, after)
+
+
+def _record(state: ReaderGroupState, segment: SegmentId, found: SegmentState, offset: int) -> ReaderGroupState:
+    """The owner leaves the segment: there it passes the checkpoints that its owner has not passed."""
+    assert found.owner is not None
+    for checkpoint in state.checkpoints_ahead_of(found.owner):
+        recorded = checkpoint.with_position(found.owner, _token(found), segment, offset)
+        state = _with_checkpoint(state, recorded)
+    return state
+
+
+def _token(found: SegmentState) -> int:
+    assert found.token is not None, "only a segment without an owner has no token"
+    return found.token
+
+
+def _with_checkpoint(state: ReaderGroupState, checkpoint: CheckpointState) -> ReaderGroupState:
+    """The state with another value of one of its checkpoints."""
+    assert state.checkpoints is not None
+    checkpoints = tuple(checkpoint if each.token == checkpoint.token else each for each in state.checkpoints)
+    if checkpoint.completed:
+        checkpoints = kept(checkpoints, state.config.max_outstanding_checkpoints)
+    return state.replace(checkpoints=checkpoints)
 
 
 def _drop_finished(state: ReaderGroupState, completed: Iterable[SegmentId]) -> ReaderGroupState:

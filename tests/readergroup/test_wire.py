@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgpack
+
+from readergroup.checkpoint import CheckpointState
 from readergroup.config import ReaderGroupConfig
 from readergroup.liveness import Held, decode_positions
 from readergroup.state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
@@ -18,17 +21,21 @@ from readergroup.updates import (
     AddReader,
     CompleteSegment,
     ConfigureGroup,
+    CreateCheckpoint,
     EndStream,
+    FailCheckpoint,
     NewSegment,
+    PassCheckpoint,
     ReassignSegment,
     RecordWeights,
     ReleaseSegment,
     RemoveReader,
+    ResetStream,
 )
 from synchronizer import Map, Update
 from synchronizer.leases import encode_lease
 from synchronizer.state import StateCodec
-from tests.readergroup.histories import STREAM, seg
+from tests.readergroup.histories import STREAM, group_state, seg
 
 WIRE = Path(__file__).parent.parent / "wire"
 CODEC = StateCodec(ReaderGroupState, UPDATES)
@@ -69,6 +76,32 @@ STATE = ReaderGroupState(
         }
     ),
 )
+#: What came with checkpoints.
+LATER_UPDATES: list[Update[ReaderGroupState]] = [
+    CreateCheckpoint(),
+    CreateCheckpoint(name="nightly"),
+    PassCheckpoint(reader="r1", checkpoint=41),
+    PassCheckpoint(reader="r1", checkpoint=41, position={seg(0): 700}),
+    FailCheckpoint(checkpoint=41),
+    ResetStream(stream=STREAM, epoch=3, ended=False, segments={seg(1): STATE.segments[seg(1)]}),
+    ConfigureGroup(
+        config=ReaderGroupConfig.of(
+            streams=(STREAM,), automatic_checkpoint_interval_seconds=None, max_outstanding_checkpoints=7
+        )
+    ),
+]
+LATER_STATE = STATE.replace(
+    checkpoints=(
+        CheckpointState(name="nightly", token=51, offsets=Map({seg(0): 5})),
+        CheckpointState(
+            name="automatic-61",
+            token=61,
+            automatic=True,
+            waiting=frozenset({"r1"}),
+            offsets=Map({seg(0): 7, seg(1): 5}),
+        ),
+    )
+)
 
 
 def wire(name: str, written_today: bytes) -> bytes:
@@ -83,7 +116,14 @@ def test_updates_are_written_and_read_as_ever() -> None:
     stored = wire("group-updates-v1.msgpack", today)
     assert stored == today
     assert CODEC.decode_body(stored) == EVERY_UPDATE
-    assert {type(update) for update in EVERY_UPDATE} == set(UPDATES)
+
+
+def test_updates_that_came_with_checkpoints_are_written_and_read_as_ever() -> None:
+    today = CODEC.encode_updates(LATER_UPDATES)
+    stored = wire("group-updates-v2.msgpack", today)
+    assert stored == today
+    assert CODEC.decode_body(stored) == LATER_UPDATES
+    assert {type(update) for update in EVERY_UPDATE + LATER_UPDATES} == set(UPDATES)
 
 
 def test_a_state_is_read_as_ever() -> None:
@@ -91,6 +131,18 @@ def test_a_state_is_read_as_ever() -> None:
     stored = wire("group-snapshot-v1.msgpack", CODEC.encode_snapshot(STATE, 7))
     assert CODEC.decode_snapshot(stored) == (STATE, 7)
     assert set(STATE.marked) == {seg(0)}
+
+
+def test_a_state_with_checkpoints_is_read_as_ever() -> None:
+    stored = wire("group-snapshot-v2.msgpack", CODEC.encode_snapshot(LATER_STATE, 7))
+    assert CODEC.decode_snapshot(stored) == (LATER_STATE, 7)
+
+
+def test_a_state_without_checkpoints_is_written_so_that_the_release_before_reads_it() -> None:
+    fields = msgpack.unpackb(CODEC.encode_snapshot(group_state(), 7))[3]
+    assert fields.keys() == {"config", "planner", "streams", "readers", "segments"}
+    assert "max_outstanding_checkpoints" not in fields["config"]
+    assert "automatic_checkpoint_interval_seconds" not in fields["config"]
 
 
 def test_a_lease_is_written_and_read_as_ever() -> None:
