@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from pyspark.sql import Row
 
-from readergroup.spark import local_session
-from tests.readergroup.spark.streams import SETTINGS, STREAM
+from tests.readergroup.spark.session import session
+from tests.readergroup.spark.streams import STREAM
 
 
 def killing_an_executor(marker: str) -> Callable[[Iterable[Row]], Iterator[Row]]:
@@ -38,13 +38,10 @@ def killing_an_executor(marker: str) -> Callable[[Iterable[Row]], Iterator[Row]]
 
 
 def main(url: str, marker: str) -> None:
-    spark = local_session("local-cluster[2,1,1024]", SETTINGS)
-    try:
+    with session("local-cluster[2,1,1024]") as spark:
         frame = spark.read.format("readergroup").options(url=url, stream=STREAM, minPartitions="6").load()
         rows = frame.select("event").rdd.mapPartitions(killing_an_executor(marker)).collect()
         print(*(bytes(row.event).decode() for row in rows), sep="\n")
-    finally:
-        spark.stop()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A driver of its own: a streaming query that records its batches in files, and ends, or is killed, where told.
 
-    python -m tests.readergroup.spark.driver URL FOLDER [POINT [BATCH]]
+    python -m tests.readergroup.spark.driver URL FOLDER [POINT BATCH]
 
 The points: ``reading`` in a task, ``recorded`` before Spark knows, ``committed`` when Spark has noted it down. It is
 killed with everything that belongs to it, Java and the workers.
@@ -14,13 +14,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
-from readergroup.spark import ProgressListener, QueryProgress, local_session
-from tests.readergroup.spark.streams import SETTINGS, STREAM, number
+from readergroup.spark import ProgressListener, QueryProgress
+from tests.readergroup.spark.session import session
+from tests.readergroup.spark.streams import STREAM, number
 
 
-def main(url: str, folder: Path, point: str = "", at: int = -1) -> None:
+def start(spark: SparkSession, url: str, folder: Path, point: str = "", at: int = -1) -> StreamingQuery:
+    """The query, whose batches are files in ``folder``: it is the same in every driver."""
     group = os.getpgrp()
 
     def record(batch: DataFrame, batch_id: int) -> None:
@@ -34,18 +37,10 @@ def main(url: str, folder: Path, point: str = "", at: int = -1) -> None:
         if (point, at) == ("recorded", batch_id):
             os.killpg(group, signal.SIGKILL)
 
-    def committed(progress: QueryProgress) -> None:
-        if (point, at) == ("committed", progress.batch_id):
-            os.killpg(group, signal.SIGKILL)
-
-    spark = local_session("local[2,3]", SETTINGS)
-    spark.sparkContext.setLogLevel("ERROR")
-    spark.streams.addListener(ProgressListener(committed))
     stream = spark.readStream.format("readergroup").options(url=url, stream=STREAM, startingOffsets="earliest")
     writer = stream.option("maxEventsPerTrigger", "60").load().writeStream.foreachBatch(record)
     writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
-    writer.trigger(availableNow=True).start().awaitTermination()
-    spark.stop()
+    return writer.trigger(availableNow=True).start()
 
 
 def killing(group: int) -> Callable[[Iterable[Row]], Iterator[Row]]:
@@ -59,6 +54,15 @@ def killing(group: int) -> Callable[[Iterable[Row]], Iterator[Row]]:
     return each
 
 
+def main(url: str, folder: str, point: str = "", batch: str = "-1") -> None:
+    def committed(progress: QueryProgress) -> None:
+        if (point, batch) == ("committed", str(progress.batch_id)):
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    with session("local[2,3]") as spark:
+        spark.streams.addListener(ProgressListener(committed))
+        start(spark, url, Path(folder), point, int(batch)).awaitTermination()
+
+
 if __name__ == "__main__":
-    url, folder, *rest = sys.argv[1:]
-    main(url, Path(folder), *rest[:1], *map(int, rest[1:]))
+    main(*sys.argv[1:])

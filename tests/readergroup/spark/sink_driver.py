@@ -1,6 +1,6 @@
-"""A driver of its own: a streaming query from one stream to another, which ends, or is killed, where told.
+"""A driver of its own: a streaming query from one stream to another, which is killed where told.
 
-    python -m tests.readergroup.spark.sink_driver URL CHECKPOINT [POINT BATCH]
+    python -m tests.readergroup.spark.sink_driver URL CHECKPOINT POINT BATCH
 
 The points: in a task ``staging``, when events are stored, and ``staged``, before the driver hears of it; in the sink's
 commit ``decided``, when nothing is merged, and ``committed``, before Spark knows.
@@ -16,20 +16,22 @@ from typing import NoReturn
 
 import pyarrow
 from pyspark import TaskContext
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import WriterCommitMessage
+from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
-from readergroup.spark import local_session
 from readergroup.spark.sink import Staged, StreamSink
 from readergroup.spark.source import LocalReaderGroupSource
 from readergroup.streams.merging import Merge
 from readergroup.streams.staging import Staging
-from tests.readergroup.spark.streams import SETTINGS, STREAM
+from tests.readergroup.spark.session import session
+from tests.readergroup.spark.streams import STREAM
 
 TARGET = "shop/copies"
 
 
-def main(url: str, checkpoint: str, point: str = "", batch: str = "") -> None:
+def main(url: str, checkpoint: str, point: str, batch: str) -> None:
     group = os.getpgrp()
 
     def kill(*_: object) -> NoReturn:
@@ -60,14 +62,17 @@ def main(url: str, checkpoint: str, point: str = "", batch: str = "") -> None:
         def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
             return DyingSink(schema, self._write_options(streaming=True), overwrite=overwrite)
 
-    spark = local_session("local[2,3]", SETTINGS)
-    spark.sparkContext.setLogLevel("ERROR")
-    spark.dataSource.register(DyingSource)
+    with session("local[2,3]") as spark:
+        spark.dataSource.register(DyingSource)
+        start(spark, url, checkpoint).awaitTermination()
+
+
+def start(spark: SparkSession, url: str, checkpoint: str) -> StreamingQuery:
+    """The query from one stream to the other: it is the same in every driver."""
     reader = spark.readStream.format("readergroup").options(url=url, stream=STREAM, startingOffsets="earliest")
     events = reader.options(maxEventsPerTrigger=60, minPartitions=2).load().select("event", "routing_key")
     writer = events.writeStream.format("readergroup").options(url=url, stream=TARGET, checkpointLocation=checkpoint)
-    writer.trigger(availableNow=True).start().awaitTermination()
-    spark.stop()
+    return writer.trigger(availableNow=True).start()
 
 
 if __name__ == "__main__":

@@ -9,14 +9,6 @@ import readergroup as rg
 
 STREAM = "shop/orders"
 KEYS = 17
-#: Java compiles less, and so starts earlier; and the parts of Spark wait for one another on a busy machine, too.
-SETTINGS = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-    "spark.python.authenticate.socketTimeout": "200s",
-    "spark.network.timeout": "600s",
-    "spark.ui.showConsoleProgress": "false",
-}
 
 
 def write(client: rg.Client, numbers: Iterable[int], *, block: int = 20, padding: int = 0) -> None:
