@@ -1,0 +1,122 @@
+"""For tests of applications: ``pytest_plugins = ["readergroup.testing"]`` in your ``conftest.py``."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+import pytest
+from pydantic import BaseModel
+
+from notifications import PollingNotifier
+from synchronizer import InvalidArgumentError, ReaderGroupError
+from synchronizer.testing import FailingStore as FailingStore
+from synchronizer.testing import InstantClock as InstantClock
+from synchronizer.testing import ManualClock as ManualClock
+from synchronizer.testing import TwoReplicas as TwoReplicas
+from synchronizer.testing import failing_store as failing_store
+from synchronizer.testing import manual_clock as manual_clock
+from synchronizer.testing import two_replicas as two_replicas
+
+from .client import Client
+from .config import new_reader_id
+from .errors import EndOfDataError
+from .event import Event, EventBatch, Part
+from .group import ReaderGroup
+from .scaling.pool import ReaderPool
+from .scaling.worker import MAX_BATCH_EVENTS, Worker
+from .streams.block import Block, encode_block
+from .streams.config import SegmentId
+from .streams.serializers import BytesSerializer, JsonSerializer, PydanticSerializer, Serializer
+
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+
+
+@pytest.fixture
+def reader_group_client(failing_store: FailingStore, manual_clock: InstantClock) -> Iterator[Client]:
+    """A client of ``failing_store``. What its groups do in the background is done when ``manual_clock`` moves: leases,
+    assignments, and the polls and listeners of notifiers."""
+    with Client(failing_store, clock=manual_clock) as client:
+        manual_clock.run_when_due(lambda: _run_due(client))
+        yield client
+        failing_store.unavailable, failing_store.before, failing_store.after = False, None, None
+
+
+def _run_due(client: Client) -> float:
+    return min((_step(group) for group in list(client.groups._groups.values())), default=math.inf)
+
+
+def _step(group: ReaderGroup) -> float:
+    due = group._driver.step()
+    for notifier in vars(group).values():
+        if isinstance(notifier, PollingNotifier):
+            try:
+                notifier.poll()
+            except ReaderGroupError as error:
+                _logger.warning("a poll of %s failed; the next one comes as the clock moves: %s", group.name, error)
+    return due
+
+
+def drain(pool: ReaderPool[Any]) -> int:
+    """Handle everything that is there as a worker of ``pool`` does, in this thread; returns how many events that were.
+
+    An attempt that fails is repeated, or the event set aside, as the pool's `RetryPolicy` says, and the delays between
+    attempts move the clock. Raises `HandlerError` as ``run`` does. The client is to have a `ManualClock`.
+    """
+    task = pool._task
+    if not isinstance(task.client.clock, ManualClock):
+        raise InvalidArgumentError("a pool is drained with a clock that is moved by hand; else run it")
+    worker = Worker(task, new_reader_id())
+    size = MAX_BATCH_EVENTS if task.handle_batch else 1
+    handled = looks_in_vain = 0
+    with task.group.reader(worker.reader_id, serializer=task.serializer) as reader:
+        while looks_in_vain < 2:  # after the first, segments may be completed and others come
+            task.group._driver.step()
+            try:
+                batch = reader.read_batch(size, timeout=0)
+            except EndOfDataError:
+                break
+            looks_in_vain = 0 if batch else looks_in_vain + 1
+            if batch:
+                worker.handle(batch)
+                handled += len(batch)
+    return handled
+
+
+def make_event(
+    data: T,
+    *,
+    routing_key: str | None = None,
+    headers: Mapping[str, bytes] | None = None,
+    serializer: Serializer[T] | None = None,
+    segment: str = "test/stream/0",
+    offset: int = 0,
+    written_at: float = 0.0,
+    fencing_token: int = 1,
+) -> Event[T]:
+    """An event as a reader hands it out, for a test that calls a handler itself.
+
+    Without a ``serializer`` bytes stay bytes, and models and everything else are JSON. ``written_at`` is in seconds
+    since 1970.
+    """
+    serializer = serializer or _serializer_for(data)
+    block = encode_block(
+        [serializer.dumps(data)],
+        written_at=round(written_at * 1_000_000),
+        writer_id=bytes(16),
+        first_number=0,
+        keys=[routing_key],
+        headers=[headers],
+    )
+    part = Part(Block(segment, offset, block), 0, 1)
+    return EventBatch([part], SegmentId(segment), "test", fencing_token, serializer)[0]
+
+
+def _serializer_for(data: Any) -> Serializer[Any]:
+    if isinstance(data, bytes):
+        return BytesSerializer()
+    return PydanticSerializer(type(data)) if isinstance(data, BaseModel) else JsonSerializer()

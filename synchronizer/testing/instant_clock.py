@@ -1,0 +1,65 @@
+"""A manual clock for tests of one thread: what waits does not block, and what is due runs."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from ..clock import ManualClock
+
+#: How far a wait moves the clock before it looks at its event again: so far, or this part of the whole wait.
+_STEP_SECONDS: Final = 0.25
+_STEP_PART: Final = 0.01
+#: And at least, where something is due again at once.
+_SHORTEST_STEP_SECONDS: Final = 0.01
+#: What real time a step of a wait takes, for the threads that there may be.
+_PAUSE_SECONDS: Final = 0.0005
+
+
+class InstantClock(ManualClock):
+    """Moves when ``advance`` is called, and by itself while the thread that made it waits: no wait takes real time.
+
+    What would run in the background otherwise runs as it moves: see `run_when_due`. Other threads wait as they do on
+    any `ManualClock`.
+    """
+
+    def __init__(self, start: float = 1000.0) -> None:
+        super().__init__(start)
+        self._owner = threading.get_ident()
+        self._runs: list[Callable[[], float]] = []
+        self._is_running = False
+
+    def run_when_due(self, run: Callable[[], float]) -> None:
+        """From now on, call ``run`` whenever the clock has moved. It does what is due, and returns when it is again."""
+        self._runs.append(run)
+
+    def advance(self, seconds: float) -> None:
+        """Move by so many seconds, stopping wherever something is due; returns when what was due has run."""
+        end = self.monotonic() + seconds
+        if seconds < 0 or self._is_running or threading.get_ident() != self._owner:
+            super().advance(seconds)
+            return
+        due = self._run()
+        while (now := self.monotonic()) < end:
+            super().advance(min(end - now, max(due - now, _SHORTEST_STEP_SECONDS)))
+            due = self._run()
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        if threading.get_ident() != self._owner:
+            return super().wait(event, timeout)
+        end = self.monotonic() + timeout
+        step = max(_STEP_SECONDS, _STEP_PART * timeout)
+        while not event.is_set() and (now := self.monotonic()) < end:
+            self.advance(min(step, end - now))
+            event.wait(_PAUSE_SECONDS)
+        return event.is_set()
+
+    def _run(self) -> float:
+        """Do everything that is due, and return when something is again."""
+        self._is_running = True
+        try:
+            return min((run() for run in self._runs), default=math.inf)
+        finally:
+            self._is_running = False

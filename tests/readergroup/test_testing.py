@@ -1,0 +1,262 @@
+"""The fixtures for tests of applications, used as an application uses them."""
+# ruff: noqa: F811
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+import readergroup as rg
+from readergroup import testing
+from readergroup.testing import failing_store, manual_clock, reader_group_client, two_replicas  # noqa: F401
+
+STREAM = "shop/orders"
+
+
+class Order(BaseModel):
+    id: int
+
+
+class Counter(rg.State):
+    value: int = 0
+
+
+class Add(rg.Update[Counter], tag="add"):
+    amount: int = 1
+
+    def apply_to(self, state: Counter, revision: rg.Revision) -> Counter:
+        return state.replace(value=state.value + self.amount)
+
+
+def group_with(client: rg.Client, orders: int, segments: int = 2) -> rg.ReaderGroup:
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(segments))
+    write(client, orders)
+    return client.groups.create("billing", streams=[STREAM])
+
+
+def write(client: rg.Client, orders: int) -> None:
+    with client.writer(STREAM, serializer=rg.PydanticSerializer(Order)) as writer:
+        for number in range(orders):
+            writer.write(Order(id=number), routing_key=f"customer-{number}")
+
+
+# ---------------------------------------------------------------------- the clock
+
+
+def test_what_waits_takes_no_real_time_and_moves_the_clock() -> None:
+    clock = testing.InstantClock()
+    assert not clock.wait(threading.Event(), 3600)
+    assert clock.monotonic() == 1000 + 3600
+
+
+def test_what_is_due_has_run_when_the_clock_has_moved() -> None:
+    clock, ran = testing.InstantClock(), []
+
+    def every_three_seconds() -> float:
+        now = clock.monotonic()
+        if not ran or now >= ran[-1] + 3:
+            ran.append(now)
+        return ran[-1] + 3
+
+    clock.run_when_due(every_three_seconds)
+    clock.advance(10)
+    assert ran == [1000, 1003, 1006, 1009]
+    assert clock.monotonic() == 1010
+
+
+def test_what_runs_may_wait_itself() -> None:
+    clock = testing.InstantClock()
+    runs = []
+
+    def slow() -> float:
+        runs.append(clock.monotonic())
+        clock.wait(threading.Event(), 1)
+        return clock.monotonic() + 5
+
+    clock.run_when_due(slow)
+    clock.advance(10)
+    assert runs == [1000, 1006, 1010]
+
+
+def test_another_thread_waits_until_the_test_moves_the_clock() -> None:
+    clock = testing.InstantClock()
+    waited = threading.Event()
+
+    def wait() -> None:
+        clock.wait(threading.Event(), 5)
+        waited.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert not waited.wait(0.05)
+    while not waited.is_set():
+        clock.advance(1)
+    thread.join()
+    assert clock.monotonic() >= 1005
+
+
+# ---------------------------------------------------------------------- two replicas
+
+
+def test_two_replicas_are_as_two_processes_have_them(
+    two_replicas: testing.TwoReplicas,
+    failing_store: testing.FailingStore,
+) -> None:
+    one, other = two_replicas(Counter(), [Add])
+    other.update_state_unconditionally(Add())
+    assert one.state == Counter()
+    assert one.fetch_updates() == Counter(value=1)
+    failing_store.lose_answers()
+    one.update_state_unconditionally(Add())
+    failing_store.unavailable = True
+    with pytest.raises(rg.DeadlineExceededError):
+        one.update_state_unconditionally(Add())
+    assert other.fetch_updates() == Counter(value=2)
+
+
+# ---------------------------------------------------------------------- a client
+
+
+def test_a_reader_that_stops_reading_is_dead_when_the_clock_says_so(
+    reader_group_client: rg.Client,
+    manual_clock: testing.InstantClock,
+) -> None:
+    group = group_with(reader_group_client, orders=0)
+    heard: list[rg.ReaderNotification] = []
+    group.reader_notifier.register_listener(heard.append)
+    stuck, well = group.reader("stuck"), group.reader("well")
+    for reader in (stuck, well):  # the first one gives half of its segments up when it reads
+        reader.read(timeout=1)
+    assert sorted(map(len, group.distribution().readers.values())) == [1, 1]
+    del stuck  # its process is gone
+    manual_clock.advance(30)
+    assert {reader: len(segments) for reader, segments in group.distribution().readers.items()} == {"well": 2}
+    assert heard[-1].readers == ("well",)
+    well.close()
+
+
+def test_reading_with_a_timeout_takes_no_real_time(
+    reader_group_client: rg.Client,
+    manual_clock: testing.InstantClock,
+) -> None:
+    group = group_with(reader_group_client, orders=3)
+    with group.reader(serializer=rg.PydanticSerializer(Order)) as reader:
+        assert sorted(event.data.id for _ in range(3) if (event := reader.read(timeout=5))) == [0, 1, 2]
+        before = manual_clock.monotonic()
+        assert reader.read(timeout=60) is None
+        assert manual_clock.monotonic() >= before + 60
+        assert group.online_readers() == [reader.reader_id]
+
+
+def test_a_listener_has_heard_when_the_clock_has_moved(
+    reader_group_client: rg.Client,
+    manual_clock: testing.InstantClock,
+) -> None:
+    group = group_with(reader_group_client, orders=0)
+    heard: list[int] = []
+    group.segment_notifier.register_listener(lambda n: heard.append(n.number_of_segments))
+    reader_group_client.streams.scale(STREAM, split=[0])
+    manual_clock.advance(0)
+    assert heard == [2, 3]
+    assert not [thread for thread in threading.enumerate() if "billing" in thread.name]
+
+
+# ---------------------------------------------------------------------- pools and events
+
+
+def test_draining_handles_what_is_there_across_a_scale(
+    reader_group_client: rg.Client,
+) -> None:
+    group = group_with(reader_group_client, orders=10)
+    reader_group_client.streams.scale(STREAM, split=[0, 1])
+    write(reader_group_client, 10)
+    seen: list[int] = []
+    pool = group.pool(lambda event: seen.append(event.data.id), serializer=rg.PydanticSerializer(Order))
+    assert testing.drain(pool) == 20
+    assert sorted(seen) == sorted([*range(10)] * 2)
+    assert testing.drain(pool) == 0
+    reader_group_client.streams.seal(STREAM)
+    assert testing.drain(pool) == 0
+    assert group.state.end_of_data
+
+
+def test_draining_repeats_what_fails_and_sets_it_aside_as_the_clock_moves(
+    reader_group_client: rg.Client,
+    manual_clock: testing.InstantClock,
+) -> None:
+    group = group_with(reader_group_client, orders=3, segments=1)
+    reader_group_client.streams.create("shop/dead")
+    attempts: list[int] = []
+
+    def handle(event: rg.Event[Order]) -> None:
+        attempts.append(event.data.id)
+        if event.data.id == 1:
+            raise ValueError("no such article")
+
+    retry = rg.RetryPolicy(attempts=3, first_delay_seconds=10, dead_letters="shop/dead")
+    before = manual_clock.monotonic()
+    pool = group.pool(handle, retry=retry, serializer=rg.PydanticSerializer(Order))
+    assert testing.drain(pool) == 3
+    assert attempts == [0, 1, 1, 1, 2]
+    assert manual_clock.monotonic() >= before + 30
+    dead = reader_group_client.groups.create("dead", streams=["shop/dead"])
+    with dead.reader(serializer=rg.PydanticSerializer(rg.DeadLetter)) as reader:
+        letter = reader.read(timeout=1)
+    assert letter is not None and letter.data.error == "ValueError: no such article"
+
+
+def test_draining_raises_what_run_would(reader_group_client: rg.Client) -> None:
+    group = group_with(reader_group_client, orders=1)
+
+    def handle(event: rg.Event[bytes]) -> None:
+        raise ValueError("no such article")
+
+    with pytest.raises(rg.HandlerError):
+        testing.drain(group.pool(handle))
+    seen: list[bytes] = []
+    assert testing.drain(group.pool(handle_batch=lambda batch: seen.extend(batch.raw))) == 1
+    assert len(seen) == 1
+
+
+def test_a_pool_of_a_running_clock_is_not_drained() -> None:
+    with rg.connect("memory://") as client:
+        group = group_with(client, orders=0)
+        with pytest.raises(rg.InvalidArgumentError):
+            testing.drain(group.pool(print))
+
+
+@pytest.mark.parametrize("data", [Order(id=1), {"id": 1}, b"one"])
+def test_an_event_for_a_handler_is_as_a_reader_hands_it_out(data: object) -> None:
+    event = testing.make_event(
+        data, routing_key="alice", headers={"trace": b"1"}, offset=7, written_at=1.5, fencing_token=3
+    )
+    assert event.data == data and type(event.data) is type(data)
+    assert (event.routing_key, event.headers, event.offset, event.fencing_token) == ("alice", {"trace": b"1"}, 7, 3)
+    assert event.written_at.timestamp() == 1.5
+    assert str(event.pointer) == "test/stream/0:test:7"
+
+
+# ---------------------------------------------------------------------- the page
+
+
+def test_the_tests_of_the_page_pass_as_printed(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/howto/test-your-application.md").read_text()
+    conftest, *blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "conftest.py").write_text(conftest)
+    program = tmp_path / "test_page.py"
+    program.write_text("\n".join(blocks))
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{program.read_text().count('def test_')} passed" in done.stdout
+
+
+def test_an_application_runs_without_pytest() -> None:
+    code = "import sys; sys.modules['pytest'] = None; import readergroup, notifications, synchronizer"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
