@@ -17,6 +17,7 @@ from synchronizer import EventQueue as EventQueue
 from synchronizer import HandlerError as HandlerError
 from synchronizer import HandlingLatency as HandlingLatency
 from synchronizer import InvalidArgumentError as InvalidArgumentError
+from synchronizer import LeaderElection as LeaderElection
 from synchronizer import LeaseLostError as LeaseLostError
 from synchronizer import ManualClock as ManualClock
 from synchronizer import Map as Map

@@ -18,6 +18,7 @@ from synchronizer import (
     EventProcessorOptions,
     EventQueue,
     InvalidArgumentError,
+    LeaderElection,
     QueuedEvent,
     SegmentStore,
     SharedConfig,
@@ -153,6 +154,14 @@ class Client:
         Of all processes that have one of a name, one at a time handles the events.
         """
         return self._keep(EventProcessor(self.store, name, handler, **options, clock=self.clock, timeout=self.timeout))
+
+    def leader_election(self, name: str, candidate_id: str, *, member_timeout_seconds: float = 10.0) -> LeaderElection:
+        """A candidate to be the leader of this name. It is one from its campaign on, and ends with the client."""
+        return self._keep(
+            LeaderElection(
+                self.store, name, candidate_id, member_timeout_seconds=member_timeout_seconds, **self._state_options
+            )
+        )
 
     @property
     def _state_options(self) -> SynchronizerOptions:

@@ -1,6 +1,7 @@
 """Ready-made shared states: collections, and what is built on the synchronizer beside them."""
 
 from .dead_letters import DeadEvent as DeadEvent
+from .election import LeaderElection as LeaderElection
 from .event_consumer import HandlingLatency as HandlingLatency
 from .event_consumer import QueuedEvent as QueuedEvent
 from .event_processor import EventProcessor as EventProcessor

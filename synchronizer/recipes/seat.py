@@ -1,0 +1,288 @@
+"""`Seat`: the place of one participant among the `Members` of a name, and the work that keeps it.
+
+Two threads do that work while the seat is taken. One renews the lease and does nothing else, so that nothing delays
+it. The other follows the log and takes out members whose leases stand still. `Seat.step` is one round of both and says
+when the next is due; tests call it instead of having threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import Final
+
+from ..clock import Deadline
+from ..errors import ClosedError, InvalidArgumentError, NotFoundError, ReaderGroupError
+from ..leases import DeathWatch, Lease, Observed, lease_attribute, lease_value, read_leases
+from ..liveness import RENEWALS, observe_interval
+from ..state import Update
+from ..state_synchronizer import Proposal, StateSynchronizer
+from ..store import ANY, MAX_ATTRIBUTE_CHANGES, AttributeChange
+from .members import Join, Leave, Member, Members
+
+MAX_MEMBER_LENGTH: Final = 250
+#: How soon what has failed is tried again.
+RETRY_SECONDS: Final = 0.1
+#: How long it may take to give a seat up where that is not what was asked for. Else its lease runs out.
+LEAVE_SECONDS: Final = 1.0
+
+_logger = logging.getLogger(__name__)
+
+_Proposal = Proposal[Members, None]
+
+
+class Seat:
+    """A place that is taken, lost and taken again, each time behind all others. Borrows the synchronizer.
+
+    ``changed`` is called when something may have changed, in any of the threads. Threads may share a seat.
+    """
+
+    def __init__(
+        self,
+        synchronizer: StateSynchronizer[Members],
+        member: str,
+        timeout_seconds: float,
+        *,
+        changed: Callable[[], None],
+        threads: bool,
+    ) -> None:
+        if not 0 < len(member) <= MAX_MEMBER_LENGTH:
+            raise InvalidArgumentError("the id of a member has 1 to 250 characters", member=member)
+        self.member = member
+        self._synchronizer = synchronizer
+        self._clock = synchronizer.clock
+        self._wished_timeout_seconds = timeout_seconds
+        self._changed = changed
+        self._threaded = threads
+        self._lock = threading.Lock()
+        self._lease: Lease | None = None  # of the present stay
+        self._deaths = DeathWatch(self._clock)
+        self._holders: tuple[tuple[Member, ...], Mapping[str, Member]] = ((), {})  # of the members seen last
+        self._complaint: str | None = None  # what was logged last
+        self._wake = threading.Event()  # of the thread that renews
+        self._waiting: set[threading.Event] = set()  # of those who wait for news
+
+    # ------------------------------------------------------------------ coming and going
+
+    @property
+    def taken(self) -> bool:
+        """Whether it was taken, and neither given up since nor known to be lost."""
+        return self._lease is not None and not self._lease.lost
+
+    @property
+    def valid_until(self) -> float:
+        """Until when, on the clock, nobody can have taken the member out."""
+        return float("-inf") if self._lease is None else self._lease.valid_until
+
+    def found(self) -> Member | None:
+        """The member of this seat in the newest state that is known here."""
+        try:
+            return None if self._lease is None else self._synchronizer.state.find(self._lease.name)
+        except NotFoundError:
+            return None
+
+    def first(self) -> Member | None:
+        """The member of this seat, if it is the first of all and nobody can have taken it out."""
+        lease = self._lease
+        if lease is None or self._clock.monotonic() >= lease.valid_until:
+            return None
+        try:
+            first = self._synchronizer.state.first
+        except NotFoundError:
+            return None
+        return first if first is not None and first.lease == lease.name else None
+
+    def take(self, *, replace: bool = False, timeout: float | None = None) -> None:
+        """Take a seat behind all others. With ``replace``, other members of the same id go."""
+        synchronizer = self._synchronizer
+        lease = Lease(synchronizer.store, synchronizer.segment, secrets.token_hex(8), self._clock)
+
+        def join(state: Members) -> _Proposal:
+            before = [each for each in state.members if replace and each.member == self.member]
+            updates: list[Update[Members]] = [
+                Leave(member=each.member, lease=each.lease, cause="replaced") for each in before
+            ]
+            timeout_seconds = self._wished_timeout_seconds
+            is_other = timeout_seconds != state.timeout_seconds
+            updates.append(
+                Join(member=self.member, lease=lease.name, timeout_seconds=timeout_seconds if is_other else None)
+            )
+            attributes = {lease_attribute(each.lease): AttributeChange(ANY, None) for each in before}
+            attributes[lease.attribute] = AttributeChange(None, lease.first_value)
+            return Proposal(updates, None, attributes)
+
+        sent_at = self._clock.monotonic()
+        synchronizer.update_state_with_attributes(join, timeout=timeout)
+        lease.begin(sent_at, synchronizer.state.timeout_seconds)
+        with self._lock:
+            self._lease = lease
+        if self._threaded:
+            self._start(lease, "lease", self.renew, self._wait_to_renew)
+            self._start(lease, "members", self.work, self._wait_to_work)
+
+    def give_up(self, *, timeout: float | None = None) -> None:
+        """Let the others go on at once. From the beginning of the call on, the seat is no longer held.
+
+        Where the store does not answer in time the error is raised, and the lease runs out.
+        """
+        with self._lock:
+            lease, self._lease = self._lease, None
+        if lease is None:
+            return
+        lost = lease.lost
+        lease.lose()
+        self._wake.set()
+        if lost:
+            return
+
+        def leave(state: Members) -> _Proposal:
+            if state.find(lease.name) is None:
+                return Proposal((), None)
+            update = Leave(member=self.member, lease=lease.name, cause="left")
+            return Proposal([update], None, {lease.attribute: AttributeChange(ANY, None)})
+
+        with suppress(NotFoundError):  # the state was deleted, and the members with it
+            self._synchronizer.update_state_with_attributes(leave, timeout=timeout)
+
+    def wait_until(self, condition: Callable[[], bool], deadline: Deadline) -> bool:
+        """Whether the condition came to hold before the deadline. It is looked at when something may have changed."""
+        news = threading.Event()
+        with self._lock:
+            self._waiting.add(news)
+        try:
+            while not condition():
+                if deadline.passed:
+                    return False
+                self._clock.wait(news, deadline.remaining())
+                news.clear()
+            return True
+        finally:
+            with self._lock:
+                self._waiting.discard(news)
+
+    def tell(self) -> None:
+        """Something may have changed."""
+        self._changed()
+        with self._lock:
+            for news in self._waiting:
+                news.set()
+
+    # ------------------------------------------------------------------ the threads
+
+    def step(self) -> float:
+        """Do what is due and return when, on the clock, something is due again. Never raises but `ClosedError`."""
+        return min(self.renew(), self.work())
+
+    def _start(self, lease: Lease, name: str, step: Callable[[], float], wait: Callable[[float], None]) -> None:
+        threading.Thread(
+            target=self._run, args=(lease, step, wait), name=f"{self._synchronizer.name}-{name}", daemon=True
+        ).start()
+
+    def _run(self, lease: Lease, step: Callable[[], float], wait: Callable[[float], None]) -> None:
+        try:
+            while self._lease is lease and not lease.lost:
+                wait(step() - self._clock.monotonic())
+        except ClosedError:
+            _logger.debug("%s was closed", self._synchronizer.name)
+
+    def _wait_to_renew(self, timeout: float) -> None:
+        self._clock.wait(self._wake, timeout)
+        self._wake.clear()
+
+    def _wait_to_work(self, timeout: float) -> None:
+        """Until the log grew, or until something is due."""
+        try:
+            self._synchronizer.wait_for_growth(max(0.0, timeout))
+        except ClosedError:
+            raise
+        except ReaderGroupError as error:
+            self._complain(error)
+            self._clock.wait(threading.Event(), min(max(0.0, timeout), RETRY_SECONDS))
+
+    # ------------------------------------------------------------------ the work
+
+    def renew(self) -> float:
+        """Renew the lease, if that is due, and return when it is due next. Never raises but `ClosedError`."""
+        lease = self._lease
+        if lease is None or lease.lost:
+            return float("inf")
+        try:
+            timeout_seconds = self._synchronizer.state.timeout_seconds
+            if self._clock.monotonic() >= lease.renewed_at + timeout_seconds / RENEWALS:
+                lease.renew({}, timeout_seconds)
+                self.tell()
+            return lease.renewed_at + timeout_seconds / RENEWALS
+        except ClosedError:
+            raise
+        except ReaderGroupError as error:
+            self._complain(error)
+            return self._clock.monotonic() + RETRY_SECONDS
+
+    def work(self) -> float:
+        """Follow the log and take out the dead; when that is due again. Never raises but `ClosedError`."""
+        lease = self._lease
+        try:
+            due = self._follow(lease)
+            self._complaint = None
+        except ClosedError:
+            raise
+        except ReaderGroupError as error:
+            self._complain(error)
+            due = self._clock.monotonic() + RETRY_SECONDS
+        self.tell()
+        return due
+
+    def _follow(self, lease: Lease | None) -> float:
+        try:
+            state = self._synchronizer.fetch_updates(timeout=0.0)
+        except ReaderGroupError as error:
+            if not error.retryable and lease is not None:
+                lease.lose()  # the state was deleted, or cannot be read any more
+            raise
+        if lease is None or lease.lost:
+            return float("inf")
+        if state.find(lease.name) is None:
+            lease.lose()
+            self._wake.set()
+            return float("inf")
+        holders = self._by_lease(state.members)
+        dead = self._deaths.look(
+            holders, {lease.name}, self._read_leases, state.timeout_seconds, lambda: lease.renewed_at
+        )
+        if dead:
+            self._remove(dead, observe_interval(state.timeout_seconds))
+        return self._deaths.due
+
+    def _by_lease(self, members: tuple[Member, ...]) -> Mapping[str, Member]:
+        if members is not self._holders[0]:
+            self._holders = members, {each.lease: each for each in members}
+        return self._holders[1]
+
+    def _remove(self, dead: Observed, timeout: float) -> None:
+        """Take out the dead. Whoever has renewed since stays: the entry compares with the values that were observed."""
+
+        def evict(state: Members) -> Proposal[Members, list[str]]:
+            observed = list(islice((each for each in state.members if each.lease in dead), MAX_ATTRIBUTE_CHANGES))
+            values = self._read_leases(observed)
+            gone = [each for each in observed if lease_value(each, values) == dead[each.lease][1]]
+            updates = [Leave(member=each.member, lease=each.lease, cause="dead") for each in gone]
+            attributes = {
+                lease_attribute(each.lease): AttributeChange(lease_value(each, values), None) for each in gone
+            }
+            return Proposal(updates, [each.member for each in gone], attributes)
+
+        for member in self._synchronizer.update_state_with_attributes(evict, timeout=timeout):
+            _logger.warning("%s of %s is dead: its lease ran out", member, self._synchronizer.name)
+
+    def _read_leases(self, members: Iterable[Member] | None) -> Mapping[str, bytes]:
+        return read_leases(self._synchronizer.store, self._synchronizer.segment, members)
+
+    def _complain(self, error: ReaderGroupError) -> None:
+        """Log it, a trouble that lasts once."""
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            _logger.warning("%s: %s", self._synchronizer.name, error)

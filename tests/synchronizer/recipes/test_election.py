@@ -1,0 +1,248 @@
+"""Who is the leader, and who knows that it is, on a clock that is moved by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from synchronizer import DeadlineExceededError, LeaseLostError, StateSynchronizer
+from synchronizer.recipes.election import LeaderElection
+from synchronizer.recipes.members import UPDATES, Members
+from synchronizer.testing import FailingStore, Operation
+from tests.synchronizer.recipes.stepped import TIMEOUT, World, a_world
+
+pytestmark = pytest.mark.stores(in_turn=True)
+
+
+class Candidate(LeaderElection):
+    """Its store fails on demand, and it writes down what its listeners hear."""
+
+    def __init__(self, world: World, candidate_id: str) -> None:
+        self.failing: FailingStore = world.store()
+        super().__init__(
+            self.failing, "ship", candidate_id, member_timeout_seconds=TIMEOUT, clock=world.clock, threads=False
+        )
+        self.heard: list[int | None] = []
+        self.on_elected(self.heard.append)
+        self.on_lost(lambda: self.heard.append(None))
+
+
+@pytest.fixture
+def world(store_url: str) -> Iterator[World]:
+    with a_world(store_url) as world:
+        yield world
+
+
+def candidate(world: World, candidate_id: str, *, campaigns: bool = True) -> Candidate:
+    found = world.add(Candidate(world, candidate_id))
+    if campaigns:
+        found.campaign(wait=False)
+    return found
+
+
+def leaders(*candidates: Candidate) -> list[str]:
+    """Those that say of themselves that they are the leader."""
+    return [each.candidate_id for each in candidates if each.is_leader]
+
+
+def test_the_first_candidate_is_the_leader_at_once_and_the_others_follow_in_order(world: World) -> None:
+    a, b, c = (candidate(world, name) for name in "abc")
+    tokens = [a.fencing_token]
+    assert leaders(a, b, c) == ["a"]
+    assert {each.leader() for each in (a, b, c)} == {"a"}
+    for before, after in ((a, b), (b, c)):
+        before.resign()
+        world.step()
+        assert leaders(a, b, c) == [after.candidate_id]
+        tokens.append(after.fencing_token)
+    assert tokens == sorted(set(tokens))
+    c.resign()
+    assert c.leader() is None
+
+
+def test_a_leader_that_has_resigned_says_so_before_the_store_does(world: World) -> None:
+    a = candidate(world, "a")
+    a.failing.unavailable = True
+    with pytest.raises(DeadlineExceededError):
+        a.resign(timeout=0)
+    with pytest.raises(LeaseLostError):
+        a.check()
+
+
+def test_whoever_is_no_candidate_can_ask_who_leads(world: World) -> None:
+    a, outside = candidate(world, "a"), candidate(world, "outside", campaigns=False)
+    assert outside.leader() == "a"
+    assert not outside.is_leader
+    with pytest.raises(LeaseLostError, match="candidate='outside'"):
+        _ = outside.fencing_token
+    a.resign()
+    assert outside.leader() is None
+
+
+def test_a_dead_leader_is_replaced_within_the_timeout_and_two_seconds(world: World) -> None:
+    a, b, c = (candidate(world, name) for name in "abc")
+    world.pass_time(30)
+    world.kill(a)
+    world.pass_time(TIMEOUT / 2)
+    assert leaders(a, b, c) == ["a"]  # as far as it can know
+    world.pass_time(TIMEOUT / 2 + 2)
+    assert leaders(a, b, c) == ["b"]
+    assert c.leader() == "b"
+
+
+def test_the_lease_of_a_leader_is_over_before_anybody_else_is_elected(world: World) -> None:
+    a, b = candidate(world, "a"), candidate(world, "b")
+    world.pass_time(30)
+    world.kill(a)
+    gap = 0
+    for _ in range(200):
+        assert len(leaders(a, b)) <= 1
+        gap += not leaders(a, b)
+        world.pass_time(0.1, step=0.1)
+    assert leaders(a, b) == ["b"] and gap > 10
+
+
+def test_followers_that_die_and_come_back_do_not_change_the_leader(world: World) -> None:
+    a, b = candidate(world, "a"), candidate(world, "b")
+    token = a.fencing_token
+    for _ in range(3):
+        world.kill(b)
+        world.pass_time(TIMEOUT + 2)
+        assert [each.member for each in world.state("election/ship").members] == ["a"]
+        b = candidate(world, "b")
+        world.pass_time(1)
+        assert leaders(a, b) == ["a"] and a.fencing_token == token
+    assert a.heard == [token]
+
+
+def test_a_leader_that_comes_back_is_a_follower(world: World) -> None:
+    a, b = candidate(world, "a"), candidate(world, "b")
+    world.kill(a)
+    again = candidate(world, "a")
+    world.pass_time(TIMEOUT + 2)
+    assert leaders(again, b) == ["b"]
+    assert [each.member for each in world.state("election/ship").members] == ["b", "a"]
+    world.kill(b)
+    world.pass_time(TIMEOUT + 2)
+    assert leaders(again, b) == ["a"]
+
+
+def test_a_leader_that_was_paused_finds_that_it_was_deposed_and_is_no_candidate(world: World) -> None:
+    a, b = candidate(world, "a"), candidate(world, "b")
+    world.step()
+    world.kill(a)
+    world.pass_time(TIMEOUT + 2)
+    with pytest.raises(LeaseLostError):
+        a.check()
+    world.add(a)
+    world.pass_time(1)
+    b.resign()
+    world.pass_time(1)
+    assert leaders(a, b) == [] and a.leader() is None
+    assert a.campaign(wait=False)
+    assert [token is None for token in a.heard] == [False, True]
+    world.pass_time(1)
+    assert [token is None for token in a.heard] == [False, True, False]
+    assert a.heard[2] == a.fencing_token
+
+
+def test_a_follower_that_was_paused_gets_back_in_line(world: World) -> None:
+    a, b, c = (candidate(world, name) for name in "abc")
+    world.kill(b)
+    world.pass_time(TIMEOUT + 2)
+    world.add(b)
+    world.pass_time(1)
+    assert [each.member for each in world.state("election/ship").members] == ["a", "c", "b"]
+    assert leaders(a, b, c) == ["a"]
+
+
+def test_two_candidates_of_one_id_are_two(world: World) -> None:
+    first, second = candidate(world, "a"), candidate(world, "a")
+    assert (first.is_leader, second.is_leader) == (True, False)
+    first.resign()
+    world.step()
+    assert (first.is_leader, second.is_leader) == (False, True)
+
+
+def test_tokens_grow_over_the_deletion_of_the_election(world: World) -> None:
+    tokens = []
+    for _ in range(3):
+        a = candidate(world, "a")
+        tokens.append(a.fencing_token)
+        synchronizer = StateSynchronizer(
+            world.store(), "election/ship", state_type=Members, updates=UPDATES, clock=world.clock
+        )
+        synchronizer.delete()
+        a.step()
+        with pytest.raises(LeaseLostError):
+            a.check()
+        world.kill(a)
+    assert tokens == sorted(set(tokens))
+
+
+# ---------------------------------------------------------------------- the store
+
+
+def test_f9_an_outage_of_the_store_deposes_nobody(world: World) -> None:
+    a, b, c = (candidate(world, name) for name in "abc")
+    world.pass_time(5)
+    token = a.fencing_token
+    for each in (a, b, c):
+        each.failing.unavailable = True
+    world.pass_time(3 * TIMEOUT)
+    assert leaders(a, b, c) == []
+    with pytest.raises(LeaseLostError):
+        a.check()
+    for each in (b, c, a):
+        each.failing.unavailable = False
+    world.pass_time(1)
+    assert leaders(a, b, c) == ["a"] and a.fencing_token == token
+    assert a.heard == [token, None, token]
+    assert [each.member for each in world.state("election/ship").members] == ["a", "b", "c"]
+
+
+def test_a_leader_that_is_cut_off_says_so_before_the_next_one_is_elected(world: World) -> None:
+    a, b = candidate(world, "a"), candidate(world, "b")
+    world.pass_time(5)
+    a.failing.unavailable = True
+    for _ in range(130):
+        world.pass_time(0.1, step=0.1)
+        assert len(leaders(a, b)) <= 1
+    assert leaders(a, b) == ["b"]
+    assert a.heard == [a.heard[0], None]
+
+
+def test_a_lease_that_is_renewed_while_it_is_judged_is_kept(world: World) -> None:
+    """The removal compares with the value that was observed, in the step that removes."""
+    a, b = candidate(world, "a"), candidate(world, "b")
+    world.pass_time(5)
+    world.kill(a)
+    saved = []
+
+    def renew_at_the_last_moment(operation: Operation) -> None:
+        if operation.verb == "append" and b.failing.operations[-2].verb == "attributes":  # else it is a renewal
+            b.failing.before = None
+            a.step()
+            saved.append(a.is_leader)
+
+    b.failing.before = renew_at_the_last_moment
+    world.pass_time(TIMEOUT + 2)
+    assert saved == [True]
+    assert b.leader() == "a"
+
+
+@pytest.mark.stores
+def test_lost_answers_make_no_second_candidate_and_depose_nobody(world: World) -> None:
+    a, b = candidate(world, "a", campaigns=False), candidate(world, "b", campaigns=False)
+    for each in (a, b):
+        each.failing.lose_answers(1)
+        each.campaign(wait=False)
+        each.failing.lose_requests(1)
+    world.pass_time(TIMEOUT)
+    assert leaders(a, b) == ["a"]
+    assert [each.member for each in world.state("election/ship").members] == ["a", "b"]
+    a.failing.lose_answers(1)
+    a.resign()
+    world.step()
+    assert leaders(a, b) == ["b"]
