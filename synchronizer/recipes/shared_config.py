@@ -73,16 +73,16 @@ class SharedConfig(Shared[MapState], Generic[M]):
     def replace(self, field: str, new: Any, expected: Any, *, timeout: float | None = None) -> bool:
         """Set a field if its value, put or default, is ``expected``; whether this call did it."""
         put = self._put(field, new)
-        self._encoded(field, expected)  # one of another type would be refused without a word
-        return self._change_if(lambda state: self._value_of(field, state) == expected, put, timeout)
+        wanted = self._codec(field).checked(expected, field=field)
+        return self._change_if(lambda state: self._value_of(field, state) == wanted, put, timeout)
 
     def remove(self, field: str, expected: Any | Literal[Any_.ANY] = ANY, *, timeout: float | None = None) -> bool:
         """Let a field that was put, and is ``expected``, have its default again; whether this call did it."""
-        if expected is not ANY:
-            self._encoded(field, expected)
+        codec = self._codec(field)
+        wanted = expected if expected is ANY else codec.checked(expected, field=field)
 
         def is_there(state: MapState) -> bool:
-            return field in state.entries and (expected is ANY or self._value_of(field, state) == expected)
+            return field in state.entries and (wanted is ANY or self._value_of(field, state) == wanted)
 
         return self._change_if(is_there, RemoveEntry(key=field), timeout)
 
@@ -132,10 +132,7 @@ class SharedConfig(Shared[MapState], Generic[M]):
         return changes
 
     def _put(self, field: str, value: Any) -> PutEntry:
-        return PutEntry(key=field, value=self._encoded(field, value))
-
-    def _encoded(self, field: str, value: Any) -> bytes:
-        return self._codec(field).encode(value, field=field)
+        return PutEntry(key=field, value=self._codec(field).encode(value, field=field))
 
     def _codec(self, field: str) -> ValueCodec[Any]:
         codec = self._fields.get(field)

@@ -211,12 +211,12 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
     def _change_if(
         self, key: str, expected: V | Literal[Any_.ANY], change: Update[MapState], timeout: float | None
     ) -> bool:
-        if expected is not ANY:
-            self._values.encode(expected, key=key)  # one of another type would be refused without a word
+        # One of another type would be refused without a word.
+        wanted = expected if expected is ANY else self._values.checked(expected, key=key)
 
         def decide(state: MapState) -> Decided[bool]:
             present = state.entries.get(key)
-            if present is None or (expected is not ANY and self._values.decode(present, key=key) != expected):
+            if present is None or (wanted is not ANY and self._values.decode(present, key=key) != wanted):
                 return [], False
             return [change], True
 

@@ -56,6 +56,10 @@ class ValueCodec(Generic[V]):
             found=type(value).__name__,
         )
 
+    def checked(self, value: V, **facts: object) -> V:
+        """``value`` as it would come back, to be compared with what is stored."""
+        return self.decode(self.encode(value, **facts))
+
     def decode(self, data: bytes, **facts: object) -> V:
         try:
             return self._read(data)
