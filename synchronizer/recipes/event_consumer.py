@@ -180,6 +180,7 @@ class Consumer:
             self._frames.clear()
             self._failures = self._alone_until = 0
             self._retry_at = float("-inf")
+            self._recorded_at = self._clock.monotonic()
             self.active = True
             _logger.info("%s: events are handled here from offset %d on", self._queue, self.handled)
             return True
