@@ -9,7 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 INPUT ?=
 TESTS ?= tests
-WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8)))
 STORES ?= all
 SEEDS ?= 2000
 SCHEDULES ?= 100
@@ -44,7 +44,7 @@ $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 demo: $(VENV)/.installed-demo
 	@$(BIN)/readergroup demo $(if $(INPUT),"$$INPUT")
 
-# Most tests wait rather than compute: more of them at a time than there are cores. WORKERS=0 runs them one by one.
+# Most tests wait rather than compute: one more at a time than there are cores. WORKERS=0 runs them one by one.
 # Those of Spark come after the others: they share one session, which takes all cores.
 test: $(VENV)/.installed-dev java
 	$(BIN)/pytest $(TESTS) --quiet --numprocesses $(WORKERS) --dist worksteal
