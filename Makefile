@@ -1,4 +1,4 @@
-# make demo    the main job, on this Python's standard library or on INPUT=path
+# make demo    the main job, on this Python's standard library or on INPUT=path      make demo-spark    on Spark
 # make test    the whole test suite          make check       lint, types, layers
 # make test-stores STORES=nats    what takes a store, all of it on these (memory,sqlite,postgresql,nats,nats-cluster)
 # make bench   the figures                   make wheel-test  the built wheel is whole and works
@@ -21,7 +21,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 WHEEL := build/wheel
 PACKAGES := synchronizer notifications readergroup
 .DEFAULT_GOAL := help
-.PHONY: help demo test java test-stores check bench simulate chaos soak wheel-test clean
+.PHONY: help demo demo-spark test java test-stores check bench simulate chaos soak wheel-test clean
 
 help:
 	@sed -n '1,6s/^# //p' Makefile
@@ -39,10 +39,18 @@ $(VENV)/.installed-demo: pyproject.toml | $(VENV)/bin/python
 $(VENV)/.installed-dev: pyproject.toml | $(VENV)/bin/python
 	@echo "installing into $(VENV), with what the tests need"
 	@$(PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.installed-demo $(VENV)/.installed-spark
+
+$(VENV)/.installed-spark: pyproject.toml | $(VENV)/bin/python
+	@echo "installing into $(VENV), with Spark"
+	@$(PIP) --editable '.[demo,spark]'
 	@touch $@ $(VENV)/.installed-demo
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/readergroup demo $(if $(INPUT),"$$INPUT")
+
+demo-spark: $(VENV)/.installed-spark java
+	@$(BIN)/readergroup demo --spark $(if $(INPUT),"$$INPUT")
 
 # Most tests wait rather than compute: one more at a time than there are cores. WORKERS=0 runs them one by one.
 # Those of Spark come after the others: they share one session, which takes all cores.
@@ -51,7 +59,7 @@ test: $(VENV)/.installed-dev java
 	$(BIN)/pytest $(TESTS) --quiet --spark
 
 # Spark runs on Java. Where there is none and none can be installed, its tests do not run, and a line at the end says so.
-java: $(VENV)/.installed-dev
+java: $(VENV)/.installed-spark
 	@$(BIN)/python -c 'import readergroup.spark; readergroup.spark.check_java()' 2>/dev/null || \
 	    { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
 	    apt-get update -qq && apt-get install -qq --yes --no-install-recommends openjdk-17-jre-headless >/dev/null; } || \
