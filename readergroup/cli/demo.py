@@ -9,15 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
 from ..demo import Outcome, run
-from ..demo.corpus import of_path, standard_library
+from ..demo.corpus import Corpus, of_path, standard_library
 from .screen import count, out, warn
 from .session import Failed
+
+#: So many differences of the demo on Spark are told.
+_SHOWN: Final = 20
 
 
 def demo(
@@ -29,6 +32,9 @@ def demo(
         Path | None,
         typer.Option(metavar="FOLDER", help="Keep everything in this new folder; default: only the picture is kept."),
     ] = None,
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Count with Spark instead: a whole stream, and one that grows.")
+    ] = False,
 ) -> None:
     """Count the words of many files with a pool of processes while one is killed, and check every line.
 
@@ -42,12 +48,36 @@ def demo(
     if files.unreadable:
         warn(f"{count(files.unreadable, 'file')} cannot be read and are left out")
     with _folder(output) as folder, _warnings_on(console):
-        outcome = run(files, folder, console)
-        _report(outcome, console)
-        if output is None and outcome.verdict.right:
-            _keep_only(outcome.picture)
-    if not outcome.verdict.right:
-        raise Failed(f"{count(outcome.verdict.number_of_differences, 'difference')}; everything is kept in {folder}")
+        if spark:
+            picture, differences = _on_spark(files, folder, console)
+        else:
+            outcome = run(files, folder, console)
+            _report(outcome, console)
+            picture, differences = outcome.picture, outcome.verdict.number_of_differences
+        console.print(f"\nThe picture of it: {picture}", soft_wrap=True)
+        if output is None and not differences:
+            _keep_only(picture)
+    if differences:
+        raise Failed(f"{count(differences, 'difference')}; everything is kept in {folder}")
+
+
+def _on_spark(files: Corpus, folder: Path, console: Console) -> tuple[Path, int]:
+    """The picture, and the number of differences."""
+    from ..demo.on_spark import run_on_spark
+
+    outcome = run_on_spark(files, folder, console)
+    differences = outcome.differences
+    for difference in differences[:_SHOWN]:
+        console.print(f"wrong: {difference}")
+    if not differences:
+        console.print()
+        _report_facts(
+            console,
+            ("words", f"{outcome.total.words:,} in {count(len(outcome.truth), 'module')}"),
+            ("at once", f"as in the files, in {outcome.whole_seconds:.1f} s"),
+            ("growing", f"as in the files, in {outcome.batches} batches over a split and a merge"),
+        )
+    return outcome.picture, len(differences)
 
 
 @contextmanager
@@ -94,17 +124,21 @@ def _report(outcome: Outcome, console: Console) -> None:
     verdict = outcome.verdict
     console.print(f"\n{count(outcome.readers, 'reader')} read the stream in {outcome.seconds:.0f} s.")
     if verdict.right:
-        for title, fact in (
+        _report_facts(
+            console,
             ("lines", f"{verdict.lines:,}, each read at least once"),
             ("read twice", _repeated(verdict.repeated)),
             ("order", "as in the files, and nothing skipped"),
             ("words", f"{verdict.words:,}, as counted in the files"),
             ("takeover", f"{outcome.takeover_seconds:.1f} s after the kill its segments had other readers"),
-        ):
-            console.print(f"{title:<10}  {fact}")
+        )
     for difference in verdict.differences:
         console.print(f"wrong: {difference}")
-    console.print(f"\nThe picture of it: {outcome.picture}", soft_wrap=True)
+
+
+def _report_facts(console: Console, *facts: tuple[str, str]) -> None:
+    for title, fact in facts:
+        console.print(f"{title:<10}  {fact}")
 
 
 def _repeated(lines: int) -> str:

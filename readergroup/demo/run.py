@@ -80,10 +80,10 @@ def run(corpus: Corpus, folder: Path, console: Console) -> Outcome:
         performance.run()
     truth = {name: FileTruth(corpus.lines(name)) for name in _tracked(console, "reading the files", corpus.files)}
     records = [record for path in record_files(folder) for record in read_records(path)]
-    with _busy(console, "comparing"):
+    with busy(console, "comparing"):
         verdict = check(truth, records, performance.ownership.died)
     picture = folder / "demo.png"
-    with _busy(console, "drawing"):
+    with busy(console, "drawing"):
         draw(performance.story, performance.ownership, _title(corpus, total), picture)
     return Outcome(
         verdict=verdict,
@@ -99,7 +99,7 @@ def _tracked(console: Console, what: str, names: Collection[str]) -> Iterable[st
     return track(names, what, console=console, transient=True) if console.is_terminal else names
 
 
-def _busy(console: Console, what: str) -> AbstractContextManager[object]:
+def busy(console: Console, what: str) -> AbstractContextManager[object]:
     """Says on a terminal that this takes a moment."""
     return console.status(what) if console.is_terminal else contextlib.nullcontext()
 
