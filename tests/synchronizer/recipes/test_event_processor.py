@@ -223,6 +223,19 @@ class TestHandling:
         assert failures >= 1
         assert handler.handled == events
 
+    def test_a_position_that_the_store_did_not_take_is_stored_when_it_can_be(
+        self, store: FailingStore, clock: InstantClock
+    ) -> None:
+        add(store, numbers(3))
+        handler = Handler()
+        processor = stepped(store, clock, handler)
+        handler.then = lambda event: event.data == b"0002" and store.fail_appends()
+        with pytest.raises(StoreUnavailableError):
+            processor.step()
+        assert position(store) == 0
+        assert processor.step() == 0
+        assert position(store) == store.info(SEGMENT).length
+
     def test_a_lost_answer_about_the_position_is_found_out(self, store: FailingStore, clock: InstantClock) -> None:
         add(store, numbers(30))
         handler = Handler()
@@ -321,6 +334,18 @@ class TestOneConsumer:
         one.step()
         drain(one)
         assert order == numbers(5) + numbers(2) + numbers(8, start=2)
+
+    def test_one_that_gets_it_back_without_having_missed_it_does_so_too(
+        self, store: FailingStore, clock: InstantClock
+    ) -> None:
+        add(store, numbers(10))
+        handler = Handler()
+        one, two = stepped(store, clock, handler, max_batch=2), stepped(store, clock, handler, max_batch=3)
+        one.step()
+        take_over(two, clock)
+        two.close()
+        drain(one)
+        assert handler.handled == numbers(10)
 
     def test_positions_only_grow(self, store: FailingStore, clock: InstantClock) -> None:
         handler = Handler()

@@ -230,7 +230,7 @@ def test_who_was_silent_for_long_is_forgotten_and_may_come_again(store: LateStor
     for left in (2, 1):
         clock.advance(700)
         other.add(b"3")
-        assert [consumer.step() > 0, consumer.step()] == [True, 0]
+        assert [consumer.step() > 0, consumer.step(), consumer.step()] == [True, 0, 0]
         assert adders(store) == left
     for each in (jobs, jobs, other):
         each.add(b"4")
