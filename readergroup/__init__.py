@@ -16,9 +16,11 @@ from synchronizer import EventProcessor as EventProcessor
 from synchronizer import EventQueue as EventQueue
 from synchronizer import HandlerError as HandlerError
 from synchronizer import HandlingLatency as HandlingLatency
+from synchronizer import HeldLock as HeldLock
 from synchronizer import InvalidArgumentError as InvalidArgumentError
 from synchronizer import LeaderElection as LeaderElection
 from synchronizer import LeaseLostError as LeaseLostError
+from synchronizer import Lock as Lock
 from synchronizer import ManualClock as ManualClock
 from synchronizer import Map as Map
 from synchronizer import NotFoundError as NotFoundError
@@ -46,9 +48,12 @@ from synchronizer import ValueChange as ValueChange
 
 from .batch.client import BatchClient as BatchClient
 from .batch.ranges import SegmentRange as SegmentRange
+from .checkpoint import Checkpoint as Checkpoint
 from .client import Client as Client
 from .client import connect as connect
 from .config import ReaderGroupConfig as ReaderGroupConfig
+from .errors import CheckpointFailedError as CheckpointFailedError
+from .errors import CheckpointTimeoutError as CheckpointTimeoutError
 from .errors import CorruptDataError as CorruptDataError
 from .errors import EndOfDataError as EndOfDataError
 from .errors import EventTooLargeError as EventTooLargeError
@@ -65,6 +70,7 @@ from .group import Distribution as Distribution
 from .group import ReaderGroup as ReaderGroup
 from .lag import GroupLag as GroupLag
 from .lag import SegmentLag as SegmentLag
+from .notifiers import CheckpointNotification as CheckpointNotification
 from .notifiers import EndOfDataNotification as EndOfDataNotification
 from .notifiers import ReaderNotification as ReaderNotification
 from .notifiers import SegmentNotification as SegmentNotification

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final, Protocol, Self, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
 
@@ -17,8 +18,10 @@ from synchronizer import (
     EventProcessor,
     EventProcessorOptions,
     EventQueue,
+    HeldLock,
     InvalidArgumentError,
     LeaderElection,
+    Lock,
     QueuedEvent,
     SegmentStore,
     SharedConfig,
@@ -100,6 +103,8 @@ class Client:
         self._address: str | None = None  # of a store that this client opened, and closes
         # Held weakly: a writer that is closed is to be forgotten. One that is open is held by its thread.
         self._opened: WeakValueDictionary[int, _Closable] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[str, Lock] = WeakValueDictionary()  # those that are held or waited for
+        self._guard = threading.Lock()
 
     @overload
     def writer(self, stream: str, *, timeout: float | None = None) -> EventWriter[bytes]: ...
@@ -162,6 +167,22 @@ class Client:
                 self.store, name, candidate_id, member_timeout_seconds=member_timeout_seconds, **self._state_options
             )
         )
+
+    @contextmanager
+    def lock(
+        self, name: str, *, timeout: float | None = None, member_timeout_seconds: float = 10.0
+    ) -> Iterator[HeldLock]:
+        """Hold the lock of this name in the block; `DeadlineExceededError` if it could not be had in time."""
+        with self._lock(name, member_timeout_seconds).acquire(timeout=timeout) as held:
+            yield held
+
+    def _lock(self, name: str, member_timeout_seconds: float) -> Lock:
+        with self._guard:  # one for all threads, so that it knows which of them hold it
+            lock = self._locks.get(name)
+            if lock is None:
+                lock = Lock(self.store, name, member_timeout_seconds=member_timeout_seconds, **self._state_options)
+                self._locks[name] = self._keep(lock)
+            return lock
 
     @property
     def _state_options(self) -> SynchronizerOptions:

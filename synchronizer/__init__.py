@@ -36,7 +36,9 @@ from .recipes import EventProcessor as EventProcessor
 from .recipes import EventProcessorOptions as EventProcessorOptions
 from .recipes import EventQueue as EventQueue
 from .recipes import HandlingLatency as HandlingLatency
+from .recipes import HeldLock as HeldLock
 from .recipes import LeaderElection as LeaderElection
+from .recipes import Lock as Lock
 from .recipes import QueuedEvent as QueuedEvent
 from .recipes import SetChange as SetChange
 from .recipes import SharedConfig as SharedConfig

@@ -8,6 +8,8 @@ from .event_processor import EventProcessor as EventProcessor
 from .event_processor import EventProcessorOptions as EventProcessorOptions
 from .event_queue import MAX_OUTSTANDING_BYTES as MAX_OUTSTANDING_BYTES
 from .event_queue import EventQueue as EventQueue
+from .lock import HeldLock as HeldLock
+from .lock import Lock as Lock
 from .shared import SynchronizerOptions as SynchronizerOptions
 from .shared import ValueChange as ValueChange
 from .shared_config import SharedConfig as SharedConfig

@@ -17,7 +17,7 @@ from ..errors import ClosedError, DeadlineExceededError, LeaseLostError, ReaderG
 from ..state_synchronizer import StateSynchronizer
 from ..store import SegmentStore
 from .members import UPDATES, Members, nobody
-from .seat import LEAVE_SECONDS, Seat
+from .seat import ASK_SECONDS, Seat
 from .shared import SynchronizerOptions
 
 #: How long closing waits for a listener that is being called.
@@ -84,10 +84,10 @@ class LeaderElection:
             self._check_open()
             if not self._campaigns or not self._seat.taken:
                 self._elected = False
-                self._seat.take(timeout=deadline.remaining(self.synchronizer.timeout))
+                self._seat.take(timeout=max(ASK_SECONDS, deadline.remaining(self.synchronizer.timeout)))
                 self._campaigns = True
         if wait and not self._seat.wait_until(lambda: self.is_leader or not self._campaigns, deadline):
-            self._withdraw()
+            self._resign_or_warn()
             raise DeadlineExceededError(
                 "another is the leader; campaign again, or with more time",
                 election=self.name,
@@ -102,12 +102,9 @@ class LeaderElection:
         From the beginning of the call on `check` raises. Where the store does not answer in time, the error is raised
         and the lease runs out.
         """
-        try:
-            with self._lock:
-                self._campaigns = False
-                self._seat.give_up(timeout=timeout)
-        finally:
-            self._seat.tell()
+        with self._lock:
+            self._campaigns = False
+            self._seat.give_up(timeout=timeout)
 
     @property
     def member_timeout_seconds(self) -> float:
@@ -190,7 +187,7 @@ class LeaderElection:
             if self._closed:
                 return
             self._closed = True
-        self._withdraw()
+        self._resign_or_warn()
         telling = self._telling
         if telling is not None and telling is not threading.current_thread():
             telling.join(CLOSE_SECONDS)
@@ -232,15 +229,14 @@ class LeaderElection:
                 _logger.warning("%s is no longer the leader of %s", self.candidate_id, self.name)
                 return
             try:
-                self._seat.take(timeout=LEAVE_SECONDS)
+                self._seat.take(timeout=ASK_SECONDS)
             except ReaderGroupError as error:
                 _logger.warning("%s could not get back in line for %s: %s", self.candidate_id, self.name, error)
 
-    def _withdraw(self) -> None:
-        try:
-            self.resign(timeout=LEAVE_SECONDS)
-        except ReaderGroupError as error:
-            _logger.warning("%s could not resign from %s; its lease runs out: %s", self.candidate_id, self.name, error)
+    def _resign_or_warn(self) -> None:
+        with self._lock:
+            self._campaigns = False
+            self._seat.give_up_or_warn()
 
     def _start_telling(self) -> None:
         with self._lock:

@@ -27,8 +27,8 @@ from .members import Join, Leave, Member, Members
 MAX_MEMBER_LENGTH: Final = 250
 #: How soon what has failed is tried again.
 RETRY_SECONDS: Final = 0.1
-#: How long it may take to give a seat up where that is not what was asked for. Else its lease runs out.
-LEAVE_SECONDS: Final = 1.0
+#: How long the store may take to be asked, where the time that was given is for something else.
+ASK_SECONDS: Final = 1.0
 
 _logger = logging.getLogger(__name__)
 
@@ -78,23 +78,20 @@ class Seat:
         """Until when, on the clock, nobody can have taken the member out."""
         return float("-inf") if self._lease is None else self._lease.valid_until
 
-    def found(self) -> Member | None:
-        """The member of this seat in the newest state that is known here."""
-        try:
-            return None if self._lease is None else self._synchronizer.state.find(self._lease.name)
-        except NotFoundError:
-            return None
-
     def first(self) -> Member | None:
         """The member of this seat, if it is the first of all and nobody can have taken it out."""
         lease = self._lease
         if lease is None or self._clock.monotonic() >= lease.valid_until:
             return None
+        first = self.first_of_all()
+        return first if first is not None and first.lease == lease.name else None
+
+    def first_of_all(self) -> Member | None:
+        """The first member in the newest state that is known here; None also where the state was deleted."""
         try:
-            first = self._synchronizer.state.first
+            return self._synchronizer.state.first
         except NotFoundError:
             return None
-        return first if first is not None and first.lease == lease.name else None
 
     def take(self, *, replace: bool = False, timeout: float | None = None) -> None:
         """Take a seat behind all others. With ``replace``, other members of the same id go."""
@@ -131,12 +128,12 @@ class Seat:
         """
         with self._lock:
             lease, self._lease = self._lease, None
-        if lease is None:
-            return
-        lost = lease.lost
-        lease.lose()
+        present = lease is not None and not lease.lost
+        if lease is not None:
+            lease.lose()
         self._wake.set()
-        if lost:
+        self.tell()
+        if lease is None or not present:
             return
 
         def leave(state: Members) -> _Proposal:
@@ -147,6 +144,15 @@ class Seat:
 
         with suppress(NotFoundError):  # the state was deleted, and the members with it
             self._synchronizer.update_state_with_attributes(leave, timeout=timeout)
+
+    def give_up_or_warn(self) -> None:
+        """`give_up`, for who goes anyhow."""
+        try:
+            self.give_up(timeout=ASK_SECONDS)
+        except ReaderGroupError as error:
+            _logger.warning(
+                "%s could not leave %s; its lease runs out: %s", self.member, self._synchronizer.name, error
+            )
 
     def wait_until(self, condition: Callable[[], bool], deadline: Deadline) -> bool:
         """Whether the condition came to hold before the deadline. It is looked at when something may have changed."""

@@ -1,6 +1,7 @@
 """Several "processes" in one: each has a store of its own, which fails on demand, and they share a clock.
 
-The clock moves by hand, or while somebody waits, and nothing runs in the background: `World.step` is one round of what all threads do.
+The clock moves by hand, or while somebody waits, and nothing runs in the background: `World.step` is one round of what
+all threads do.
 """
 
 from __future__ import annotations

@@ -1,0 +1,194 @@
+"""`Lock`: of all who want it one at a time holds it, in the order of their coming.
+
+Who holds it, or waits for it, is a member of the lock's state. The first of the members is the holder, and its fencing
+token is the token of the entry that let it in, so that whoever holds the lock later has a greater one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from typing import Final, NamedTuple, Self, Unpack
+
+from ..clock import Deadline
+from ..errors import ClosedError, DeadlineExceededError, InvalidArgumentError, LeaseLostError
+from ..state_synchronizer import StateSynchronizer
+from ..store import SegmentStore
+from .members import UPDATES, Member, nobody
+from .seat import ASK_SECONDS, Seat
+from .shared import SynchronizerOptions
+
+#: How much longer than the timeout it may take until a dead holder is taken out.
+TAKEOVER_SECONDS: Final = 2.0
+
+_logger = logging.getLogger(__name__)
+
+
+class HeldLock:
+    """A lock that is held until the end of the block, or `release`."""
+
+    def __init__(self, lock: Lock, seat: Seat, fencing_token: int) -> None:
+        #: Greater than those of all who held the lock before.
+        self.fencing_token = fencing_token
+        self._lock = lock
+        self._seat = seat
+        self._thread = threading.get_ident()
+
+    def check(self) -> None:
+        """Raise `LeaseLostError` if somebody else may hold the lock, and before that can be. Asks nobody: it is quick.
+
+        After an outage of the store it passes again, if nobody else got the lock. Whoever is paused between the check
+        and what it does next is not stopped by it: what must not be done twice compares fencing tokens.
+        """
+        if self._seat.first() is None:
+            raise LeaseLostError(
+                "the lock was released, or may be another's by now; stop what it protects",
+                lock=self._lock.name,
+                fencing_token=self.fencing_token,
+            )
+
+    def release(self) -> None:
+        """Let the next one have the lock at once. Twice is no error. Where the store is away, the lease runs out."""
+        self._lock._release(self._seat, self._thread)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()
+
+
+class _Lingering(NamedTuple):
+    """A seat of one who waits no more, kept to find out whether this holder is dead."""
+
+    seat: Seat
+    holder: Member
+    until: float
+
+
+class Lock:
+    """A lock that processes share, and the threads of each. The store is borrowed and never closed.
+
+    ``member_timeout_seconds`` is how long the lease of a holder may stand still, or of one who waits; the first of all
+    that are there decides it. ``owner`` is what others are told of who holds the lock: by default host and process id.
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        name: str,
+        *,
+        owner: str | None = None,
+        member_timeout_seconds: float = 10.0,
+        threads: bool = True,
+        **options: Unpack[SynchronizerOptions],
+    ) -> None:
+        self.name = name
+        self.owner = owner or f"{socket.gethostname()}/{os.getpid()}"
+        self.synchronizer = StateSynchronizer(
+            store, f"lock/{name}", initial=nobody(member_timeout_seconds), updates=UPDATES, **options
+        )
+        self._clock = self.synchronizer.clock
+        self._timeout_seconds = member_timeout_seconds
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._seats: set[Seat] = set()  # of those here who wait or hold
+        self._holding: set[int] = set()  # the threads that do
+        self._lingering: _Lingering | None = None
+        self._closed = False
+
+    def acquire(self, *, timeout: float | None = None) -> HeldLock:
+        """The lock, held: a context manager. At the deadline `DeadlineExceededError` says who has it.
+
+        ``timeout`` is for waiting in line; to ask a store that is slow, there is a second at least. A thread
+        that holds the lock already is refused: it would wait for itself.
+        """
+        if self._closed:
+            raise ClosedError("the lock is closed; open another", lock=self.name)
+        if threading.get_ident() in self._holding:
+            raise InvalidArgumentError("this thread holds the lock already; pass on what it has", lock=self.name)
+        deadline = Deadline(self._clock, self.synchronizer.timeout if timeout is None else timeout)
+        seat = Seat(
+            self.synchronizer, self.owner, self._timeout_seconds, changed=self._end_lingering, threads=self._threads
+        )
+        with self._lock:
+            self._seats.add(seat)
+        try:
+            first = self._wait_in_line(seat, deadline)
+        except DeadlineExceededError:
+            self._linger(seat)
+            raise
+        except BaseException:
+            self._give_up(seat)
+            raise
+        self._holding.add(threading.get_ident())
+        return HeldLock(self, seat, first.incarnation)
+
+    def holder(self, *, timeout: float | None = None) -> str | None:
+        """The owner of the lock in the newest state; None where it is free."""
+        first = self.synchronizer.fetch_updates(timeout=timeout).first
+        return None if first is None else first.member
+
+    def close(self) -> None:
+        """Release the lock, if it is held here, and end all waiting for it here. Twice is no error."""
+        self._closed = True
+        with self._lock:
+            seats = list(self._seats)
+        for seat in seats:
+            self._give_up(seat)
+        self.synchronizer.close()
+
+    def __repr__(self) -> str:
+        return f"Lock({self.name!r}, {self.synchronizer.store.url!r})"
+
+    def _wait_in_line(self, seat: Seat, deadline: Deadline) -> Member:
+        while not self._closed:
+            if (first := seat.first()) is not None:
+                return first
+            if not seat.taken:  # not yet, or it was lost by one who was paused
+                seat.take(timeout=max(ASK_SECONDS, deadline.remaining()))
+            elif not seat.wait_until(lambda: seat.first() is not None or not seat.taken or self._closed, deadline):
+                raise DeadlineExceededError(
+                    "another holds the lock; wait longer, or try again",
+                    lock=self.name,
+                    holder=first.member if (first := seat.first_of_all()) else None,
+                )
+        raise ClosedError("the lock is closed; open another", lock=self.name)
+
+    def _release(self, seat: Seat, thread: int) -> None:
+        self._holding.discard(thread)
+        self._give_up(seat)
+
+    def _give_up(self, seat: Seat) -> None:
+        with self._lock:
+            self._seats.discard(seat)
+        seat.give_up_or_warn()
+
+    # ------------------------------------------------------------------ holders that are dead
+
+    def _linger(self, seat: Seat) -> None:
+        """Give the seat up; but whoever waits for less than it takes to see that the holder is dead sees it later.
+
+        Otherwise nobody would, where all wait for less. One seat of a process is enough for that.
+        """
+        holder = seat.first_of_all()
+        with self._lock:
+            if seat.taken and holder is not None and self._lingering is None:
+                takes = self.synchronizer.state.timeout_seconds + TAKEOVER_SECONDS
+                self._lingering = _Lingering(seat, holder, self._clock.monotonic() + takes)
+                return
+        self._give_up(seat)
+
+    def _end_lingering(self) -> None:
+        """Give the seat up whose holder has released the lock, or is dead, or lives."""
+        with self._lock:
+            found = self._lingering
+            if found is None:
+                return
+            is_same = found.seat.taken and found.seat.first_of_all() == found.holder
+            if is_same and self._clock.monotonic() < found.until:
+                return
+            self._lingering = None
+        self._give_up(found.seat)

@@ -1,0 +1,204 @@
+"""Who holds the lock, who waits for how long, and what is left of those who died."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from synchronizer import (
+    ClosedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    LeaseLostError,
+    ManualClock,
+    SegmentStore,
+    open_store,
+)
+from synchronizer.recipes.lock import HeldLock, Lock
+from synchronizer.testing import FailingStore
+
+pytestmark = pytest.mark.stores(in_turn=True)
+LONG = 60.0
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[SegmentStore]:
+    with open_store(store_url) as store:
+        yield store
+
+
+def a_lock(store: SegmentStore, owner: str = "a", timeout_seconds: float = 10.0) -> Lock:
+    return Lock(store, "door", owner=owner, member_timeout_seconds=timeout_seconds)
+
+
+def dead_holder(store: SegmentStore, timeout_seconds: float) -> None:
+    """A lock that is held by somebody who does nothing any more."""
+    lock = Lock(store, "door", owner="dead", member_timeout_seconds=timeout_seconds, threads=False)
+    assert lock.acquire(timeout=LONG).fencing_token
+
+
+class Waiting:
+    """A thread that waits for the lock."""
+
+    def __init__(self, lock: Lock, timeout: float = LONG) -> None:
+        self.result: HeldLock | Exception | None = None
+        self._lock = lock
+        self._timeout = timeout
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self._lock.acquire(timeout=self._timeout)
+        except Exception as error:
+            self.result = error
+
+    def ended(self) -> HeldLock | Exception:
+        self._thread.join(LONG)
+        assert self.result is not None
+        return self.result
+
+    def held(self) -> HeldLock:
+        found = self.ended()
+        assert isinstance(found, HeldLock), found
+        return found
+
+
+def members(lock: Lock) -> list[str]:
+    return [each.member for each in lock.synchronizer.fetch_updates().members]
+
+
+def wait_for_members(lock: Lock, *owners: str) -> None:
+    lock.synchronizer.wait_for(lambda state: [each.member for each in state.members] == [*owners], timeout=LONG)
+
+
+def test_a_lock_is_held_within_its_block_and_its_tokens_grow(store: SegmentStore) -> None:
+    locks = [a_lock(store, "a"), a_lock(store, "b")]
+    tokens = []
+    for lock in (*locks, *locks):
+        with lock.acquire(timeout=LONG) as held:
+            held.check()
+            assert lock.holder() == lock.owner
+            tokens.append(held.fencing_token)
+        with pytest.raises(LeaseLostError, match=f"fencing_token={held.fencing_token}"):
+            held.check()
+    assert tokens == sorted(set(tokens))
+    assert locks[0].holder() is None
+
+
+def test_a_lock_is_released_when_its_block_raises(store: SegmentStore) -> None:
+    lock = a_lock(store)
+    with pytest.raises(ZeroDivisionError), lock.acquire(timeout=LONG):
+        raise ZeroDivisionError
+    assert lock.holder() is None
+
+
+def test_those_who_wait_get_the_lock_in_the_order_of_their_coming(store: SegmentStore) -> None:
+    first = a_lock(store, "first")
+    held = first.acquire(timeout=LONG)
+    waiting = []
+    for number in range(4):
+        waiting.append(Waiting(a_lock(store, f"w{number}")))
+        wait_for_members(first, "first", *(f"w{each}" for each in range(number + 1)))
+    held.release()
+    for each in waiting:
+        next_held = each.held()
+        assert next_held.fencing_token > held.fencing_token
+        held = next_held
+        held.release()
+
+
+def test_threads_of_a_process_exclude_each_other(store: SegmentStore) -> None:
+    lock = a_lock(store)
+    inside, most = 0, 0
+    for _ in range(3):
+
+        def work() -> None:
+            nonlocal inside, most
+            for _ in range(4):
+                with lock.acquire(timeout=LONG):
+                    inside += 1
+                    most = max(most, inside)
+                    inside -= 1
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG)
+    assert (inside, most) == (0, 1)
+
+
+def test_who_waits_too_long_is_told_who_holds_the_lock_and_is_not_in_line_any_more(store: SegmentStore) -> None:
+    lock, other = a_lock(store, "a", timeout_seconds=0.5), a_lock(store, "b", timeout_seconds=0.5)
+    with lock.acquire(timeout=LONG) as held:
+        for timeout in (0.0, 0.1):
+            with pytest.raises(DeadlineExceededError, match="holder='a'") as caught:
+                other.acquire(timeout=timeout)
+            assert isinstance(caught.value, TimeoutError)
+        wait_for_members(lock, "a")
+        held.check()
+
+
+def test_a_thread_that_holds_the_lock_is_refused_and_may_come_back_later(store: SegmentStore) -> None:
+    lock = a_lock(store)
+    with lock.acquire(timeout=LONG):
+        with pytest.raises(InvalidArgumentError, match="this thread holds the lock already"):
+            lock.acquire(timeout=LONG)
+    with lock.acquire(timeout=LONG) as held:
+        held.check()
+
+
+def test_the_lock_of_a_dead_holder_is_given_on_after_its_timeout(store: SegmentStore) -> None:
+    dead_holder(store, 0.5)
+    held = a_lock(store, timeout_seconds=0.5).acquire(timeout=LONG)
+    held.check()
+    held.release()
+
+
+def test_the_lock_of_a_dead_holder_is_given_on_also_where_everybody_waits_for_less(store: SegmentStore) -> None:
+    dead_holder(store, 0.5)
+    lock = a_lock(store, timeout_seconds=0.5)
+    with pytest.raises(DeadlineExceededError):
+        lock.acquire(timeout=0.0)
+    wait_for_members(lock)
+    with lock.acquire(timeout=0.5) as held:
+        held.check()
+
+
+def test_closing_releases_the_lock_and_ends_the_waiting(store: SegmentStore) -> None:
+    lock, other = a_lock(store, "a"), a_lock(store, "b")
+    held = lock.acquire(timeout=LONG)
+    waiting = Waiting(other)
+    wait_for_members(lock, "a", "b")
+    other.close()
+    assert isinstance(waiting.ended(), ClosedError)
+    wait_for_members(lock, "a")
+    lock.close()
+    with pytest.raises(LeaseLostError):
+        held.check()
+    with pytest.raises(ClosedError):
+        lock.acquire(timeout=LONG)
+    with a_lock(store, "c").acquire(timeout=LONG):
+        pass
+
+
+def test_a_lease_that_may_be_over_is_told_before_anybody_else_can_hold_the_lock(store: SegmentStore) -> None:
+    clock = ManualClock()
+    failing = FailingStore(store)
+    lock = Lock(failing, "door", member_timeout_seconds=10.0, clock=clock, threads=False)
+    held = lock.acquire(timeout=LONG)
+    clock.advance(7.9)
+    held.check()
+    clock.advance(0.2)
+    with pytest.raises(LeaseLostError):
+        held.check()
+    held._seat.step()
+    held.check()
+    failing.unavailable = True
+    clock.advance(8.1)
+    held._seat.step()
+    with pytest.raises(LeaseLostError):
+        held.check()
