@@ -2,8 +2,8 @@
 
 One renews their leases (which commits their positions) and does nothing else, so that nothing delays it. The other
 follows the group's log and the metadata of its streams, declares readers dead whose leases stand still, and proposes
-the planner's moves. `GroupDriver.step` is one round of both and says when the next is due; tests and simulations call
-it instead of starting the threads.
+the planner's moves, and automatic checkpoints. `GroupDriver.step` is one round of both and says when the next is due;
+tests and simulations call it instead of starting the threads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from synchronizer.leases import DeathWatch
 from . import balance
 from .pace import Pace
 from .state import ReaderState
-from .state_manager import ReaderGroupStateManager
+from .state_manager import ReaderGroupStateManager, newest_checkpoint
 
 _logger = logging.getLogger(__name__)
 
@@ -43,6 +43,8 @@ class DrivenReader(Protocol):
 
     @property
     def renewed_at(self) -> float: ...
+    @property
+    def keeps_checkpoints(self) -> bool: ...
     def renew_if_due(self) -> float: ...
     def look_up(self) -> None: ...
 
@@ -70,6 +72,7 @@ class GroupDriver:
         self._told: Revision | None = None  # of the state that the readers were told to look at
         self._settled: Revision | None = None  # of the state that there is nothing to propose for
         self._propose_at: float | None = None
+        self._checkpoint: tuple[int, float] | None = None  # the newest, and when it was first seen
         self._proposes_for: Revision | None = None  # the newest when that was decided
 
     def join(self, reader: DrivenReader) -> None:
@@ -169,7 +172,7 @@ class GroupDriver:
         """Follow, observe and balance, and return when that is due again. Never raises but `ClosedError`."""
         self._failed = False
         due = float("inf")
-        for step in (self._fetch, self._observe, self._follow, self._balance, self._tell):
+        for step in (self._fetch, self._observe, self._follow, self._balance, self._keep, self._tell):
             try:
                 due = min(due, step())
             except ClosedError:
@@ -258,6 +261,22 @@ class GroupDriver:
         except StateTooLargeError:
             self._settled = revision  # there is no room for the moves before the state is another one
             raise
+        return now
+
+    def _keep(self) -> float:
+        """Begin a checkpoint when it is time, if a reader here keeps something at it; the first in turn does."""
+        if not any(reader.keeps_checkpoints for reader in self._present_readers()):
+            self._checkpoint = None
+            return float("inf")
+        state, now = self._manager.state, self._clock.monotonic()
+        newest = newest_checkpoint(state)
+        if self._checkpoint is None or self._checkpoint[0] != newest:
+            self._checkpoint = newest, now
+        due = self._checkpoint[1] + state.config.automatic_checkpoint_interval_seconds + self._stagger(state.readers)
+        if now < due:
+            return due
+        self._checkpoint = newest, now
+        self._manager.begin_automatic_checkpoint(after=newest)
         return now
 
     def _stagger(self, readers: Mapping[str, ReaderState]) -> float:

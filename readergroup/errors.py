@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from synchronizer import AlreadyExistsError, InvalidArgumentError, NotFoundError, ReaderGroupError
+from synchronizer import (
+    AlreadyExistsError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    ReaderGroupError,
+)
 
 
 class StreamExistsError(AlreadyExistsError):
@@ -27,6 +33,16 @@ class ReaderGroupExistsError(AlreadyExistsError):
 
 class ReaderNotInGroupError(ReaderGroupError):
     """The reader is not, or no longer, in the group, or no longer owns the segment. What it did now has no effect."""
+
+
+class CheckpointTimeoutError(DeadlineExceededError):
+    """The checkpoint was not completed in time. ``readers`` are those that block it."""
+
+
+class CheckpointFailedError(ReaderGroupError):
+    """The checkpoint was given up: the group was reset meanwhile, or became too large. Nothing came of it."""
+
+    retryable = True
 
 
 class EndOfDataError(ReaderGroupError, EOFError):

@@ -20,13 +20,15 @@ from synchronizer import (
 )
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 
+from .checkpoint import Checkpoint
+from .checkpointing import take_checkpoint
 from .config import ReaderGroupConfig, new_reader_id
 from .driver import GroupDriver, follow_streams
 from .errors import ReaderGroupExistsError
 from .event import Position
 from .lag import GroupLag, group_lag, positions
-from .notifiers import EndOfDataNotifier, ReaderNotifier, SegmentNotifier
-from .reader import Reader, SegmentCallback
+from .notifiers import CheckpointNotifier, EndOfDataNotifier, ReaderNotifier, SegmentNotifier
+from .reader import CheckpointCallback, Reader, SegmentCallback
 from .record.deletion import delete_record
 from .record.entries import LIFE
 from .record.record import NotificationRecord
@@ -42,8 +44,9 @@ from .scaling.pool import ReaderPool
 from .scaling.retry import RetryPolicy
 from .scaling.scaler import Scaler
 from .scaling.worker import HandleBatch, HandleEvent
+from .starting import Place, initial_state, reset
 from .state import ReaderGroupState
-from .state_manager import ReaderGroupStateManager, initial_state
+from .state_manager import ReaderGroupStateManager
 from .streams.config import SegmentId, StreamCut, check_name
 from .streams.serializers import BytesSerializer, Serializer
 from .updates import UPDATES, ConfigureGroup
@@ -84,6 +87,7 @@ class ReaderGroup:
         self.segment_notifier = SegmentNotifier(self._manager, source=name)
         self.end_of_data_notifier = EndOfDataNotifier(synchronizer, source=name)
         self.reader_notifier = ReaderNotifier(synchronizer, source=name)
+        self.checkpoint_notifier = CheckpointNotifier(synchronizer, source=name)
         self.notification_record = NotificationRecord(
             synchronizer.store, group=name, log=synchronizer.segment, clock=synchronizer.clock, timeout=client.timeout
         )
@@ -98,6 +102,7 @@ class ReaderGroup:
         auto_commit: bool = True,
         on_assign: SegmentCallback | None = None,
         on_release: SegmentCallback | None = None,
+        on_checkpoint: CheckpointCallback | None = None,
     ) -> Reader[bytes]: ...
     @overload
     def reader(
@@ -108,6 +113,7 @@ class ReaderGroup:
         auto_commit: bool = True,
         on_assign: SegmentCallback | None = None,
         on_release: SegmentCallback | None = None,
+        on_checkpoint: CheckpointCallback | None = None,
     ) -> Reader[T]: ...
     def reader(
         self,
@@ -117,11 +123,14 @@ class ReaderGroup:
         auto_commit: bool = True,
         on_assign: SegmentCallback | None = None,
         on_release: SegmentCallback | None = None,
+        on_checkpoint: CheckpointCallback | None = None,
     ) -> Reader[Any]:
         """A reader that is in the group from now on, a context manager. One that has the same id is replaced.
 
         ``on_assign`` and ``on_release`` are called with a segment, in the reading thread, before its first event is
-        handed out and before it is given up or completed.
+        handed out and before it is given up or completed. ``on_checkpoint`` is called with the name of a checkpoint,
+        there too, between two events: what the application keeps then is what goes with the checkpoint. A reader that
+        commits by hand commits in there.
         """
         reader = Reader(
             self._manager,
@@ -131,6 +140,7 @@ class ReaderGroup:
             auto_commit=auto_commit,
             on_assign=on_assign,
             on_release=on_release,
+            on_checkpoint=on_checkpoint,
             timeout=self._client.timeout,
             on_close=self._forget,
         )
@@ -321,6 +331,35 @@ class ReaderGroup:
         """
         return self._manager.remove_reader(reader, position=position, cause="removed")
 
+    # ------------------------------------------------------------------ checkpoints
+
+    def checkpoint(self, name: str, *, timeout: float | None = None) -> Checkpoint:
+        """Let all readers pass a checkpoint of this name, and return it when they have.
+
+        Each calls its ``on_checkpoint`` between two events, and goes on. `CheckpointTimeoutError` names those that have
+        not passed in time; then the checkpoint is given up. A group without readers has passed at once. The last
+        ``max_outstanding_checkpoints`` are kept (see `checkpoints`); one of the same name takes the other's place.
+        """
+        timeout = self._client.timeout if timeout is None else timeout
+        found = take_checkpoint(self._manager, check_name(name, "checkpoint"), timeout=timeout)
+        return self.state.as_checkpoint(found, group=self.name)
+
+    @property
+    def checkpoints(self) -> Mapping[str, Checkpoint]:
+        """The last completed checkpoints by name, the oldest first, as the store has them now."""
+        state = self.synchronizer.fetch_updates()
+        completed = [each for each in state.checkpoints or () if each.completed]
+        return {each.name: state.as_checkpoint(each, group=self.name) for each in completed}
+
+    def reset(self, to: Place, *, timeout: float | None = None) -> None:
+        """Let the group go on elsewhere: at a checkpoint, a cut for each stream, "head", "tail" or a time of writing.
+
+        The readers go on from there as they are: each loses its segments with what it has in hand, and hears
+        ``on_assign`` for those that it gets. What they commit of before has no effect. Streams that are not among the
+        cuts stay where they are. Checkpoints that are under way fail.
+        """
+        reset(self._manager, to, timeout=timeout)
+
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
@@ -331,7 +370,12 @@ class ReaderGroup:
             recordings = list(self._recordings)
         with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
             closing.callback(self.synchronizer.close)
-            for notifier in (self.segment_notifier, self.end_of_data_notifier, self.reader_notifier):
+            for notifier in (
+                self.segment_notifier,
+                self.end_of_data_notifier,
+                self.reader_notifier,
+                self.checkpoint_notifier,
+            ):
                 closing.callback(notifier.close)
             for recording in recordings:  # after the readers, whose leaving is to be recorded
                 closing.callback(recording.close)

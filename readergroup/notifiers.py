@@ -1,4 +1,4 @@
-"""What a reader group tells: changes of its segments, the end of its data, readers that come and go."""
+"""What a reader group tells: changes of its segments, the end of its data, readers that come and go, checkpoints."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from notifications import Change, Notification, PollingNotifier
 from synchronizer import NotFoundError
 
+from .checkpoint import Checkpoint
 from .driver import follow_streams
 from .state import ReaderGroupState
 from .state_manager import ReaderGroupStateManager
@@ -105,3 +106,30 @@ class ReaderNotifier(PollingNotifier[ReaderGroupState, ReaderNotification]):
             left=tuple(sorted(left)),
             dead=tuple(sorted(dead & left)),
         )
+
+
+class CheckpointNotification(Notification):
+    """Checkpoints were completed, or given up; first, the last completed ones."""
+
+    completed: tuple[Checkpoint, ...] = ()
+    #: The names of those that were given up.
+    failed: tuple[str, ...] = ()
+
+
+class CheckpointNotifier(PollingNotifier[ReaderGroupState, CheckpointNotification]):
+    """Tells of each checkpoint what became of it."""
+
+    def detect(
+        self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
+    ) -> Iterable[CheckpointNotification]:
+        if before is not None and before.checkpoints is after.checkpoints:
+            return
+        known = set() if before is None else {each.token for each in before.checkpoints or () if each.completed}
+        new = [each for each in after.checkpoints or () if each.completed and each.token not in known]
+        there = {each.token for each in after.checkpoints or ()}
+        failed: list[str] = []
+        if before is not None and not change.gap:  # else it may have been completed, and displaced by later ones
+            failed = [each.name for each in before.outstanding_checkpoints if each.token not in there]
+        if new or failed or before is None:
+            completed = tuple(after.as_checkpoint(each, group=change.source) for each in new)
+            yield CheckpointNotification(change=change, completed=completed, failed=tuple(failed))

@@ -32,6 +32,7 @@ from synchronizer import (
 )
 from synchronizer.leases import Lease
 
+from .checkpoint import CheckpointState
 from .config import ReaderGroupConfig
 from .driver import GroupDriver
 from .errors import EndOfDataError, ReaderNotInGroupError
@@ -68,6 +69,7 @@ _STAYS_OUT: Final[Mapping[str, str]] = {
 }
 
 SegmentCallback = Callable[[SegmentId], object]
+CheckpointCallback = Callable[[str], object]
 
 
 class Reader(Generic[T]):
@@ -87,6 +89,7 @@ class Reader(Generic[T]):
         auto_commit: bool = True,
         on_assign: SegmentCallback | None = None,
         on_release: SegmentCallback | None = None,
+        on_checkpoint: CheckpointCallback | None = None,
         timeout: float = 30.0,
         on_close: Callable[[Reader[T]], object] | None = None,
     ) -> None:
@@ -100,6 +103,7 @@ class Reader(Generic[T]):
         self._auto_commit = auto_commit
         self._on_assign = on_assign
         self._on_release = on_release
+        self._on_checkpoint = on_checkpoint
         self._timeout = timeout
         self._on_close = on_close
 
@@ -118,6 +122,8 @@ class Reader(Generic[T]):
         self._look_at_idle_at = 0.0
         self._waited_for_idle = False  # a moment ago, and they had nothing
         self._ending: list[Source[T]] = []  # handed out to their ends
+        #: The checkpoint that the application was told of last, and where the reader stood then.
+        self._kept_at: tuple[int, Positions] | None = None
         self._settled: Revision | None = None
         self._look = True  # the group's state, or the lease, may have changed
         self._pace = Pace(self._clock)
@@ -309,6 +315,11 @@ class Reader(Generic[T]):
         elif now >= self._commit_at:
             self._commit_at = now + config.position_interval_seconds
         return min(self._lease.renewed_at + interval, self._commit_at)
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether the application does something at checkpoints."""
+        return self._on_checkpoint is not None
 
     def look_up(self) -> None:
         """The group's state has changed: look before the next event is handed out. From any thread."""
@@ -587,7 +598,10 @@ class Reader(Generic[T]):
         return found is not None and found.lease == self._lease.name
 
     def _settle(self, deadline: Deadline) -> None:
-        """Make what the reader holds what the group's state says: join again, give up, take over."""
+        """Make what the reader holds what the group's state says: join again, pass a checkpoint, give up, take over.
+
+        In this order: out of a segment that it was given since a checkpoint it hands out nothing before it has passed.
+        """
         while True:
             state, revision = self._synchronizer.snapshot_of_state
             if revision == self._settled:
@@ -598,6 +612,9 @@ class Reader(Generic[T]):
             self._lease.keep_to(state.config.reader_timeout_seconds)
             owned = state.segments_of(self.reader_id)
             self._drop([s for s, source in self._sources.items() if s not in owned or owned[s].token != source.token])
+            if ahead := state.checkpoints_ahead_of(self.reader_id):
+                self._pass(ahead[0], deadline)
+                continue
             marked = {segment: found for segment, found in owned.items() if found.target is not None}
             if marked:
                 self._release(marked, deadline)
@@ -632,6 +649,21 @@ class Reader(Generic[T]):
                 if isinstance(update, RemoveReader) and update.reader == self.reader_id:
                     return _STAYS_OUT.get(update.cause or "removed")
         return None
+
+    def _pass(self, checkpoint: CheckpointState, deadline: Deadline) -> None:
+        """Let the application keep what it needs, once, and go on. The state tells when it is done."""
+        if self._kept_at is None or self._kept_at[0] != checkpoint.token:
+            if self._on_checkpoint is not None:
+                self._on_checkpoint(checkpoint.name)
+            # Whatever is committed until the store has heard of it comes after the checkpoint.
+            self._kept_at = checkpoint.token, {segment: source.held for segment, source in self._sources.items()}
+        token, held = self._kept_at
+        try:
+            self._manager.pass_checkpoint(
+                self.reader_id, self._lease.name, token, held, timeout=deadline.remaining(self._timeout)
+            )
+        except ReaderNotInGroupError:
+            self._fetch(deadline)  # the state says what happened
 
     def _release(self, marked: Mapping[SegmentId, SegmentState], deadline: Deadline) -> None:
         """Give up segments that are marked for hand-over, where the reader stands. The state tells when it is done."""

@@ -18,7 +18,7 @@ from pydantic import (
 
 from synchronizer import Map, NotFoundError, State
 
-from .checkpoint import CheckpointState
+from .checkpoint import Checkpoint, CheckpointState
 from .config import ReaderGroupConfig
 from .errors import ReaderNotInGroupError
 from .overview import Overview
@@ -203,6 +203,16 @@ class ReaderGroupState(State):
             stream: StreamCut(stream=stream, offsets=held, incarnation=self.streams[stream].incarnation)
             for stream, held in by_stream.items()
         }
+
+    def as_checkpoint(self, completed: CheckpointState, *, group: str) -> Checkpoint:
+        """A completed checkpoint as applications get it."""
+        return Checkpoint(
+            group=group,
+            name=completed.name,
+            number=completed.token,
+            cuts=self.cuts_at(completed.offsets),
+            automatic=completed.automatic,
+        )
 
     @property
     def outstanding_checkpoints(self) -> Sequence[CheckpointState]:

@@ -6,13 +6,12 @@ group again in the same entry, so that the group is never seen in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TypeVar
 
 from synchronizer import (
     AttributeChange,
-    Map,
     NotFoundError,
     Proposal,
     Revision,
@@ -24,12 +23,11 @@ from synchronizer.leases import Lease, Observed, lease_attribute, lease_value, r
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 
 from . import balance
-from .config import ReaderGroupConfig
 from .errors import ReaderNotInGroupError
 from .liveness import Held, Positions, current_offsets
 from .source import check_offset
-from .state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
-from .streams.config import KeyRange, SegmentId, StreamCut, number_of, stream_of
+from .state import ReaderGroupState, ReaderState, SegmentState
+from .streams.config import KeyRange, SegmentId, number_of, stream_of
 from .streams.manager import StreamManager
 from .streams.state import StreamState
 from .updates import (
@@ -37,10 +35,14 @@ from .updates import (
     AddReader,
     Cause,
     CompleteSegment,
+    CreateCheckpoint,
     EndStream,
+    FailCheckpoint,
     NewSegment,
+    PassCheckpoint,
     ReleaseSegment,
     RemoveReader,
+    ResetStream,
 )
 
 R = TypeVar("R")
@@ -150,6 +152,67 @@ class ReaderGroupStateManager:
                 incarnation = state.streams[stream_of(segment)].incarnation
                 check_offset(self.synchronizer.store, segment, incarnation, offset)
 
+    # ------------------------------------------------------------------ checkpoints
+
+    def begin_checkpoint(self, name: str, *, timeout: float | None = None) -> int | None:
+        """Begin a checkpoint of this name: it is the first that has the name and a greater token than this returns.
+
+        None: as many as may be are under way.
+        """
+
+        def begin(state: ReaderGroupState) -> tuple[Updates, int | None]:
+            asked_for = [each for each in state.outstanding_checkpoints if not each.automatic]
+            if len(asked_for) >= state.config.max_outstanding_checkpoints:
+                return (), None
+            return [CreateCheckpoint(name=name)], newest_checkpoint(state)
+
+        return self.synchronizer.update_state_returning(begin, timeout=timeout)
+
+    def begin_automatic_checkpoint(self, *, after: int, timeout: float | None = None) -> None:
+        """Begin one, unless there is one under way, or one newer than that which had the token ``after``."""
+
+        def begin(state: ReaderGroupState) -> Updates:
+            if state.outstanding_checkpoints or newest_checkpoint(state) != after:
+                return ()
+            return [CreateCheckpoint()]
+
+        self.synchronizer.update_state(begin, timeout=timeout)
+
+    def pass_checkpoint(
+        self, reader: str, lease: str, checkpoint: int, positions: Positions, *, timeout: float | None = None
+    ) -> None:
+        """The reader stands at these positions and has kept what it needs. Nothing if nobody waits for that any more.
+
+        For a group that is too large a checkpoint is no reason to stand still: it is given up.
+        """
+
+        def go_on(state: ReaderGroupState) -> Updates:
+            _check_member(state, reader, lease)
+            if all(each.token != checkpoint for each in state.checkpoints_ahead_of(reader)):
+                return ()
+            position = {
+                segment: held.offset
+                for segment, held in positions.items()
+                if _holds(state, reader, segment, held) and held.offset > state.segments[segment].offset
+            }
+            return [PassCheckpoint(reader=reader, checkpoint=checkpoint, position=position or None)]
+
+        try:
+            self.synchronizer.update_state(go_on, timeout=timeout)
+        except StateTooLargeError:
+            self.fail_checkpoint(checkpoint, timeout=timeout)
+
+    def fail_checkpoint(self, checkpoint: int, *, timeout: float | None = None) -> Collection[str] | None:
+        """Give the checkpoint up: the readers that had not passed it. None: it is not under way."""
+
+        def fail(state: ReaderGroupState) -> tuple[Updates, Collection[str] | None]:
+            for each in state.outstanding_checkpoints:
+                if each.token == checkpoint:
+                    return [FailCheckpoint(checkpoint=checkpoint)], each.waiting
+            return (), None
+
+        return self.synchronizer.update_state_returning(fail, timeout=timeout)
+
     # ------------------------------------------------------------------ segments
 
     def rebalance(self, *, timeout: float | None = None) -> None:
@@ -228,6 +291,21 @@ class ReaderGroupStateManager:
         self.streams.finish_pending(stream, timeout=timeout)
         self.follow_stream(stream, timeout=timeout)
 
+    def reset_streams(self, resets: Sequence[tuple[ResetStream, StreamState]], *, timeout: float | None = None) -> None:
+        """Go on elsewhere in these streams, of which this is the metadata."""
+
+        def reset(state: ReaderGroupState) -> Proposal[ReaderGroupState, None]:
+            for each, metadata in resets:
+                check_same_stream(metadata, state.streams[each.stream].incarnation)
+            return Proposal([each for each, _ in resets], None)
+
+        self._update_and_balance(reset, timeout)
+
+
+def newest_checkpoint(state: ReaderGroupState) -> int:
+    """The token of the checkpoint that was begun last, of those that the state holds; 0 if it holds none."""
+    return state.checkpoints[-1].token if state.checkpoints else 0
+
 
 def check_same_stream(metadata: StreamState, incarnation: str) -> None:
     """Refuse another stream of the name than the one that the group was created for."""
@@ -267,46 +345,6 @@ def with_moves(state: ReaderGroupState, updates: Updates) -> Updates:
     for index, update in enumerate(updates):
         state = update.apply_to(state, Revision(0, index))
     return (*updates, *balance.plan(state, even_out=not state.marked))
-
-
-def initial_state(config: ReaderGroupConfig, streams: StreamManager) -> ReaderGroupState:
-    """The state of a new group: its streams' segments from the start cut on, nobody in it."""
-    followed = {}
-    segments: dict[SegmentId, SegmentState] = {}
-    for stream in config.streams:
-        metadata = streams.fetch_state(stream)
-        end = config.end.get(stream)
-        start = config.start.get(stream, "head")
-        if start == "head":
-            start = metadata.head_cut
-        elif start == "tail":
-            start = streams.tail_cut(metadata)
-        else:
-            metadata.check_cut(start)
-            for segment, offset in start.offsets.items():
-                check_offset(streams.store, segment, metadata.incarnation, offset)
-        segments.update(_segments(metadata, start, end))
-        ended = metadata.sealed or end is not None
-        followed[stream] = FollowedStream(incarnation=metadata.incarnation, epoch=metadata.epoch, ended=ended)
-    return ReaderGroupState(config=config, streams=Map(followed), segments=Map(segments))
-
-
-def _segments(metadata: StreamState, start: StreamCut, end: StreamCut | None) -> Mapping[SegmentId, SegmentState]:
-    """The segments from ``start`` to ``end``, each with those of its neighbours in time that are among them."""
-    reached = metadata.segments_between(start, end)
-    segments = {}
-    for segment, predecessors in reached.items():
-        keys = metadata.key_range(segment)
-        segments[segment] = SegmentState(
-            low=keys.low,
-            high=keys.high,
-            offset=start.offsets.get(segment, 0),
-            waiting_for=len(predecessors),
-            predecessors=predecessors,
-            successors=tuple(after for after in metadata.successors(segment) if after in reached),
-            end=None if end is None else end.offsets.get(segment),
-        )
-    return segments
 
 
 def _epoch_adder(stream: str, epoch: int, metadata: StreamState) -> Callable[[ReaderGroupState], Updates]:

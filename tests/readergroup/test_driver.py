@@ -94,6 +94,7 @@ class Guest:
     """What a driver asks of a reader."""
 
     renewed_at = 0.0
+    keeps_checkpoints = False
 
     def __init__(self, number: int) -> None:
         self.reader_id = f"guest-{number}"
