@@ -5,6 +5,7 @@ from .notification import PRESENT_VALUE as PRESENT_VALUE
 from .notification import SEVERAL_CHANGES as SEVERAL_CHANGES
 from .notification import Change as Change
 from .notification import Notification as Notification
+from .notification import NotificationKey as NotificationKey
 from .notifier import PollingNotifier as PollingNotifier
 from .system import Listener as Listener
 from .system import NotificationSystem as NotificationSystem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Self
 
@@ -30,7 +31,18 @@ class Change(BaseModel):
     cause: str
     seen_at: AwareDatetime
     gap: bool = False
+    #: The place of a notification among those that one notifier tells of the revision.
+    index: int = 0
     updates: tuple[Any, ...] = Field(default=(), exclude=True, repr=False)
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class NotificationKey:
+    """The same whenever a notification is told, by whom and to whom ever."""
+
+    revision: Revision
+    index: int
+    kind: str  # the name of its class
 
 
 class Notification(BaseModel):
@@ -65,6 +77,18 @@ class Notification(BaseModel):
         """Whether changes before this one were not told one by one; the values told are those of ``revision``."""
         return self.change.gap
 
+    @property
+    def key(self) -> NotificationKey:
+        """What a listener that may be told twice recognises it by. Keys of one source and class are in order."""
+        return NotificationKey(self.revision, self.change.index, type(self).__name__)
+
     def after_gap(self) -> Self:
         """This notification, telling that others before it were left out."""
-        return self.model_copy(update={"change": self.change.model_copy(update={"gap": True})})
+        return self._with_change(gap=True)
+
+    def at(self, index: int) -> Self:
+        """This notification, as the one with this number of its revision."""
+        return self._with_change(index=index) if index else self
+
+    def _with_change(self, **fields: Any) -> Self:
+        return self.model_copy(update={"change": self.change.model_copy(update=fields)})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Final, Generic, Self, TypeVar
@@ -32,6 +32,7 @@ from synchronizer import (
 )
 
 from .background import BackgroundPolling
+from .durable import DEFAULT_TURN_TIMEOUT_SECONDS, DurableListening, attribute_of, forget
 from .mailbox import Mailbox, N
 from .notification import PRESENT_VALUE, SEVERAL_CHANGES, Change
 from .system import CLOSE_TIMEOUT_SECONDS, DEFAULT_QUEUE_SIZE, Listener, NotificationSystem, Subscription
@@ -55,6 +56,8 @@ class PollingNotifier(ABC, Generic[S, N]):
     them a slow listener may be behind; the newest then stands for those that it misses, with ``gap=True``.
     ``scheduler`` takes the place of the one that all notifiers of the process share, and is neither started nor
     stopped. With a `ManualClock` nothing runs in the background: `poll` does everything in the thread that calls it.
+    ``turn_timeout_seconds`` is how long a durable listener is silent when the process in which it heard has died; give
+    the same in all processes.
     """
 
     def __init__(
@@ -65,15 +68,21 @@ class PollingNotifier(ABC, Generic[S, N]):
         interval_seconds: float = DEFAULT_INTERVAL_SECONDS,
         queue_size: int = DEFAULT_QUEUE_SIZE,
         scheduler: BaseScheduler | None = None,
+        turn_timeout_seconds: float = DEFAULT_TURN_TIMEOUT_SECONDS,
     ) -> None:
         if interval_seconds <= 0:
             raise InvalidArgumentError("the interval between polls is more than 0", interval_seconds=interval_seconds)
+        if turn_timeout_seconds <= 0:
+            raise InvalidArgumentError(
+                "the timeout of a turn is more than 0", turn_timeout_seconds=turn_timeout_seconds
+            )
         if queue_size < 1:
             raise InvalidArgumentError("a listener's queue holds at least one notification", queue_size=queue_size)
         self.synchronizer = synchronizer
         self.source = synchronizer.name if source is None else source
         self._clock = synchronizer.clock
         self._queue_size = queue_size
+        self._turn_timeout_seconds = turn_timeout_seconds
         self._in_background = not isinstance(self._clock, ManualClock)
         self._system = NotificationSystem(queue_size=queue_size, threads=self._in_background)
         self._polling = BackgroundPolling(
@@ -89,6 +98,9 @@ class PollingNotifier(ABC, Generic[S, N]):
         self._order = threading.RLock()  # guards what follows, and with it the order of what is told
         self._feed: TransitionFeed[S] | None = None  # while there is somebody to tell
         self._subscriptions: list[Subscription[N]] = []
+        self._durables: dict[str, DurableListening[S, N]] = {}  # by the attributes of their names
+        self._leaving: list[DurableListening[S, N]] = []  # stopped, and perhaps still in a call
+        self._durable_failures = 0
         self._waiting: Mailbox[N] | None = None  # what `wait` returns next
         self._state: S | None = None  # as it was told last
         self._revision = Revision(0, 0)
@@ -124,13 +136,21 @@ class PollingNotifier(ABC, Generic[S, N]):
 
     # ------------------------------------------------------------------ who listens
 
-    def register_listener(self, listener: Listener[N]) -> Callable[[], None]:
+    def register_listener(self, listener: Listener[N], *, durable: str | None = None) -> Callable[[], None]:
         """Tell ``listener`` the present value and every change from now on; returns the function that ends it.
 
         Functions, lambdas, bound methods and ``async def`` are listeners, and are held strongly. An ``async def`` runs
         on the loop that runs now. Registering one again while it is registered changes nothing.
+
+        ``durable`` is a name under which it is remembered what was heard, that is, which calls returned. Whoever
+        listens under that name, in this process or another, after a restart or not, goes on from there; of all that
+        do, one at a time hears. It hears every change at least once and in order, and recognises by the ``key`` of a
+        notification one that it has heard. One that raises is told the same again after a growing pause. Where the
+        log was compacted past what it heard, one notification says ``gap`` and tells the present value.
         """
         self._check_open()
+        if durable is not None:
+            return self._register_durable(listener, durable)
         with self._order, self._following():
             subscription = self._find(listener)
             if subscription is None:
@@ -154,6 +174,17 @@ class PollingNotifier(ABC, Generic[S, N]):
             subscription = self._find(listener)
             if subscription is not None:
                 self._unregister(subscription)
+            for attribute, listening in list(self._durables.items()):
+                if listening.listener == listener:
+                    self._unregister_durable(attribute, listening)
+
+    def forget_listener(self, durable: str) -> None:
+        """Remove what is remembered under a durable name that is no longer used. No error if there is nothing."""
+        attribute = attribute_of(type(self), durable)
+        self._check_open()
+        if attribute in self._durables:
+            raise InvalidArgumentError("a listener has this name; unregister it first", name=durable)
+        forget(self.synchronizer, attribute)
 
     def unregister_all_listeners(self) -> None:
         """Tell nobody anything more; a `wait` in another thread raises `ClosedError`."""
@@ -161,6 +192,8 @@ class PollingNotifier(ABC, Generic[S, N]):
             for subscription in self._subscriptions:
                 self._system.unregister(subscription)
             self._subscriptions.clear()
+            for attribute, listening in list(self._durables.items()):
+                self._unregister_durable(attribute, listening)
             if self._waiting is not None:
                 self._waiting.close()
                 self._waiting = None
@@ -169,7 +202,7 @@ class PollingNotifier(ABC, Generic[S, N]):
     @property
     def listener_failures(self) -> int:
         """How often listeners raised."""
-        return self._system.failures
+        return self._system.failures + self._durable_failures
 
     def wait(self, *, timeout: float | None = None) -> N:
         """The next notification: the present value first, then each change once, whoever of the callers gets it.
@@ -208,6 +241,8 @@ class PollingNotifier(ABC, Generic[S, N]):
             self.unregister_all_listeners()
         self._polling.join(CLOSE_TIMEOUT_SECONDS)
         self._system.close()
+        for listening in self._leaving:
+            listening.join(CLOSE_TIMEOUT_SECONDS)
 
     def __enter__(self) -> Self:
         return self
@@ -220,7 +255,10 @@ class PollingNotifier(ABC, Generic[S, N]):
             self.synchronizer.fetch_updates()
         with self._order:
             error = self._tell()
+            durables = list(self._durables.values())
         self._system.deliver()
+        for listening in durables:
+            listening.look()
         if error is not None:
             raise error
 
@@ -242,25 +280,31 @@ class PollingNotifier(ABC, Generic[S, N]):
         return error
 
     def _tell_transition(self, transition: Transition[S], *, gap: bool) -> None:
-        told = False
-        if transition.after is not None and self._is_heard:
-            change = self._change(transition, gap=gap)
+        told: Sequence[N] = ()
+        if self._subscriptions or self._waiting is not None:
             # All of them, before the first is told: half of them would be repeated.
-            for notification in list(self.detect(self._state, transition.after, change)):
-                told = True
+            told = self._find_out(self._state, transition, gap=gap, missed=self._missed)
+            for notification in told:
                 self._system.publish(notification)
                 if self._waiting is not None:
                     self._waiting.put(notification)
         self._missed = (gap or self._missed) and not told
         self._state, self._revision = transition.after, transition.revision
 
-    def _change(self, transition: Transition[S], *, gap: bool) -> Change:
-        if self._state is None:
-            return self._make_change(transition.revision, PRESENT_VALUE, gap=gap or self._missed)
+    def _find_out(self, before: S | None, transition: Transition[S], *, gap: bool, missed: bool) -> Sequence[N]:
+        """What there is to tell of the step from ``before`` to what the transition leads to."""
+        if transition.after is None:
+            return ()
+        change = self._change(before, transition, gap=gap, missed=missed)
+        return _numbered(self.detect(before, transition.after, change))
+
+    def _change(self, before: S | None, transition: Transition[S], *, gap: bool, missed: bool) -> Change:
+        if before is None:
+            return self._make_change(transition.revision, PRESENT_VALUE, gap=gap or missed)
         if gap:
             return self._make_change(transition.revision, SEVERAL_CHANGES, gap=True)
         cause = ", ".join(update.tag for update in transition.updates)
-        return self._make_change(transition.revision, cause, updates=transition.updates, gap=self._missed)
+        return self._make_change(transition.revision, cause, updates=transition.updates, gap=missed)
 
     def _make_change(self, revision: Revision, cause: str, **others: Any) -> Change:
         seen_at = datetime.fromtimestamp(self._clock.time(), UTC)
@@ -270,7 +314,7 @@ class PollingNotifier(ABC, Generic[S, N]):
 
     @property
     def _is_heard(self) -> bool:
-        return bool(self._subscriptions) or self._waiting is not None
+        return bool(self._subscriptions) or bool(self._durables) or self._waiting is not None
 
     @contextmanager
     def _following(self) -> Iterator[None]:
@@ -298,10 +342,49 @@ class PollingNotifier(ABC, Generic[S, N]):
             self._feed = None
             self._polling.stop()
 
-    def _present_value(self) -> list[N]:
+    def _present_value(self) -> Sequence[N]:
         if self._state is None:
-            return []
-        return list(self.detect(None, self._state, self._make_change(self._revision, PRESENT_VALUE)))
+            return ()
+        return _numbered(self.detect(None, self._state, self._make_change(self._revision, PRESENT_VALUE)))
+
+    def _register_durable(self, listener: Listener[N], name: str) -> Callable[[], None]:
+        attribute = attribute_of(type(self), name)
+        with self._order, self._following():
+            present = self._durables.get(attribute)
+            if present is not None and present.listener != listener:
+                raise InvalidArgumentError("another listener has this name; unregister it first", name=name)
+            listening = present
+            if listening is None:
+                listening = self._durables[attribute] = DurableListening(
+                    listener,
+                    self.synchronizer,
+                    self._find_out_durably,
+                    attribute=attribute,
+                    timeout_seconds=self._turn_timeout_seconds,
+                    thread=self._in_background,
+                    on_failure=self._count_failure,
+                )
+        registered = listening
+        if present is None:
+            registered.start()
+        return lambda: self._unregister_durable(attribute, registered)
+
+    def _find_out_durably(self, transition: Transition[S], missed: bool) -> Sequence[N]:
+        # What was before a gap may have been told by another process, and is not known here.
+        before = None if transition.gap else transition.before
+        return self._find_out(before, transition, gap=transition.gap, missed=missed)
+
+    def _unregister_durable(self, attribute: str, listening: DurableListening[S, N]) -> None:
+        with self._order:
+            if self._durables.get(attribute) is listening:
+                del self._durables[attribute]
+                self._leaving = [each for each in self._leaving if not each.ended] + [listening]
+                self._end_if_unheard()
+        listening.stop()
+
+    def _count_failure(self) -> None:
+        with self._order:
+            self._durable_failures += 1
 
     def _listen_by_waiting(self) -> Mailbox[N]:
         self._check_open()
@@ -335,3 +418,7 @@ class PollingNotifier(ABC, Generic[S, N]):
             raise ClosedError("the notifier is closed", source=self.source)
         if os.getpid() != self._process_id:  # where its threads are not, and its lock may be held for ever
             raise ClosedError("the notifier belongs to the parent process; open one after the fork", source=self.source)
+
+
+def _numbered(notifications: Iterable[N]) -> Sequence[N]:
+    return [notification.at(index) for index, notification in enumerate(notifications)]

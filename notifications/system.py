@@ -64,6 +64,16 @@ class Subscription(Generic[N]):
         """Whether it is closed and its listener will not be called again, nor is in a call."""
         return self._mailbox.closed and (self._thread is None or not self._thread.is_alive())
 
+    @property
+    def is_this_thread(self) -> bool:
+        """Whether it is asked in its own thread, which is in a call of the listener then."""
+        return self._thread is threading.current_thread()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether a call of the listener was waited for in vain."""
+        return self._abandoned.done()
+
     def put(self, notification: N) -> None:
         """Queue a notification; never blocks."""
         self._mailbox.put(notification)
@@ -88,7 +98,7 @@ class Subscription(Generic[N]):
 
     def join(self, timeout: float) -> None:
         """Wait for the call that the listener is in, and for the thread. Returns at once in that call itself."""
-        if self._thread is None or self._thread is threading.current_thread():
+        if self._thread is None or self.is_this_thread:
             return
         if self._loop is not None and (self._loop is _running_loop() or not self._loop.is_running()):
             self._abandon()  # the coroutine cannot go on while it is waited for
@@ -110,12 +120,13 @@ class Subscription(Generic[N]):
         while (notification := self._mailbox.take()) is not None:
             try:
                 result = self.listener(notification)
-                if inspect.isawaitable(result):
-                    self._await(result)
+                if not inspect.isawaitable(result) or self._await(result):
+                    self._returned()
             except (Exception, SystemExit) as error:
                 self._failed(error)
 
-    def _await(self, awaitable: Awaitable[object]) -> None:
+    def _await(self, awaitable: Awaitable[object]) -> bool:
+        """Run it on the loop; False if it is not waited for to its end."""
         if self._loop is None:
             if inspect.iscoroutine(awaitable):
                 awaitable.close()
@@ -130,10 +141,11 @@ class Subscription(Generic[N]):
             raise
         if self._loop is _running_loop():
             future.add_done_callback(self._check_outcome)
-            return
+            return False
         wait([future, self._abandoned], return_when=FIRST_COMPLETED)
         if future.done():
             future.result()
+        return future.done()
 
     async def _in_turn(self, awaitable: Awaitable[object]) -> None:
         async with self._turn:
@@ -143,6 +155,11 @@ class Subscription(Generic[N]):
         error = None if future.cancelled() else future.exception()
         if error is not None:
             self._failed(error)
+        elif not future.cancelled():
+            self._returned()
+
+    def _returned(self) -> None:
+        """The listener has heard a notification."""
 
     def _failed(self, error: BaseException) -> None:
         self._on_failure()

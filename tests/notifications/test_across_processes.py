@@ -8,8 +8,11 @@ from multiprocessing.connection import Connection
 
 import pytest
 
+from notifications import NotificationKey
 from synchronizer import ClosedError, open_store
 from tests.notifications.counting import Add, Counted, CountNotifier, Heard, counter, eventually
+
+TURN_TIMEOUT_SECONDS = 1.0
 
 
 def change_when_asked(url: str, pipe: Connection) -> None:
@@ -100,3 +103,60 @@ def test_notifications_are_picklable() -> None:
     here, there = multiprocessing.get_context("spawn").Pipe()
     there.send(heard[0])
     assert here.recv() == heard[0]
+
+
+# ---------------------------------------------------------------------- a durable name
+
+
+def listen_durably(url: str, pipe: Connection, stay_at: int) -> None:
+    """Runs in a process of its own: tells what it is told, and does not come back from the call with ``stay_at``."""
+    stay = threading.Event()
+
+    def hear(notification: Counted) -> None:
+        pipe.send((notification.value, notification.key))
+        if notification.value == stay_at:
+            stay.wait()
+
+    with open_store(url) as store, CountNotifier(counter(store), turn_timeout_seconds=TURN_TIMEOUT_SECONDS) as notifier:
+        notifier.register_listener(hear, durable="sizer")
+        pipe.recv()
+
+
+@pytest.mark.stores(in_turn=True)
+def test_f19_what_a_killed_process_had_not_recorded_is_told_to_the_next_and_to_no_two_at_a_time(
+    shared_store_url: str,
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    pipes, processes = [], []
+    try:
+        with open_store(shared_store_url) as store:
+            replica = counter(store)
+            for _ in range(2):
+                here, there = context.Pipe()
+                process = context.Process(target=listen_durably, args=(shared_store_url, there, 2), daemon=True)
+                process.start()
+                pipes.append(here)
+                processes.append(process)
+                if len(pipes) == 1:
+                    assert receive(here)[0] == 0
+            replica.update_state_unconditionally(Add())
+            replica.update_state_unconditionally(Add())
+            assert receive(pipes[0])[0] == 1
+            stayed_in = receive(pipes[0])
+            assert stayed_in[0] == 2
+            # A call that takes long keeps the turn.
+            assert not pipes[1].poll(2 * TURN_TIMEOUT_SECONDS)
+            processes[0].kill()
+            processes[0].join()
+            replica.update_state_unconditionally(Add())
+            assert receive(pipes[1]) == stayed_in
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def receive(pipe: Connection) -> tuple[int, NotificationKey]:
+    assert pipe.poll(60), "nothing came in time"
+    found: tuple[int, NotificationKey] = pipe.recv()
+    return found

@@ -36,7 +36,7 @@ def test_the_json_form_of_a_notification_reads_back_without_the_updates() -> Non
     told = Counted(change=CHANGE, value=7)
     assert told.model_dump_json() == (
         '{"change":{"source":"visits","revision":{"offset":120,"index":1},"cause":"add",'
-        '"seen_at":"2026-01-02T03:04:05Z","gap":false},"value":7}'
+        '"seen_at":"2026-01-02T03:04:05Z","gap":false,"index":0},"value":7}'
     )
     assert Counted.model_validate_json(told.model_dump_json()) == told.model_copy(
         update={"change": CHANGE.model_copy(update={"updates": ()})}

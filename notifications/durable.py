@@ -1,0 +1,397 @@
+"""`DurableListening`: a listener that goes on where its name stopped, after a restart and in whichever process.
+
+Of all processes that listen under a name, the one that has the `Turn` hears. The turn remembers what was heard: after
+each call that returned, and before the next one begins. Who takes it over reads the log of the state from there on, so
+nothing is missed whoever dies, and what was told and not remembered is told again. The listener has a thread of its
+own, so that the turn is renewed however long a call takes.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from synchronizer import (
+    ANY,
+    RENEWALS,
+    AttributeChange,
+    ClosedError,
+    InvalidArgumentError,
+    ReaderGroupError,
+    Revision,
+    State,
+    StateSynchronizer,
+    StoreUnavailableError,
+    Transition,
+    TransitionFeed,
+    Turn,
+    UnknownOutcome,
+    growing_pause,
+    observe_interval,
+)
+
+from .mailbox import N
+from .system import CLOSE_TIMEOUT_SECONDS, Listener, Subscription
+
+S = TypeVar("S", bound=State)
+
+PREFIX: Final = "listener/"
+NAME_PATTERN: Final = r"[A-Za-z0-9._-]{1,100}"
+#: How long a process that has died keeps the turn, by default.
+DEFAULT_TURN_TIMEOUT_SECONDS: Final = 10.0
+#: The pauses before a listener that raised is called again.
+FIRST_PAUSE_SECONDS: Final = 0.5
+MAX_PAUSE_SECONDS: Final = 30.0
+#: As `HeardUpTo.told`: all that there was to tell of the revision.
+ALL: Final = -1
+
+_logger = logging.getLogger(__name__)
+
+
+class HeardUpTo(NamedTuple):
+    """How far a name has heard, as its turn remembers it."""
+
+    offset: int
+    update_index: int
+    #: How many of the revision's notifications, or `ALL`.
+    told: int
+    #: They tell of the revision as the present value, which a new name hears first.
+    is_present_value: bool = False
+    #: Changes before were missed, and that was not told yet: there was nothing to tell since.
+    missed: bool = False
+
+    @property
+    def revision(self) -> Revision:
+        return Revision(self.offset, self.update_index)
+
+
+def attribute_of(kind: type, name: str) -> str:
+    """Where the turn of a durable name is kept, on the segment of the state's log."""
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise InvalidArgumentError("a durable listener is named by letters, digits and . _ -, at most 100", name=name)
+    return f"{PREFIX}{kind.__name__}/{name}"
+
+
+def forget(synchronizer: StateSynchronizer[S], attribute: str) -> None:
+    """Remove what is remembered of a durable name. Removing it twice is no error."""
+    changes = {attribute: AttributeChange(ANY, None)}
+    answer = synchronizer.store.append(synchronizer.segment, b"", attributes=changes)
+    if isinstance(answer, UnknownOutcome):
+        raise StoreUnavailableError(
+            "the answer to forgetting a listener was lost; do it again", state=synchronizer.name
+        ) from answer.cause
+
+
+@dataclass
+class _Call(Generic[N]):
+    after: HeardUpTo  # what will have been heard
+    done: bool = False
+    error: BaseException | None = None
+    counts: bool = True  # the turn was not lost meanwhile
+
+
+class _Caller(Subscription[N]):
+    """Calls the listener, and says how each call went."""
+
+    def __init__(
+        self, listener: Listener[N], *, name: str, thread: bool, on_end: Callable[[BaseException | None], None]
+    ) -> None:
+        self._on_end = on_end
+        super().__init__(listener, name=name, queue_size=1, thread=thread, on_failure=lambda: None)
+
+    def _returned(self) -> None:
+        self._on_end(None)
+
+    def _failed(self, error: BaseException) -> None:
+        self._on_end(error)
+
+
+class DurableListening(Generic[S, N]):
+    """One listener under a durable name, until `stop`.
+
+    ``notifications_of`` says what there is to tell of a transition; its second argument, whether changes before it
+    were missed. Without ``thread``, `look` does everything.
+    """
+
+    def __init__(
+        self,
+        listener: Listener[N],
+        synchronizer: StateSynchronizer[S],
+        notifications_of: Callable[[Transition[S], bool], Sequence[N]],
+        *,
+        attribute: str,
+        timeout_seconds: float,
+        thread: bool,
+        on_failure: Callable[[], None],
+    ) -> None:
+        self.listener = listener
+        self._synchronizer = synchronizer
+        self._notifications_of = notifications_of
+        self._timeout_seconds = timeout_seconds
+        self._on_failure = on_failure
+        self._clock = synchronizer.clock
+        self._turn = Turn(synchronizer.store, synchronizer.segment, attribute, self._clock)
+        self._name = f"{attribute.removeprefix(PREFIX)} of {synchronizer.name}"
+        self._caller = _Caller(listener, name=self._name, thread=thread, on_end=self._end_call)
+        self._stopping = False
+        self._stepping = threading.Lock()  # guards what follows
+        self._ended = False
+        self._call: _Call[N] | None = None
+        self._failures = 0  # of calls, in a row
+        self._troubles = 0  # of the store, in a row
+        self._call_at = float("-inf")
+        # While the turn is held:
+        self._feed: TransitionFeed[S] | None = None
+        self._heard: HeardUpTo | None = None
+        self._is_recorded = True
+        self._record_at = float("-inf")
+        self._pending: list[Transition[S]] = []  # all after what was heard, and what is being heard
+        self._to_tell: Sequence[N] | None = None  # of the first of them
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"turn of {self._name}", daemon=True) if thread else None
+
+    def start(self) -> None:
+        """Begin to listen, as far as the store lets it."""
+        if self._thread is not None:
+            self._thread.start()
+        else:
+            self._step_or_warn()
+
+    def look(self) -> None:
+        """Tell what has changed: soon, or, without a thread, now, and raise what went wrong."""
+        if self._thread is not None:
+            self._wake.set()
+        else:
+            self._step()
+
+    def stop(self) -> None:
+        """Begin no further call; after the one under way, the turn is free for another process. Twice is no error."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread is None:
+            self._step_or_warn()
+
+    def join(self, timeout: float) -> None:
+        """After `stop`: wait for the call under way, and for the threads. Returns at once in that call itself."""
+        self._caller.join(timeout)
+        if self._thread is not None and not self._caller.is_this_thread:
+            self._wake.set()
+            self._thread.join(timeout)
+
+    @property
+    def ended(self) -> bool:
+        return self._ended and self._caller.ended
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        stop_at = float("inf")
+        while not self._ended and not self._caller.abandoned and self._clock.monotonic() < stop_at:
+            try:
+                due = self._step_or_warn()
+            except ClosedError as error:
+                _logger.info("%s hears nothing more: %s", self._name, error)
+                break
+            self._clock.wait(self._wake, due - self._clock.monotonic())
+            self._wake.clear()
+            if self._stopping:
+                # Where the listener does not return, the turn runs out.
+                stop_at = min(stop_at, self._clock.monotonic() + CLOSE_TIMEOUT_SECONDS)
+        self._caller.close()
+
+    def _step_or_warn(self) -> float:
+        try:
+            due = self._step()
+            self._troubles = 0
+            return due
+        except ClosedError:
+            raise
+        except ReaderGroupError as error:
+            self._troubles += 1
+            if self._troubles.bit_count() == 1:  # the 1st, 2nd, 4th and so on
+                _logger.warning("%s hears nothing now: %s", self._name, error)
+            return self._clock.monotonic() + self._interval_seconds
+
+    @property
+    def _interval_seconds(self) -> float:
+        return observe_interval(self._timeout_seconds)
+
+    def _step(self) -> float:
+        """One round; when the next is due."""
+        due = self._clock.monotonic() + self._interval_seconds
+        if self._stepping.acquire(blocking=False):  # a listener may come here again, through a poll of its own
+            try:
+                self._step_locked()
+            finally:
+                self._stepping.release()
+        return min(due, self._call_at) if self._call_at > self._clock.monotonic() else due
+
+    def _step_locked(self) -> None:
+        if self._ended:
+            return
+        if (not self._stopping or self._heard is not None) and not self._turn.take(self._timeout_seconds):
+            self._lose()
+            if not self._stopping:
+                return
+        while self._call is None or self._call.done:
+            if self._call is not None:
+                self._take_up_call(self._call)
+            if self._stopping:
+                self._end()
+                return
+            if not self._begin_call():
+                return
+
+    def _end(self) -> None:
+        self._ended = True
+        self._caller.close()
+        try:
+            if self._heard is not None:
+                self._record(at_once=True)
+            self._turn.give_up()
+        except ReaderGroupError as error:
+            _logger.warning("the turn of %s could not be given up and runs out: %s", self._name, error)
+        finally:
+            self._lose()
+
+    def _lose(self) -> None:
+        """Keep nothing of what belongs to the turn."""
+        if self._feed is not None:
+            self._feed.close()
+        if self._call is not None:
+            self._call.counts = False
+        self._feed = self._heard = self._to_tell = None
+        self._pending = []
+        self._is_recorded = True
+        self._record_at = float("-inf")
+
+    # ------------------------------------------------------------------ calls
+
+    def _begin_call(self) -> bool:
+        """Begin the next call; False if there is nothing to tell, or not now."""
+        if self._clock.monotonic() < self._call_at:
+            return False
+        following = self._following()
+        if not self._record() or following is None or self._clock.monotonic() >= self._turn.valid_until:
+            return False
+        notification, after = following
+        self._call = _Call(after)
+        try:
+            self._caller.put(notification)
+            self._caller.deliver()
+        except BaseException:
+            self._call = None
+            raise
+        return True
+
+    def _end_call(self, error: BaseException | None) -> None:
+        """In the thread, or on the loop, of the listener."""
+        assert self._call is not None
+        self._call.error = error
+        self._call.done = True
+        self._wake.set()
+
+    def _take_up_call(self, call: _Call[N]) -> None:
+        self._call = None
+        if call.error is not None:
+            self._pause("a durable listener raised", call.error)
+        else:
+            self._failures = 0
+            if call.counts:
+                self._heard, self._is_recorded = call.after, False
+
+    def _pause(self, what: str, error: BaseException) -> None:
+        self._on_failure()
+        self._failures += 1
+        pause = growing_pause(self._failures, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
+        self._call_at = self._clock.monotonic() + pause
+        _logger.error("%s, next try in %.3g s: %s, %r", what, pause, self._name, self.listener, exc_info=error)
+
+    # ------------------------------------------------------------------ what was heard
+
+    def _record(self, *, at_once: bool = False) -> bool:
+        """Remember what was heard, and now and then what there was nothing to tell of; False if the turn is lost."""
+        if self._heard is None or self._turn.value.payload == self._heard:
+            self._is_recorded = True
+            return True
+        now = self._clock.monotonic()
+        if self._is_recorded and now < self._record_at and not at_once:
+            return True
+        if not self._turn.record(*self._heard):
+            self._lose()
+            return False
+        self._is_recorded = True
+        self._record_at = now + self._timeout_seconds / RENEWALS
+        return True
+
+    def _following(self) -> tuple[N, HeardUpTo] | None:
+        """The next notification, and what will have been heard with it."""
+        if self._feed is None:
+            self._begin()
+        else:
+            self._take_up_changes(self._feed)
+        while self._pending and self._heard is not None:
+            transition, heard = self._pending[0], self._heard
+            revision = transition.revision
+            if self._to_tell is None:
+                try:
+                    self._to_tell = self._notifications_of(transition, heard.missed)
+                except Exception as error:
+                    self._pause("what there is to tell was not found", error)
+                    return None
+            told = heard.told if heard.revision == revision else 0
+            if 0 <= told < len(self._to_tell):
+                is_last = told + 1 == len(self._to_tell)
+                after = HeardUpTo(revision.offset, revision.index, ALL if is_last else told + 1)
+                if not is_last:
+                    is_present_value = heard.is_present_value and heard.revision == revision
+                    after = after._replace(is_present_value=is_present_value, missed=heard.missed)
+                return self._to_tell[told], after
+            if told != ALL:
+                missed = (heard.missed or transition.gap) and not self._to_tell
+                self._heard = HeardUpTo(revision.offset, revision.index, ALL, missed=missed)
+            del self._pending[0]
+            self._to_tell = None
+        return None
+
+    def _begin(self) -> None:
+        """Find what the name has not heard yet."""
+        feed = self._synchronizer.transitions()
+        payload = self._turn.value.payload
+        heard = self._heard or (HeardUpTo(*payload) if payload else None)
+        if heard is not None:
+            heard, pending = self._unheard(heard)
+        else:
+            pending = list(feed.drain())
+            if not pending:
+                return  # there is no state
+            revision = pending[0].revision
+            heard = HeardUpTo(revision.offset, revision.index, 0, is_present_value=True)
+        self._feed, self._heard, self._pending, self._to_tell = feed, heard, pending, None
+
+    def _unheard(self, heard: HeardUpTo) -> tuple[HeardUpTo, list[Transition[S]]]:
+        """What came after it, as the log has it, and what was not told to the end."""
+        after = heard.revision if heard.told == ALL else Revision(heard.offset, heard.update_index - 1)
+        found = list(self._synchronizer.history(after))
+        if found and heard.told != ALL and found[0].revision == heard.revision:
+            if heard.is_present_value:  # whatever led to it
+                found[0] = Transition(None, found[0].after, found[0].revision)
+            elif found[0].gap:  # the present value is told in place of what was told in part
+                heard = heard._replace(told=0)
+        return heard, found
+
+    def _take_up_changes(self, feed: TransitionFeed[S]) -> None:
+        """Take up what was applied since the last time."""
+        assert self._heard is not None
+        reached = self._pending[-1].revision if self._pending else self._heard.revision
+        new = [each for each in feed.drain() if each.revision > reached]
+        if any(each.before is None or each.gap for each in new):
+            feed.close()
+            self._feed = None
+            self._begin()
+        else:
+            self._pending += new
