@@ -18,6 +18,7 @@ from .idling import idle
 from .joining import join
 from .notifying import notify
 from .reading import iterate, read_batch
+from .recipes import bounded, recipes
 from .sharing import share
 from .stores import STORES, Store
 from .takeover import takeover
@@ -34,6 +35,8 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "write": write,
     "update": update,
     "contend": contend,
+    "recipes": recipes,
+    "bounded": bounded,
     "apply": apply,
     "wait": wait,
     "notify": notify,
