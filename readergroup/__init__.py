@@ -2,6 +2,7 @@
 
 from notifications import Change as Change
 from notifications import Notification as Notification
+from notifications import NotificationKey as NotificationKey
 from notifications import NotificationSystem as NotificationSystem
 from notifications import PollingNotifier as PollingNotifier
 from synchronizer import AlreadyExistsError as AlreadyExistsError
@@ -23,6 +24,7 @@ from synchronizer import LeaseLostError as LeaseLostError
 from synchronizer import Lock as Lock
 from synchronizer import ManualClock as ManualClock
 from synchronizer import Map as Map
+from synchronizer import Membership as Membership
 from synchronizer import NotFoundError as NotFoundError
 from synchronizer import OutcomeUnknownError as OutcomeUnknownError
 from synchronizer import QueuedEvent as QueuedEvent

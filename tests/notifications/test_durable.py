@@ -439,6 +439,23 @@ def test_one_whose_name_was_forgotten_under_it_begins_anew(
     assert [told.cause for told in process.told].count("present value") == 2
 
 
+def test_one_that_begins_anew_and_dies_is_told_all_since_then(
+    start: Start, elsewhere: StateSynchronizer[Counter], manual_clock: ManualClock
+) -> None:
+    first = start(die_at=3)
+    with CountNotifier(elsewhere) as notifier:
+        notifier.forget_listener("sizer")
+    elsewhere.update_state_unconditionally(Add())
+    first.notifier.poll()
+    with pytest.raises(Killed):
+        first.notifier.poll()
+    assert first.values == [0, 1, 1]
+    elsewhere.update_state_unconditionally(Add())
+    second = start()
+    take_over(second, manual_clock)
+    assert [(told.value, told.cause) for told in second.told] == [(1, "present value"), (2, "add")]
+
+
 def test_a_lost_answer_to_forgetting_is_said(start: Start) -> None:
     process = start()
     process.unregister()

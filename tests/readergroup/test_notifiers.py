@@ -134,6 +134,27 @@ def test_wait_returns_the_next_notification(world: World, listening: rg.ReaderGr
     assert listening.segment_notifier.wait(timeout=0).number_of_segments == 3
 
 
+def test_a_durable_listener_hears_after_a_restart_what_the_group_did_meanwhile(world: World) -> None:
+    told: list[rg.SegmentNotification] = []
+
+    def hear_and_end() -> None:
+        process = world.process()
+        process.group.segment_notifier.register_listener(told.append, durable="sizer")
+        process.group.segment_notifier.poll()
+        process.client.close()
+
+    hear_and_end()
+    world.admin.streams.scale(STREAM, split=[0])
+    world.admin.streams.scale(STREAM, merge=[2, 3])
+    hear_and_end()
+    assert [(n.number_of_segments, n.gap) for n in told] == [(2, False), (3, False), (2, False)]
+    assert [n.key for n in told] == sorted({n.key for n in told})
+    world.admin.groups.delete("billing")
+    world.admin.groups.create("billing", streams=[STREAM])
+    hear_and_end()
+    assert [(n.number_of_segments, n.gap) for n in told[3:]] == [(2, True)]
+
+
 # ---------------------------------------------------------------------- the end of the data
 
 
