@@ -22,6 +22,7 @@ from synchronizer import (
     InvalidArgumentError,
     LeaderElection,
     Lock,
+    Membership,
     QueuedEvent,
     SegmentStore,
     SharedConfig,
@@ -159,6 +160,14 @@ class Client:
         Of all processes that have one of a name, one at a time handles the events.
         """
         return self._keep(EventProcessor(self.store, name, handler, **options, clock=self.clock, timeout=self.timeout))
+
+    def membership(self, name: str, member_id: str, *, member_timeout_seconds: float = 10.0) -> Membership:
+        """A member of this name, from its ``join``, or the beginning of its block, on. It ends with the client."""
+        return self._keep(
+            Membership(
+                self.store, name, member_id, member_timeout_seconds=member_timeout_seconds, **self._state_options
+            )
+        )
 
     def leader_election(self, name: str, candidate_id: str, *, member_timeout_seconds: float = 10.0) -> LeaderElection:
         """A candidate to be the leader of this name. It is one from its campaign on, and ends with the client."""

@@ -39,6 +39,7 @@ from .recipes import HandlingLatency as HandlingLatency
 from .recipes import HeldLock as HeldLock
 from .recipes import LeaderElection as LeaderElection
 from .recipes import Lock as Lock
+from .recipes import Membership as Membership
 from .recipes import QueuedEvent as QueuedEvent
 from .recipes import SetChange as SetChange
 from .recipes import SharedConfig as SharedConfig

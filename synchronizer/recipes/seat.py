@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Final
+from typing import Final, Literal
 
 from ..clock import Deadline
 from ..errors import ClosedError, InvalidArgumentError, NotFoundError, ReaderGroupError
@@ -32,7 +32,8 @@ ASK_SECONDS: Final = 1.0
 
 _logger = logging.getLogger(__name__)
 
-_Proposal = Proposal[Members, None]
+#: What becomes of other members of the same id when a seat is taken.
+Namesake = Literal["stays", "goes", "wins"]
 
 
 class Seat:
@@ -74,52 +75,64 @@ class Seat:
         return self._lease is not None and not self._lease.lost
 
     @property
+    def is_held(self) -> bool:
+        """Whether nobody can have taken the member out."""
+        return self._clock.monotonic() < self.valid_until
+
+    @property
     def valid_until(self) -> float:
         """Until when, on the clock, nobody can have taken the member out."""
         return float("-inf") if self._lease is None else self._lease.valid_until
 
     def first(self) -> Member | None:
         """The member of this seat, if it is the first of all and nobody can have taken it out."""
-        lease = self._lease
-        if lease is None or self._clock.monotonic() >= lease.valid_until:
+        lease, first = self._lease, self.first_of_all()
+        if lease is None or first is None or first.lease != lease.name:
             return None
-        first = self.first_of_all()
-        return first if first is not None and first.lease == lease.name else None
+        return first if self._clock.monotonic() < lease.valid_until else None
 
     def first_of_all(self) -> Member | None:
-        """The first member in the newest state that is known here; None also where the state was deleted."""
-        try:
-            return self._synchronizer.state.first
-        except NotFoundError:
-            return None
+        """The first member in the newest state that is known here."""
+        return next(iter(self.members()), None)
 
-    def take(self, *, replace: bool = False, timeout: float | None = None) -> None:
-        """Take a seat behind all others. With ``replace``, other members of the same id go."""
+    def members(self) -> Sequence[Member]:
+        """The members in the newest state that is known here; none where it was deleted."""
+        try:
+            return self._synchronizer.state.members
+        except NotFoundError:
+            return ()
+
+    def take(self, *, namesake: Namesake = "stays", timeout: float | None = None) -> bool:
+        """Take a seat behind all others. False: it was not taken, for the sake of another member of the same id."""
         synchronizer = self._synchronizer
         lease = Lease(synchronizer.store, synchronizer.segment, secrets.token_hex(8), self._clock)
 
-        def join(state: Members) -> _Proposal:
-            before = [each for each in state.members if replace and each.member == self.member]
+        def join(state: Members) -> Proposal[Members, bool]:
+            namesakes = [each for each in state.members if each.member == self.member and namesake != "stays"]
+            if namesakes and namesake == "wins":
+                return Proposal((), False)
             updates: list[Update[Members]] = [
-                Leave(member=each.member, lease=each.lease, cause="replaced") for each in before
+                Leave(member=each.member, lease=each.lease, cause="replaced") for each in namesakes
             ]
             timeout_seconds = self._wished_timeout_seconds
             is_other = timeout_seconds != state.timeout_seconds
             updates.append(
                 Join(member=self.member, lease=lease.name, timeout_seconds=timeout_seconds if is_other else None)
             )
-            attributes = {lease_attribute(each.lease): AttributeChange(ANY, None) for each in before}
+            attributes = {lease_attribute(each.lease): AttributeChange(ANY, None) for each in namesakes}
             attributes[lease.attribute] = AttributeChange(None, lease.first_value)
-            return Proposal(updates, None, attributes)
+            return Proposal(updates, True, attributes)
 
         sent_at = self._clock.monotonic()
-        synchronizer.update_state_with_attributes(join, timeout=timeout)
+        if not synchronizer.update_state_with_attributes(join, timeout=timeout):
+            return False
         lease.begin(sent_at, synchronizer.state.timeout_seconds)
         with self._lock:
             self._lease = lease
         if self._threaded:
             self._start(lease, "lease", self.renew, self._wait_to_renew)
             self._start(lease, "members", self.work, self._wait_to_work)
+        return True
 
     def give_up(self, *, timeout: float | None = None) -> None:
         """Let the others go on at once. From the beginning of the call on, the seat is no longer held.
@@ -136,7 +149,7 @@ class Seat:
         if lease is None or not present:
             return
 
-        def leave(state: Members) -> _Proposal:
+        def leave(state: Members) -> Proposal[Members, None]:
             if state.find(lease.name) is None:
                 return Proposal((), None)
             update = Leave(member=self.member, lease=lease.name, cause="left")
