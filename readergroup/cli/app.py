@@ -10,7 +10,7 @@ import typer
 
 from synchronizer import ReaderGroupError
 
-from . import demo, groups, notifications, reading, streams, transfer, watching, writing
+from . import config, demo, groups, notifications, reading, streams, transfer, watching, writing
 from .screen import say
 from .session import Commands, Session
 
@@ -29,6 +29,7 @@ streams.commands.command(name="import")(transfer.import_events)
 app.add_typer(streams.commands, name="stream")
 groups.commands.command()(notifications.notifications)
 app.add_typer(groups.commands, name="group")
+app.add_typer(config.commands, name="config")
 app.command()(writing.write)
 app.command()(reading.read)
 app.command()(watching.watch)

@@ -1,0 +1,132 @@
+"""``readergroup config``: values that processes share, as single commands and at a prompt."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Annotated, Final
+
+import typer
+
+from synchronizer import NotFoundError, SharedMap
+
+from .entries import Entries, as_json
+from .screen import count
+from .session import Failed, session
+from .streams import AsJson, Yes, confirm
+
+commands = typer.Typer(
+    help="Read and change a shared configuration, or another shared map. A VALUE is JSON where it can be read as that,"
+    " such as 5, true or '\"5\"', and text otherwise.",
+    no_args_is_help=True,
+)
+
+#: Values may begin with a minus.
+_WITH_VALUES: Final = {"ignore_unknown_options": True}
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the configuration.", show_default=False)]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="One of its keys.", show_default=False)]
+Value = Annotated[str, typer.Argument(metavar="VALUE", help="JSON, or text.", show_default=False)]
+Current = Annotated[
+    str | None, typer.Argument(metavar="[CURRENT]", help="Only if this is its value now.", show_default=False)
+]
+
+
+@commands.command()
+def get_all(context: typer.Context, name: Name, as_object: AsJson = False) -> None:
+    """Show all entries."""
+    with _opened(context, name) as entries:
+        print(as_json(entries.copy()) if as_object else Entries(entries).get_all())
+
+
+@commands.command()
+def get(context: typer.Context, name: Name, key: Key) -> None:
+    """Show a value: text as it is, what else there is as JSON."""
+    with _opened(context, name) as entries:
+        print(Entries(entries).get(key))
+
+
+@commands.command(context_settings=_WITH_VALUES)
+def put(context: typer.Context, name: Name, key: Key, value: Value) -> None:
+    """Set a value."""
+    with _opened(context, name, may_create=True) as entries:
+        print(Entries(entries).put(key, value))
+
+
+@commands.command(context_settings=_WITH_VALUES)
+def put_if_absent(context: typer.Context, name: Name, key: Key, value: Value) -> None:
+    """Set a value where there is none; fails where there is one."""
+    with _opened(context, name, may_create=True) as entries:
+        print(Entries(entries).put_if_absent(key, value))
+
+
+@commands.command(context_settings=_WITH_VALUES)
+def replace(context: typer.Context, name: Name, key: Key, value: Value, current: Current = None) -> None:
+    """Set a value where there is one; fails where there is none, or it is not CURRENT."""
+    with _opened(context, name) as entries:
+        print(Entries(entries).replace(key, value, current))
+
+
+@commands.command(context_settings=_WITH_VALUES)
+def remove(context: typer.Context, name: Name, key: Key, current: Current = None) -> None:
+    """Remove a key; fails where it is not there, or its value is not CURRENT."""
+    with _opened(context, name) as entries:
+        print(Entries(entries).remove(key, current))
+
+
+@commands.command()
+def clear(context: typer.Context, name: Name, yes: Yes = False) -> None:
+    """Remove all keys."""
+    with _opened(context, name) as entries:
+        confirm(f"Remove all {count(len(entries), 'key')} of {name}?", yes)
+        print(Entries(entries).clear())
+
+
+@commands.command()
+def refresh(context: typer.Context, name: Name) -> None:
+    """Show how many keys there are, and the revision of the last change."""
+    with _opened(context, name) as entries:
+        print(Entries(entries).refresh())
+
+
+@commands.command()
+def shell(context: typer.Context, name: Name) -> None:
+    """Read and change it at a prompt, or by lines from standard input.
+
+    What is read is the copy that this prompt has: that of its last change or refresh. Type 'help' for the commands,
+    and 'exit' or Ctrl-D to end.
+    """
+    with _opened(context, name, may_create=True) as entries, suppress(KeyboardInterrupt):
+        at_prompt = Entries(entries)
+        for line in _lines(f"{name}> "):
+            if line.strip() == "exit":
+                return
+            if answer := at_prompt.answer(line):
+                print(answer, flush=True)
+
+
+@contextmanager
+def _opened(context: typer.Context, name: str, *, may_create: bool = False) -> Iterator[SharedMap[object]]:
+    with session(context).connect(may_create=may_create) as client:
+        if not may_create:
+            try:
+                client.store.info(f"{SharedMap.kind}/{name}")
+            except NotFoundError as error:
+                raise Failed(f"there is no configuration {name}; 'readergroup config put' makes it") from error
+        yield client.shared_map(name, object)
+
+
+def _lines(prompt: str) -> Iterator[str]:
+    """What is typed, or piped in, until its end."""
+    if not sys.stdin.isatty():
+        yield from sys.stdin
+        return
+    with suppress(ImportError):
+        import readline  # noqa: F401  lets `input` edit the line, and recall those before
+    while True:
+        try:
+            yield input(prompt)
+        except (EOFError, KeyboardInterrupt):
+            print()
+            return

@@ -1,0 +1,119 @@
+"""What can be done with the entries of a shared map in words: the commands, and the answer to each."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+from synchronizer import ANY, ReaderGroupError, SharedMap
+
+from .screen import count
+from .session import Failed
+
+#: The commands of the prompt with their arguments; those in brackets may be left out.
+USAGE: Final = {
+    "get-all": ("", "show all entries of this copy"),
+    "get": ("KEY", "show a value of this copy"),
+    "put": ("KEY VALUE", "set a value"),
+    "put-if-absent": ("KEY VALUE", "set a value where there is none"),
+    "replace": ("KEY VALUE [CURRENT]", "set a value where there is one, and it is CURRENT"),
+    "remove": ("KEY [CURRENT]", "remove a key if it is there, with the value CURRENT"),
+    "clear": ("", "remove all keys"),
+    "refresh": ("", "bring this copy up to date"),
+    "help": ("", "show this"),
+    "exit": ("", "end; so does Ctrl-D"),
+}
+
+
+class Entries:
+    """The entries of a shared map as words. What was not done raises `Failed` with the reason."""
+
+    def __init__(self, entries: SharedMap[object]) -> None:
+        self._entries = entries
+
+    def get_all(self) -> str:
+        return "\n".join(f"{key} = {shown(value)}" for key, value in self._entries.items()) or "there are no entries"
+
+    def get(self, key: str) -> str:
+        if key not in self._entries:
+            raise Failed(f"there is no {key}")
+        value = self._entries[key]
+        return value if isinstance(value, str) else as_json(value)
+
+    def put(self, key: str, value: str) -> str:
+        self._entries.put(key, read(value))
+        return self._told(key)
+
+    def put_if_absent(self, key: str, value: str) -> str:
+        if not self._entries.put_if_absent(key, read(value)):
+            raise Failed(f"not done: {self._told(key)}")
+        return self._told(key)
+
+    def replace(self, key: str, value: str, current: str | None = None) -> str:
+        if not self._entries.replace(key, read(value), _expected(current)):
+            raise Failed(f"not done: {self._told(key)}")
+        return self._told(key)
+
+    def remove(self, key: str, current: str | None = None) -> str:
+        if not self._entries.remove(key, _expected(current)):
+            raise Failed(f"not done: {self._told(key)}")
+        return f"{key} removed"
+
+    def clear(self) -> str:
+        self._entries.clear()
+        return "all removed"
+
+    def refresh(self) -> str:
+        self._entries.refresh()
+        return f"{count(len(self._entries), 'key')}, revision {self._entries.synchronizer.revision}"
+
+    def answer(self, line: str) -> str:
+        """The answer to a line that was typed: one of its own to each mistake."""
+        try:
+            command, *arguments = shlex.split(line) or [""]
+        except ValueError as error:
+            return f"{str(error).lower()}; quote values with blanks, as in put greeting 'good day'"
+        if not command:
+            return ""
+        if command == "help":
+            return "\n".join(f"{f'{name} {arguments}':<36}{meaning}" for name, (arguments, meaning) in USAGE.items())
+        if command not in USAGE:
+            return f"there is no command {command}; help shows those that there are"
+        names = USAGE[command][0].split()
+        if not len([name for name in names if name[0] != "["]) <= len(arguments) <= len(names):
+            return f"it is: {command} {USAGE[command][0]}".rstrip()
+        act: Callable[..., str] = getattr(self, command.replace("-", "_"))
+        try:
+            return act(*arguments)
+        except (Failed, ReaderGroupError) as error:
+            return " ".join(str(error).split())
+
+    def _told(self, key: str) -> str:
+        return f"{key} = {shown(self._entries[key])}" if key in self._entries else f"there is no {key}"
+
+
+def read(word: str) -> object:
+    """JSON where ``word`` is that, and else the text itself."""
+    try:
+        return json.loads(word, parse_constant=_refuse)
+    except ValueError:
+        return word
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def shown(value: object) -> str:
+    """What can be typed to mean ``value``, if that is anything that can be typed."""
+    return value if isinstance(value, str) and read(value) == value else as_json(value)
+
+
+def as_json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=repr)
+
+
+def _expected(current: str | None) -> Any:
+    return ANY if current is None else read(current)

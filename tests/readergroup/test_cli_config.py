@@ -1,0 +1,221 @@
+"""``readergroup config``: single commands, and prompts in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+import readergroup as rg
+from tests.readergroup.test_cli import COMMAND, PATIENCE_SECONDS, Cli
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path)
+
+
+@pytest.fixture
+def shop(cli: Cli) -> Cli:
+    """A configuration with two entries."""
+    cli.ok("config", "put", "shop", "opens_at", "9")
+    cli.ok("config", "put", "shop", "owner", "Ada")
+    return cli
+
+
+# ---------------------------------------------------------------------- single commands
+
+
+def test_what_is_put_is_shown(shop: Cli) -> None:
+    assert shop.ok("config", "get-all", "shop") == "opens_at = 9\nowner = Ada\n"
+    assert shop.json("config", "get-all", "shop") == {"opens_at": 9, "owner": "Ada"}
+    assert shop.ok("config", "get", "shop", "owner") == "Ada\n"
+    assert shop.ok("config", "refresh", "shop").startswith("2 keys, revision ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "means", "got", "shown"),
+    [
+        ("text", "text", "text", "text"),
+        ("5", 5, "5", "5"),
+        ("-5", -5, "-5", "-5"),
+        ('"5"', "5", "5", '"5"'),
+        ("true", True, "true", "true"),
+        ("null", None, "null", "null"),
+        ('[1, {"ä": 2.5}]', [1, {"ä": 2.5}], '[1, {"ä": 2.5}]', '[1, {"ä": 2.5}]'),
+        ("NaN", "NaN", "NaN", "NaN"),
+        ("{", "{", "{", "{"),
+        ("", "", "", ""),
+    ],
+)
+def test_values_are_json_where_they_can_be_and_else_text(
+    typed: str, means: object, got: str, shown: str, cli: Cli
+) -> None:
+    cli.ok("config", "put", "shop", "key", typed)
+    with rg.connect(cli.url) as client:
+        assert client.shared_map("shop", object)["key"] == means
+    assert cli.ok("config", "get", "shop", "key") == f"{got}\n"
+    assert cli.ok("config", "get-all", "shop") == f"key = {shown}\n"
+    cli.ok("config", "remove", "shop", "key", shown)
+
+
+def test_conditions_fail_with_what_is_there(shop: Cli) -> None:
+    assert "not done: owner = Ada" in shop.fails(1, "config", "put-if-absent", "shop", "owner", "Bob")
+    assert "not done: owner = Ada" in shop.fails(1, "config", "replace", "shop", "owner", "Bob", "Cyd")
+    assert "not done: owner = Ada" in shop.fails(1, "config", "remove", "shop", "owner", "Cyd")
+    assert "not done: there is no closes_at" in shop.fails(1, "config", "replace", "shop", "closes_at", "18")
+    assert "not done: there is no closes_at" in shop.fails(1, "config", "remove", "shop", "closes_at")
+    assert "there is no closes_at" in shop.fails(1, "config", "get", "shop", "closes_at")
+    assert shop.ok("config", "put-if-absent", "shop", "closes_at", "18") == "closes_at = 18\n"
+    assert shop.ok("config", "replace", "shop", "owner", "Bob", "Ada") == "owner = Bob\n"
+    assert shop.ok("config", "replace", "shop", "owner", "Cyd") == "owner = Cyd\n"
+    assert shop.ok("config", "remove", "shop", "owner", "Cyd") == "owner removed\n"
+    assert shop.ok("config", "clear", "shop") == "all removed\n"
+    assert shop.ok("config", "get-all", "shop") == "there are no entries\n"
+
+
+def test_a_name_that_is_misspelt_makes_nothing(shop: Cli) -> None:
+    for command in (["get-all"], ["get", "x"], ["replace", "x", "1"], ["remove", "x"], ["clear"], ["refresh"]):
+        said = shop.fails(1, "config", command[0], "shob", *command[1:])
+        assert "there is no configuration shob; 'readergroup config put' makes it" in said
+    with rg.connect(shop.url) as client:
+        assert [name for name in client.store.list() if "shob" in name] == []
+
+
+def test_a_wrong_command_line_is_told_in_a_line(shop: Cli) -> None:
+    shop.fails(2, "config", "put", "shop", "owner")
+    shop.fails(2, "config", "puts", "shop", "owner", "x")
+    assert "letters, digits" in shop.fails(1, "config", "put", "a b", "owner", "x")
+
+
+class Shop(BaseModel):
+    opens_at: int = 8
+    owner: str = "nobody"
+
+
+def test_it_is_the_configuration_that_applications_have(shop: Cli) -> None:
+    with rg.connect(shop.url) as client:
+        config = client.shared_config("shop", Shop)
+        assert config.value == Shop(opens_at=9, owner="Ada")
+        shop.ok("config", "put", "shop", "opens_at", "10")
+        config.refresh()
+        assert config.value == Shop(opens_at=10, owner="Ada")
+        config.put("owner", "Bob")
+    assert shop.ok("config", "get", "shop", "owner") == "Bob\n"
+
+
+# ---------------------------------------------------------------------- the prompt
+
+
+class Prompt:
+    """A prompt in a process of its own, that lines are typed to."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def __call__(self, line: str, answers: int = 1) -> str:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+        return "".join(self.process.stdout.readline() for _ in range(answers)).rstrip("\n")
+
+    def end(self) -> tuple[int, str, str]:
+        """The exit code, and what is said after the end of what is typed."""
+        out, error = self.process.communicate(timeout=PATIENCE_SECONDS)
+        return self.process.returncode, out, error
+
+
+@contextmanager
+def prompt(cli: Cli) -> Iterator[Prompt]:
+    process = cli.process("config", "shell", "demo", stdin=subprocess.PIPE)
+    try:
+        yield Prompt(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_two_prompts_on_one_configuration(cli: Cli) -> None:
+    with prompt(cli) as one, prompt(cli) as two:
+        assert one("get-all") == "there are no entries"
+        assert two("get-all") == "there are no entries"
+        assert one("put p1 v1") == "p1 = v1"
+        assert one("get p1") == "v1"
+        assert two("get p1") == "there is no p1", "it has not refreshed"
+        assert two("refresh").startswith("1 key, revision ")
+        assert two("get p1") == "v1"
+        assert two("replace p1 newVal v1") == "p1 = newVal"
+        assert one("get p1") == "v1", "it has not refreshed"
+        assert one("replace p1 anotherVal v1") == "not done: p1 = newVal"
+        assert one("get p1") == "newVal", "the refusal has brought its copy up to date"
+        assert two("remove p1 v1") == "not done: p1 = newVal"
+        assert two("remove p1 newVal") == "p1 removed"
+        assert one("put-if-absent p1 v3") == "p1 = v3"
+        assert two("put-if-absent p1 v4") == "not done: p1 = v3"
+        assert two("clear") == "all removed"
+        assert one("get-all") == "p1 = v3"
+        assert one("refresh").startswith("0 keys, revision ")
+        assert one("get-all") == "there are no entries"
+        assert one("exit", answers=0) == ""
+        assert one.end() == (0, "", "")
+        assert two.end() == (0, "", ""), "the end of what is typed"
+
+
+def test_what_is_typed_wrong_has_one_line_as_its_answer(cli: Cli) -> None:
+    with prompt(cli) as typed:
+        assert typed("get") == "it is: get KEY"
+        assert typed("get-all now") == "it is: get-all"
+        assert typed("replace p1") == "it is: replace KEY VALUE [CURRENT]"
+        assert typed("replace p1 a b c") == "it is: replace KEY VALUE [CURRENT]"
+        assert typed("answer x") == "there is no command answer; help shows those that there are"
+        assert typed("put greeting 'good day").startswith("no closing quotation; quote values")
+        assert typed(f"put number {2**70}").startswith("the value cannot be stored: ")
+        assert typed("\n   \nput greeting 'good day'") == "greeting = good day"
+        assert "replace KEY VALUE [CURRENT]" in typed("help", answers=10)
+        assert typed("get greeting") == "good day"
+        assert typed.end() == (0, "", "")
+
+
+def test_a_prompt_that_is_interrupted_ends_in_order(cli: Cli) -> None:
+    with prompt(cli) as typed:
+        assert typed("put a 1") == "a = 1"
+        typed.process.send_signal(signal.SIGINT)
+        assert typed.end() == (0, "", "")
+
+
+@pytest.mark.parametrize("key", [b"\x03", b"\x04"], ids=["Ctrl-C", "Ctrl-D"])
+def test_on_a_terminal_it_prompts_and_ends_at_a_key(key: bytes, cli: Cli) -> None:
+    controller, terminal = pty.openpty()
+    command = [*COMMAND, "config", "shell", "demo"]
+    # Only keys that are typed at the terminal that controls a process are signals to it.
+    process = subprocess.Popen(
+        command, env={**cli.environment, "TERM": "dumb"}, preexec_fn=lambda: os.login_tty(terminal), pass_fds=[terminal]
+    )
+    os.close(terminal)
+    try:
+        _see(controller, b"demo> ")
+        os.write(controller, b"put a 1\r")
+        _see(controller, b"a = 1\r\ndemo> ")
+        os.write(controller, key)
+        assert process.wait(PATIENCE_SECONDS) == 0
+        assert b"Traceback" not in os.read(controller, 65536)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(controller)
+
+
+def _see(controller: int, expected: bytes) -> None:
+    """Read what is shown until it ends so."""
+    shown = b""
+    while not shown.endswith(expected):
+        assert select.select([controller], [], [], PATIENCE_SECONDS)[0], shown
+        shown += os.read(controller, 65536)
