@@ -36,7 +36,14 @@ def cut_of(offset: Mapping[str, Any] | str) -> StreamCut:
         raise InvalidArgumentError("this is no JSON", text=offset) from error
     if not isinstance(fields, dict):
         raise InvalidArgumentError("this is no cut", text=offset)
-    version = fields.pop("v", VERSION)
+    check_version(fields)
+    fields.pop("v", None)
+    return StreamCut.model_validate(fields)
+
+
+def check_version(offset: Mapping[str, Any]) -> None:
+    """Raises for an offset of a later release."""
+    version = offset.get("v", VERSION)
     if version != VERSION:
         raise InvalidArgumentError(
             "the offset was written by a release that this one does not know; run the query with that one, or with a "
@@ -44,4 +51,3 @@ def cut_of(offset: Mapping[str, Any] | str) -> StreamCut:
             version=version,
             known=VERSION,
         )
-    return StreamCut.model_validate(fields)

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
-from synchronizer import InvalidArgumentError
+from synchronizer import InvalidArgumentError, Revision
 
 from ..batch.arrow import COLUMNS
 from ..streams.config import SegmentId, StreamCut, check_name, check_stream_name, segment_id
@@ -51,6 +51,17 @@ class WriteOptions(BaseModel):
     txn_id: str | None = None
 
 
+class NotificationOptions(BaseModel):
+    """The options of one read of a group's notifications. Shown or logged, it hides the address."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    url: SecretStr
+    group: str
+    starting: Literal["earliest", "latest"] | Revision = "latest"
+    fail_on_data_loss: bool = True
+
+
 def read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
     """The options ``given`` to a read, whose names may be in any case.
 
@@ -72,6 +83,11 @@ def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
     return WriteOptions(**_fields(given, _WRITING, "writes", streaming=streaming))
 
 
+def notification_options(given: Mapping[str, str], *, streaming: bool | None = None) -> NotificationOptions:
+    """The options ``given`` to a read of notifications; else as `read_options`."""
+    return NotificationOptions(**_fields(given, _NOTIFICATIONS, "reads", streaming=streaming))
+
+
 def _fields(
     given: Mapping[str, str], known: Mapping[str, _Option], what: str, *, streaming: bool | None
 ) -> Mapping[str, Any]:
@@ -84,8 +100,8 @@ def _fields(
             kind = "streaming" if option.streaming else "batch"
             raise InvalidArgumentError(f"this is an option of {kind} {what} only; leave it out", option=option.name)
         fields[option.field] = option.parse(option.name, text)
-    for needed in ("url", "stream"):
-        if needed not in fields:
+    for needed in known:
+        if needed in _EXAMPLES and needed not in fields:
             raise InvalidArgumentError(f"the option '{needed}' is missing", example=_EXAMPLES[needed])
     return fields
 
@@ -119,6 +135,21 @@ def _url(name: str, text: str) -> SecretStr:
 
 def _stream(name: str, text: str) -> str:
     return check_stream_name(text)
+
+
+def _group(name: str, text: str) -> str:
+    return check_name(text, "reader group")
+
+
+def _starting_notification(name: str, text: str) -> str | Revision:
+    if text.lower() in ("earliest", "latest"):
+        return text.lower()
+    try:
+        return Revision.parse(text)
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(
+            "write 'earliest', 'latest', or a revision of the group such as '120:0'", option=name, value=text
+        ) from error
 
 
 def _starting(name: str, text: str) -> Place:
@@ -247,6 +278,13 @@ _WRITING: Final = _by_name(
     _Option("stream", "stream", _stream),
     _Option("txnId", "txn_id", _txn_id, streaming=False),
 )
+_NOTIFICATIONS: Final = _by_name(
+    _Option("url", "url", _url),
+    _Option("group", "group", _group),
+    _Option("startingOffsets", "starting", _starting_notification, streaming=True),
+    _Option("failOnDataLoss", "fail_on_data_loss", _flag),
+)
 #: What Spark itself takes from a streaming query, and gives to the sink too.
 _OF_EVERY_QUERY: Final = frozenset({"checkpointlocation", "queryname"})
-_EXAMPLES: Final = {"url": "postgresql://spark@db/shop", "stream": "shop/orders"}
+#: Of the options that have to be given.
+_EXAMPLES: Final = {"url": "postgresql://spark@db/shop", "stream": "shop/orders", "group": "billing"}

@@ -9,6 +9,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from .connection import check_address
+from .notifications import LocalNotificationSource, NotificationSource
 from .options import ReadOptions, WriteOptions, read_options, write_options
 from .reading import BatchReader
 from .rows import default_schema
@@ -59,8 +60,10 @@ class LocalReaderGroupSource(ReaderGroupSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``readergroup`` a format of this session, for reading and for streaming queries."""
-    spark.dataSource.register(LocalReaderGroupSource if is_on_one_host(spark) else ReaderGroupSource)
+    """Make ``readergroup`` and ``readergroup-notifications`` formats of this session."""
+    one_host = is_on_one_host(spark)
+    spark.dataSource.register(LocalReaderGroupSource if one_host else ReaderGroupSource)
+    spark.dataSource.register(LocalNotificationSource if one_host else NotificationSource)
 
 
 def is_on_one_host(spark: SparkSession) -> bool:

@@ -1,0 +1,215 @@
+"""What Spark knows as the format ``readergroup-notifications``: the record of a group's notifications."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import pyarrow
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from notifications import Notification
+from synchronizer import InvalidArgumentError, NotFoundError, Revision, SegmentStore, TruncatedError
+
+from ..record.arrow import SCHEMA, record_batches
+from ..record.entries import RecordRange
+from ..record.record import NotificationRecord, entries
+from ..streams.boundaries import next_boundary
+from .connection import check_address, client_of, patience_of
+from .offsets import VERSION, check_version
+from .options import NotificationOptions, notification_options
+
+logger = logging.getLogger("readergroup.spark")
+
+#: What one task reads at most, which takes it a few seconds.
+PART_BYTES: Final = 4 * 1024 * 1024
+#: A poll that finds nothing takes so long.
+_IDLE_SECONDS: Final = 0.1
+
+
+class NotificationSource(DataSource):
+    """Notifications as DataFrames. Spark makes one for each ``load()``, in a process of its own."""
+
+    #: Whether the executors run on the host of the driver.
+    one_host: ClassVar[bool] = False
+
+    @classmethod
+    def name(cls) -> str:
+        return "readergroup-notifications"
+
+    def schema(self) -> StructType:
+        self._notification_options(streaming=None)
+        return from_arrow_schema(SCHEMA)
+
+    def reader(self, schema: StructType) -> NotificationReader:
+        return NotificationReader(schema, self._notification_options(streaming=False))
+
+    def streamReader(self, schema: StructType) -> NotificationStreamReader:
+        return NotificationStreamReader(schema, self._notification_options(streaming=True))
+
+    def _notification_options(self, *, streaming: bool | None) -> NotificationOptions:
+        options = notification_options(self.options, streaming=streaming)
+        check_address(options.url, one_host=self.one_host)
+        return options
+
+
+class LocalNotificationSource(NotificationSource):
+    """The same where all processes of Spark run on one host: there they can share a file."""
+
+    one_host = True
+
+
+class Part(InputPartition):
+    """Notifications that one task reads."""
+
+    def __init__(self, within: RecordRange) -> None:
+        super().__init__(within)
+        self.within = within
+
+
+class _Reading:
+    """What reads of both kinds do. It goes to the tasks, so it has no connection of its own."""
+
+    def __init__(self, schema: StructType, options: NotificationOptions) -> None:
+        if schema.names != SCHEMA.names:
+            raise InvalidArgumentError("notifications have columns of their own; leave .schema(...) out, and select")
+        self._schema = to_arrow_schema(schema, timezone="UTC")  # differs in what it calls the items of lists
+        self._options = options
+
+    @property
+    def record(self) -> NotificationRecord:
+        return client_of(self._options.url).groups.get(self._options.group).notification_record
+
+    def parts(self, within: RecordRange) -> Iterator[Part]:
+        store = client_of(self._options.url).store
+        at = within.start
+        while at < within.end:
+            try:
+                end = next_boundary(store, within.segment, at + PART_BYTES, known=at, end=within.end)
+            except TruncatedError as error:
+                self.told(error)
+                at = error.start_offset
+                continue
+            yield Part(within.model_copy(update={"start": at, "end": end}))
+            at = end
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        if not isinstance(partition, Part):  # what Spark makes of a plan without partitions
+            return
+        client, within = client_of(self._options.url), partition.within
+        while within.start < within.end:
+            try:
+                found = patience_of(client).call(partial(_all, client.store, within))
+            except TruncatedError as error:
+                self.told(error)
+                within = within.model_copy(update={"start": error.start_offset})
+                continue
+            yield from (batch.cast(self._schema) for batch in record_batches(found))
+            return
+
+    def told(self, error: TruncatedError) -> None:
+        """Notifications were found to be gone."""
+        if self._options.fail_on_data_loss:
+            raise TruncatedError(
+                "retention gave notifications up before they were read; set failOnDataLoss to false to go on behind "
+                "them, or record with a greater retention",
+                **error.facts,
+            ) from error
+        logger.warning("%s; reading goes on behind it", error)
+
+
+def _all(store: SegmentStore, within: RecordRange) -> list[tuple[int, Notification]]:
+    return list(entries(store, within))
+
+
+class NotificationReader(DataSourceReader):
+    """Reads what is recorded when the first action is planned."""
+
+    def __init__(self, schema: StructType, options: NotificationOptions) -> None:
+        self._reading = _Reading(schema, options)
+
+    def partitions(self) -> list[InputPartition]:
+        found = self._reading.record.range()
+        return [] if found is None else [*self._reading.parts(found)]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return self._reading.read(partition)
+
+
+class NotificationStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads notifications in batches, as they are recorded. Its offset is a place in the record."""
+
+    def __init__(self, schema: StructType, options: NotificationOptions) -> None:
+        self._options = options
+        self._reading = _Reading(schema, options)
+        self._end: dict[str, Any] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        found = self._reading.record.range()
+        if found is None:  # nobody has recorded yet
+            return self._offset(None, 0)
+        starting = self._options.starting
+        if isinstance(starting, Revision):
+            store = client_of(self._options.url).store
+            first = (offset for offset, each in entries(store, found) if each.revision >= starting)
+            return self._offset(found.life, next(first, found.end))
+        return self._offset(found.life, found.start if starting == "earliest" else found.end)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        found = self._reading.record.range()
+        self._end = self._offset(None, 0) if found is None else self._offset(found.life, found.end)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        if self._end is not None:
+            return self._end if self._end["life"] is not None else start
+        client = client_of(self._options.url)
+        found = self._present(start)
+        if found is None:
+            client.clock.wait(threading.Event(), _IDLE_SECONDS)
+            return start
+        if (start["life"], start["offset"]) == (found.life, found.end):
+            patience_of(client).call(lambda: client.store.wait({found.segment: found.end}, _IDLE_SECONDS))
+            return start
+        return self._offset(found.life, found.end)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        found = self._present(start)
+        if found is None or end["life"] is None:
+            return []
+        self._check(end, found)
+        first, last = start["offset"] if start["life"] is not None else 0, end["offset"]
+        if start["life"] is not None and first < found.start:
+            self._reading.told(TruncatedError("notifications are gone", at=first, start_offset=found.start))
+        return [*self._reading.parts(found.model_copy(update={"start": max(first, found.start), "end": last}))]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return self._reading.read(partition)
+
+    def _present(self, offset: Mapping[str, Any]) -> RecordRange | None:
+        """What there is; None where nobody has recorded yet. Raises if it is not what the offset belongs to."""
+        check_version(offset)
+        if offset["group"] != self._options.group:
+            raise InvalidArgumentError(
+                "the checkpoint belongs to a query on another group; name another checkpointLocation",
+                checkpoint=offset["group"],
+                group=self._options.group,
+            )
+        found = self._reading.record.range()
+        self._check(offset, found)
+        return found
+
+    def _check(self, offset: Mapping[str, Any], found: RecordRange | None) -> None:
+        if offset["life"] is not None and (found is None or found.life != offset["life"]):
+            raise NotFoundError(
+                "the group of this checkpoint was deleted; start a query with another checkpointLocation",
+                group=self._options.group,
+            )
+
+    def _offset(self, life: str | None, offset: int) -> dict[str, Any]:
+        return {"v": VERSION, "group": self._options.group, "life": life, "offset": offset}
