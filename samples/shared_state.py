@@ -28,6 +28,16 @@ class Deliver(rg.Update[Stock], tag="deliver"):
         return state.replace(items=state.items.set(self.item, state.items.get(self.item, 0) + self.amount))
 
 
+class Recount(rg.Update[Stock], tag="recount"):
+    """What is really there, counted by hand."""
+
+    item: str
+    amount: int
+
+    def apply_to(self, state: Stock, revision: rg.Revision) -> Stock:
+        return state.replace(items=state.items.set(self.item, self.amount))
+
+
 def sell_all(stock: rg.StateSynchronizer[Stock]) -> int:
     """Sell pears while there are any. The decision is made on the state that the update is applied to."""
 
@@ -42,8 +52,9 @@ def sell_all(stock: rg.StateSynchronizer[Stock]) -> int:
 
 def main(folder: Path) -> None:
     with rg.connect(f"sqlite:///{folder / 'shop.db'}") as client:
-        stock = client.synchronizer("shop/stock", initial=Stock(), updates=[Sell, Deliver])
-        stock.update_state_unconditionally(Deliver(item="pear", amount=100))
+        stock = client.synchronizer("shop/stock", initial=Stock(), updates=[Sell, Deliver, Recount])
+        # One step: nobody sells one of the pears that were not there.
+        stock.update_state_unconditionally(Deliver(item="pear", amount=120), Recount(item="pear", amount=100))
         sold: list[int] = []
         sellers = [threading.Thread(target=lambda: sold.append(sell_all(stock))) for _ in range(4)]
         for seller in sellers:

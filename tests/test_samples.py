@@ -26,6 +26,7 @@ PROMISES = {
     "metrics_for_keda": "KEDA would start 4 readers",
     "pool": "1 order set aside",
     "shared_state": "100 pears sold, 0 left",
+    "shared_config": "2 -> 4 workers",
     "own_notifier": "300 visits",
 }
 
