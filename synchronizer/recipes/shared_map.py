@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar, Unpack
 
@@ -90,8 +90,14 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
         return len(self.synchronizer.state.entries)
 
     def copy(self) -> dict[str, V]:
-        """All entries of one moment."""
+        """All entries of one moment, as those of ``items`` and ``values`` are, whatever comes in meanwhile."""
         return self._decoded(self.synchronizer.state)
+
+    def items(self) -> ItemsView[str, V]:
+        return self.copy().items()
+
+    def values(self) -> ValuesView[V]:
+        return self.copy().values()
 
     # ------------------------------------------------------------------ changes
 

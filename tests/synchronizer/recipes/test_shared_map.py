@@ -63,6 +63,14 @@ class TestReading:
         one.refresh()
         assert one == {"pear": 3}
 
+    def test_what_is_iterated_is_of_one_moment(self, two: tuple[Prices, Prices]) -> None:
+        one, other = two
+        one.update(a=1, b=2)
+        keys, values, items = iter(one), iter(one.values()), iter(one.items())
+        assert (next(keys), next(values), next(items)) == ("a", 1, ("a", 1))
+        one.remove("b")
+        assert (list(keys), list(values), list(items)) == (["b"], [2], [("b", 2)])
+
     def test_a_value_that_is_read_is_the_readers_own(self, store: FailingStore) -> None:
         lists = SharedMap(store, "lists", list[int])
         mine = [1]

@@ -1,0 +1,65 @@
+"""Shared collections of a client: those of its store, with its timeout, closed with it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+from pydantic import BaseModel
+
+import readergroup as rg
+from tests.synchronizer.accounts import eventually
+
+
+class Shop(BaseModel):
+    opens_at: int = 9
+
+
+@pytest.mark.stores(in_turn=True)
+def test_clients_of_one_store_share_them(store_url: str) -> None:
+    with rg.connect(store_url) as one, rg.connect(store_url) as other:
+        one.shared_map("shop", int)["pear"] = 3
+        one.shared_set("shop", str).add("ada")
+        one.shared_config("settings", Shop).put("opens_at", 8)
+        one.counter("shop").add(7)
+        assert other.shared_map("shop", int) == {"pear": 3}
+        assert other.shared_set("shop", str) == {"ada"}
+        assert other.shared_config("settings", Shop).value == Shop(opens_at=8)
+        assert other.counter("shop").value == 7
+
+
+def test_they_and_their_listeners_end_with_the_client(store_url: str) -> None:
+    client = rg.connect(store_url)
+    prices, names, config = (
+        client.shared_map("shop", int),
+        client.shared_set("shop", str),
+        client.shared_config("settings", Shop),
+    )
+    before = {*threading.enumerate()}
+    for shared in (prices, names, config):
+        shared.register_listener(print)
+    started = {*threading.enumerate()} - before
+    assert len(started) == 3
+    client.close()
+    eventually(lambda: not any(thread.is_alive() for thread in started), "the threads have ended")
+    with pytest.raises(rg.ClosedError):
+        prices["pear"] = 3
+    with pytest.raises(rg.ClosedError):
+        names.add("ada")
+
+
+def test_they_have_the_timeout_and_the_limit_of_the_client(store_url: str) -> None:
+    with rg.connect(store_url, timeout=7.0, state_limit_bytes=1000) as client:
+        texts = client.shared_map("texts", str)
+        assert texts.synchronizer.timeout == 7.0
+        with pytest.raises(rg.StateTooLargeError):
+            texts.update({str(number): "x" * 100 for number in range(20)})
+
+
+def test_one_that_nobody_holds_is_forgotten(store_url: str) -> None:
+    with rg.connect(store_url) as client:
+        held = weakref.ref(client.shared_map("shop", int))
+        gc.collect()
+        assert held() is None
