@@ -39,7 +39,8 @@ Namesake = Literal["stays", "goes", "wins"]
 class Seat:
     """A place that is taken, lost and taken again, each time behind all others. Borrows the synchronizer.
 
-    ``changed`` is called when something may have changed, in any of the threads. Threads may share a seat.
+    ``changed`` is called after each round of the work, in its thread, and when the seat is given up. Threads may share
+    a seat.
     """
 
     def __init__(
@@ -141,12 +142,9 @@ class Seat:
         """
         with self._lock:
             lease, self._lease = self._lease, None
-        present = lease is not None and not lease.lost
-        if lease is not None:
-            lease.lose()
         self._wake.set()
         self.tell()
-        if lease is None or not present:
+        if lease is None or lease.lost:
             return
 
         def leave(state: Members) -> Proposal[Members, None]:
@@ -233,7 +231,6 @@ class Seat:
             timeout_seconds = self._synchronizer.state.timeout_seconds
             if self._clock.monotonic() >= lease.renewed_at + timeout_seconds / RENEWALS:
                 lease.renew({}, timeout_seconds)
-                self.tell()
             return lease.renewed_at + timeout_seconds / RENEWALS
         except ClosedError:
             raise

@@ -181,6 +181,47 @@ def test_tokens_grow_over_the_deletion_of_the_election(world: World) -> None:
     assert tokens == sorted(set(tokens))
 
 
+def test_a_candidate_campaigns_again_after_its_election_was_deleted(world: World) -> None:
+    a = candidate(world, "a")
+    token = a.fencing_token
+    StateSynchronizer(world.store(), "election/ship", state_type=Members, updates=UPDATES, clock=world.clock).delete()
+    world.step()
+    b = candidate(world, "b", campaigns=False)
+    a.campaign(wait=False)
+    assert leaders(a, b) == ["a"] and a.fencing_token > token
+
+
+def test_who_has_left_leaves_no_lease_behind(world: World) -> None:
+    a, b, c = (candidate(world, name) for name in "abc")
+    b.resign()
+    world.kill(c)
+    world.pass_time(TIMEOUT + 2)
+    lease = world.state("election/ship").members[0].lease
+    assert list(a.failing.attributes("election/ship", "lease/")) == [f"lease/{lease}"]
+
+
+def test_f16_a_term_counts_from_the_sending_of_what_began_it(world: World) -> None:
+    a = candidate(world, "a", campaigns=False)
+    sent_at = world.clock.monotonic()
+    # The answer takes its time.
+    a.failing.after = lambda operation: world.clock.advance(3.0) if operation.verb == "append" else None
+    a.campaign(wait=False)
+    a.failing.after = None
+    world.clock.advance(sent_at + 0.8 * TIMEOUT - world.clock.monotonic() - 0.1)
+    a.check()
+    world.clock.advance(0.2)
+    with pytest.raises(LeaseLostError):
+        a.check()
+
+
+def test_a_leader_that_was_deposed_cannot_renew_its_lease(world: World) -> None:
+    a, b = candidate(world, "a"), candidate(world, "b")
+    world.kill(a)
+    world.pass_time(TIMEOUT + 2)
+    a._seat.renew()  # before it has heard of anything
+    assert leaders(a, b) == ["b"]
+
+
 # ---------------------------------------------------------------------- the store
 
 

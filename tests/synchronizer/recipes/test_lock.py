@@ -131,7 +131,10 @@ def test_threads_of_a_process_exclude_each_other(store: SegmentStore) -> None:
     assert (inside, most) == (0, 1)
 
 
-def test_who_waits_too_long_is_told_who_holds_the_lock_and_is_not_in_line_any_more(store: SegmentStore) -> None:
+def test_who_waits_too_long_is_told_who_holds_the_lock_and_is_not_in_line_any_more(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("synchronizer.recipes.lock.TAKEOVER_SECONDS", 0.2)
     lock, other = a_lock(store, "a", timeout_seconds=0.5), a_lock(store, "b", timeout_seconds=0.5)
     with lock.acquire(timeout=LONG) as held:
         for timeout in (0.0, 0.1):
