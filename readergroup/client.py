@@ -22,6 +22,7 @@ from synchronizer import (
     InvalidArgumentError,
     LeaderElection,
     Lock,
+    ManualClock,
     Membership,
     QueuedEvent,
     SegmentStore,
@@ -98,6 +99,8 @@ class Client:
         self.timeout = timeout
         self.state_limit_bytes = state_limit_bytes
         self.clock: Clock = clock or SystemClock()
+        # As for groups: with a clock that is moved by hand nothing runs in the background.
+        self._in_background = not isinstance(self.clock, ManualClock)
         self.streams = StreamManager(store, clock=self.clock, timeout=timeout, state_limit_bytes=state_limit_bytes)
         self.groups = ReaderGroupManager(self)
         self.batch = BatchClient(self.streams)
@@ -159,13 +162,28 @@ class Client:
 
         Of all processes that have one of a name, one at a time handles the events.
         """
-        return self._keep(EventProcessor(self.store, name, handler, **options, clock=self.clock, timeout=self.timeout))
+        return self._keep(
+            EventProcessor(
+                self.store,
+                name,
+                handler,
+                **options,
+                clock=self.clock,
+                timeout=self.timeout,
+                threads=self._in_background,
+            )
+        )
 
     def membership(self, name: str, member_id: str, *, member_timeout_seconds: float = 10.0) -> Membership:
         """A member of this name, from its ``join``, or the beginning of its block, on. It ends with the client."""
         return self._keep(
             Membership(
-                self.store, name, member_id, member_timeout_seconds=member_timeout_seconds, **self._state_options
+                self.store,
+                name,
+                member_id,
+                member_timeout_seconds=member_timeout_seconds,
+                threads=self._in_background,
+                **self._state_options,
             )
         )
 
@@ -173,7 +191,12 @@ class Client:
         """A candidate to be the leader of this name. It is one from its campaign on, and ends with the client."""
         return self._keep(
             LeaderElection(
-                self.store, name, candidate_id, member_timeout_seconds=member_timeout_seconds, **self._state_options
+                self.store,
+                name,
+                candidate_id,
+                member_timeout_seconds=member_timeout_seconds,
+                threads=self._in_background,
+                **self._state_options,
             )
         )
 
@@ -189,7 +212,13 @@ class Client:
         with self._guard:  # one for all threads, so that it knows which of them hold it
             lock = self._locks.get(name)
             if lock is None:
-                lock = Lock(self.store, name, member_timeout_seconds=member_timeout_seconds, **self._state_options)
+                lock = Lock(
+                    self.store,
+                    name,
+                    member_timeout_seconds=member_timeout_seconds,
+                    threads=self._in_background,
+                    **self._state_options,
+                )
                 self._locks[name] = self._keep(lock)
             return lock
 

@@ -5,13 +5,28 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytest
 from pydantic import BaseModel
 
 from notifications import PollingNotifier
-from synchronizer import InvalidArgumentError, ReaderGroupError
+from synchronizer import (
+    ClosedError,
+    EventProcessor,
+    InvalidArgumentError,
+    LeaderElection,
+    Lock,
+    Membership,
+    ReaderGroupError,
+    SegmentStore,
+    SharedConfig,
+    SharedCounter,
+    SharedMap,
+    SharedSet,
+    StateSynchronizer,
+)
 from synchronizer.testing import FailingStore as FailingStore
 from synchronizer.testing import InstantClock as InstantClock
 from synchronizer.testing import ManualClock as ManualClock
@@ -24,7 +39,6 @@ from .client import Client
 from .config import new_reader_id
 from .errors import EndOfDataError
 from .event import Event, EventBatch, Part
-from .group import ReaderGroup
 from .scaling.pool import ReaderPool
 from .scaling.worker import MAX_BATCH_EVENTS, Worker
 from .streams.block import Block, encode_block
@@ -38,27 +52,63 @@ _logger = logging.getLogger(__name__)
 
 @pytest.fixture
 def reader_group_client(failing_store: FailingStore, manual_clock: InstantClock) -> Iterator[Client]:
-    """A client of ``failing_store``. What its groups do in the background is done when ``manual_clock`` moves: leases,
-    assignments, and the polls and listeners of notifiers."""
-    with Client(failing_store, clock=manual_clock) as client:
-        manual_clock.run_when_due(lambda: _run_due(client))
+    """A client of ``failing_store``. What it does in the background is done when ``manual_clock`` moves: the leases of
+    readers, candidates and members, assignments, the handlers of event processors, and all listeners."""
+    with _driven_client(failing_store, manual_clock) as client:
         yield client
         failing_store.unavailable, failing_store.before, failing_store.after = False, None, None
 
 
+@pytest.fixture
+def second_client(failing_store: FailingStore, manual_clock: InstantClock) -> Iterator[Client]:
+    """A client as another process has it: of the same store, but without its faults."""
+    with _driven_client(failing_store.inner, manual_clock) as client:
+        yield client
+
+
+@contextmanager
+def _driven_client(store: SegmentStore, clock: InstantClock) -> Iterator[Client]:
+    with Client(store, clock=clock) as client:
+        clock.run_when_due(lambda: _run_due(client))
+        yield client
+
+
 def _run_due(client: Client) -> float:
-    return min((_step(group) for group in list(client.groups._groups.values())), default=math.inf)
+    """Do what the client's threads would do, and return when something is due again."""
+    due = [group._driver.step() for group in list(client.groups._groups.values())]
+    for opened in [*_notifiers(client), *client._opened.values()]:
+        try:
+            due.append(_step(opened))
+        except ClosedError:
+            pass
+        except ReaderGroupError as error:
+            if not error.retryable:
+                raise
+            _logger.warning("%r does its work when the clock moves again: %s", opened, error)
+    return min(due, default=math.inf)
 
 
-def _step(group: ReaderGroup) -> float:
-    due = group._driver.step()
-    for notifier in vars(group).values():
-        if isinstance(notifier, PollingNotifier):
-            try:
-                notifier.poll()
-            except ReaderGroupError as error:
-                _logger.warning("a poll of %s failed; the next one comes as the clock moves: %s", group.name, error)
-    return due
+def _notifiers(client: Client) -> list[PollingNotifier[Any, Any]]:
+    groups = list(client.groups._groups.values())
+    return [each for group in groups for each in vars(group).values() if isinstance(each, PollingNotifier)]
+
+
+def _step(opened: object) -> float:
+    """One round of its work, and when the next is due."""
+    match opened:
+        case LeaderElection() | Lock() | Membership():
+            return opened.step()
+        case EventProcessor():
+            while opened.step():
+                pass
+            return opened.clock.monotonic() + opened._renewal_seconds
+        case PollingNotifier():
+            opened.poll()
+        case StateSynchronizer():
+            opened.poll_listeners(timeout=0.0)
+        case SharedConfig() | SharedCounter() | SharedMap() | SharedSet():
+            opened.synchronizer.poll_listeners(timeout=0.0)
+    return math.inf
 
 
 def drain(pool: ReaderPool[Any]) -> int:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from .clock import Clock, Deadline, SystemClock
+from .clock import Clock, Deadline, ManualClock, SystemClock
 from .compaction import COMPACTION_BYTES, Compactor
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
 from .log_follower import LogFollower
@@ -80,6 +80,7 @@ class StateSynchronizer(Generic[S]):
         self._codec: StateCodec[S] = StateCodec(state_type or type(initial), tuple(updates))  # type: ignore[arg-type]
         self._follower = LogFollower(RevisionedStream(store, name), self._codec, self.clock)
         self._writer = LogWriter(self._follower, state_limit_bytes)
+        self._listening: list[UpdateListening[S]] = []  # without threads
         deadline = Deadline(self.clock, timeout)
         if initial is not None:
             self._follower.retry(deadline, lambda: store.create(name))
@@ -147,9 +148,27 @@ class StateSynchronizer(Generic[S]):
         stopped. It hears each update once, in the order of the log, or one call with ``gap`` in place of those that a
         compaction has removed. A thread of its own follows the log for it, so it may call the synchronizer; if it
         raises, that is logged, and it hears the next one. The thread ends soon after ``close``.
+
+        With a `ManualClock` nothing runs in the background: `poll_listeners` calls it, in the thread that calls that.
         """
         self._follower.check_usable()
-        return UpdateListening(self._follower, listener, after=after, timeout=self.timeout).stop
+        by_hand = isinstance(self.clock, ManualClock)
+        listening = UpdateListening(self._follower, listener, after=after, timeout=self.timeout, thread=not by_hand)
+        if not by_hand:
+            return listening.stop
+        self._listening.append(listening)
+
+        def stop() -> None:
+            listening.stop()
+            self._listening = [each for each in self._listening if each is not listening]
+
+        return stop
+
+    def poll_listeners(self, *, timeout: float | None = None) -> None:
+        """With a `ManualClock`: fetch, and call the listeners of `on_update` with what is new to them."""
+        self._follower.fetch(self._deadline(timeout))
+        for listening in self._listening:
+            listening.tell()
 
     def fetch_updates(self, *, timeout: float | None = None) -> S:
         """Bring the local state up to what the log held when the call began, at least, and return it."""

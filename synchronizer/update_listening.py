@@ -1,10 +1,11 @@
-"""Calls a listener with every update of a state, in a thread that follows the log for it."""
+"""Calls a listener with every update of a state, mostly in a thread that follows the log for it."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Generic
 
 from .clock import Deadline
@@ -21,7 +22,10 @@ _logger = logging.getLogger(__name__)
 
 
 class UpdateListening(Generic[S]):
-    """Calls ``listener`` with the updates after ``after``, by default the present revision, until `stop`."""
+    """Calls ``listener`` with the updates after ``after``, by default the present revision, until `stop`.
+
+    Without a ``thread``, whenever `tell` is called.
+    """
 
     def __init__(
         self,
@@ -30,6 +34,7 @@ class UpdateListening(Generic[S]):
         *,
         after: Revision | None,
         timeout: float,
+        thread: bool,
     ) -> None:
         self._follower = follower
         self._listener = listener
@@ -39,27 +44,16 @@ class UpdateListening(Generic[S]):
         self._heard = present if after is None else after
         self._has_gap = self._heard < present
         self._stopping = threading.Event()
-        threading.Thread(target=self._run, name=f"updates of {follower.log.segment}", daemon=True).start()
+        if thread:
+            threading.Thread(target=self._run, name=f"updates of {follower.log.segment}", daemon=True).start()
 
     def stop(self) -> None:
         """Call the listener no more, but for a call that it is in."""
         self._stopping.set()
         self._feed.close()
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self._hear()
-            except ClosedError:
-                return
-            except ReaderGroupError as error:
-                if not error.retryable:
-                    _logger.error("no more updates are told of: %s", error, exc_info=error)
-                    return
-                _logger.warning("updates are told of later: %s", error)
-
-    def _hear(self) -> None:
-        """Tell what was applied, and wait a moment for more."""
+    def tell(self) -> int:
+        """Call the listener with what was applied since the last time; the length of the log up to there."""
         with self._follower.changed:
             length = self._follower.replica.next_offset
             transitions: Sequence[Transition[S]] = self._feed.drain()
@@ -69,11 +63,24 @@ class UpdateListening(Generic[S]):
             self._has_gap = False
         for transition in transitions:
             for applied in transition.one_by_one():
-                self._tell(applied)
-        if self._follower.retry(self._deadline(), lambda: self._grew(length)):
-            self._follower.fetch(self._deadline())
+                self._call(applied)
+        return length
 
-    def _tell(self, applied: AppliedUpdate[S]) -> None:
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                length = self.tell()
+                if self._follower.retry(self._deadline(), partial(self._grew, length)):
+                    self._follower.fetch(self._deadline())
+            except ClosedError:
+                return
+            except ReaderGroupError as error:
+                if not error.retryable:
+                    _logger.error("no more updates are told of: %s", error, exc_info=error)
+                    return
+                _logger.warning("updates are told of later: %s", error)
+
+    def _call(self, applied: AppliedUpdate[S]) -> None:
         if applied.revision <= self._heard or self._stopping.is_set():
             return
         self._heard = applied.revision

@@ -140,6 +140,12 @@ class Lock:
             self._give_up(seat)
         self.synchronizer.close()
 
+    def step(self) -> float:
+        """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
+        with self._lock:
+            seats = list(self._seats)
+        return min((seat.step() for seat in seats), default=float("inf"))
+
     def __repr__(self) -> str:
         return f"Lock({self.name!r}, {self.synchronizer.store.url!r})"
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final, Self, TypeVar, Unpack
 
-from ..errors import ClosedError, ReaderGroupError
+from ..errors import ClosedError, DeadlineExceededError, ReaderGroupError
 from ..replica import AppliedUpdate
 from ..state_synchronizer import StateSynchronizer
 from ..store import SegmentStore
@@ -160,7 +161,10 @@ class Membership:
 
     def step(self) -> float:
         """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
-        return self._seat.step()
+        due = self._seat.step()
+        with suppress(DeadlineExceededError):  # the store is away: later
+            self.synchronizer.poll_listeners(timeout=0.0)
+        return due
 
     def _stay_if_alive(self) -> None:
         """Join again, if this member was taken out and no other of its id is there."""

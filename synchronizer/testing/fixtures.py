@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
-from typing import Protocol
+from contextlib import ExitStack, suppress
+from functools import partial
+from typing import Any, Protocol
 
 import pytest
 
+from ..errors import ClosedError, DeadlineExceededError
 from ..state import S, Update
 from ..state_synchronizer import StateSynchronizer
 from ..stores import open_store
@@ -53,8 +56,15 @@ def two_replicas(failing_store: FailingStore, manual_clock: InstantClock) -> Ite
             def replica(store: FailingStore) -> StateSynchronizer[S]:
                 synchronizer = StateSynchronizer(store, "tested", initial=initial, updates=classes, clock=manual_clock)
                 closing.callback(synchronizer.close)
+                manual_clock.run_when_due(partial(_tell, synchronizer))
                 return synchronizer
 
             return replica(failing_store), replica(FailingStore(failing_store.inner))
 
         yield opened
+
+
+def _tell(synchronizer: StateSynchronizer[Any]) -> float:
+    with suppress(ClosedError, DeadlineExceededError):  # the test closed it, or has the store away
+        synchronizer.poll_listeners(timeout=0.0)
+    return math.inf

@@ -29,16 +29,19 @@ class InstantClock(ManualClock):
         super().__init__(start)
         self._owner = threading.get_ident()
         self._runs: list[Callable[[], float]] = []
-        self._is_running = False
+        self._running: list[Callable[[], float]] = []  # one that waits, and what runs meanwhile
 
     def run_when_due(self, run: Callable[[], float]) -> None:
-        """From now on, call ``run`` whenever the clock has moved. It does what is due, and returns when it is again."""
+        """From now on, call ``run`` whenever the clock has moved. It does what is due, and returns when it is again.
+
+        If it waits, the others go on.
+        """
         self._runs.append(run)
 
     def advance(self, seconds: float) -> None:
         """Move by so many seconds, stopping wherever something is due; returns when what was due has run."""
         end = self.monotonic() + seconds
-        if seconds < 0 or self._is_running or threading.get_ident() != self._owner:
+        if seconds < 0 or threading.get_ident() != self._owner:
             super().advance(seconds)
             return
         due = self._run()
@@ -58,8 +61,12 @@ class InstantClock(ManualClock):
 
     def _run(self) -> float:
         """Do everything that is due, and return when something is again."""
-        self._is_running = True
-        try:
-            return min((run() for run in self._runs), default=math.inf)
-        finally:
-            self._is_running = False
+        due = math.inf
+        for run in self._runs:
+            if run not in self._running:
+                self._running.append(run)
+                try:
+                    due = min(due, run())
+                finally:
+                    self._running.remove(run)
+        return due

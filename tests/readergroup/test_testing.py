@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 import readergroup as rg
 from readergroup import testing
-from readergroup.testing import failing_store, manual_clock, reader_group_client, two_replicas  # noqa: F401
+from readergroup.testing import failing_store, manual_clock, reader_group_client, second_client, two_replicas  # noqa: F401
 
 STREAM = "shop/orders"
 
@@ -165,6 +165,119 @@ def test_a_listener_has_heard_when_the_clock_has_moved(
     manual_clock.advance(0)
     assert heard == [2, 3]
     assert not [thread for thread in threading.enumerate() if "billing" in thread.name]
+
+
+# ---------------------------------------------------------------------- shared state
+
+
+def test_a_leader_stays_it_as_time_passes_and_loses_it_when_the_store_is_out_of_its_reach(
+    reader_group_client: rg.Client,
+    second_client: rg.Client,
+    failing_store: testing.FailingStore,
+    manual_clock: testing.InstantClock,
+) -> None:
+    one = reader_group_client.leader_election("report", "one")
+    other = second_client.leader_election("report", "other")
+    elected: list[int] = []
+    other.on_elected(elected.append)
+    assert one.campaign(timeout=5)
+    other.campaign(wait=False)
+    manual_clock.advance(60)
+    one.check()
+    assert other.leader() == "one" and not elected
+    token = one.fencing_token
+    failing_store.unavailable = True
+    manual_clock.advance(15)
+    with pytest.raises(rg.LeaseLostError):
+        one.check()
+    assert other.is_leader
+    assert elected == [other.fencing_token] and other.fencing_token > token
+
+
+def test_what_a_cut_off_process_waits_for_holds_no_other_one_up(
+    reader_group_client: rg.Client,
+    second_client: rg.Client,
+    failing_store: testing.FailingStore,
+    manual_clock: testing.InstantClock,
+) -> None:
+    group_with(reader_group_client, orders=6, segments=2)
+    readers = [
+        client.groups.get("billing").reader(name)
+        for client, name in ((reader_group_client, "cut-off"), (second_client, "well"))
+    ]
+    for _ in range(2):
+        for reader in readers:
+            reader.read(timeout=1)
+    group = second_client.groups.get("billing")
+    assert sorted(map(len, group.distribution().readers.values())) == [1, 1]
+    failing_store.unavailable = True
+    manual_clock.advance(60)
+    assert {name: len(held) for name, held in group.distribution().readers.items()} == {"well": 2}
+    failing_store.unavailable = False
+
+
+def test_a_lock_that_another_process_holds_is_waited_for_in_no_real_time(
+    reader_group_client: rg.Client,
+    second_client: rg.Client,
+    manual_clock: testing.InstantClock,
+) -> None:
+    with second_client.lock("door"):
+        before = manual_clock.monotonic()
+        with pytest.raises(rg.DeadlineExceededError):
+            with reader_group_client.lock("door", timeout=30):
+                pass
+        assert manual_clock.monotonic() >= before + 30
+    with reader_group_client.lock("door", timeout=1) as held:
+        held.check()
+
+
+def test_members_listeners_and_processors_have_done_their_work_when_the_clock_has_moved(
+    reader_group_client: rg.Client,
+    failing_store: testing.FailingStore,
+    manual_clock: testing.InstantClock,
+) -> None:
+    handled: list[bytes] = []
+    jobs = reader_group_client.event_processor("jobs", lambda event: handled.append(event.data))
+    prices = reader_group_client.shared_map("prices", int)
+    heard: list[str] = []
+    prices.register_listener(lambda change: heard.append(f"{change.key} {change.before} {change.after}"))
+    member = reader_group_client.membership("fleet", "one")
+    member.on_joined(lambda name: heard.append(f"{name} joined"))
+    member.on_dead(lambda name: heard.append(f"{name} died"))
+    member.join()
+    with rg.Client(failing_store.inner, clock=manual_clock) as elsewhere:
+        elsewhere.shared_map("prices", int).put("pear", 40)
+        elsewhere.event_queue("jobs").add(b"a job")
+        elsewhere.membership("fleet", "two").join()
+        manual_clock.advance(60)  # nothing renews for "two"
+        jobs.add(b"another")
+        jobs.drain(timeout=10)
+    assert handled == [b"a job", b"another"]
+    assert sorted(heard) == ["one joined", "pear None 40", "two died", "two joined"]
+    assert list(member.members()) == ["one"]
+    ours = ("fleet", "jobs", "prices", "report")
+    assert not [thread.name for thread in threading.enumerate() if any(name in thread.name for name in ours)]
+
+
+def test_the_listeners_of_two_replicas_hear_when_the_clock_moves(
+    two_replicas: testing.TwoReplicas,
+    failing_store: testing.FailingStore,
+    manual_clock: testing.InstantClock,
+) -> None:
+    one, other = two_replicas(Counter(), [Add])
+    heard: list[rg.AppliedUpdate[Counter]] = []
+    stop = one.on_update(heard.append)
+    other.update_state_unconditionally(Add())
+    failing_store.unavailable = True
+    manual_clock.advance(1)
+    assert not heard
+    failing_store.unavailable = False
+    manual_clock.advance(1)
+    assert [applied.update for applied in heard] == [Add()]
+    stop()
+    other.update_state_unconditionally(Add())
+    manual_clock.advance(1)
+    assert len(heard) == 1
 
 
 # ---------------------------------------------------------------------- pools and events
