@@ -27,6 +27,8 @@ PROMISES = {
     "pool": "1 order set aside",
     "shared_state": "100 pears sold, 0 left",
     "shared_config": "2 -> 4 workers",
+    "membership": "reckless is dead",
+    "leader_election": "'written by first', leads: False, accepted: False",
     "own_notifier": "300 visits",
 }
 
