@@ -22,7 +22,8 @@ from synchronizer import (
 
 from .auditor import Hearing
 from .ledger import LEDGER_UPDATES, Enter, Ledger, Strike
-from .scenario import Actor
+from .scenario import KEEPERS_OF_CHECKPOINTS, Actor
+from .transacting import transact
 from .world import Process
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ GROUP: Final = "billing"
 MAX_SEGMENTS: Final = 5
 #: The reader that comes when all is calm, and stays.
 LAST: Final = "last"
+_OF_A_GROUP: Final = ("reader", "listener", "remover", "keeper", "compactor", "weigher", "pool", "autoscaler") + (
+    KEEPERS_OF_CHECKPOINTS
+)
 #: Why an application that failed is not started again.
 _FINAL: Final = ("took over", "was removed")
 
@@ -54,7 +58,16 @@ class Application:
 
     def main(self) -> None:
         work: Callable[[], None] = getattr(self, self.actor.kind)
-        if self.actor.kind in ("reader", "listener", "remover", "keeper", "compactor", "weigher", "pool", "autoscaler"):
+        if self.actor.kind in (
+            "reader",
+            "listener",
+            "remover",
+            "keeper",
+            "compactor",
+            "weigher",
+            "pool",
+            "autoscaler",
+        ) + (KEEPERS_OF_CHECKPOINTS):
             self.group = self.find_group()
         if self.group is not None:
             self.run.groups[self.process] = self.group
@@ -96,7 +109,7 @@ class Application:
         reader_id = self.actor.subject
         while not self.run.over:
             try:
-                with self.group.reader(reader_id, auto_commit=self.actor.style != "commit") as reader:
+                with self._reader(reader_id) as reader:
                     self.process.world.say(self.process.name, f"joins as {reader_id}")
                     if getattr(self, f"_{self.actor.style}")(reader):
                         return
@@ -118,6 +131,24 @@ class Application:
                 if not error.retryable and not isinstance(error, OutcomeUnknownError):
                     raise
                 self.process.sleep(0.1)
+
+    def _reader(self, reader_id: str) -> rg.Reader[bytes]:
+        assert self.group is not None
+        commits = self.actor.style == "commit"
+
+        def keep(name: str) -> None:
+            """Keep at a checkpoint what was processed, which may take a while or fail."""
+            if commits:
+                self.timed("commit", 2.0, partial(reader.commit, timeout=2.0))
+            self.process.sleep(self.rng.random() * self.rng.choice((0.0, 0.01, 0.5)))
+            if self.rng.random() < 0.03:
+                raise _ApplicationError
+            self.auditor.keeping.kept(self.process, reader_id, name)
+            self.process.world.say(self.process.name, f"keeps what it has at {name}")
+
+        keeps = keep if self.run.scenario.keeps_checkpoints else None
+        reader = self.group.reader(reader_id, auto_commit=not commits, on_checkpoint=keeps)
+        return reader
 
     def _handle(self, event: rg.Event[bytes]) -> None:
         self.auditor.delivered(self.process, event)
@@ -278,6 +309,9 @@ class Application:
         self.auditor.acknowledged(self.process, pending)
         return left
 
+    def transactor(self) -> None:
+        transact(self)
+
     # ------------------------------------------------------------------ others
 
     def scaler(self) -> None:
@@ -339,6 +373,39 @@ class Application:
             except rg.ReaderGroupError as error:
                 self.process.world.say(self.process.name, f"did not remove: {error}")
             self.process.sleep(self.rng.random() * 2)
+
+    def checkpointer(self) -> None:
+        """Take checkpoints, and wait for them more or less long."""
+        assert self.group is not None
+        for number in range(self.rng.choice((2, 4, 8))):
+            if self.run.calm:
+                return
+            timeout = self.rng.choice((0.3, 1.0, 3.0))
+            name = f"{self.actor.name}-{number}"
+            try:
+                checkpoint = self.timed("checkpoint", timeout, partial(self.group.checkpoint, name, timeout=timeout))
+                self.process.world.say(
+                    self.process.name, f"has {name}: {', '.join(map(str, checkpoint.cuts.values()))}"
+                )
+            except rg.ReaderGroupError as error:
+                self.process.world.say(self.process.name, f"has no {name}: {error}")
+            self.process.sleep(self.rng.random() * self.actor.pause)
+
+    def resetter(self) -> None:
+        """Reset the group to one of its checkpoints."""
+        assert self.group is not None
+        for _ in range(self.rng.choice((1, 2, 4))):
+            self.process.sleep(self.rng.random() * self.actor.pause * 5)
+            if self.run.calm:
+                return
+            try:
+                found = list(self.group.checkpoints.values())
+                if found:
+                    to = self.rng.choice(found)
+                    self.process.world.say(self.process.name, f"resets the group to {to.name}")
+                    self.timed("reset", 3.0, partial(self.group.reset, to, timeout=3.0))
+            except rg.ReaderGroupError as error:
+                self.process.world.say(self.process.name, f"did not reset: {error}")
 
     def founder(self) -> None:
         """Delete the group, and perhaps what it reads, and create it again."""

@@ -17,7 +17,7 @@ from readergroup import balance
 from readergroup.liveness import decode_positions
 from readergroup.state import ReaderGroupState, SegmentState
 from readergroup.streams.block import parse_blocks
-from readergroup.streams.config import SegmentId, data_segment, stream_of
+from readergroup.streams.config import SegmentId, data_prefix, data_segment, stream_of
 from readergroup.streams.state import (
     STREAM_UPDATES,
     AnnounceScale,
@@ -30,9 +30,11 @@ from readergroup.updates import (
     UPDATES,
     AddReader,
     CompleteSegment,
+    PassCheckpoint,
     ReassignSegment,
     ReleaseSegment,
     RemoveReader,
+    ResetStream,
 )
 from synchronizer import RENEWALS, Appended, NotFoundError, ReaderGroupError, Revision
 from synchronizer.leases import PREFIX, lease_attribute
@@ -40,6 +42,7 @@ from synchronizer.replica import Replica, Transition
 from synchronizer.revisioned import MARK, Mark, RevisionedStream, decode_entries
 from synchronizer.state import StateCodec
 
+from .keeping import Keeping
 from .ledger import LEDGER_UPDATES, Ledger
 from .world import Done, Process, World
 
@@ -192,6 +195,8 @@ class Auditor:
         self.changes: dict[str, list[tuple[Revision, Any]]] = defaultdict(list)  # per kind of notification
         self.takeovers: list[float] = []
         self.changed_at = 0.0  # the last change of members, segments or weights
+        self.keeping = Keeping(self.broken, self._stored_offsets)
+        self.reset_at: dict[str, int] = {}  # by stream: what has a smaller token is of before its last reset
         self.planned_at: list[float] = []  # entries that only move segments
         #: Told of what begins and ends: "hand-over", a name, and whether it begins.
         self.on_phase: Callable[[str, str, bool], None] = lambda phase, name, begins: None
@@ -250,14 +255,23 @@ class Auditor:
         self._give_up(data, end)
 
     def _give_up(self, data: DataSegment, end: int) -> None:
-        stream = "/".join(data.name.split("/")[1:3])
-        for event in data.events:
-            if data.given_up <= event.offset < end:
-                order = self.order[stream, event.key]
-                if event.number > self.reached.get((stream, event.key), -1):
-                    order.remove(event.number)
+        before = data.given_up
         data.given_up = max(data.given_up, end)
+        self._forget_given_up("/".join(data.name.split("/")[1:3]), data, before)
         data.count_as_processed(0, end)
+
+    def _forget_given_up(self, stream: str, data: DataSegment, since: int) -> None:
+        """What is given up, and nobody was handed, does not have to come before what follows it."""
+        for event in data.events:
+            if since <= event.offset < data.given_up:
+                order = self.order[stream, event.key]
+                if event.number > self.reached.get((stream, event.key), -1) and event.number in order:
+                    order.remove(event.number)
+
+    def _stored_offsets(self, name: str) -> Iterable[int]:
+        """Where the events in a segment lie that nobody gave up."""
+        data = self.data.get(name)
+        return [] if data is None else [event.offset for event in data.events if event.offset >= data.given_up]
 
     def fold(self, segment: str) -> Fold:
         if segment not in self.folds:
@@ -321,8 +335,10 @@ class Auditor:
     def _group(self, done: Done, transition: Transition[ReaderGroupState]) -> None:
         before, after, updates = transition.before, transition.after, transition.updates
         if after is None:
+            self.keeping.entry(transition)
             self.scaling.clear()  # whoever had the turn had it of the group that is no more
             return
+        resets = [update for update in updates if isinstance(update, ResetStream)]
         if before is None:
             self.created = transition.revision
         if self.world.on_line is not None:
@@ -330,17 +346,43 @@ class Auditor:
         self._check_members(done, after, updates)
         self._check_owners(done, before, updates)
         self._check_plan(before, after, updates)
+        for reset in resets:
+            self._reset(after, reset, transition.revision)
+        streams_reset = {reset.stream for reset in resets}
         for segment, found in after.segments.items():
             earlier = before.segments.get(segment) if before is not None else None
+            if stream_of(segment) in streams_reset:
+                earlier = None
             if earlier is not found:
                 self._check_segment(after, segment, earlier, found, updates)
         if before is not None and before.segments is not after.segments:
             for segment, earlier in before.segments.items():
-                if segment not in after.segments:
+                if segment not in after.segments and stream_of(segment) not in streams_reset:
                     self._gone(before, segment, earlier, updates)
         self._check_cover(after)
         self._note_changes(before, after, transition.revision)
         self._phases(before, after, updates)
+        self.keeping.entry(transition)
+
+    def _reset(self, state: ReaderGroupState, update: ResetStream, revision: Revision) -> None:
+        """The group goes on elsewhere: from there on, everything is to be processed again."""
+        self.reset_at[update.stream] = revision.offset
+        prefix = data_prefix(update.stream, state.streams[update.stream].incarnation)
+        mine = [data for name, data in self.data.items() if name.startswith(prefix)]
+        for data in mine:
+            found = update.segments.get(SegmentId(f"{update.stream}/{data.name.removeprefix(prefix)}"))
+            data.frontier, data.processed = data.end if found is None else found.offset, {}
+            data.count_as_processed(0, data.given_up)
+        behind: dict[str, int] = {}  # the last event of a key that is not to come again
+        for data in mine:
+            for event in data.events:
+                if event.offset < data.frontier:
+                    behind[event.key] = max(event.number, behind.get(event.key, -1))
+        for stream, key in self.order:
+            if stream == update.stream:
+                self.reached[stream, key] = behind.get(key, -1)
+        for data in mine:
+            self._forget_given_up(update.stream, data, 0)
 
     def _check_members(self, done: Done, after: ReaderGroupState, updates: Iterable[Any]) -> None:
         for update in updates:
@@ -348,6 +390,7 @@ class Auditor:
                 life = (update.reader, after.readers[update.reader].incarnation)
                 self.lives[life] = done.process
                 self.joined_at[life] = self.world.simulation.now
+                self.keeping.joined(life, done.process)
         for segment in after.marked:
             found = after.segments[segment]
             target = after.readers.get(found.target or "")
@@ -355,16 +398,19 @@ class Auditor:
                 self.broken("S1", f"{segment} is marked for {found.target}, which is not in the group")
 
     def _check_owners(self, done: Done, before: ReaderGroupState | None, updates: Iterable[Any]) -> None:
-        """Segments are given up by their owner alone, and a reader leaves by itself: by the present life of its id."""
+        """Segments are given up by their owner alone, and a reader leaves, and passes checkpoints, by itself: by the
+        present life of its id."""
         if before is None:
             return
         for update in updates:
-            leaves = isinstance(update, RemoveReader) and update.cause == "closed"
-            if not leaves and not isinstance(update, (ReleaseSegment, CompleteSegment)):
+            of_itself = isinstance(update, PassCheckpoint) or (
+                isinstance(update, RemoveReader) and update.cause == "closed"
+            )
+            if not of_itself and not isinstance(update, (ReleaseSegment, CompleteSegment)):
                 continue
             found = before.readers.get(update.reader)
             life = None if found is None else self.lives.get((update.reader, found.incarnation))
-            owner = update.reader if leaves else before.segments[update.segment].owner
+            owner = update.reader if of_itself else before.segments[update.segment].owner
             if owner != update.reader or life is not done.process:
                 self.broken("S1", f"{done.process.name} does what is {owner}'s alone: {_short(update)}")
 
@@ -681,6 +727,8 @@ class Auditor:
             # A dead reader's lease was over before, by its own clock too: it has to have stopped by itself.
             self.broken("S1", f"{process.name} was handed {event!r} after it was dead at {self.over[assignment]:.3f}")
         self.delivered_to[assignment] = event.next_offset
+        if self._is_of_before_a_reset(event):
+            return
         self._check_key(process, stream_of(event.segment), key, number)
 
     def _check_key(self, process: Process, stream: str, key: str, number: int) -> None:
@@ -701,8 +749,14 @@ class Auditor:
         if since is not None:
             self.handled[process].append((since, self.world.simulation.now))
             self.on_phase("handling", process.name, False)
+        if self._is_of_before_a_reset(event):
+            return
         data = self.data[data_segment(event.segment, event.pointer.incarnation)]
         data.count_as_processed(event.offset, event.next_offset)
+        self.keeping.processed(event)
+
+    def _is_of_before_a_reset(self, event: rg.Event[bytes]) -> bool:
+        return event.fencing_token <= self.reset_at.get(stream_of(event.segment), 0)
 
     def acknowledged(self, process: Process, events: Iterable[tuple[str, int]]) -> None:
         """A flush of ``process`` said that these are stored."""
@@ -795,7 +849,8 @@ class Auditor:
             self.broken("S4", f"{process.name} has another state of {synchronizer.segment} at {replica.next_offset}")
 
     def check_all_delivered(self) -> None:
-        """S2: everything that is stored was processed."""
+        """S2: everything that is stored was processed. S6: checkpoints are still what was kept."""
+        self.keeping.check()
         for data in self.data.values():
             if data.events and data.frontier < data.events[-1].end:
                 left = [event for event in data.events if event.end > data.frontier]

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from .run import Run
-from .scenario import PHASES
+from .scenario import ALL_PHASES
 from .world import Process
 
 FAULTS: Final = (
@@ -65,11 +65,11 @@ class Coverage:
 
     def missing(self) -> list[str]:
         """The pairs that never occurred, though they could have."""
-        faults = [f"{fault} in {phase}" for fault in FAULTS for phase in PHASES if not self.faults[fault, phase]]
+        faults = [f"{fault} in {phase}" for fault in FAULTS for phase in ALL_PHASES if not self.faults[fault, phase]]
         phases = [
             f"{phase} in {other}"
-            for phase in PHASES
-            for other in PHASES
+            for phase in ALL_PHASES
+            for other in ALL_PHASES
             if not self.phases[phase, other] and (phase, other) not in _IMPOSSIBLE
         ]
         return faults + phases
@@ -78,7 +78,7 @@ class Coverage:
         return "\n\n".join(
             [
                 _table("fault in", FAULTS, self.faults),
-                _table("phase in", PHASES, self.phases),
+                _table("phase in", ALL_PHASES, self.phases),
             ]
         )
 
@@ -88,6 +88,7 @@ _IMPOSSIBLE: Final = frozenset(
     {(phase, phase) for phase in ("sealing", "end of data", "reload", "truncation", "id taken over")}
     | {(phase, "end of data") for phase in ("scale", "sealing", "truncation", "write", "id taken over")}
     | {(phase, "sealing") for phase in ("scale", "truncation", "write", "id taken over")}
+    | {("checkpoint", phase) for phase in ("sealing", "end of data")}
     | {("sealing", phase) for phase in ("scale", "write", "truncation", "compaction", "id taken over", "takeover")}
     | {("end of data", phase) for phase in ("scale", "write", "truncation", "compaction", "id taken over", "takeover")}
 )
@@ -95,7 +96,7 @@ _IMPOSSIBLE: Final = frozenset(
 
 def _table(head: str, rows: Iterable[str], counts: Counter[tuple[str, str]]) -> str:
     width = max(len(row) for row in rows) + 1
-    columns = [phase.split(" ")[0][:10] for phase in PHASES]
+    columns = [phase.split(" ")[0][:10] for phase in ALL_PHASES]
     lines = [f"{head:{width}}" + "".join(f"{column:>11}" for column in columns)]
-    lines += [f"{row:{width}}" + "".join(f"{counts[row, phase]:>11}" for phase in PHASES) for row in rows]
+    lines += [f"{row:{width}}" + "".join(f"{counts[row, phase]:>11}" for phase in ALL_PHASES) for row in rows]
     return "\n".join(lines)

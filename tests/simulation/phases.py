@@ -163,5 +163,11 @@ class Phases:
             later = after.segments.get(segment)
             if not found.completed and (later is None or later.completed):
                 self._end("completion", self._run.auditor._data_name(before, segment))
+        there = {each.token for each in after.outstanding_checkpoints}
+        for checkpoint in before.outstanding_checkpoints:
+            if checkpoint.token not in there:
+                self._end("checkpoint", checkpoint.name)
+        for checkpoint in after.outstanding_checkpoints:
+            self._begin("checkpoint", checkpoint.name, done.process)
         if after.end_of_data:
             self._end("end of data")

@@ -18,8 +18,9 @@ from .actors import GROUP, LAST, Application
 from .auditor import BALANCE_SECONDS, TAKEOVER_SECONDS, Auditor, Violation
 from .ledger import Ledger
 from .phases import Phases
-from .scenario import DOER, Actor, Mishap, Scenario
+from .scenario import DOER, KEEPERS_OF_CHECKPOINTS, Actor, Mishap, Scenario
 from .threads import NeverAtRest, Simulation
+from .transacting import Transactions
 from .world import Process, World, simulated
 
 #: How often those who wait for something in a run look, in seconds.
@@ -28,7 +29,10 @@ LOOK_SECONDS = 0.1
 REST_SECONDS = 1.5
 END_SECONDS = 60.0
 #: Those who change something, and come to an end by themselves.
-BUSY = ("writer", "scaler", "compactor", "clerk", "keeper", "remover", "founder", "ender", "weigher", "upgrader")
+BUSY = ("writer", "scaler", "compactor", "clerk", "keeper", "remover", "founder", "ender", "weigher", "upgrader") + (
+    "transactor",
+    *KEEPERS_OF_CHECKPOINTS,
+)
 
 
 @dataclass
@@ -55,7 +59,9 @@ class Run:
         self.scenario = scenario
         self.simulation = simulation
         self.world = World(simulation, scenario.seed)
+        self.world.copies = scenario.copies
         self.auditor = Auditor(self.world)
+        self.transactions = Transactions(self.auditor)
         self.phases = Phases(self)
         self.phases.on_begin = self._ambush
         self._waiting: list[Actor | Mishap] = []  # for a phase to begin
@@ -108,12 +114,16 @@ class Run:
             lives = {stream: client.streams.fetch_state(stream).incarnation for stream in self.scenario.streams}
             if any(followed[stream].incarnation != lives[stream] for stream in lives):
                 client.groups.delete(GROUP)
+        checkpoints = {}
+        if self.scenario.keeps_checkpoints:
+            checkpoints["automatic_checkpoint_interval_seconds"] = self.scenario.checkpoint_interval
         return client.groups.create(
             GROUP,
             streams=self.scenario.streams,
             reader_timeout_seconds=self.scenario.timeout,
             position_interval_seconds=self.scenario.position_interval,
             max_processing_seconds=self.scenario.max_processing,
+            **checkpoints,
         )
 
     @property
@@ -295,6 +305,7 @@ class Run:
         self.compare()
         self.auditor.check_all_delivered()
         self.auditor.check_once()
+        self.transactions.check(deleted=any(actor.kind == "founder" for actor in self.scenario.actors))
         self._check_ledger()
 
     def compare(self) -> None:

@@ -31,6 +31,10 @@ PHASES: Final = (
     "in line",
     "in doubt",
 )
+#: A checkpoint is one more, where there are any.
+ALL_PHASES: Final = (*PHASES, "checkpoint")
+#: Those who take checkpoints and reset the group to them: where there are any, readers keep what they have at those.
+KEEPERS_OF_CHECKPOINTS: Final = ("checkpointer", "resetter")
 MESSAGES: Final = (
     "unavailable",
     "lost request",
@@ -112,6 +116,16 @@ class Scenario:
     position_interval: float = 0.5
     max_processing: float | None = None
     events: int = field(default=60)
+    #: The store appends to several segments in one step, and copies inside itself: transactions are merged so.
+    copies: bool = False
+    #: How often checkpoints are taken by themselves. None: never.
+    checkpoint_interval: float | None = None
+    #: Readers keep what they have processed at checkpoints; they do where there are others who take them.
+    keeps: bool = False
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        return self.keeps or any(actor.kind in KEEPERS_OF_CHECKPOINTS for actor in self.actors)
 
     def without(self, each: Actor | Mishap) -> Scenario:
         if isinstance(each, Mishap):
@@ -145,7 +159,7 @@ def generate(seed: int) -> Scenario:
     if in_doubt:
         happens += _losses(rng, actors)
     mishaps = tuple(sorted(happens, key=lambda each: each.at))
-    return Scenario(
+    scenario = Scenario(
         seed=seed,
         duration=duration,
         timeout=timeout,
@@ -156,6 +170,79 @@ def generate(seed: int) -> Scenario:
         position_interval=rng.choice((0.2, 0.5, 1.0)),
         max_processing=rng.choice((None, None, None, 1.0)),
         events=rng.choice((20, 40, 80, 160)),
+    )
+    # From another source of chance, so that the runs without checkpoints are what they were before there were any.
+    chance = random.Random(f"checkpoints/{seed}")
+    if chance.random() < 0.25:
+        scenario = _with_checkpoints(scenario, chance)
+    chance = random.Random(f"transactions/{seed}")
+    return _with_transactions(scenario, chance) if chance.random() < 0.125 else scenario
+
+
+def _with_transactions(scenario: Scenario, rng: random.Random) -> Scenario:
+    """The same, with some who write in transactions, one of whom may die over a commit, and a scale or two."""
+    last = scenario.duration - scenario.timeout
+    kinds = ["transactor"] * rng.choice((1, 1, 2)) + ["scaler"] * rng.choice((0, 1, 2))
+    actors = [
+        Actor(
+            f"{kind}{number}t",
+            kind,
+            at=rng.uniform(0, last / 2),
+            subject=rng.choice(scenario.streams),
+            clock_offset=rng.uniform(0, 100),
+        )
+        for number, kind in enumerate(kinds, 1)
+    ]
+    mishaps = []
+    for actor in actors:
+        at = actor.at + rng.random() * 1.5
+        mishap = rng.choice(("dies", "dies", "trouble", "stop", ""))
+        if mishap == "dies":
+            mishaps.append(
+                Mishap(at, mishap, actor.name, calls=rng.randint(1, 40), moment=rng.choice(("before", "after")))
+            )
+        elif mishap == "trouble":
+            mishaps.append(Mishap(at, mishap, actor.name, seconds=rng.uniform(1.0, 3.0), rate=0.5, faults=LOSSES))
+        elif mishap == "stop":
+            mishaps.append(Mishap(at, mishap, actor.name, seconds=rng.choice((0.3, 1.0, 4.0))))
+    return replace(
+        scenario,
+        copies=rng.random() < 0.5,
+        actors=(*scenario.actors, *actors),
+        mishaps=tuple(sorted((*scenario.mishaps, *mishaps), key=lambda each: each.at)),
+    )
+
+
+def _with_checkpoints(scenario: Scenario, rng: random.Random) -> Scenario:
+    """The same, with some who take checkpoints, perhaps one who resets the group, and mishaps in between."""
+    kinds = ["checkpointer"] * rng.choice((1, 1, 2)) + ["resetter"] * rng.choice((0, 1, 1))
+    last = scenario.duration - scenario.timeout
+    actors = [
+        Actor(
+            f"{kind}{number}",
+            kind,
+            at=rng.uniform(0, last / 2),
+            clock_offset=rng.uniform(0, 100),
+            pause=rng.choice((0.05, 0.3, 1.0)),
+            during=rng.choice(("", "", "hand-over", "takeover", "scale", "completion", "join")),
+        )
+        for number, kind in enumerate(kinds, 1)
+    ]
+    mishaps = []
+    for _ in range(rng.choice((0, 1, 2, 4))):
+        target = rng.choice([actor.name for actor in scenario.actors if actor.kind == "reader"])
+        kind = rng.choice(("kill", "stop", "cut off", "dies", "slow"))
+        mishap = Mishap(rng.uniform(0, last), kind, target, seconds=rng.choice((0.3, 1.0, 1.2 * scenario.timeout)))
+        if kind == "dies":
+            mishap = replace(mishap, calls=rng.randint(1, 5), moment=rng.choice(("before", "after")))
+        elif kind == "slow":
+            mishap = replace(mishap, rate=rng.choice((10.0, 100.0)))
+        mishaps.append(replace(mishap, during="checkpoint"))
+    return replace(
+        scenario,
+        actors=(*scenario.actors, *actors),
+        mishaps=tuple(sorted([*scenario.mishaps, *mishaps], key=lambda each: each.at)),
+        checkpoint_interval=rng.choice((None, None, 0.5, 2.0)),
     )
 
 

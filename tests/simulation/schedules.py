@@ -8,13 +8,11 @@ Of the 24 schedules these have no scenario here, because what they break is not 
 ========  ==============================================================================================================
 F3 (4)    Ids of rows that are used again are a matter of SQLite: `SegmentStoreConformance` and the tests of that store.
 F4 (4, 6) Are the design's reasons for what F4 (1, 2, 5) show here.
-F5        There are no checkpoints yet.
 F7        NATS is not there yet. Simulated is what holds for every store: nothing is accepted after a seal.
 F8 (5)    Holes in the numbers of a writer: in every run with two segments.
 F11       One planner, so no release that plans otherwise. Simulated are two plans at once and weights that change.
 F19 (1-3) There are no durable listeners and no persisted log of notifications yet. Simulated are one order of changes
           (S8, in every run) and the gap.
-F21       There are no transactions yet.
 F23       Is not for random runs: it breaks what the auditor takes for granted, that the store loses nothing.
 F24       PostgreSQL and NATS are not there yet. SQLite's traps have their tests beside the store. A commit whose
           outcome is unknown is F1.
@@ -23,15 +21,16 @@ F24       PostgreSQL and NATS are not there yet. SQLite's traps have their tests
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import readergroup as rg
+from readergroup.checkpoint import CheckpointState
 from readergroup.liveness import decode_positions
-from readergroup.streams.config import data_segment
-from readergroup.updates import RecordWeights
+from readergroup.streams.config import SegmentId, data_segment
+from readergroup.updates import CompleteSegment, CreateCheckpoint, RecordWeights
 from synchronizer import Appended, CorruptStateError, OutcomeUnknownError, StateSynchronizer, StateTooLargeError
 from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 
@@ -353,6 +352,157 @@ def _renewed(done: Done, name: str) -> bool:
 def _positions(call: Call) -> Mapping[Any, Any]:
     values = [change.new for change in call.attributes.values() if change.new is not None]
     return decode_positions(values[0])
+
+
+# ---------------------------------------------------------------------- F5: checkpoints while segments change hands
+
+FIRST: Final = SegmentId("shop/orders/0")
+SECOND: Final = SegmentId("shop/orders/1")
+
+
+def begin_checkpoints(process: Process, *names: str) -> None:
+    """Begin them, and wait for nobody."""
+    begun = [CreateCheckpoint(name=name) for name in names]
+    process.client().groups.get(GROUP).synchronizer.update_state(lambda state: begun)
+
+
+def move(process: Process, segment: SegmentId, reader: str) -> None:
+    """Somebody weighs the segment anew and wants it elsewhere."""
+    moves = [RecordWeights(weights={segment: 0}), rg.ReassignSegment(segment=segment, reader=reader)]
+    process.client().groups.get(GROUP).synchronizer.update_state(lambda state: moves)
+
+
+def ahead_of(stage: Stage, reader: str) -> Sequence[CheckpointState]:
+    return () if stage.group is None else stage.group.checkpoints_ahead_of(reader)
+
+
+def has_begun(stage: Stage) -> bool:
+    return any(isinstance(update, CreateCheckpoint) for _, update in stage.updates)
+
+
+def has_passed(stage: Stage, reader: str) -> bool:
+    """Whether the reader has passed all checkpoints that were begun up to now, of which there are some."""
+    return has_begun(stage) and not ahead_of(stage, reader)
+
+
+def has_completed(stage: Stage) -> bool:
+    return any(isinstance(update, CompleteSegment) for _, update in stage.updates)
+
+
+def owner_of(stage: Stage, segment: SegmentId) -> str | None:
+    return None if stage.group is None or segment not in stage.group.segments else stage.group.segments[segment].owner
+
+
+def all_completed(stage: Stage, number: int = 1) -> Check:
+    """The checkpoints came about, and the auditor has compared them with what the readers kept."""
+
+    def check(outcome: Outcome) -> None:
+        assert outcome.auditor.keeping.counts["completed"] >= number
+
+    return check
+
+
+@schedule("F5.1", WRITER, reader(1), reader(2), keeps=True)
+def a_segment_goes_to_a_reader_that_has_not_passed_the_checkpoint(stage: Stage) -> Check:
+    """What the first owner has handed out since it passed is in nobody's keeping."""
+
+    def work(process: Process) -> None:
+        stage.wait_until(lambda: {owner_of(stage, FIRST), owner_of(stage, SECOND)} == {"r1", "r2"})
+        mine = next(segment for segment in (FIRST, SECOND) if owner_of(stage, segment) == "r1")
+        stage.hold(by("reader2", writes("pass_checkpoint")), lambda: owner_of(stage, mine) == "r2")
+        begin_checkpoints(process, "nightly")
+        stage.wait_until(lambda: has_passed(stage, "r1"))
+        process.sleep(0.3)  # its owner goes on
+        move(process, mine, "r2")
+
+    stage.also("keeper", work, at=0.5)
+    return all_completed(stage)
+
+
+@schedule("F5.2", WRITER, reader(1), reader(2), keeps=True)
+def a_segment_goes_to_a_reader_that_has_passed_the_checkpoint(stage: Stage) -> Check:
+    """Its owner is about to release it when the checkpoint begins."""
+
+    def work(process: Process) -> None:
+        stage.wait_until(lambda: {owner_of(stage, FIRST), owner_of(stage, SECOND)} == {"r1", "r2"})
+        mine = next(segment for segment in (FIRST, SECOND) if owner_of(stage, segment) == "r1")
+        gate = stage.hold(by("reader1", writes("release")), lambda: has_passed(stage, "r2"))
+        move(process, mine, "r2")
+        stage.wait_until(lambda: gate.reached)
+        begin_checkpoints(process, "nightly")
+
+    stage.also("keeper", work, at=0.5)
+    return all_completed(stage)
+
+
+@schedule("F5.3", WRITER, reader(1), reader(2), keeps=True)
+def a_checkpoint_comes_between_the_two_halves_of_a_merge(stage: Stage) -> Check:
+    """Neither reader has passed when the first half is completed; what comes after the merge waits for them."""
+
+    def work(process: Process) -> None:
+        stage.wait_until(lambda: {owner_of(stage, FIRST), owner_of(stage, SECOND)} == {"r1", "r2"})
+        first = stage.hold(by("reader1", writes("complete")), lambda: has_begun(stage))
+        second = stage.hold(by("reader2", writes("complete")), lambda: has_completed(stage))
+        process.client().streams.scale(STREAM, merge=[0, 1])
+        stage.wait_until(lambda: first.reached and second.reached)
+        begin_checkpoints(process, "nightly")
+
+    stage.also("keeper", work, at=1.0)
+    return all_completed(stage)
+
+
+@schedule("F5.4", WRITER, reader(1), reader(2), keeps=True)
+def a_reader_dies_that_a_checkpoint_waits_for(stage: Stage) -> Check:
+    """It has kept what it had, and its segments go on where it had committed."""
+    stage.before(by("reader1", writes("pass_checkpoint")), lambda call: stage.kill("reader1"))
+    stage.also("keeper", lambda process: begin_checkpoints(process, "nightly"), at=1.0)
+    return all_completed(stage)
+
+
+@schedule("F5.5", WRITER, reader(1), reader(2), keeps=True)
+def two_checkpoints_are_under_way(stage: Stage) -> Check:
+    """One reader has passed both and the other one of them, and they hand a segment over."""
+
+    def work(process: Process) -> None:
+        stage.wait_until(lambda: {owner_of(stage, FIRST), owner_of(stage, SECOND)} == {"r1", "r2"})
+        other = next(segment for segment in (FIRST, SECOND) if owner_of(stage, segment) == "r2")
+
+        def is_the_second(call: Call) -> bool:
+            return call.writes("pass_checkpoint") and len(ahead_of(stage, "r1")) == 1
+
+        stage.hold(by("reader1", writes("pass_checkpoint")), lambda: has_passed(stage, "r2"))
+        gate = stage.hold(by("reader1", is_the_second), lambda: owner_of(stage, other) == "r1")
+        begin_checkpoints(process, "first", "second")
+        stage.wait_until(lambda: gate.reached and has_passed(stage, "r2"))
+        process.sleep(0.3)  # the one that has passed goes on
+        move(process, other, "r1")
+
+    stage.also("keeper", work, at=0.5)
+    return all_completed(stage, 2)
+
+
+@schedule("F5.6", WRITER, reader(1), reader(2), keeps=True)
+def a_position_of_before_a_reset_arrives_after_it(stage: Stage) -> Check:
+    """Then the reader dies: nobody has heard of the reset from it."""
+
+    def work(process: Process) -> None:
+        group = process.client().groups.get(GROUP)
+        to = group.checkpoint("nightly", timeout=10)
+        process.sleep(0.5)
+        gate = stage.hold(by("reader1", renews), lambda: bool(stage.run.auditor.reset_at))
+        stage.wait_until(lambda: gate.reached)
+        stage.hold_in_hand("reader1", lambda: False)
+        group.reset(to)
+        stage.wait_until(lambda: bool(stage.seen["F5.6"]))
+        stage.kill("reader1")
+
+    stage.also("keeper", work, at=0.5)
+
+    def check(outcome: Outcome) -> None:
+        assert outcome.auditor.keeping.counts["resets"] == 1
+        assert outcome.auditor.deliveries > sum(outcome.auditor.stored.values())
+
+    return check
 
 
 # ---------------------------------------------------------------------- F6, F7, F8: ends of segments
@@ -888,6 +1038,114 @@ def a_process_is_stopped_while_it_holds_the_fair_lock(stage: Stage) -> Check:
     def check(outcome: Outcome) -> None:
         assert len(stage.notes) == 4
         assert waited
+
+    return check
+
+
+# ---------------------------------------------------------------------- F21: transactions
+
+
+def merges(call: Call) -> bool:
+    return call.merges
+
+
+def _all_once(count: int) -> dict[tuple[str, int], int]:
+    return {(key, number): 1 for key in KEYS for number in range(count)}
+
+
+def _transact(stage: Stage, process: Process, *, before_commit: Callable[[], object] = lambda: None) -> None:
+    """A transaction between what one writer writes before and after it, of both keys; then the auditor is told."""
+    events = [[(key, number) for key in KEYS] for number in range(4)]
+    with process.client().writer(STREAM) as writer:
+
+        def write(number: int, to: rg.EventWriter[bytes] | rg.Transaction[bytes]) -> None:
+            for key, _ in events[number]:
+                to.write(f"{key}:{number}".encode(), routing_key=key)
+
+        write(0, writer)
+        with writer.transaction() as transaction:
+            write(1, transaction)
+            write(2, transaction)
+            before_commit()
+        stage.run.auditor.acknowledged(process, [*events[1], *events[2]])
+        write(3, writer)
+    stage.run.auditor.acknowledged(process, [each for four in events for each in four])
+
+
+@schedule("F21.1", reader(1))
+def a_committer_dies_between_two_merges_and_the_stream_is_scaled(stage: Stage) -> Check:
+    """The scale would seal both segments, one of which has its part of the transaction, and the other has not."""
+    merged: list[str] = []
+
+    def die_at_the_second(call: Call) -> None:
+        merged.append(call.segment)
+        if len(merged) == 2:
+            stage.kill("author")
+
+    def scale(process: Process) -> None:
+        stage.wait_until(lambda: len(merged) == 2)
+        process.client().streams.scale(STREAM, merge=[0, 1])
+        _write_others(process)
+
+    stage.before(by("author", merges), die_at_the_second, times=2)
+    stage.also("author", partial(_transact, stage), at=0.5)
+    stage.also("scaler", scale)
+
+    def check(outcome: Outcome) -> None:
+        written = {(key, number): 1 for key in KEYS for number in range(3)}
+        assert outcome.auditor.stored == written | {(f"other {key}", 0): 1 for key in KEYS}
+
+    return check
+
+
+def _write_others(process: Process) -> None:
+    with process.client().writer(STREAM) as writer:
+        for key in KEYS:
+            writer.write(f"other {key}:0".encode(), routing_key=key)
+
+
+@schedule("F21.2", reader(1))
+def segments_are_merged_when_events_are_staged_for_them(stage: Stage) -> Check:
+    """And split again: what was staged for one segment belongs to two."""
+
+    def scale() -> None:
+        streams = stage.world.processes["scaler"].client().streams
+        streams.scale(STREAM, merge=[0, 1])
+        streams.scale(STREAM, split=[2])
+
+    stage.also("scaler", lambda process: None)
+    stage.also("author", lambda process: _transact(stage, process, before_commit=scale), at=0.5)
+
+    def check(outcome: Outcome) -> None:
+        assert outcome.auditor.stored == _all_once(4)
+
+    return check
+
+
+@schedule("F21.3", reader(1))
+def the_answer_to_a_merge_is_lost(stage: Stage) -> Check:
+    stage.fault(by("author", merges), "lost answer")
+    stage.also("author", partial(_transact, stage), at=0.5)
+
+    def check(outcome: Outcome) -> None:
+        assert outcome.auditor.stored == _all_once(4)
+
+    return check
+
+
+@schedule("F21.4", reader(1))
+def a_merge_that_was_given_up_arrives_when_it_is_done(stage: Stage) -> Check:
+    """It would come behind what the writer wrote after the transaction."""
+    stage.before(by("author", merges), lambda call: stage.send_late(call, lambda: bool(stage.notes)))
+
+    def transact(process: Process) -> None:
+        _transact(stage, process)
+        stage.notes.append("committed")
+
+    stage.also("author", transact, at=0.5)
+
+    def check(outcome: Outcome) -> None:
+        assert outcome.auditor.stored == _all_once(4)
 
     return check
 

@@ -17,9 +17,23 @@ from typing import Any, Final, NamedTuple
 import readergroup as rg
 from readergroup.liveness import Held, decode_positions
 from readergroup.state import ReaderGroupState
-from readergroup.streams.config import SegmentId
-from readergroup.streams.state import AnnounceScale, PublishScale, StreamState
-from readergroup.updates import AddReader, ReassignSegment, ReleaseSegment, RemoveReader
+from readergroup.streams.config import SegmentId, stream_of
+from readergroup.streams.merging import PROGRESS
+from readergroup.streams.state import (
+    AnnounceScale,
+    CommitTransaction,
+    FinishTransaction,
+    PublishScale,
+    StreamState,
+)
+from readergroup.updates import (
+    AddReader,
+    CompleteSegment,
+    PassCheckpoint,
+    ReassignSegment,
+    ReleaseSegment,
+    RemoveReader,
+)
 from synchronizer import (
     Appended,
     AppendResult,
@@ -39,7 +53,7 @@ from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 from .auditor import Assignment, Fold, Hearing
 from .run import Run, run
 from .scenario import generate
-from .world import Done, Process
+from .world import Done, Process, is_staged
 
 #: What is looked for, by the number of the schedule and its variant.
 SCHEDULES: Final[Mapping[str, str]] = {
@@ -54,6 +68,12 @@ SCHEDULES: Final[Mapping[str, str]] = {
     "F4.3": "A commit names an assignment that is over, and has no effect.",
     "F4.4": "A late renewal, given up by its sender, arrives after the removal of its reader.",
     "F4.5": "A removal is refused, because the reader has committed a later position since that was read.",
+    "F5.1": "A segment goes from a reader that has passed a checkpoint to one that has not.",
+    "F5.2": "A segment goes from a reader that has not passed a checkpoint to one that has.",
+    "F5.3": "Of two segments that are to be merged one is completed while a checkpoint waits for the other's reader.",
+    "F5.4": "A reader that a checkpoint waits for is declared dead.",
+    "F5.5": "A reader has passed the first of two checkpoints that are under way.",
+    "F5.6": "A position is committed that was reached before the group was reset.",
     "F6.1": "A reader is lost with the last event of a sealed segment in hand.",
     "F6.2": "A scaler dies between announcing and publishing, and another process publishes.",
     "F6.3": "Data is truncated away before its reader has come to it.",
@@ -80,6 +100,10 @@ SCHEDULES: Final[Mapping[str, str]] = {
     "F18": "Several calls of one process go out together, and are refused.",
     "F19": "A listener is told of a gap: the log was compacted past what its process had applied.",
     "F20": "A reader is taken out of a state that is too large for anything to be added.",
+    "F21.1": "Who commits a transaction dies when it is merged in part, and another process completes it.",
+    "F21.2": "The segments that events were staged for are scaled before the commit.",
+    "F21.3": "A merge is stored and its answer lost, and the transaction is completed.",
+    "F21.4": "The request of a merge that was given up arrives when that is done, and is refused.",
     "F22": "An update is stored while a process that is stopped holds the fair lock.",
 }
 
@@ -95,7 +119,7 @@ def sightings(seeds: Iterable[int]) -> Counter[str]:
 def watch_for_sightings(run: Run) -> Counter[str]:
     """How often each schedule has occurred in the run so far; it grows while the run goes on."""
     seen: Counter[str] = Counter()
-    watchers = [kind(run, seen) for kind in (_Log, _Leases, _Members, _Streams, _Calls)]
+    watchers = [kind(run, seen) for kind in (_Log, _Leases, _Members, _Checkpoints, _Streams, _Transactions, _Calls)]
     world, auditor = run.world, run.auditor
     on_done, on_fault = world.on_done, world.on_fault
     on_transition, on_phase = auditor.on_transition, auditor.on_phase
@@ -177,7 +201,7 @@ def _tell_of_appends(process: Process, watchers: Iterable[_Watcher]) -> None:
         except ReaderGroupError as error:
             answer = error
         asked = _Append(process, segment, data, expected_offset, attributes or {}, sent_at, answer)
-        for watcher in watchers:
+        for watcher in () if is_staged(segment) else watchers:
             watcher.answered(asked)
         if isinstance(answer, ReaderGroupError):
             raise answer
@@ -466,6 +490,52 @@ class _Members(_Watcher):
             self.saw("F16.2")
 
 
+class _Checkpoints(_Watcher):
+    """Checkpoints that are under way, and resets."""
+
+    def transition(self, done: Done, transition: Transition[Any]) -> None:
+        before, after = transition.before, transition.after
+        if not done.segment.startswith("group/") or before is None or after is None:
+            return
+        if before.outstanding_checkpoints:
+            for segment, found in before.segments.items():
+                later = after.segments.get(segment)
+                if found.owner is not None and later is not None and later.owner not in (None, found.owner):
+                    self._moved(before, found.owner, str(later.owner))
+            for update in transition.updates:
+                self._update(before, after, update)
+
+    def _moved(self, state: ReaderGroupState, source: str, target: str) -> None:
+        ahead_of_source, ahead_of_target = map(state.checkpoints_ahead_of, (source, target))
+        for checkpoint in state.outstanding_checkpoints:
+            if (checkpoint in ahead_of_source) != (checkpoint in ahead_of_target):
+                self.saw("F5.2" if checkpoint in ahead_of_source else "F5.1")
+
+    def _update(self, before: ReaderGroupState, after: ReaderGroupState, update: Any) -> None:
+        if isinstance(update, CompleteSegment):
+            for successor in before.segments[update.segment].successors:
+                for other in before.segments[successor].predecessors:
+                    owner = before.segments[other].owner
+                    if other != update.segment and owner is not None and before.checkpoints_ahead_of(owner):
+                        self.saw("F5.3")
+        elif isinstance(update, RemoveReader):
+            if update.cause == "dead" and before.checkpoints_ahead_of(update.reader):
+                self.saw("F5.4")
+        elif isinstance(update, PassCheckpoint):
+            first_is_under_way = any(each.token == update.checkpoint for each in after.outstanding_checkpoints)
+            if first_is_under_way and after.checkpoints_ahead_of(update.reader):
+                self.saw("F5.5")
+
+    def done(self, done: Done) -> None:
+        if done.verb != "append" or done.data or not isinstance(done.result, Appended):
+            return
+        for attribute, change in done.attributes.items():
+            if attribute.startswith(PREFIX) and change.new is not None:
+                for segment, held in decode_positions(change.new).items():
+                    if held.token <= self.auditor.reset_at.get(stream_of(segment), 0):
+                        self.saw("F5.6")
+
+
 class _Streams(_Watcher):
     """Scales, truncations, and writers that meet them."""
 
@@ -543,6 +613,44 @@ class _Streams(_Watcher):
             if state is not None and is_neighbour and _are_merged(state, number, _parts(other)[2]):
                 self.saw("F8.3")
         self._sealed_in_doubt[process].add(name)
+
+
+class _Transactions(_Watcher):
+    """Commits, and the merges after them."""
+
+    def __init__(self, run: Run, seen: Counter[str]) -> None:
+        super().__init__(run, seen)
+        self._committed_by: dict[str, Process] = {}  # by the log of the stream, while it is merged
+        self._begun: set[Process] = set()  # those of them who have merged something
+        self._unanswered: set[str] = set()  # logs of streams, where a merge is stored and nobody knows
+
+    def transition(self, done: Done, transition: Transition[Any]) -> None:
+        if not done.segment.startswith("stream/") or transition.after is None:
+            return
+        for update in transition.updates:
+            if isinstance(update, CommitTransaction):
+                self._committed_by[done.segment] = done.process
+                self._begun.discard(done.process)
+                staged_for = {number for part in update.parts for number in part.segments}
+                if not staged_for.issubset(transition.after.current):
+                    self.saw("F21.2")
+            elif isinstance(update, FinishTransaction):
+                committed_by = self._committed_by.pop(done.segment, done.process)
+                if committed_by in self._begun and not committed_by.alive:
+                    self.saw("F21.1")
+                if done.segment in self._unanswered:
+                    self._unanswered.discard(done.segment)
+                    self.saw("F21.3")
+
+    def done(self, done: Done) -> None:
+        if PROGRESS not in done.attributes:
+            return
+        if isinstance(done.result, Appended):
+            self._begun.add(done.process)
+            if not done.answered:
+                self._unanswered.add(f"stream/{_parts(done.segment)[0]}")
+        elif isinstance(done.result, Conflict) and not done.answered:
+            self.saw("F21.4")
 
 
 class _Calls(_Watcher):

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import readergroup as rg
 from readergroup.state import ReaderGroupState
+from readergroup.streams.merging import PROGRESS
 from readergroup.streams.state import StreamState
 from readergroup.updates import RemoveReader
 from synchronizer import AppendResult, AttributeChange, Update
@@ -48,6 +49,11 @@ class Call(NamedTuple):
     def renews(self) -> bool:
         """Whether it is the renewal of a lease, which commits positions."""
         return self.verb == "append" and not self.data and any(name.startswith(PREFIX) for name in self.attributes)
+
+    @property
+    def merges(self) -> bool:
+        """Whether it brings events of a transaction into the stream."""
+        return self.verb == "append" and PROGRESS in self.attributes
 
     @property
     def marks(self) -> bool:

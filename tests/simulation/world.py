@@ -10,13 +10,14 @@ import random
 import sys
 import zlib
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
 import readergroup as rg
 from synchronizer import (
+    Append,
     Appended,
     AppendResult,
     AttributeChange,
@@ -135,6 +136,8 @@ class World:
         self.seed = seed
         self.rng = random.Random(f"{seed}/world")
         self.memory = MemoryStore()
+        #: The store appends to several segments in one step, and copies inside itself.
+        self.copies = False
         self.processes: dict[str, Process] = {}
         #: Told of every call that was carried out.
         self.on_done: Callable[[Done], None] = lambda done: None
@@ -240,7 +243,8 @@ class World:
         self.digest = zlib.crc32(note.encode(), self.digest)
         if self.on_line is not None:
             self.on_line(done.process.name, _describe(done))
-        self.on_done(done)
+        if not is_staged(done.segment):  # nobody reads that
+            self.on_done(done)
 
     # ------------------------------------------------------------------ waiting in the store
 
@@ -270,7 +274,8 @@ class SimStore(SegmentStore):
 
     def __init__(self, process: Process) -> None:
         self.url = "memory://simulation"
-        self.guarantees = process.world.memory.guarantees
+        copies = process.world.copies
+        self.guarantees = replace(process.world.memory.guarantees, atomic_multi_append=copies, server_side_copy=copies)
         self._process = process
         self._world = process.world
         self._simulation = process.world.simulation
@@ -302,15 +307,56 @@ class SimStore(SegmentStore):
         expected_offset: int | None = None,
         attributes: Mapping[str, AttributeChange] | None = None,
     ) -> AppendResult:
-        changes = attributes or {}
-
-        def append(*, answered: bool = True) -> AppendResult:
+        def append(answered: bool) -> AppendResult:
             result = self._inner.append(segment, data, expected_offset=expected_offset, attributes=attributes)
-            if isinstance(result, Appended) and data:
-                self._world.grown(segment)
-            self._world.done(Done(self._process, "append", segment, data, changes, result, answered))
+            self._appended(segment, data, attributes or {}, result, answered)
             return result
 
+        return self._append(segment, append)
+
+    def concat(
+        self,
+        segment: str,
+        source: str,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        def concat(answered: bool) -> AppendResult:
+            data = bytes(self._inner._memory.segment(source).data)
+            result = self._inner.concat(segment, source, expected_offset=expected_offset, attributes=attributes)
+            self._appended(segment, data, attributes or {}, result, answered)
+            return result
+
+        return self._append(segment, concat)
+
+    def append_together(
+        self, appends: Sequence[Append]
+    ) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
+        def together(answered: bool) -> tuple[Appended, ...] | Mapping[str, Conflict]:
+            results = self._inner.append_together(appends)
+            assert not isinstance(results, UnknownOutcome)
+            for number, part in enumerate(appends):
+                result = results[number] if isinstance(results, tuple) else results.get(part.segment, Conflict(0))
+                self._appended(part.segment, part.data, part.attributes, result, answered)
+            return results
+
+        return self._append(appends[0].segment, together)
+
+    def _appended(
+        self,
+        segment: str,
+        data: bytes,
+        attributes: Mapping[str, AttributeChange],
+        result: AppendResult,
+        answered: bool,
+    ) -> None:
+        if isinstance(result, Appended) and data:
+            self._world.grown(segment)
+        self._world.done(Done(self._process, "append", segment, data, attributes, result, answered))
+
+    def _append(self, segment: str, append: Callable[[bool], R]) -> R | UnknownOutcome:
+        """``append`` does it, and says so; its argument is whether it will be answered."""
         fault = self._begin("append", segment)
         lost = UnknownOutcome(StoreUnavailableError("the answer is lost", segment=segment))
         if fault == "lost request":
@@ -319,15 +365,15 @@ class SimStore(SegmentStore):
         if fault == "late request":
             # It is on its way, and arrives whatever becomes of who sent it.
             late = self._simulation.now + self._process.rng.uniform(0, LATE_SECONDS)
-            self._simulation.call_at(late, lambda: _swallow(lambda: append(answered=False)))
+            self._simulation.call_at(late, lambda: _swallow(lambda: append(False)))
             self._simulation.sleep(self._process.rng.uniform(0, TIMEOUT_LATENCY))
             return lost
         if fault == "lost answer":
-            append(answered=False)
+            append(False)
             self._end()
             self._simulation.sleep(TIMEOUT_LATENCY)
             return lost
-        result = append()
+        result = append(True)
         self._end(fault)
         return result
 
@@ -424,7 +470,8 @@ class SimStore(SegmentStore):
         """The request travels; returns what goes wrong with it, if that does not end it here."""
         process, world = self._process, self._world
         process.calls += 1
-        world.on_send(process, verb, segment)
+        if not is_staged(segment):
+            world.on_send(process, verb, segment)
         self._simulation.sleep(self._latency())
         self._die_if_due("before")
         now = self._simulation.now
@@ -494,9 +541,14 @@ FAULTS: Final[Mapping[str, frozenset[str]]] = {
 _CHANGING: Final = frozenset({"create", "delete", "truncate", "seal"})
 
 
+def is_staged(segment: str) -> bool:
+    """Whether it holds what is staged for a transaction."""
+    return segment.startswith("data/") and "/staging/" in segment
+
+
 def _kind_of(segment: str) -> str:
     """What the store's segment is for: a group's log, a stream's metadata, data, a snapshot, a user's state."""
-    return segment.partition("/")[0]
+    return "staged" if is_staged(segment) else segment.partition("/")[0]
 
 
 def _cut_short(segment: str, data: bytes) -> bytes:
