@@ -14,7 +14,7 @@ steps = st.lists(
         st.tuples(st.just("update"), st.integers(1, 3)),
         st.tuples(st.just("compact"), st.just(0)),
         st.tuples(st.just("delete"), st.just(0)),
-        st.tuples(st.just("poll"), st.integers(0, 2)),  # with so many operations until the store is away
+        st.tuples(st.just("poll"), st.integers(0, 9)),  # with so many operations until the store is away
         st.tuples(st.just("restart"), st.just(0)),
     ),
     max_size=25,
