@@ -46,7 +46,7 @@ class Keeping:
         self._lives: dict[tuple[SegmentId, int], Life] = {}  # who had a segment under a token
         self._ends: dict[tuple[SegmentId, int], int] = {}  # where an assignment ended
         self._ranges: dict[SegmentId, tuple[float, float]] = {}
-        self._cuts: list[Mapping[SegmentId, int]] = []  # of all checkpoints that were ever completed
+        self._cuts: dict[int, Mapping[SegmentId, int]] = {}  # of all checkpoints that were ever completed
         self._begin_anew({}, 0)
 
     def _begin_anew(self, base: Mapping[SegmentId, int], token: int) -> None:
@@ -120,11 +120,14 @@ class Keeping:
 
     def _note_completed(self, checkpoints: Iterable[CheckpointState]) -> None:
         for checkpoint in checkpoints:
-            if checkpoint.completed and checkpoint.token > self._since and checkpoint.token not in self._completed:
-                self.counts["completed"] += 1
-                self._completed[checkpoint.token] = checkpoint
-                self._cuts.append(checkpoint.offsets)
-                self._check(checkpoint)
+            if not checkpoint.completed or checkpoint.token in self._cuts:
+                continue
+            if checkpoint.token <= self._since:
+                self._broken("S6", f"{checkpoint.name} was under way when the group was reset, and is completed")
+            self.counts["completed"] += 1
+            self._completed[checkpoint.token] = checkpoint
+            self._cuts[checkpoint.token] = checkpoint.offsets
+            self._check(checkpoint)
 
     # ------------------------------------------------------------------ what has to hold
 
@@ -160,7 +163,7 @@ class Keeping:
     def _check_reset(self, update: ResetStream) -> None:
         """The group goes on exactly where a completed checkpoint was, whatever else it forgets."""
         start = {segment: found.offset for segment, found in update.segments.items() if not found.waiting_for}
-        if not any({s: cut[s] for s in cut if stream_of(s) == update.stream} == start for cut in self._cuts):
+        if not any({s: cut[s] for s in cut if stream_of(s) == update.stream} == start for cut in self._cuts.values()):
             self._broken("S6", f"{update.stream} is reset to {start}, which is no checkpoint")
 
     def _counted(self) -> Iterator[tuple[int, Effect]]:

@@ -22,11 +22,12 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
 from readergroup import liveness, state_manager, updates
+from readergroup.checkpoint import CheckpointState
 from readergroup.reader import Reader
 from readergroup.state import ReaderGroupState, SegmentState
 from readergroup.state_manager import ReaderGroupStateManager
 from readergroup.streams.writer import EventWriter
-from readergroup.updates import RemoveReader
+from readergroup.updates import PassCheckpoint, RemoveReader, ResetStream
 from synchronizer import leases
 from synchronizer.compaction import Compactor
 from synchronizer.leases import Lease
@@ -176,7 +177,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "self-stop of a reader",
         "A reader hands out events until it hears that it was removed, however long it has not renewed its lease.",
-        70,
+        120,
         frozenset({"S1"}),
         (
             Words(
@@ -266,6 +267,51 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
             Words(updates, "_hand_over", " and target.incarnation == found.target_incarnation", ""),
             Words(RemoveReader, "apply_to", "state.overview.held.get(self.reader, ())", "()"),
         ),
+    ),
+    Mutation(
+        "positions of checkpoints are recorded once",
+        "Where a segment is given up is its position in every checkpoint that is under way, passed or not.",
+        16,
+        frozenset({"S6"}),
+        (
+            Words(updates, "_record", "state.checkpoints_ahead_of(found.owner)", "state.outstanding_checkpoints"),
+            Words(CheckpointState, "with_position", "reader not in self.waiting or token", "token"),
+        ),
+    ),
+    Mutation(
+        "segments that move pass checkpoints",
+        "A segment that is given up before its owner has passed a checkpoint stands in it where it was at first.",
+        26,
+        frozenset({"S6"}),
+        (Words(updates, "_hand_over", "state = _record(state, segment, found, offset)", "state = state"),),
+    ),
+    Mutation(
+        "barrier of checkpoints",
+        "A reader goes on with what it was given since a checkpoint, and passes that when it looks again.",
+        47,
+        frozenset({"S6"}),
+        (
+            Words(
+                Reader,
+                "_settle",
+                "if ahead := state.checkpoints_ahead_of(self.reader_id):",
+                "if (ahead := state.checkpoints_ahead_of(self.reader_id)) and owned.keys() <= self._sources.keys():",
+            ),
+        ),
+    ),
+    Mutation(
+        "tokens of before a reset",
+        "What was committed before a reset is where a dead reader's segments go on.",
+        16,
+        frozenset({"S1", "S2", "S3", "S6"}),
+        (Words(liveness, "current_offsets", " and found.token == token", ""),),
+    ),
+    Mutation(
+        "a reset fails checkpoints",
+        "A checkpoint that is under way when its group is reset is completed all the same.",
+        16,
+        frozenset({"S6"}),
+        (Words(ResetStream, "apply_to", "if each.completed", "if True"),),
     ),
 )
 
