@@ -27,7 +27,7 @@ from readergroup.reader import Reader
 from readergroup.state import ReaderGroupState, SegmentState
 from readergroup.state_manager import ReaderGroupStateManager
 from readergroup.streams.writer import EventWriter
-from readergroup.updates import PassCheckpoint, RemoveReader, ResetStream
+from readergroup.updates import RemoveReader, ResetStream
 from synchronizer import leases
 from synchronizer.compaction import Compactor
 from synchronizer.leases import Lease
