@@ -42,6 +42,7 @@ from synchronizer import StateSynchronizer as StateSynchronizer
 from synchronizer import StateTooLargeError as StateTooLargeError
 from synchronizer import StoreFullError as StoreFullError
 from synchronizer import StoreUnavailableError as StoreUnavailableError
+from synchronizer import Transition as Transition
 from synchronizer import TruncatedError as TruncatedError
 from synchronizer import UnknownUpdateError as UnknownUpdateError
 from synchronizer import UnsupportedError as UnsupportedError
