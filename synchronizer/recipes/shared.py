@@ -40,6 +40,9 @@ class Shared(Generic[S]):
     Reads are of the copy in this process, ask nobody and never block. Changes are decided on the newest state, which
     the copy then is; `refresh` brings it up to date without a change, and a listener or ``watch`` does so as changes
     come. The store is borrowed and never closed.
+
+    A listener hears the changes in order, whoever made them, in a thread of its own. Where it raises, that is logged,
+    and it hears the next one. Changes that a compaction hides from it come as one.
     """
 
     kind: ClassVar[str]  # the name begins with it in the store: a map and a set of one name are two
@@ -72,14 +75,23 @@ class Shared(Generic[S]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.synchronizer.store.url!r})"
 
-    def _on_update(self, tell: Callable[[S, S, AppliedUpdate[S]], None]) -> Callable[[], None]:
-        """Call ``tell`` with the states before and after each update that comes after the present copy."""
-        before, revision = self.synchronizer.snapshot_of_state
+    def _on_update(self, read: Callable[[S], T], tell: Callable[[T, T, AppliedUpdate[S]], None]) -> Callable[[], None]:
+        """Call ``tell`` with what ``read`` makes of the states before and after each update from the present copy on.
+
+        A state that cannot be read is logged, and passed over.
+        """
+        state, revision = self.synchronizer.snapshot_of_state
+        before = read(state)
 
         def hear(applied: AppliedUpdate[S]) -> None:
             nonlocal before
             assert applied.state is not None, "nothing deletes a shared collection"
-            earlier, before = before, applied.state
+            earlier, before = before, read(applied.state)
             tell(earlier, before, applied)
 
         return self.synchronizer.on_update(hear, after=revision)
+
+
+def whole(state: S) -> S:
+    """What to read of a state: all."""
+    return state

@@ -99,20 +99,18 @@ class SharedConfig(Shared[MapState], Generic[M]):
     def register_listener(
         self, listener: Callable[[ValueChange[M]], object], *, field: str | None = None
     ) -> Callable[[], None]:
-        """Call ``listener`` with every change after the present copy, in order; returns the function that ends it.
+        """Call ``listener`` with every change after the present copy; returns the function that ends it.
 
-        With ``field`` it hears when that one changes. It runs in a thread of its own, which keeps the copy up to date;
-        where it raises, that is logged, and it hears the next change. Changes that a compaction hides come as one.
+        With ``field`` it hears when that one changes.
         """
         if field is not None:
             self._codec(field)
 
-        def tell(before: MapState, after: MapState, applied: AppliedUpdate[MapState]) -> None:
-            old, new = self._read(before), self._read(after)
-            if old != new if field is None else getattr(old, field) != getattr(new, field):
-                listener(ValueChange(old, new, applied.revision))
+        def tell(before: M, after: M, applied: AppliedUpdate[MapState]) -> None:
+            if before != after if field is None else getattr(before, field) != getattr(after, field):
+                listener(ValueChange(before, after, applied.revision))
 
-        return self._on_update(tell)
+        return self._on_update(self._read, tell)
 
     # ------------------------------------------------------------------ steps
 

@@ -76,17 +76,13 @@ class SharedCounter(Shared[CounterState]):
         return (state.value for state in self.synchronizer.watch())
 
     def register_listener(self, listener: Callable[[ValueChange[int]], object]) -> Callable[[], None]:
-        """Call ``listener`` with every change after the present copy, in order; returns the function that ends it.
+        """Call ``listener`` with every change after the present copy; returns the function that ends it."""
 
-        It runs in a thread of its own, which keeps the copy up to date; where it raises, that is logged, and it hears
-        the next change. Changes that a compaction hides come as one.
-        """
+        def tell(before: int, after: int, applied: AppliedUpdate[CounterState]) -> None:
+            if before != after:
+                listener(ValueChange(before, after, applied.revision))
 
-        def tell(before: CounterState, after: CounterState, applied: AppliedUpdate[CounterState]) -> None:
-            if before.value != after.value:
-                listener(ValueChange(before.value, after.value, applied.revision))
-
-        return self._on_update(tell)
+        return self._on_update(lambda state: state.value, tell)
 
 
 def _checked(value: object) -> int:

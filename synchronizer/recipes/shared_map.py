@@ -12,7 +12,7 @@ from ..replica import AppliedUpdate
 from ..revisioned import Revision
 from ..state import State, Update
 from ..store import ANY, Any_, SegmentStore
-from .shared import Shared, SynchronizerOptions
+from .shared import Shared, SynchronizerOptions, whole
 from .shared_values import ValueCodec
 
 V = TypeVar("V")
@@ -192,10 +192,9 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
     def register_listener(
         self, listener: Callable[[EntryChange[V]], object], *, key: str | None = None
     ) -> Callable[[], None]:
-        """Call ``listener`` with every change after the present copy, in order; returns the function that ends it.
+        """Call ``listener`` with every change after the present copy; returns the function that ends it.
 
-        With ``key`` it hears of that one alone. It runs in a thread of its own, which keeps the copy up to date; where
-        it raises, that is logged, and it hears the next change. Changes that a compaction hides come as one.
+        With ``key`` it hears of that one alone.
         """
 
         wanted = key
@@ -207,7 +206,7 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
                     change = EntryChange(key, self._known(key, old), self._known(key, new), applied.revision)
                     listener(change)
 
-        return self._on_update(tell)
+        return self._on_update(whole, tell)
 
     # ------------------------------------------------------------------ steps
 

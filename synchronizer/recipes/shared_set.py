@@ -14,7 +14,7 @@ from ..replica import AppliedUpdate
 from ..revisioned import Revision
 from ..state import State, Update
 from ..store import SegmentStore
-from .shared import Shared, SynchronizerOptions
+from .shared import Shared, SynchronizerOptions, whole
 from .shared_values import ValueCodec
 
 T = TypeVar("T")
@@ -160,11 +160,7 @@ class SharedSet(Shared[SetState], MutableSet[T]):
         return (self._decoded(state.items) for state in self.synchronizer.watch())
 
     def register_listener(self, listener: Callable[[SetChange[T]], object]) -> Callable[[], None]:
-        """Call ``listener`` with every change after the present copy, in order; returns the function that ends it.
-
-        It runs in a thread of its own, which keeps the copy up to date; where it raises, that is logged, and it hears
-        the next change. Changes that a compaction hides come as one.
-        """
+        """Call ``listener`` with every change after the present copy; returns the function that ends it."""
 
         def tell(before: SetState, after: SetState, applied: AppliedUpdate[SetState]) -> None:
             update = applied.update
@@ -176,7 +172,7 @@ class SharedSet(Shared[SetState], MutableSet[T]):
             if added or removed:
                 listener(SetChange(added, removed, applied.revision))
 
-        return self._on_update(tell)
+        return self._on_update(whole, tell)
 
     # ------------------------------------------------------------------ steps
 

@@ -47,8 +47,9 @@ class ValueCodec(Generic[V]):
             if self._read(data) == checked:
                 return data
         except (TypeError, ValueError, OverflowError, PydanticSerializationError) as error:
+            why = reason(error) if isinstance(error, ValidationError) else error
             raise InvalidArgumentError(
-                f"the value cannot be stored: {error}", **facts, found=type(value).__name__
+                f"the value cannot be stored: {why}", **facts, found=type(value).__name__
             ) from error
         raise InvalidArgumentError(
             "the value would not come back equal; use lists in place of tuples, and no NaN, or give the exact type",

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, model_validator
 
 from synchronizer import InvalidArgumentError, SharedConfig, SharedMap, ValueChange, open_store
 from synchronizer.testing import FailingStore
-from tests.synchronizer.accounts import eventually
+from tests.synchronizer.accounts import eventually, just_before
 
 pytestmark = pytest.mark.stores(in_turn=True)
 
@@ -133,6 +133,17 @@ def test_it_is_decided_on_the_newest_state_whether_a_change_is_valid(two: Two) -
         one.remove("closes_at")
 
 
+def test_it_is_decided_again_when_another_process_was_faster(two: Two, store: FailingStore) -> None:
+    one, other = two
+    just_before(store, "append", lambda: other.put("opens_at", 12))
+    with pytest.raises(InvalidArgumentError, match="opens before it closes"):
+        one.put("closes_at", 11)
+    assert one.value == Shop(opens_at=12)
+    just_before(store, "append", lambda: other.update(opens_at=6, closes_at=12))
+    assert not one.replace("closes_at", 20, expected=18)
+    assert one.value == Shop(opens_at=6, closes_at=12)
+
+
 def test_each_field_needs_a_default(store: FailingStore) -> None:
     class Address(BaseModel):
         street: str
@@ -190,6 +201,19 @@ def test_listeners_hear_the_configuration_before_and_after(two: Two) -> None:
     eventually(lambda: len(of_all) == 3 and len(of_owners) == 2, "all changes")
     assert of_all == [("hi", None), ("hi", "Ada"), ("hello", None)]
     assert of_owners == [(None, "Ada"), ("Ada", None)]
+
+
+def test_a_listener_hears_on_when_a_field_was_put_wrong_and_right(
+    two: Two, store: FailingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    config, _ = two
+    heard: list[tuple[int, int]] = []
+    config.register_listener(lambda change: heard.append((change.before.opens_at, change.after.opens_at)))
+    entries: SharedMap[Any] = SharedMap(store, "shop", Any)  # type: ignore[arg-type]
+    entries["opens_at"] = "early"
+    entries["opens_at"] = 10
+    eventually(lambda: heard == [(9, 10)], "from the last that was valid to the next")
+    assert "field='opens_at'" in caplog.text
 
 
 def test_watching_gives_the_newest(two: Two) -> None:
