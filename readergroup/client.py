@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import UnionType
 from typing import Any, Final, Protocol, Self, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
 
@@ -128,11 +129,11 @@ class Client:
             StateSynchronizer(self.store, f"state/{name}", initial=initial, updates=updates, **self._state_options)
         )
 
-    def shared_map(self, name: str, value_type: type[T]) -> SharedMap[T]:
+    def shared_map(self, name: str, value_type: type[T] | UnionType) -> SharedMap[T]:
         """The mapping of this name from ``str`` to values of this type."""
         return self._keep(SharedMap(self.store, name, value_type, **self._state_options))
 
-    def shared_set(self, name: str, item_type: type[T]) -> SharedSet[T]:
+    def shared_set(self, name: str, item_type: type[T] | UnionType) -> SharedSet[T]:
         """The set of this name, of items of this type."""
         return self._keep(SharedSet(self.store, name, item_type, **self._state_options))
 

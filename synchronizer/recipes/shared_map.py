@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
 from dataclasses import dataclass
-from typing import Any, Final, Generic, Literal, TypeVar, Unpack
+from types import UnionType
+from typing import Any, Final, Generic, Literal, TypeVar, Unpack, overload
 
 from ..errors import InvalidArgumentError
 from ..map import Map
@@ -15,6 +16,7 @@ from ..store import ANY, Any_, SegmentStore
 from .shared import Shared, SynchronizerOptions, whole
 from .shared_values import ValueCodec
 
+T = TypeVar("T")
 V = TypeVar("V")
 
 
@@ -70,9 +72,9 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
     kind = "map"
 
     def __init__(
-        self, store: SegmentStore, name: str, value_type: type[V], **options: Unpack[SynchronizerOptions]
+        self, store: SegmentStore, name: str, value_type: type[V] | UnionType, **options: Unpack[SynchronizerOptions]
     ) -> None:
-        self._values = ValueCodec(value_type)
+        self._values: ValueCodec[V] = ValueCodec(value_type)
         super().__init__(store, name, MapState(), MAP_UPDATES, options)
 
     # ------------------------------------------------------------------ reading the copy
@@ -148,7 +150,11 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
 
         return self._values.decode(self.synchronizer.update_state_returning(decide), key=key)
 
-    def pop(self, key: str, default: Any = ANY) -> Any:
+    @overload
+    def pop(self, key: str, /) -> V: ...
+    @overload
+    def pop(self, key: str, /, default: T) -> V | T: ...
+    def pop(self, key: str, /, default: Any = ANY) -> Any:
         """Remove ``key`` and return its value; `KeyError` where it is not there and no default is given."""
 
         def decide(state: MapState) -> Decided[bytes | None]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, MutableSet
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
 from ..errors import InvalidArgumentError
@@ -68,9 +69,9 @@ class SharedSet(Shared[SetState], MutableSet[T]):
     kind = "set"
 
     def __init__(
-        self, store: SegmentStore, name: str, item_type: type[T], **options: Unpack[SynchronizerOptions]
+        self, store: SegmentStore, name: str, item_type: type[T] | UnionType, **options: Unpack[SynchronizerOptions]
     ) -> None:
-        self._values = ValueCodec(item_type)
+        self._values: ValueCodec[T] = ValueCodec(item_type)
         super().__init__(store, name, SetState(), SET_UPDATES, options)
 
     # ------------------------------------------------------------------ reading the copy

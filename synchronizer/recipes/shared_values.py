@@ -21,7 +21,7 @@ class ValueCodec(Generic[V]):
     was written without it.
     """
 
-    def __init__(self, value_type: type[V]) -> None:
+    def __init__(self, value_type: Any) -> None:
         bare = get_args(value_type)[0] if get_origin(value_type) is Annotated else value_type
         self._name = bare.__name__ if isinstance(bare, type) else str(bare)
         try:

@@ -22,7 +22,7 @@ def append(connection: Connection, url: str, name: str, appends: int) -> None:
         connection.send("ready")
         connection.recv()
         for number in range(appends):
-            while not lists.replace("all", [*lists["all"], f"{name}-{number}"], expected=lists["all"]):
+            while not lists.replace("all", [*(present := lists["all"]), f"{name}-{number}"], expected=present):
                 pass  # refused, so that the copy is the newest now
         connection.send("done")
 

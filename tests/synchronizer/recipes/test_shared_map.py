@@ -153,7 +153,7 @@ class TestConditionalChanges:
         assert items.replace("a", Item(name="fig"), expected={"name": "pear", "amount": 1})
 
     def test_none_is_a_value(self, store: FailingStore) -> None:
-        notes: SharedMap[Any] = SharedMap(store, "notes", str | None)  # type: ignore[arg-type]
+        notes: SharedMap[Any] = SharedMap(store, "notes", str | None)
         assert notes.put_if_absent("a", None)
         assert not notes.put_if_absent("a", "b")
         assert notes.replace("a", "b", expected=None)
