@@ -1,7 +1,8 @@
 """Adding to a queue: threads that add at the same moment share an append, and each append is stored once.
 
 As a writer of a stream does, a process keeps the number of its last append in an attribute of its own. Every append
-moves that on, or does nothing; so one whose answer was lost is sent again, and it is never there twice.
+moves that on, or does nothing; so one whose answer was lost is sent again, and it is never there twice. Numbers grow,
+and the first is put there without events: so none that arrives late is stored once the attribute was removed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..errors import (
     StoreUnavailableError,
 )
 from ..patience import Patience
-from ..store import Appended, AttributeChange, Conflict, SegmentStore
+from ..store import Appended, AttributeChange, Conflict, SegmentStore, UnknownOutcome
 
 #: The attributes that hold the numbers of the processes that add.
 ADDERS: Final = "adder/"
@@ -155,8 +156,8 @@ class Adding:
         self._open = _Batch()
         self._sending: _Batch | None = None
         self._is_led = False  # a thread sends, or waits for room
-        self._name = _new_name()
-        self._stored: bytes | None = None  # the number of the last append
+        self._name = ADDERS + secrets.token_hex(8)
+        self._stored: bytes | None = None  # the number that the segment has
         self._numbers = 0
 
     def add(self, data: bytes, deadline: Deadline) -> None:
@@ -259,13 +260,13 @@ class Adding:
             raise
 
     def _append(self, batch: _Batch, data: bytes, deadline: Deadline) -> None:
-        if batch.number is None:
-            self._numbers += 1
-            batch.number = self._numbers.to_bytes(8)
         patience = Patience(self._clock, deadline, self._closing)
         while True:
             problem: BaseException
             try:
+                if self._stored is None:
+                    self._register()
+                batch.number = batch.number or self._next_number()
                 change = AttributeChange(self._stored, batch.number)
                 answer = self._store.append(self._segment, data, attributes={self._name: change})
             except (StoreUnavailableError, StoreFullError) as error:
@@ -297,13 +298,18 @@ class Adding:
         """Whether the batch is stored, by the number that the segment has; if not, it is to be sent again."""
         if present == batch.number:
             return True
-        if present is None:  # this process was silent for long, and forgotten
-            if batch.lost_answer is not None:
-                raise OutcomeUnknownError("the segment has forgotten this process meanwhile", segment=self._segment)
-            self._name = _new_name()  # nothing that was sent under the old one can arrive any more
-        self._stored = present  # that of a batch which everybody had given up
+        if present is None and batch.lost_answer is not None:
+            raise OutcomeUnknownError("the segment has forgotten this process meanwhile", segment=self._segment)
+        self._stored = present  # that of a batch which everybody had given up; None if the process was long silent
         return False
 
+    def _register(self) -> None:
+        change = AttributeChange(None, self._next_number())
+        answer = self._store.append(self._segment, b"", attributes={self._name: change})
+        if isinstance(answer, UnknownOutcome):
+            raise StoreUnavailableError("the answer was lost", segment=self._segment) from answer.cause
+        self._stored = change.new if isinstance(answer, Appended) else answer.attributes[self._name]
 
-def _new_name() -> str:
-    return ADDERS + secrets.token_hex(8)
+    def _next_number(self) -> bytes:
+        self._numbers += 1
+        return self._numbers.to_bytes(8)
