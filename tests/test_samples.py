@@ -19,6 +19,7 @@ PROMISES = {
     "order_per_key": "3000 events of 7 keys, each key in order: True",
     "batches": "100000 events",
     "commit_by_hand": "1000 orders, each once",
+    "checkpoint": "2000 orders, each counted once",
     "takeover": "the second read 699 orders, from order 301 to order 999",
     "hand_over": "reader-2 has 2 segments",
     "scale_by_notification": "50000 events read by 2 readers",
