@@ -36,7 +36,8 @@ MAX_SEGMENTS: Final = 5
 #: The reader that comes when all is calm, and stays.
 LAST: Final = "last"
 _OF_A_GROUP: Final = ("reader", "listener", "remover", "keeper", "compactor", "weigher", "pool", "autoscaler") + (
-    KEEPERS_OF_CHECKPOINTS
+    "durable",
+    *KEEPERS_OF_CHECKPOINTS,
 )
 #: Why an application that failed is not started again.
 _FINAL: Final = ("took over", "was removed")
@@ -58,16 +59,7 @@ class Application:
 
     def main(self) -> None:
         work: Callable[[], None] = getattr(self, self.actor.kind)
-        if self.actor.kind in (
-            "reader",
-            "listener",
-            "remover",
-            "keeper",
-            "compactor",
-            "weigher",
-            "pool",
-            "autoscaler",
-        ) + (KEEPERS_OF_CHECKPOINTS):
+        if self.actor.kind in _OF_A_GROUP:
             self.group = self.find_group()
         if self.group is not None:
             self.run.groups[self.process] = self.group
@@ -545,6 +537,20 @@ class Application:
 
     def listener(self) -> None:
         self.listen()
+        while not self.run.over:
+            self.process.sleep(0.5)
+
+    def durable(self) -> None:
+        """Listen under the name under which others may listen as well."""
+        assert self.group is not None
+        seconds = self.rng.choice((0.01, 0.3, 2 * self.run.scenario.timeout))
+
+        def during() -> None:
+            self.process.sleep(self.rng.random() * (0.01 if self.run.calm else seconds))
+            if self.actor.raises and self.rng.random() < 0.3:
+                raise _ApplicationError
+
+        self.run.durable.listen(self.process, self.group, during)
         while not self.run.over:
             self.process.sleep(0.5)
 

@@ -17,6 +17,7 @@ from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 from .actors import GROUP, LAST, Application
 from .auditor import BALANCE_SECONDS, TAKEOVER_SECONDS, Auditor, Violation
 from .ledger import Ledger
+from .listening import DurableHearings
 from .phases import Phases
 from .scenario import DOER, KEEPERS_OF_CHECKPOINTS, Actor, Mishap, Scenario
 from .threads import NeverAtRest, Simulation
@@ -28,6 +29,8 @@ LOOK_SECONDS = 0.1
 #: How long nothing may be written while nothing changes.
 REST_SECONDS = 1.5
 END_SECONDS = 60.0
+#: How long durable listeners may be behind: one that raised is called again after a pause.
+HEARD_SECONDS = 40.0
 #: Those who change something, and come to an end by themselves.
 BUSY = ("writer", "scaler", "compactor", "clerk", "keeper", "remover", "founder", "ender", "weigher", "upgrader") + (
     "transactor",
@@ -62,6 +65,7 @@ class Run:
         self.world.copies = scenario.copies
         self.auditor = Auditor(self.world)
         self.transactions = Transactions(self.auditor)
+        self.durable = DurableHearings(self.auditor, scenario.timeout)
         self.phases = Phases(self)
         self.phases.on_begin = self._ambush
         self._waiting: list[Actor | Mishap] = []  # for a phase to begin
@@ -305,6 +309,8 @@ class Run:
         self.compare()
         self.auditor.check_all_delivered()
         self.auditor.check_once()
+        if not self.wait_until(lambda: self.durable.missing is None, HEARD_SECONDS):
+            self.auditor.broken("S8", str(self.durable.missing))
         self.transactions.check(deleted=any(actor.kind == "founder" for actor in self.scenario.actors))
         self._check_ledger()
 

@@ -176,7 +176,46 @@ def generate(seed: int) -> Scenario:
     if chance.random() < 0.25:
         scenario = _with_checkpoints(scenario, chance)
     chance = random.Random(f"transactions/{seed}")
-    return _with_transactions(scenario, chance) if chance.random() < 0.125 else scenario
+    if chance.random() < 0.125:
+        scenario = _with_transactions(scenario, chance)
+    chance = random.Random(f"durable/{seed}")
+    return _with_durable_listeners(scenario, chance) if chance.random() < 0.125 else scenario
+
+
+def _with_durable_listeners(scenario: Scenario, rng: random.Random) -> Scenario:
+    """The same, with some who listen under one name, and mishaps over their calls; and a compaction or two."""
+    last = scenario.duration - scenario.timeout
+    listeners = [
+        Actor(
+            f"durable{number}",
+            "durable",
+            at=rng.choice((0.0, rng.uniform(0, last / 2))),
+            clock_rate=rng.choice((1.0, 0.99, 1.01)),
+            clock_offset=rng.uniform(0, 100),
+            raises=rng.random() < 0.2,
+        )
+        for number in range(1, rng.choice((2, 3, 4)))
+    ]
+    compactors = [
+        Actor(f"compactor{number}d", "compactor", at=rng.uniform(0, last)) for number in range(rng.choice((0, 1, 2)))
+    ]
+    mishaps = []
+    for actor in listeners:
+        at = actor.at + rng.random() * rng.choice((0.3, 2.0, last / 2))  # soon it is in a call
+        mishap = rng.choice(("dies", "kill", "kill", "stop", "stop", "trouble", "cut off", ""))
+        if mishap == "dies":
+            moment = rng.choice(("before", "after"))
+            mishaps.append(Mishap(at, mishap, actor.name, calls=rng.randint(1, 30), moment=moment))
+        elif mishap == "trouble":
+            mishaps.append(Mishap(at, mishap, actor.name, seconds=rng.uniform(1.0, 3.0), rate=0.5, faults=LOSSES))
+        elif mishap:
+            seconds = rng.choice((0.3, 1.2 * scenario.timeout, 2 * scenario.timeout))
+            mishaps.append(Mishap(at, mishap, actor.name, seconds=seconds))
+    return replace(
+        scenario,
+        actors=(*scenario.actors, *listeners, *compactors),
+        mishaps=tuple(sorted((*scenario.mishaps, *mishaps), key=lambda each: each.at)),
+    )
 
 
 def _with_transactions(scenario: Scenario, rng: random.Random) -> Scenario:

@@ -11,8 +11,6 @@ F4 (4, 6) Are the design's reasons for what F4 (1, 2, 5) show here.
 F7        NATS is not there yet. Simulated is what holds for every store: nothing is accepted after a seal.
 F8 (5)    Holes in the numbers of a writer: in every run with two segments.
 F11       One planner, so no release that plans otherwise. Simulated are two plans at once and weights that change.
-F19 (1-3) There are no durable listeners and no persisted log of notifications yet. Simulated are one order of changes
-          (S8, in every run) and the gap.
 F23       Is not for random runs: it breaks what the auditor takes for granted, that the store loses nothing.
 F24       PostgreSQL and NATS are not there yet. SQLite's traps have their tests beside the store. A commit whose
           outcome is unknown is F1.
@@ -988,6 +986,120 @@ def a_listener_was_stopped_while_the_log_was_compacted_twice(stage: Stage) -> No
             assert group.synchronizer.compact()
 
     stage.also("busy", change, at=1.0)
+
+
+def _listen_durably(stage: Stage, name: str, during: Callable[[], object] = lambda: None, *, at: float = 0.5) -> None:
+    def work(process: Process) -> None:
+        stage.run.durable.listen(process, process.client().groups.get(GROUP), during)
+
+    stage.also(name, work, at=at)
+
+
+def _scale(stage: Stage, process: Process, *epochs: int) -> None:
+    """Split the first segment, so that the stream comes to each of these epochs."""
+    streams = process.client().streams
+    for epoch in epochs:
+        streams.scale(STREAM, split=[min(streams.fetch_state(STREAM).current)])
+        assert stage.stream is not None and stage.stream.epoch == epoch
+
+
+def _told_of_segments(stage: Stage) -> list[tuple[str, int, bool]]:
+    """Who was told of how many, and whether the call returned."""
+    return [(call.process.name, len(call.value), call.returned) for call in stage.run.durable.calls["segments"]]
+
+
+@schedule("F19.1", reader(1))
+def a_durable_listener_dies_before_what_it_heard_is_recorded(stage: Stage) -> Check:
+    def die_when_scaled() -> None:
+        if _told_of_segments(stage)[-1][1] == 3:
+            stage.kill("first")
+
+    def scale(process: Process) -> None:
+        _scale(stage, process, 1, 2)
+        stage.wait_until(lambda: ("second", 4, True) in _told_of_segments(stage))
+
+    _listen_durably(stage, "first", die_when_scaled)
+    _listen_durably(stage, "second", at=0.8)
+    stage.also("scaler", scale, at=1.5)
+
+    def check(outcome: Outcome) -> None:
+        told = _told_of_segments(stage)
+        assert told[:4] == [("first", 2, True), ("first", 3, False), ("second", 3, True), ("second", 4, True)]
+
+    return check
+
+
+@schedule("F19.2", reader(1), duration=8.0)
+def of_two_durable_listeners_one_hears_and_is_stopped(stage: Stage) -> Check:
+    """When it goes on, it is too late, and it does not know that."""
+
+    def scale(process: Process) -> None:
+        _scale(stage, process, 1)
+        stage.wait_until(lambda: ("first", 3, True) in _told_of_segments(stage))
+        process.sleep(0.1)  # it has written that down
+        stage.stop("first", 2.5 * TIMEOUT)
+        _scale(stage, process, 2)
+        stage.wait_until(lambda: ("second", 4, True) in _told_of_segments(stage))
+        stage.wait_until(lambda: stage.world.processes["first"].runs)
+        _scale(stage, process, 3)
+        stage.wait_until(lambda: ("second", 5, True) in _told_of_segments(stage))
+
+    _listen_durably(stage, "first")
+    _listen_durably(stage, "second", at=0.8)
+    stage.also("scaler", scale, at=1.5)
+
+    def check(outcome: Outcome) -> None:
+        told = _told_of_segments(stage)
+        assert told[:4] == [("first", 2, True), ("first", 3, True), ("second", 4, True), ("second", 5, True)]
+
+    return check
+
+
+def records(call: Call) -> bool:
+    return call.verb == "append" and bool(call.data) and call.segment.startswith("record/")
+
+
+@schedule("F19.3", reader(1))
+def who_records_dies_and_the_log_is_compacted(stage: Stage) -> Check:
+    """All fold the log and would write the same; the one that comes first dies over it, and then a newcomer, who could
+    not do it any more, loads what is left."""
+    recording: list[rg.NotificationRecording] = []
+    compacted: list[bool] = []
+
+    def record(process: Process) -> None:
+        recording.append(process.client().groups.get(GROUP).record_notifications(lag_interval_seconds=None))
+
+    def change(process: Process) -> None:
+        group = process.client().groups.get(GROUP)
+        gates = [stage.hold(by(name, records), lambda: bool(compacted)) for name in ("first", "second", "third")]
+        _scale(stage, process, 1)
+        stage.wait_until(lambda: all(gate.reached for gate in gates))
+        stage.kill("first")
+        group.reader("short").close()
+        compacted.append(group.synchronizer.compact())
+        stage.seen["F19.3"] += compacted[0]
+        record(process)
+        _scale(stage, process, 2)
+        stage.wait_until(lambda: len(_recorded(group)) == 3)
+        found = list(group.notification_record.read())
+        assert not any(notification.gap for notification in found)
+        assert len({(each.revision, type(each)) for each in found}) == len(found)
+        stage.notes.append(f"recorded {_recorded(group)}")
+
+    for name in ("first", "second", "third"):
+        stage.also(name, record, at=0.5)
+    stage.also("busy", change, at=1.5)
+
+    def check(outcome: Outcome) -> None:
+        assert stage.notes == ["recorded [2, 3, 4]"]
+
+    return check
+
+
+def _recorded(group: rg.ReaderGroup) -> list[int]:
+    """How many segments there were, as the record tells."""
+    found = group.notification_record.read()
+    return [each.number_of_segments for each in found if isinstance(each, rg.SegmentNotification)]
 
 
 @schedule("F20", WRITER, reader(1), reader(2), reader(3, at=2.0))

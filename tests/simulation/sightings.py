@@ -51,6 +51,7 @@ from synchronizer.revisioned import MARK, decode_entries
 from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 
 from .auditor import Assignment, Fold, Hearing
+from .listening import Hearing as DurableHearing
 from .run import Run, run
 from .scenario import generate
 from .world import Done, Process, is_staged
@@ -99,6 +100,8 @@ SCHEDULES: Final[Mapping[str, str]] = {
     "F17": "A reader joins under the id of another one that is alive.",
     "F18": "Several calls of one process go out together, and are refused.",
     "F19": "A listener is told of a gap: the log was compacted past what its process had applied.",
+    "F19.1": "A listener under a durable name is told what it was told before, by a process that has died over it.",
+    "F19.2": "Of two processes that listen under one name, one is told and the other is not.",
     "F20": "A reader is taken out of a state that is too large for anything to be added.",
     "F21.1": "Who commits a transaction dies when it is merged in part, and another process completes it.",
     "F21.2": "The segments that events were staged for are scaled before the commit.",
@@ -160,6 +163,16 @@ def watch_for_sightings(run: Run) -> Counter[str]:
         _tell_of_appends(begun, watchers)
         return begun
 
+    durable, on_call = run.durable, run.durable.on_call
+
+    def before_call(call: DurableHearing) -> None:
+        if any(each.key == call.key and not each.process.alive for each in durable.calls[call.kind]):
+            seen["F19.1"] += 1
+        if any(process.runs and process is not call.process for process in durable.listening):
+            seen["F19.2"] += 1
+        on_call(call)
+
+    durable.on_call = before_call
     world.on_done, world.on_fault = after_done, after_fault
     auditor.on_transition, auditor.on_phase = after_transition, after_phase
     auditor.delivered, auditor.heard = before_delivery, before_hearing  # type: ignore[method-assign]
