@@ -30,6 +30,7 @@ from .liveness import observe_interval as observe_interval
 from .map import Map as Map
 from .patience import Patience as Patience
 from .recipes import MAX_OUTSTANDING_BYTES as MAX_OUTSTANDING_BYTES
+from .recipes import ConfigEntries as ConfigEntries
 from .recipes import DeadEvent as DeadEvent
 from .recipes import EntryChange as EntryChange
 from .recipes import EventProcessor as EventProcessor

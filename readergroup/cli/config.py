@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from synchronizer import NotFoundError, SharedMap
+from synchronizer import ConfigEntries, NotFoundError
 
 from .entries import Entries, as_json
 from .screen import count
@@ -17,8 +17,8 @@ from .session import Failed, session
 from .streams import AsJson, Yes, confirm
 
 commands = typer.Typer(
-    help="Read and change a shared configuration, or another shared map. A VALUE is JSON where it can be read as that,"
-    " such as 5, true or '\"5\"', and text otherwise.",
+    help="Read and change a shared configuration. A VALUE is JSON where it can be read as that, such as 5, true or"
+    " '\"5\"', and text otherwise.",
     no_args_is_help=True,
 )
 
@@ -107,14 +107,15 @@ def shell(context: typer.Context, name: Name) -> None:
 
 
 @contextmanager
-def _opened(context: typer.Context, name: str, *, may_create: bool = False) -> Iterator[SharedMap[object]]:
+def _opened(context: typer.Context, name: str, *, may_create: bool = False) -> Iterator[ConfigEntries]:
     with session(context).connect(may_create=may_create) as client:
         if not may_create:
             try:
-                client.store.info(f"{SharedMap.kind}/{name}")
+                client.store.info(f"{ConfigEntries.kind}/{name}")
             except NotFoundError as error:
                 raise Failed(f"there is no configuration {name}; 'readergroup config put' makes it") from error
-        yield client.shared_map(name, object)
+        with ConfigEntries(client.store, name, timeout=client.timeout) as entries:
+            yield entries
 
 
 def _lines(prompt: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""What can be done with the entries of a shared map in words: the commands, and the answer to each."""
+"""What can be done with the entries of a configuration in words: the commands, and the answer to each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
-from synchronizer import ANY, ReaderGroupError, SharedMap
+from synchronizer import ANY, ConfigEntries, ReaderGroupError
 
 from .screen import count
 from .session import Failed
@@ -28,9 +28,9 @@ USAGE: Final = {
 
 
 class Entries:
-    """The entries of a shared map as words. What was not done raises `Failed` with the reason."""
+    """The entries of a configuration as words. What was not done raises `Failed` with the reason."""
 
-    def __init__(self, entries: SharedMap[object]) -> None:
+    def __init__(self, entries: ConfigEntries) -> None:
         self._entries = entries
 
     def get_all(self) -> str:

@@ -13,6 +13,7 @@ from .lock import Lock as Lock
 from .membership import Membership as Membership
 from .shared import SynchronizerOptions as SynchronizerOptions
 from .shared import ValueChange as ValueChange
+from .shared_config import ConfigEntries as ConfigEntries
 from .shared_config import SharedConfig as SharedConfig
 from .shared_counter import SharedCounter as SharedCounter
 from .shared_map import EntryChange as EntryChange

@@ -14,7 +14,7 @@ from ..revisioned import Revision
 from ..state import Update
 from ..store import ANY, Any_, SegmentStore
 from .shared import Shared, SynchronizerOptions, ValueChange
-from .shared_map import MAP_UPDATES, ClearMap, Decided, MapState, PutEntry, RemoveEntry
+from .shared_map import MAP_UPDATES, ClearMap, Decided, MapState, PutEntry, RemoveEntry, SharedMap
 from .shared_values import ValueCodec, reason
 
 M = TypeVar("M", bound=BaseModel)
@@ -29,11 +29,11 @@ class SharedConfig(Shared[MapState], Generic[M]):
 
     ``value`` is the copy in this process; `refresh` brings it up to date. Every change is decided on the newest state
     and refused with `InvalidArgumentError` if the model would not be valid with it. Each field of the model has a
-    default. It is stored as the `SharedMap` of the same name, fields as keys; keys that the model does not have are
-    left alone, so that releases with different fields can share it.
+    default. Fields that are stored and that the model does not have are left alone, so that releases with different
+    fields can share it.
     """
 
-    kind = "map"
+    kind = "config"
 
     def __init__(self, store: SegmentStore, name: str, model: type[M], **options: Unpack[SynchronizerOptions]) -> None:
         required = [field for field, info in model.model_fields.items() if info.is_required()]
@@ -153,3 +153,12 @@ class SharedConfig(Shared[MapState], Generic[M]):
             raise InvalidArgumentError(
                 f"the configuration is not valid so: {reason(error)}", model=self._model.__name__, name=self.name
             ) from error
+
+
+class ConfigEntries(SharedMap[object]):
+    """What was put into a `SharedConfig`, for those who do not have its model: nothing checks what they put."""
+
+    kind = SharedConfig.kind
+
+    def __init__(self, store: SegmentStore, name: str, **options: Unpack[SynchronizerOptions]) -> None:
+        super().__init__(store, name, object, **options)

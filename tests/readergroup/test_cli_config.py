@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 import readergroup as rg
+from synchronizer import ConfigEntries, open_store
 from tests.readergroup.test_cli import COMMAND, PATIENCE_SECONDS, Cli
 
 
@@ -60,8 +61,8 @@ def test_values_are_json_where_they_can_be_and_else_text(
     typed: str, means: object, got: str, shown: str, cli: Cli
 ) -> None:
     cli.ok("config", "put", "shop", "key", typed)
-    with rg.connect(cli.url) as client:
-        assert client.shared_map("shop", object)["key"] == means
+    with open_store(cli.url) as store:
+        assert ConfigEntries(store, "shop")["key"] == means
     assert cli.ok("config", "get", "shop", "key") == f"{got}\n"
     assert cli.ok("config", "get-all", "shop") == f"key = {shown}\n"
     cli.ok("config", "remove", "shop", "key", shown)

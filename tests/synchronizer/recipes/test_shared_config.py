@@ -6,7 +6,7 @@ from typing import Any, Self
 import pytest
 from pydantic import BaseModel, Field, model_validator
 
-from synchronizer import InvalidArgumentError, SharedConfig, SharedMap, ValueChange, open_store
+from synchronizer import ConfigEntries, InvalidArgumentError, SharedConfig, ValueChange, open_store
 from synchronizer.testing import FailingStore
 from tests.synchronizer.accounts import eventually, just_before
 
@@ -174,7 +174,7 @@ def test_fields_with_an_alias_are_put_by_their_name(store: FailingStore) -> None
 
 def test_a_field_that_was_put_wrong_by_other_means_is_told_and_mended(two: Two, store: FailingStore) -> None:
     config, _ = two
-    entries: SharedMap[Any] = SharedMap(store, "shop", Any)
+    entries = ConfigEntries(store, "shop")
     entries["opens_at"] = "early"
     config.refresh()
     with pytest.raises(InvalidArgumentError, match="put or remove it.*field='opens_at'"):
@@ -209,7 +209,7 @@ def test_a_listener_hears_on_when_a_field_was_put_wrong_and_right(
     config, _ = two
     heard: list[tuple[int, int]] = []
     config.register_listener(lambda change: heard.append((change.before.opens_at, change.after.opens_at)))
-    entries: SharedMap[Any] = SharedMap(store, "shop", Any)
+    entries = ConfigEntries(store, "shop")
     entries["opens_at"] = "early"
     entries["opens_at"] = 10
     eventually(lambda: heard == [(9, 10)], "from the last that was valid to the next")
