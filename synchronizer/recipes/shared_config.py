@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, TypeVar, Unpack
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from ..errors import InvalidArgumentError
 from ..replica import AppliedUpdate
@@ -44,6 +45,7 @@ class SharedConfig(Shared[MapState], Generic[M]):
                 fields=required,
             )
         self._model = model
+        self._inputs = {field: _input_name(field, info) for field, info in model.model_fields.items()}
         self._fields: dict[str, ValueCodec[Any]] = {
             field: ValueCodec(info.rebuild_annotation()) for field, info in model.model_fields.items()
         }
@@ -143,7 +145,7 @@ class SharedConfig(Shared[MapState], Generic[M]):
 
     def _read(self, state: MapState) -> M:
         values = {
-            self._model.model_fields[field].alias or field: codec.decode(state.entries[field], field=field)
+            self._inputs[field]: codec.decode(state.entries[field], field=field)
             for field, codec in self._fields.items()
             if field in state.entries
         }
@@ -153,6 +155,13 @@ class SharedConfig(Shared[MapState], Generic[M]):
             raise InvalidArgumentError(
                 f"the configuration is not valid so: {reason(error)}", model=self._model.__name__, name=self.name
             ) from error
+
+
+def _input_name(field: str, info: FieldInfo) -> str:
+    """What the field is called where the model is made of it."""
+    if info.validation_alias is None or isinstance(info.validation_alias, str):
+        return info.validation_alias or field
+    raise InvalidArgumentError("a field of a shared configuration has one alias at most", field=field)
 
 
 class ConfigEntries(SharedMap[object]):

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 import pytest
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AliasChoices, BaseModel, Field, model_validator
 
 from synchronizer import ConfigEntries, InvalidArgumentError, SharedConfig, ValueChange, open_store
 from synchronizer.testing import FailingStore
@@ -166,10 +166,17 @@ def test_releases_with_different_fields_share_it(two: Two, store: FailingStore) 
 def test_fields_with_an_alias_are_put_by_their_name(store: FailingStore) -> None:
     class Aliased(BaseModel):
         opens_at: int = Field(9, alias="opensAt")
+        closes_at: int = Field(18, validation_alias="closesAt")
 
     config = SharedConfig(store, "aliased", Aliased)
-    config.put("opens_at", 8)
-    assert config.value.opens_at == 8
+    config.update(opens_at=8, closes_at=20)
+    assert (config.value.opens_at, config.value.closes_at) == (8, 20)
+
+    class Ambiguous(BaseModel):
+        opens_at: int = Field(9, validation_alias=AliasChoices("opensAt", "opens"))
+
+    with pytest.raises(InvalidArgumentError, match="one alias at most: field='opens_at'"):
+        SharedConfig(store, "ambiguous", Ambiguous)
 
 
 def test_a_field_that_was_put_wrong_by_other_means_is_told_and_mended(two: Two, store: FailingStore) -> None:
