@@ -72,7 +72,7 @@ class GroupDriver:
         self._told: Revision | None = None  # of the state that the readers were told to look at
         self._settled: Revision | None = None  # of the state that there is nothing to propose for
         self._propose_at: float | None = None
-        self._checkpoint: tuple[int, float] | None = None  # the newest, and when it was first seen
+        self._newest_checkpoint: tuple[int, float] | None = None  # the newest, and when it was first seen
         self._proposes_for: Revision | None = None  # the newest when that was decided
 
     def join(self, reader: DrivenReader) -> None:
@@ -172,7 +172,7 @@ class GroupDriver:
         """Follow, observe and balance, and return when that is due again. Never raises but `ClosedError`."""
         self._failed = False
         due = float("inf")
-        for step in (self._fetch, self._observe, self._follow, self._balance, self._keep, self._tell):
+        for step in (self._fetch, self._observe, self._follow, self._balance, self._begin_checkpoint, self._tell):
             try:
                 due = min(due, step())
             except ClosedError:
@@ -263,19 +263,23 @@ class GroupDriver:
             raise
         return now
 
-    def _keep(self) -> float:
+    def _begin_checkpoint(self) -> float:
         """Begin a checkpoint when it is time, if a reader here keeps something at it; the first in turn does."""
         if not any(reader.keeps_checkpoints for reader in self._present_readers()):
-            self._checkpoint = None
+            self._newest_checkpoint = None
             return float("inf")
         state, now = self._manager.state, self._clock.monotonic()
         newest = newest_checkpoint(state)
-        if self._checkpoint is None or self._checkpoint[0] != newest:
-            self._checkpoint = newest, now
-        due = self._checkpoint[1] + state.config.automatic_checkpoint_interval_seconds + self._stagger(state.readers)
+        if self._newest_checkpoint is None or self._newest_checkpoint[0] != newest:
+            self._newest_checkpoint = newest, now
+        due = (
+            self._newest_checkpoint[1]
+            + state.config.automatic_checkpoint_interval_seconds
+            + self._stagger(state.readers)
+        )
         if now < due:
             return due
-        self._checkpoint = newest, now
+        self._newest_checkpoint = newest, now
         self._manager.begin_automatic_checkpoint(after=newest)
         return now
 

@@ -55,7 +55,7 @@ class SegmentState(_Value):
 
     low: float
     high: float
-    #: Where its next owner starts, or its owner started, or where it was completed.
+    #: Where its next owner starts; or its owner started, or last passed a checkpoint; or where it was completed.
     offset: int = 0
     owner: str | None = None
     #: The fencing token of the present assignment.

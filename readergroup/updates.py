@@ -257,8 +257,8 @@ class FailCheckpoint(Update[ReaderGroupState], tag="fail_checkpoint"):
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         if all(each.token != self.checkpoint for each in state.outstanding_checkpoints):
             raise InvalidArgumentError("no such checkpoint is under way", checkpoint=self.checkpoint)
-        assert state.checkpoints is not None
-        return state.replace(checkpoints=tuple(each for each in state.checkpoints if each.token != self.checkpoint))
+        left = tuple(each for each in state.checkpoints or () if each.token != self.checkpoint)
+        return state.replace(checkpoints=left or None)
 
 
 class ResetStream(Update[ReaderGroupState], tag="reset_stream"):

@@ -173,7 +173,7 @@ def test_who_blocks_a_checkpoint_is_named_and_it_is_given_up(world: World) -> No
         world.group.checkpoint("nightly", timeout=0.2)
     assert raised.value.facts["readers"] == "r1, r2"
     assert isinstance(raised.value, TimeoutError)
-    assert world.state.checkpoints == ()
+    assert world.state.checkpoints is None
     assert world.group.checkpoints == {}
 
 

@@ -13,7 +13,15 @@ from readergroup import balance
 from readergroup.errors import ReaderNotInGroupError
 from readergroup.state import ReaderGroupState
 from readergroup.streams.config import SegmentId
-from readergroup.updates import UPDATES, CompleteSegment, RecordWeights, ReleaseSegment
+from readergroup.updates import (
+    UPDATES,
+    CompleteSegment,
+    CreateCheckpoint,
+    FailCheckpoint,
+    PassCheckpoint,
+    RecordWeights,
+    ReleaseSegment,
+)
 from synchronizer import InvalidArgumentError, NotFoundError
 from synchronizer.state import StateCodec
 from tests.readergroup import reference_planner
@@ -33,6 +41,8 @@ class RandomHistory(RuleBasedStateMachine):
         self.predecessors: dict[SegmentId, set[SegmentId]] = {}
         self.completed: set[SegmentId] = set()
         self.newest = {0, 1, 2}
+        self.covered: dict[int, frozenset[SegmentId]] = {}  # by checkpoint
+        self.recorded: dict[tuple[int, SegmentId], int] = {}  # positions, by checkpoint
         self.assignments: dict[SegmentId, tuple[int, int, str]] = {}  # the last token, with its offset and owner
 
     @property
@@ -118,6 +128,26 @@ class RandomHistory(RuleBasedStateMachine):
     def record_weight(self, index: int, weight: int) -> None:
         self.history.apply(RecordWeights(weights={self.some_segment(index): weight}))
 
+    @rule(name=st.sampled_from([None, "a", "b"]))
+    def begin_checkpoint(self, name: str | None) -> None:
+        known = {each.token for each in self.state.checkpoints or ()}
+        if self.attempt(lambda: self.history.apply(CreateCheckpoint(name=name))):
+            for each in self.state.checkpoints or ():
+                if each.token not in known:
+                    self.covered[each.token] = frozenset(self.state.offsets)
+
+    @rule(reader=READERS, step=STEP)
+    def pass_checkpoint(self, reader: str, step: int) -> None:
+        for checkpoint in self.state.checkpoints_ahead_of(reader)[:1]:
+            position = {segment: found.offset + step for segment, found in self.state.segments_of(reader).items()}
+            self.history.apply(PassCheckpoint(reader=reader, checkpoint=checkpoint.token, position=position))
+            assert checkpoint.token not in {each.token for each in self.state.checkpoints_ahead_of(reader)}
+
+    @rule()
+    def fail_checkpoint(self) -> None:
+        for checkpoint in self.state.outstanding_checkpoints[:1]:
+            self.history.apply(FailCheckpoint(checkpoint=checkpoint.token))
+
     @rule()
     def rebalance(self) -> None:
         moves = balance.plan(self.state)
@@ -161,14 +191,13 @@ class RandomHistory(RuleBasedStateMachine):
             assert found.owner is None or found.readable
 
     @invariant()
-    def tokens_grow_and_positions_stay_within_an_assignment(self) -> None:
+    def tokens_grow_and_positions_do_not_go_back_within_an_assignment(self) -> None:
         for segment, found in self.state.segments.items():
             if found.token is None or found.owner is None:
                 continue
-            now = (found.token, found.offset, found.owner)
-            before = self.assignments.get(segment)
-            assert before is None or found.token > before[0] or now == before
-            self.assignments[segment] = now
+            token, offset, owner = self.assignments.get(segment, (-1, 0, ""))
+            assert found.token > token or (found.token == token and found.offset >= offset and found.owner == owner)
+            self.assignments[segment] = (found.token, found.offset, found.owner)
 
     @invariant()
     def cuts_cover_each_key_once(self) -> None:
@@ -178,6 +207,25 @@ class RandomHistory(RuleBasedStateMachine):
             assert found.low == at
             at = found.high
         assert at == 1.0
+
+    @invariant()
+    def a_checkpoint_names_the_segments_that_stood_in_the_cut_when_it_began(self) -> None:
+        for checkpoint in self.state.checkpoints or ():
+            assert set(checkpoint.offsets) == self.covered[checkpoint.token]
+
+    @invariant()
+    def a_checkpoint_waits_for_readers_that_were_there_and_have_not_left(self) -> None:
+        for checkpoint in self.state.outstanding_checkpoints:
+            for reader in checkpoint.waiting:
+                assert self.state.readers[reader].incarnation < checkpoint.token
+
+    @invariant()
+    def a_position_in_a_checkpoint_that_was_passed_stays(self) -> None:
+        for checkpoint in self.state.checkpoints or ():
+            for segment, offset in checkpoint.offsets.items():
+                found = self.state.segments.get(segment)
+                if found is None or found.owner not in checkpoint.waiting or found.token > checkpoint.token:
+                    assert self.recorded.setdefault((checkpoint.token, segment), offset) == offset
 
     @invariant()
     def no_successor_is_readable_before_its_predecessors_are_completed(self) -> None:
