@@ -39,6 +39,8 @@ from .client import Client
 from .config import new_reader_id
 from .errors import EndOfDataError
 from .event import Event, EventBatch, Part
+from .group import ReaderGroup
+from .record.recorder import NotificationRecording
 from .scaling.pool import ReaderPool
 from .scaling.worker import MAX_BATCH_EVENTS, Worker
 from .streams.block import Block, encode_block
@@ -75,34 +77,33 @@ def _driven_client(store: SegmentStore, clock: InstantClock) -> Iterator[Client]
 
 def _run_due(client: Client) -> float:
     """Do what the client's threads would do, and return when something is due again."""
-    due = [group._driver.step() for group in list(client.groups._groups.values())]
-    for opened in [*_notifiers(client), *client._opened.values()]:
+    groups = list(client.groups._groups.values())
+    of_groups = [each for group in groups for each in (*vars(group).values(), *group._recordings)]
+    due = math.inf
+    for opened in (*groups, *of_groups, *client._opened.values()):
         try:
-            due.append(_step(opened))
+            due = min(due, _step(opened))
         except ClosedError:
             pass
         except ReaderGroupError as error:
             if not error.retryable:
                 raise
             _logger.warning("%r does its work when the clock moves again: %s", opened, error)
-    return min(due, default=math.inf)
-
-
-def _notifiers(client: Client) -> list[PollingNotifier[Any, Any]]:
-    groups = list(client.groups._groups.values())
-    return [each for group in groups for each in vars(group).values() if isinstance(each, PollingNotifier)]
+    return due
 
 
 def _step(opened: object) -> float:
     """One round of its work, and when the next is due."""
     match opened:
+        case ReaderGroup():
+            return opened._driver.step()
         case LeaderElection() | Lock() | Membership():
             return opened.step()
         case EventProcessor():
             while opened.step():
                 pass
             return opened.clock.monotonic() + opened._renewal_seconds
-        case PollingNotifier():
+        case PollingNotifier() | NotificationRecording():
             opened.poll()
         case StateSynchronizer():
             opened.poll_listeners(timeout=0.0)

@@ -167,6 +167,34 @@ def test_a_listener_has_heard_when_the_clock_has_moved(
     assert not [thread for thread in threading.enumerate() if "billing" in thread.name]
 
 
+def test_a_record_is_written_as_the_clock_moves(
+    reader_group_client: rg.Client,
+    manual_clock: testing.InstantClock,
+) -> None:
+    group = group_with(reader_group_client, orders=0)
+    with group.record_notifications():
+        manual_clock.advance(1)
+        reader_group_client.streams.scale(STREAM, split=[0])
+        manual_clock.advance(5)
+    recorded = [each for each in group.notification_record.read() if isinstance(each, rg.SegmentNotification)]
+    assert [each.number_of_segments for each in recorded] == [2, 3]
+
+
+def test_what_is_closed_or_deleted_is_left_alone(
+    reader_group_client: rg.Client,
+    second_client: rg.Client,
+    manual_clock: testing.InstantClock,
+) -> None:
+    group = group_with(reader_group_client, orders=0)
+    reader = second_client.groups.get("billing").reader("here")
+    reader_group_client.shared_map("prices", int).close()
+    second_client.close()
+    manual_clock.advance(30)
+    assert group.online_readers() == [] and not reader.assigned_segments
+    reader_group_client.groups.delete("billing")
+    manual_clock.advance(30)
+
+
 # ---------------------------------------------------------------------- shared state
 
 
