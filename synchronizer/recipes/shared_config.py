@@ -60,12 +60,13 @@ class SharedConfig(Shared[MapState], Generic[M]):
 
     def put(self, field: str, value: Any, *, timeout: float | None = None) -> None:
         """Set a field, whatever it is now."""
-        self.update({field: value}, timeout=timeout)
+        put = self._put(field, value)
+        self.synchronizer.update_state(lambda state: self._valid(state, [put]), timeout=timeout)
 
-    def update(self, fields: Mapping[str, Any] = _NOTHING, /, *, timeout: float | None = None, **more: Any) -> None:
+    def update(self, fields: Mapping[str, Any] = _NOTHING, /, **more: Any) -> None:
         """Set all these fields in one step: nobody sees some of them without the others."""
         puts = [self._put(field, value) for field, value in {**fields, **more}.items()]
-        self.synchronizer.update_state(lambda state: self._valid(state, puts), timeout=timeout)
+        self.synchronizer.update_state(lambda state: self._valid(state, puts))
 
     def put_if_absent(self, field: str, value: Any, *, timeout: float | None = None) -> bool:
         """Set a field that nobody has put; whether this call did it."""

@@ -129,16 +129,11 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
         self.synchronizer.update_state(lambda state: [ClearMap()] if state.entries else [], timeout=timeout)
 
     def update(  # type: ignore[override]
-        self,
-        other: Mapping[str, V] | Iterable[tuple[str, V]] = (),
-        /,
-        *,
-        timeout: float | None = None,
-        **entries: V,
+        self, other: Mapping[str, V] | Iterable[tuple[str, V]] = (), /, **entries: V
     ) -> None:
         """Set all these values in one step: nobody sees some of them without the others."""
         puts = [self._put(key, value) for key, value in {**dict(other), **entries}.items()]
-        self.synchronizer.update_state_unconditionally(*puts, timeout=timeout)
+        self.synchronizer.update_state_unconditionally(*puts)
 
     def setdefault(self, key: str, default: V) -> V:
         """The value of ``key``, which is ``default`` where it had none."""
@@ -202,15 +197,13 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
 
         With ``key`` it hears of that one alone.
         """
-
         wanted = key
 
         def tell(before: MapState, after: MapState, applied: AppliedUpdate[MapState]) -> None:
             for key in _changed(before, after, applied) if wanted is None else [wanted]:
                 old, new = before.entries.get(key), after.entries.get(key)
                 if old != new:
-                    change = EntryChange(key, self._known(key, old), self._known(key, new), applied.revision)
-                    listener(change)
+                    listener(EntryChange(key, self._known(key, old), self._known(key, new), applied.revision))
 
         return self._on_update(whole, tell)
 

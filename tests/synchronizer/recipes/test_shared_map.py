@@ -44,7 +44,9 @@ class TestReading:
     def test_it_is_a_mapping(self, two: tuple[Prices, Prices]) -> None:
         prices, _ = two
         prices["pear"] = 3
-        prices.update(apple=2, fig=5)
+        prices.update(apple=2, timeout=0)
+        prices.update([("fig", 5)])
+        assert prices.pop("timeout") == 0
         assert prices == {"pear": 3, "apple": 2, "fig": 5}
         assert list(prices) == ["apple", "fig", "pear"]
         assert list(prices.items()) == [("apple", 2), ("fig", 5), ("pear", 3)]
