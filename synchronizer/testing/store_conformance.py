@@ -803,6 +803,31 @@ class SegmentStoreConformance:
         assert store.attributes("s") == {"a": b"%d" % successes}
         assert store.info("s").length == successes
 
+    def test_attributes_that_are_only_compared_do_not_change_meanwhile(self, store: SegmentStore) -> None:
+        """Two appends, each of which needs that the other's attribute is absent: one of them loses."""
+        _segment(store)
+        with ThreadPoolExecutor(2) as threads:
+            for turn in range(20):
+                barrier = threading.Barrier(2)
+
+                def set_one(mine: str, other: str, barrier: threading.Barrier = barrier) -> object:
+                    changes = {mine: AttributeChange(ANY, b"1"), other: AttributeChange(None, None)}
+                    barrier.wait(_LONG)
+                    return store.append("s", b"", attributes=changes)
+
+                one, other = f"{turn}/a", f"{turn}/b"
+                racing = [threads.submit(set_one, one, other), threads.submit(set_one, other, one)]
+                results = [each.result(_LONG) for each in racing]
+                assert sum(isinstance(result, Appended) for result in results) == 1
+
+    def test_an_attribute_that_changes_often_takes_nothing_from_the_data(self, store: SegmentStore) -> None:
+        _segment(store, b"0", other=b"stays")
+        for number in range(1, 60):
+            store.append("s", b"%d" % (number % 10), attributes={"often": AttributeChange(ANY, b"%d" % number)})
+            store.append("s", b"", attributes={"often": AttributeChange(b"%d" % number, b"%d" % number)})
+        assert store.read("s", 0, 100) == b"0123456789" * 6
+        assert store.attributes("s") == {"other": b"stays", "often": b"59"}
+
     # append together
 
     def test_appends_to_several_segments_are_made_in_one_step(self, store: SegmentStore) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
 from synchronizer import (
+    AppendResult,
+    AttributeChange,
     Conflict,
     CorruptStateError,
     Map,
@@ -640,3 +644,42 @@ class TestF23StoreThatLostData:
         with pytest.raises(CorruptStateError, match="lost acknowledged data"):
             replica.update_state_unconditionally(Add())
         assert store.count("append") == appends + 1
+
+
+class WithoutDelta(FailingStore):
+    """Tells of a conflict, and not what was written."""
+
+    def append(
+        self,
+        segment: str,
+        data: bytes,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        answer = super().append(segment, data, expected_offset=expected_offset, attributes=attributes)
+        return replace(answer, delta=b"") if isinstance(answer, Conflict) else answer
+
+
+class TestF24ConflictsWithoutADelta:
+    """A store may not know what was written when it refuses an append: the log is read before anything is decided."""
+
+    def test_the_generator_is_asked_again_with_what_is_there(self) -> None:
+        store = WithoutDelta(open_store("memory://"))
+        replica, other = opened(store), opened(store.inner)
+        seen: list[int] = []
+
+        def generator(state: Account) -> list[Add]:
+            seen.append(state.value)
+            return [Add()]
+
+        just_before(store, "append", lambda: other.update_state_unconditionally(Add(amount=10)))
+        assert replica.update_state(generator).value == 11
+        assert seen == [0, 10]
+
+    def test_ones_own_entry_is_recognised_and_the_generator_not_asked_again(self) -> None:
+        store = WithoutDelta(open_store("memory://"))
+        replica = opened(store)
+        store.lose_answers()
+        assert replica.update_state_unconditionally(Add()).value == 1
+        assert opened(store.inner).state.value == 1

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import nats
 import nkeys
@@ -51,6 +52,7 @@ from synchronizer.store import (
 from synchronizer.stores import nats as backend
 from synchronizer.stores import open_store
 from synchronizer.stores.nats import NatsStore
+from synchronizer.stores.nats_connection import Answer
 from synchronizer.stores.nats_hints import Place
 from synchronizer.stores.nats_reading import SegmentReader
 from tests.servers.nats import NatsCluster, NatsServer
@@ -426,6 +428,53 @@ def test_a_change_of_attributes_alone_is_refused_if_the_segment_ends_while_it_is
         monkeypatch.setattr(SegmentReader, "life", ask_late)
         with pytest.raises(SealedError if verb == "seal" else NotFoundError):
             store.append("s", b"", attributes={"a": AttributeChange(None, b"1")})
+
+
+def test_f24_an_attribute_takes_one_message_however_often_it_changes(nats_url: str) -> None:
+    """Each change replaces the one before, and no limit of the stream does that: it would count for the data too."""
+    server, _, name = nats_url.partition("?stream=")
+
+    async def messages() -> int:
+        connection = await nats.connect(server)
+        info = await connection.jetstream().stream_info(name)
+        await connection.close()
+        assert info.config.max_msgs_per_subject in (None, -1)
+        return int(info.state.messages)
+
+    with open_store(nats_url) as store:
+        store.create("s")
+        store.append("s", b"data", attributes={"a": AttributeChange(None, b"0")})
+        before = asyncio.run(messages())
+        for number in range(40):
+            change = AttributeChange(b"%d" % number, b"%d" % (number + 1))
+            assert isinstance(store.append("s", b"", attributes={"a": change}), Appended)
+        assert asyncio.run(messages()) == before
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_f24_a_refusal_for_a_proposal_in_flight_is_looked_into_before_it_is_a_conflict(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch, lands: bool
+) -> None:
+    """What is in flight may land or not: who is told of a conflict is told what it lost to."""
+    store_messages = NatsStore._store
+    refusals = 0
+
+    def refuse_once(self: NatsStore, *arguments: Any, **options: Any) -> int | None:
+        nonlocal refusals
+        if self is not store or refusals:
+            return store_messages(self, *arguments, **options)
+        refusals += 1
+        if lands:
+            other.append("s", b"early")
+        error = {"err_code": 10164, "description": "atomic publish batch contains a proposal in flight"}
+        return self._stored_sequence(Answer({}, json.dumps({"error": error}).encode()), 1)
+
+    with open_store(nats_url) as store, open_store(nats_url) as other:
+        store.create("s")
+        monkeypatch.setattr(NatsStore, "_store", refuse_once)
+        answer = store.append("s", b"data", expected_offset=0)
+        assert refusals == 1
+        assert answer == (Conflict(5, b"early") if lands else Appended(0, 4))
 
 
 def test_what_is_known_of_a_segment_is_only_a_hint(nats_url: str) -> None:

@@ -297,24 +297,6 @@ def test_a_truncation_waits_for_the_appends_that_are_under_way(store: SegmentSto
     assert store.read("s", 4, 10) == b"4567"
 
 
-def test_attributes_that_are_only_compared_do_not_change_meanwhile(store: SegmentStore) -> None:
-    """Two appends, each of which needs that the other's attribute is absent: one of them loses."""
-    with ThreadPoolExecutor(2) as threads:
-        for turn in range(40):
-            barrier = threading.Barrier(2)
-            pair = [f"{turn}/a", f"{turn}/b"]
-
-            def set_one(mine: str, other: str, barrier: threading.Barrier = barrier) -> object:
-                changes = {mine: AttributeChange(ANY, b"1"), other: AttributeChange(None, None)}
-                barrier.wait(LONG)
-                return store.append("s", b"", attributes=changes)
-
-            results = [
-                future.result(LONG) for future in (threads.submit(set_one, *pair), threads.submit(set_one, *pair[::-1]))
-            ]
-            assert sum(isinstance(result, Appended) for result in results) == 1
-
-
 def test_attributes_that_were_absent_anyway_do_not_appear_while_they_are_removed(
     store: SegmentStore, admin: psycopg.Connection
 ) -> None:

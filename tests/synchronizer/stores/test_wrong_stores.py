@@ -108,6 +108,30 @@ class ComparesBeforeItWrites(Wrong):
         return super().answered(segment, data, expected_offset, changes)
 
 
+class ForgetsWhatItOnlyCompared(Wrong):
+    """Somebody else may change what is compared and not changed, before the rest is written."""
+
+    def answered(self, segment: str, data: bytes, expected_offset: int | None, changes: Changes) -> AppendResult:
+        compared = {name: change for name, change in changes.items() if change.expected == change.new}
+        if compared:
+            result = super().answered(segment, b"", None, compared)
+            if isinstance(result, Conflict):
+                return result
+            time.sleep(0.001)
+        rest = {name: change for name, change in changes.items() if name not in compared}
+        return super().answered(segment, data, expected_offset, rest)
+
+
+class KeepsAFewMessagesOfASegment(Wrong):
+    """As where old values of attributes are dropped by a limit that counts for the data too."""
+
+    def answered(self, segment: str, data: bytes, expected_offset: int | None, changes: Changes) -> AppendResult:
+        result = super().answered(segment, data, expected_offset, changes)
+        if len(self.ends.get(segment, [])) > 50 and changes:
+            self.truncate(segment, self.ends[segment][-50])
+        return result
+
+
 class WritesDataBeforeAttributes(Wrong):
     def answered(self, segment: str, data: bytes, expected_offset: int | None, changes: Changes) -> AppendResult:
         unchanged = {name: AttributeChange(change.expected, change.expected) for name, change in changes.items()}
@@ -383,6 +407,8 @@ FOUND: Sequence[tuple[type[Wrong], Callable[..., None]]] = [
     (DeletesByPattern, Suite.test_what_is_done_to_a_segment_is_not_done_to_those_that_look_alike),
     (JoinsNamesToKeys, Suite.test_segment_and_attribute_are_two_names),
     (ForgetsDeletedNames, Suite.test_a_deleted_name_is_never_used_again),
+    (ForgetsWhatItOnlyCompared, Suite.test_attributes_that_are_only_compared_do_not_change_meanwhile),
+    (KeepsAFewMessagesOfASegment, Suite.test_an_attribute_that_changes_often_takes_nothing_from_the_data),
     (CreatesBeforeItLooks, Suite.test_of_many_that_create_a_segment_one_has_created_it),
     (LosesTheLengthOfWhatIsTruncated, Suite.test_everything_can_be_truncated),
     (TruncatesAtAppends, Suite.test_large_segments_are_truncated_at_any_byte),
