@@ -70,6 +70,8 @@ class UpdateListening(Generic[S]):
         while not self._stopping.is_set():
             try:
                 length = self.tell()
+                if self._follower.replica.next_offset > length:
+                    continue  # this process wrote it
                 if self._follower.retry(self._deadline(), partial(self._grew, length)):
                     self._follower.fetch(self._deadline())
             except ClosedError:
