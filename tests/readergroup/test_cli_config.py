@@ -15,6 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 import readergroup as rg
+from readergroup.cli.entries import Entries
 from synchronizer import ConfigEntries, open_store
 from tests.readergroup.test_cli import COMMAND, PATIENCE_SECONDS, Cli
 
@@ -57,15 +58,19 @@ def test_what_is_put_is_shown(shop: Cli) -> None:
         ("", "", "", ""),
     ],
 )
-def test_values_are_json_where_they_can_be_and_else_text(
-    typed: str, means: object, got: str, shown: str, cli: Cli
-) -> None:
-    cli.ok("config", "put", "shop", "key", typed)
-    with open_store(cli.url) as store:
-        assert ConfigEntries(store, "shop")["key"] == means
-    assert cli.ok("config", "get", "shop", "key") == f"{got}\n"
-    assert cli.ok("config", "get-all", "shop") == f"key = {shown}\n"
-    cli.ok("config", "remove", "shop", "key", shown)
+def test_values_are_json_where_they_can_be_and_else_text(typed: str, means: object, got: str, shown: str) -> None:
+    with open_store("memory://") as store, ConfigEntries(store, "shop") as stored:
+        entries = Entries(stored)
+        assert entries.put("key", typed) == f"key = {shown}"
+        assert stored["key"] == means
+        assert entries.get("key") == got
+        assert entries.remove("key", shown) == "key removed", "what is shown can be typed"
+
+
+def test_values_may_begin_with_a_minus(shop: Cli) -> None:
+    assert shop.ok("config", "put", "shop", "opens_at", "-5") == "opens_at = -5\n"
+    assert shop.ok("config", "replace", "shop", "opens_at", "--x", "-5") == "opens_at = --x\n"
+    assert shop.ok("config", "remove", "shop", "opens_at", "--x") == "opens_at removed\n"
 
 
 def test_conditions_fail_with_what_is_there(shop: Cli) -> None:
