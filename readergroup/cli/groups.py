@@ -1,20 +1,27 @@
-"""``readergroup group``: look at reader groups, and delete them."""
+"""``readergroup group``: look at reader groups, take checkpoints, reset and delete them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from datetime import datetime
+from typing import Annotated, Final
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
+from ..checkpoint import Checkpoint
+from ..group import ReaderGroup
 from ..lag import GroupLag
+from ..starting import Place
 from ..state import ReaderGroupState, SegmentState
-from ..streams.config import SegmentId
+from ..streams.config import SegmentId, StreamCut
 from .screen import count, out, print_json, say, size, table
-from .session import session
+from .session import WrongUsage, session
 from .streams import AsJson, Yes, confirm
 
-commands = typer.Typer(help="Look at reader groups, and delete them.", no_args_is_help=True)
+commands = typer.Typer(help="Look at reader groups, take checkpoints, reset and delete them.", no_args_is_help=True)
+
+_JSON_PLACE: Final = TypeAdapter[Checkpoint | dict[str, StreamCut]](Checkpoint | dict[str, StreamCut])
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="Its name.", show_default=False)]
 
@@ -84,6 +91,67 @@ def lag(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
     else:
         out().print(lag_table(found))
         say(f"\n{group} is {count(found.events, 'event')} behind ({size(found.bytes)}, {found.seconds:,.1f} s)")
+
+
+@commands.command()
+def checkpoint(
+    context: typer.Context,
+    group: Name,
+    name: Annotated[str, typer.Argument(help="That of the checkpoint.", show_default=False)],
+    timeout: Annotated[float, typer.Option(min=0, help="So many seconds readers have to pass it.")] = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Let all readers of a group pass a checkpoint, and show where they did."""
+    with session(context).connect() as client:
+        taken = client.groups.get(group).checkpoint(name, timeout=timeout)
+    if as_json:
+        print_json(taken)
+    else:
+        say(f"{group}: {', '.join(map(str, taken.cuts.values()))}")
+
+
+@commands.command()
+def reset(
+    context: typer.Context,
+    group: Name,
+    to: Annotated[
+        str,
+        typer.Option(
+            help="'head', 'tail', the name of a checkpoint, a time of writing such as 2026-11-22T09:00+00:00, or JSON: a "
+            "checkpoint, or cuts by stream as 'group describe --json' shows them.",
+            show_default=False,
+        ),
+    ],
+    yes: Yes = False,
+) -> None:
+    """Let a group go on elsewhere. Readers that are at work go on there. Asks first, where somebody can answer."""
+    with session(context).connect() as client:
+        found = client.groups.get(group)
+        place = _place(found, to)
+        confirm(f"Reset the reader group {group} to {to}?", yes)
+        found.reset(place)
+        cuts = found.stream_cuts()
+    say(f"{group}: goes on at {', '.join(map(str, cuts.values()))}")
+
+
+def _place(group: ReaderGroup, text: str) -> Place:
+    if text == "head" or text == "tail":
+        return text
+    if text.startswith("{"):
+        try:
+            return _JSON_PLACE.validate_json(text)
+        except ValidationError as error:
+            raise WrongUsage("this is neither a checkpoint nor cuts by stream, as JSON") from error
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        checkpoints = group.checkpoints
+    if text not in checkpoints:
+        there_are = ", ".join(checkpoints) or "none"
+        raise WrongUsage(
+            f"{text!r} is not 'head', 'tail', a time, or a checkpoint of the group; there are: {there_are}"
+        )
+    return checkpoints[text]
 
 
 @commands.command()

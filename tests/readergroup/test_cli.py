@@ -381,6 +381,39 @@ def test_the_cuts_of_a_group_can_be_given_to_truncate(orders: Cli) -> None:
     assert orders.ok("read", "shop/orders", "--group", "new") == "three\n"
 
 
+def test_a_group_is_reset_to_a_checkpoint_a_time_a_cut_and_its_head(orders: Cli) -> None:
+    orders.ok("write", "shop/orders", input="one\n")
+    orders.ok("read", "shop/orders", "--group", "g")
+    cuts = json.dumps(group_state(orders)["stream_cuts"])
+    assert orders.ok("group", "checkpoint", "g", "nightly").startswith("g: shop/orders[0:")
+    checkpoint = json.dumps(orders.json("group", "checkpoint", "g", "weekly"))
+    orders.ok("write", "shop/orders", input="two\n")
+    places = {
+        "nightly": "two\n",
+        checkpoint: "two\n",
+        cuts: "two\n",
+        "tail": "",
+        "2020-01-01T00:00+00:00": "one\ntwo\n",
+    }
+    for place, expected in {**places, "head": "one\ntwo\n"}.items():
+        assert orders.ok("group", "reset", "g", "--to", place, "--yes").startswith("g: goes on at shop/orders[0:")
+        read = orders.ok("read", "shop/orders", "--group", "g")
+        assert sorted(read.splitlines()) == sorted(expected.splitlines()), place
+
+
+def test_where_a_group_cannot_be_reset_to_is_said(orders: Cli) -> None:
+    orders.ok("read", "shop/orders", "--group", "g")
+    assert "there are: none" in orders.fails(2, "group", "reset", "g", "--to", "nightly", "--yes")
+    assert "neither a checkpoint nor cuts" in orders.fails(2, "group", "reset", "g", "--to", '{"a": 1}', "--yes")
+    assert "timezone" in orders.fails(1, "group", "reset", "g", "--to", "2026-01-01T00:00", "--yes")
+
+
+def test_who_blocks_a_checkpoint_is_named(orders: Cli) -> None:
+    orders.ok("read", "shop/orders", "--group", "g")
+    with rg.connect(orders.url) as client, client.groups.get("g").reader("r1"):
+        assert "readers='r1'" in orders.fails(1, "group", "checkpoint", "g", "nightly", "--timeout", "0.2")
+
+
 def test_a_deleted_group_is_gone(orders: Cli) -> None:
     orders.ok("read", "shop/orders", "--group", "g")
     orders.ok("group", "delete", "g", "--yes")
