@@ -44,6 +44,7 @@ from .config import (
     staging_prefix,
 )
 from .copying import By, OnProgress, Place, copy_stream
+from .deletions import Deletion, Deletions
 from .merging import Merge
 from .segment_reader import block_start
 from .state import (
@@ -88,6 +89,7 @@ class StreamManager:
         self._synchronizers: dict[str, StateSynchronizer[StreamState]] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._deletions = Deletions(store, self.clock, timeout, self._finish_deletion)
 
     # ------------------------------------------------------------------ one stream
 
@@ -213,13 +215,26 @@ class StreamManager:
         A copy that is not whole yet is given up.
         """
         deadline = self._deadline(timeout)
-
-        def end(state: StreamState) -> tuple[Iterable[Update[StreamState]], StreamState]:
-            return ([DeleteStream()] if state.exists or state.is_being_copied else []), state
-
-        synchronizer = self._existing(name, deadline, or_being_copied=True)
-        deleted = synchronizer.update_state_returning(end, timeout=deadline.remaining())
+        while True:
+            synchronizer = self._existing(name, deadline, or_being_copied=True)
+            deleted = self._end(synchronizer, synchronizer.state, deadline)
+            if deleted is not None:
+                break
         self._delete_data(deleted, deadline)
+        self._deletions.look_through()
+
+    def _end(
+        self, synchronizer: StateSynchronizer[StreamState], seen: StreamState, deadline: Deadline
+    ) -> StreamState | None:
+        """Let the metadata say that the stream is deleted; None if there is another one of the name by now."""
+        self._deletions.announce(seen.name, seen.incarnation, timeout=deadline.remaining())
+
+        def end(now: StreamState) -> tuple[Iterable[Update[StreamState]], StreamState | None]:
+            if now.incarnation != seen.incarnation:
+                return [], None
+            return ([DeleteStream()] if now.exists or now.is_being_copied else []), now
+
+        return synchronizer.update_state_returning(end, timeout=deadline.remaining())
 
     def info(self, name: str, *, timeout: float | None = None) -> StreamInfo:
         """What the stream looks like now."""
@@ -299,6 +314,7 @@ class StreamManager:
 
     def close(self) -> None:
         """Close the synchronizers of all streams. Twice is no error."""
+        self._deletions.close()
         self._closing.set()
         with self._lock:
             synchronizers = list(self._synchronizers.values())
@@ -467,6 +483,15 @@ class StreamManager:
             patience = self._patience(deadline)
             for segment in patience.call(lambda: list(self.store.list(state.data_prefix))):
                 self._delete_segment(segment, patience)
+
+    def _finish_deletion(self, deletion: Deletion) -> bool:
+        """Delete what is left of the stream; False if its metadata does not say that it is deleted."""
+        deadline = self._deadline(None)
+        state = self._synchronizer(deletion.stream, create=False).fetch_updates(timeout=deadline.remaining())
+        if state.incarnation == deletion.incarnation and (state.exists or state.is_being_copied):
+            return False
+        self._delete_data(StreamState(name=deletion.stream, incarnation=deletion.incarnation), deadline)
+        return True
 
     def _create_segment(self, segment: str, patience: Patience) -> None:
         patience.call(lambda: self.store.create(segment))

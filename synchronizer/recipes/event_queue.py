@@ -86,6 +86,11 @@ class EventQueue:
             self._adding.add(data, self._deadline(timeout))
 
     @property
+    def handled_upto(self) -> int:
+        """Events that begin before this offset of the segment are handled, and given up. Asked of the store."""
+        return self._patiently(self._look, None).handled
+
+    @property
     def outstanding_bytes(self) -> int:
         """How many bytes of the segment are not known to be handled, asked of the store."""
         handled, length = self._patiently(self._look, None)

@@ -1,0 +1,227 @@
+"""What a deletion that somebody died in has left is deleted by whoever deletes next."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from readergroup.streams.config import ScalingPolicy
+from readergroup.streams.deletions import LOOK_EVERY, PATIENCE_SECONDS, QUEUE, Deletion
+from readergroup.streams.manager import StreamManager
+from synchronizer import EventQueue, NotFoundError, SegmentStore, open_store
+from synchronizer.testing import FailingStore, InstantClock, Operation
+from tests.synchronizer.accounts import LONG, eventually
+
+NAME, OTHER = "shop/orders", "shop/others"
+GOLDEN = Path(__file__).parents[2] / "wire" / "deletion-v1.msgpack"
+
+
+class Died(BaseException):
+    """The process is killed at this point."""
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[SegmentStore]:
+    with open_store(store_url) as store:
+        yield store
+
+
+@pytest.fixture
+def clock() -> InstantClock:
+    return InstantClock()
+
+
+def streams(store: SegmentStore, clock: InstantClock) -> StreamManager:
+    """A client that does nothing in the background."""
+    return StreamManager(store, clock=clock)
+
+
+def create(manager: StreamManager, name: str = NAME) -> None:
+    manager.create(name, scaling=ScalingPolicy.fixed(3))
+
+
+def delete_another(store: SegmentStore, clock: InstantClock) -> None:
+    """What a client does that comes later."""
+    later = streams(store, clock)
+    create(later, OTHER)
+    later.delete(OTHER)
+
+
+def data(store: SegmentStore, name: str = NAME) -> list[str]:
+    return list(store.list(f"data/{name}/"))
+
+
+def dying(store: SegmentStore, clock: InstantClock, verb: str, prefix: str) -> StreamManager:
+    def die(operation: Operation) -> None:
+        if operation.verb == verb and operation.segment.startswith(prefix):
+            raise Died
+
+    failing = FailingStore(store)
+    failing.before = die
+    return streams(failing, clock)
+
+
+@pytest.mark.stores(in_turn=True)
+def test_segments_that_a_dead_client_has_left_are_deleted_with_the_next_stream(
+    store: SegmentStore, clock: InstantClock
+) -> None:
+    create(streams(store, clock))
+    with pytest.raises(Died):
+        dying(store, clock, "delete", "data/").delete(NAME)
+    assert len(data(store)) == 3
+    delete_another(store, clock)
+    assert data(store) == data(store, OTHER) == []
+    assert EventQueue(store, QUEUE).outstanding_bytes == 0
+
+
+def test_wherever_it_died_the_stream_is_there_or_nothing_of_it(clock: InstantClock) -> None:
+    for at in count():
+        store = open_store("memory://")
+        create(streams(store, clock))
+        left = at
+
+        def die(operation: Operation) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Died
+
+        failing = FailingStore(store)
+        mortal = streams(failing, clock)
+        failing.before = die
+        try:
+            mortal.delete(NAME)
+        except Died:
+            pass
+        else:
+            break
+        delete_another(store, clock)
+        later = streams(store, clock)
+        assert len(data(store)) == (3 if later.exists(NAME) else 0)
+    assert at > 10
+
+
+def test_one_who_is_slow_between_announcing_and_deleting_may_still_die(
+    store: SegmentStore, clock: InstantClock
+) -> None:
+    create(streams(store, clock))
+    slow = FailingStore(store)
+    met = 0
+
+    def before(operation: Operation) -> None:
+        nonlocal met
+        if (operation.verb, operation.segment) == ("append", f"stream/{NAME}"):
+            met += 1
+            delete_another(store, clock)
+            assert len(data(store)) == 3, "the stream is not deleted"
+        elif operation.verb == "delete":
+            raise Died
+
+    slow.before = before
+    with pytest.raises(Died):
+        streams(slow, clock).delete(NAME)
+    assert met == 1
+    delete_another(store, clock)
+    assert data(store) == []
+
+
+def test_what_was_announced_long_ago_and_not_done_is_forgotten(store: SegmentStore, clock: InstantClock) -> None:
+    create(streams(store, clock))
+    with pytest.raises(Died):
+        dying(store, clock, "append", "stream/").delete(NAME)
+    delete_another(store, clock)
+    assert EventQueue(store, QUEUE).outstanding_bytes > 0
+    clock.advance(PATIENCE_SECONDS)
+    delete_another(store, clock)
+    assert EventQueue(store, QUEUE).outstanding_bytes == 0
+    assert streams(store, clock).exists(NAME)
+    assert len(data(store)) == 3
+
+
+def test_the_stream_that_has_the_name_now_is_left_alone(store: SegmentStore, clock: InstantClock) -> None:
+    create(streams(store, clock))
+    with pytest.raises(Died):
+        dying(store, clock, "delete", "data/").delete(NAME)
+    create(streams(store, clock))
+    present = data(store)
+    delete_another(store, clock)
+    assert data(store) == present
+    assert len(present) == 3
+
+
+def test_a_process_looks_again_after_some_deletions(store: SegmentStore, clock: InstantClock) -> None:
+    busy = streams(store, clock)
+    create(busy, OTHER)
+    busy.delete(OTHER)
+    create(busy)
+    with pytest.raises(Died):
+        dying(store, clock, "delete", "data/").delete(NAME)
+    for _ in range(LOOK_EVERY - 1):
+        assert len(data(store)) == 3
+        busy.create(OTHER)
+        busy.delete(OTHER)
+    busy.create(OTHER)
+    busy.delete(OTHER)
+    assert data(store) == []
+
+
+def test_a_deletion_that_meets_another_stream_of_the_name_deletes_that(
+    store: SegmentStore, clock: InstantClock
+) -> None:
+    create(streams(store, clock))
+    slow = FailingStore(store)
+
+    def before(operation: Operation) -> None:
+        if (operation.verb, operation.segment) == ("append", f"queue/{QUEUE}"):
+            slow.before = None
+            other = streams(store, clock)
+            other.delete(NAME)
+            create(other)
+
+    slow.before = before
+    streams(slow, clock).delete(NAME)
+    assert data(store) == []
+    with pytest.raises(NotFoundError):
+        streams(store, clock).info(NAME)
+
+
+@pytest.mark.stores("sqlite")
+def test_after_a_kill_it_is_done_in_the_background_by_a_thread_that_ends(store: SegmentStore, store_url: str) -> None:
+    create(StreamManager(store))
+    process = multiprocessing.get_context("spawn").Process(target=delete_and_be_killed, args=(store_url,))
+    process.start()
+    process.join(LONG)
+    assert process.exitcode == -signal.SIGKILL
+    assert len(data(store)) == 3
+    later = StreamManager(store)
+    create(later, OTHER)
+    later.delete(OTHER)
+    eventually(lambda: data(store) == [], "what the other process has left is deleted")
+    eventually(lambda: "deletions of streams" not in [each.name for each in threading.enumerate()], "the thread ends")
+    later.close()
+
+
+def delete_and_be_killed(url: str) -> None:
+    def kill(operation: Operation) -> None:
+        if operation.verb == "delete":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with open_store(url) as store:
+        failing = FailingStore(store)
+        failing.before = kill
+        StreamManager(failing).delete(NAME)
+
+
+def test_what_is_written_today_is_what_was_written_before() -> None:
+    deletion = Deletion("shop/orders", "0123456789abcdef", 1_600_000_000.5)
+    if os.environ.get("UPDATE"):
+        GOLDEN.write_bytes(deletion.encode())
+    assert deletion.encode() == GOLDEN.read_bytes()
+    assert Deletion.decode(GOLDEN.read_bytes()) == deletion
