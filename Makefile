@@ -75,7 +75,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.installed-dev
+bench: $(VENV)/.installed-dev java
 	$(BIN)/python -m benchmarks
 
 simulate: $(VENV)/.installed-dev
