@@ -12,6 +12,7 @@ from rich.console import Console
 from tests.servers.unavailable import ServerUnavailable
 
 from .bulk import bulk
+from .copying import copy
 from .figure import Measured, Result, Skipped, as_json, show
 from .group_state import apply
 from .idling import idle
@@ -20,6 +21,7 @@ from .notifying import notify
 from .reading import iterate, read_batch
 from .recipes import bounded, recipes
 from .sharing import share
+from .spark import spark, spark_5m
 from .stores import STORES, Store
 from .takeover import takeover
 from .updating import contend, update
@@ -31,6 +33,9 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "read-batch": read_batch,
     "iterate": iterate,
     "bulk": bulk,
+    "copy": copy,
+    "spark": spark,
+    "spark-5m": spark_5m,
     "share": share,
     "write": write,
     "update": update,
@@ -45,13 +50,16 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "wake": wake,
     "idle": idle,
 }
+#: What is measured unless something else is asked for.
+BY_DEFAULT: Final = tuple(name for name in BENCHMARKS if name != "spark-5m")
 #: What is measured on servers unless it is asked for: where the server matters most.
 ON_SERVERS: Final = ("read-batch", "bulk", "share", "write", "update", "contend", "wait", "wake", "idle")
 
 
 def main(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME", help=f"{', '.join(BENCHMARKS)}; all without a name")
+        list[str] | None,
+        typer.Argument(metavar="NAME", help=f"{', '.join(BENCHMARKS)}; without a name all but spark-5m"),
     ] = None,
     stores: Annotated[
         list[str] | None, typer.Option("--store", metavar="STORE", help=f"{', '.join(STORES)}; all without this option")
@@ -63,7 +71,7 @@ def main(
     _check_known(stores or (), STORES)
     results: list[Measured] = []
     for store in stores or STORES:
-        results += _run_on(store, names or (BENCHMARKS if store == "sqlite" else ON_SERVERS))
+        results += _run_on(store, names or (BY_DEFAULT if store == "sqlite" else ON_SERVERS))
     if as_:
         print(as_json(results))
     else:

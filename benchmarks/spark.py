@@ -1,0 +1,232 @@
+"""Spark on a stream: reading, writing and copying it, beside Parquet files of the same events and a plain copy."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+import readergroup as rg
+import readergroup.spark
+from readergroup.spark.planning import Ranges
+
+from .figure import Figure, Result, Skipped
+from .measuring import alternate, folder
+from .stores import Store
+
+STREAM: Final = "bench/events"
+EVENTS: Final = 1_000_000
+MANY_EVENTS: Final = 5_000_000
+ROUNDS: Final = 5
+COLUMNS: Final = "event,segment_id,offset"
+_EVENT_BYTES: Final = 100
+_SEGMENTS: Final = 4
+_PIECE_BYTES: Final = 1024 * 1024
+
+#: What is measured, which may leave something to be done when the clock stands.
+Run = Callable[[], Callable[[], object] | None]
+
+
+def spark(store: Store, events: int = EVENTS) -> Iterator[Result]:
+    """Reading a stream beside Parquet and beside tuples, writing beside Parquet, copying beside a plain copy."""
+    try:
+        readergroup.spark.check_java()
+    except rg.UnsupportedError as error:
+        yield Skipped("Spark", str(error))
+        return
+    with store.fresh() as url, folder() as place, rg.connect(url) as client, _session(place) as session:
+        client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(_SEGMENTS))
+        rng = random.Random(1)
+        with client.writer(STREAM) as writer:
+            for number in range(events):  # all different: Parquet writes down once what is the same
+                writer.write(rng.randbytes(_EVENT_BYTES), routing_key=f"key-{number % 1000}")
+        run = _Runs(session, client, url, place, events)
+        run.source().write.option("compression", "none").parquet(run.parquet_path)
+        yield from _reading(run, store)
+        yield from _writing(run, store)
+        yield from _copying(run, store)
+
+
+def spark_5m(store: Store) -> Iterator[Result]:
+    """The same of five million events."""
+    yield from spark(store, MANY_EVENTS)
+
+
+def _reading(run: _Runs, store: Store) -> Iterator[Result]:
+    parquet, ours, tuples = _seconds(run.read_parquet, run.read_source, run.read_tuples)
+    read = f"Spark reads {run.events:,} events"
+    yield Figure(
+        what=f"{read}, beside spark.read.parquet of them, {store.title}",
+        value=median(ours) / median(parquet),
+        unit="x",
+        target=1.5,
+        better="less",
+        beside=f"{median(ours):.2f} s; Parquet {median(parquet):.2f} s",
+        held_back_by="each event goes through a pipe from Python to Java",
+    )
+    yield Figure(
+        what=f"{read}, beside a source that yields tuples, {store.title}",
+        value=median(tuples) / median(ours),
+        unit="x",
+        target=3.0,
+        beside=f"tuples {median(tuples):.2f} s",
+    )
+
+
+def _writing(run: _Runs, store: Store) -> Iterator[Result]:
+    parquet, ours = _seconds(run.write_parquet, run.write_stream)
+    yield Figure(
+        what=f"Spark writes {run.events:,} events, beside writing them as Parquet, {store.title}",
+        value=median(ours) / median(parquet),
+        unit="x",
+        target=1.5,
+        better="less",
+        beside=f"{median(ours):.2f} s; Parquet {median(parquet):.2f} s",
+        held_back_by="each byte is written twice, staged and then committed",
+    )
+
+
+def _copying(run: _Runs, store: Store) -> Iterator[Result]:
+    plain, ours = _seconds(run.copy_plainly, run.copy_in_tasks)
+    yield Figure(
+        what=f"Spark copies {run.events:,} events in its tasks, beside a loop of reads and appends, {store.title}",
+        value=median(ours) / median(plain),
+        unit="x",
+        target=1.2,
+        better="less",
+        beside=f"{median(ours):.2f} s; the loop {median(plain):.2f} s",
+    )
+
+
+def _seconds(*runs: Run) -> Sequence[Sequence[float]]:
+    """How long each took, round by round. The first two are not counted: Java compiles, and workers start."""
+    for run in (*runs, *runs):
+        _time(run)
+    return alternate(ROUNDS, *(partial(_time, run) for run in runs))
+
+
+def _time(run: Run) -> float:
+    """Without the cleaning up that it left to be done."""
+    begin = time.perf_counter()
+    clean_up = run()
+    seconds = time.perf_counter() - begin
+    if clean_up is not None:
+        clean_up()
+    return seconds
+
+
+@contextmanager
+def _session(place: Path) -> Iterator[SparkSession]:
+    settings = {"spark.local.dir": str(place), "spark.ui.showConsoleProgress": "false", "spark.driver.memory": "2g"}
+    session = readergroup.spark.local_session("local[2]", settings)
+    session.sparkContext.setLogLevel("ERROR")
+    session.dataSource.register(TupleSource)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+class _Runs:
+    """What is measured, each of it once."""
+
+    def __init__(self, session: SparkSession, client: rg.Client, url: str, place: Path, events: int) -> None:
+        self.events = events
+        self.parquet_path = str(place / "events.parquet")
+        self._session = session
+        self._client = client
+        self._url = url
+        self._written = str(place / "written.parquet")
+        self._store = client.store
+        self._numbers = count()
+
+    def source(self, name: str = "readergroup") -> DataFrame:
+        reader = self._session.read.format(name).options(url=self._url, stream=STREAM, columns=COLUMNS)
+        return reader.option("minPartitions", 2).load()
+
+    def read_parquet(self) -> None:
+        _read(self._session.read.parquet(self.parquet_path))
+
+    def read_source(self) -> None:
+        _read(self.source())
+
+    def read_tuples(self) -> None:
+        _read(self.source("tuples"))
+
+    def write_parquet(self) -> None:
+        self._events().write.mode("overwrite").option("compression", "none").parquet(self._written)
+
+    def write_stream(self) -> Callable[[], object]:
+        name = f"bench/written-{next(self._numbers)}"
+        self._client.streams.create(name, scaling=rg.ScalingPolicy.fixed(_SEGMENTS))
+        self._events().write.format("readergroup").options(url=self._url, stream=name).mode("append").save()
+        return partial(self._client.streams.delete, name)
+
+    def _events(self) -> DataFrame:
+        return self._session.read.parquet(self.parquet_path).select("event")
+
+    def copy_in_tasks(self) -> Callable[[], object]:
+        name = f"bench/copied-{next(self._numbers)}"
+        readergroup.spark.copy(self._session, self._url, STREAM, name)
+        return partial(self._client.streams.delete, name)
+
+    def copy_plainly(self) -> Callable[[], object]:
+        """What a copy cannot do without, in one process."""
+        names = []
+        for each in self._client.batch.segment_ranges(STREAM):
+            names.append(f"plain-{next(self._numbers)}")
+            self._store.create(names[-1])
+            at = each.start
+            while at < each.end:
+                piece = self._store.read(each.data_segment, at, min(_PIECE_BYTES, each.end - at))
+                self._store.append(names[-1], piece)
+                at += len(piece)
+        return lambda: [self._store.delete(name) for name in names]
+
+
+def _read(frame: DataFrame) -> None:
+    frame.write.format("noop").mode("overwrite").save()
+
+
+class TupleSource(DataSource):
+    """The same events as a tuple each: how a source is written that has no Arrow."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tuples"
+
+    def schema(self) -> str:
+        return "event binary, segment_id bigint, offset bigint"
+
+    def reader(self, schema: StructType) -> TupleReader:
+        return TupleReader(self.options["url"], self.options["stream"])
+
+
+class TupleReader(DataSourceReader):
+    def __init__(self, url: str, stream: str) -> None:
+        self._url = url
+        self._stream = stream
+
+    def partitions(self) -> list[InputPartition]:
+        with rg.connect(self._url) as client:
+            ranges = client.batch.segment_ranges(self._stream)
+            return [Ranges(ranges[::2]), Ranges(ranges[1::2])]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[bytes, int, int]]:
+        assert isinstance(partition, Ranges)
+        with rg.connect(self._url) as client:
+            for each in partition.ranges:
+                number = int(each.segment.rpartition("/")[2])
+                for batch in client.batch.batches(each):
+                    for event, offset in zip(batch.data, batch.offsets, strict=True):
+                        yield event, number, offset
