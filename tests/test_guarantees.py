@@ -1,4 +1,4 @@
-"""Every guarantee names tests that exist, and what the page says of a store is what the store says."""
+"""Every guarantee and every schedule names tests that exist, and what the page says of a store is what it says itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,21 @@ def test_guarantee_is_held_by_tests_that_exist(number: str) -> None:
     (section,) = re.findall(rf"^\*\*{number} .*?(?=^\*\*[SL]\d|^## )", PAGE, re.MULTILINE | re.DOTALL)
     named = re.findall(r"^- `(tests/\S+)::(\w+)`$", section, re.MULTILINE)
     assert named
-    for path, name in named:
+    check_exist(named)
+
+
+def test_every_schedule_is_brought_about_by_something_that_exists() -> None:
+    page = (ROOT / "docs/schedules.md").read_text()
+    rows = re.findall(r"^\| (F\d+)? \| .* \| (.*) \|$", page, re.MULTILINE)
+    assert [number for number, _ in rows if number] == [f"F{number}" for number in range(1, 25)]
+    for _, tests in rows:
+        named = re.findall(r"`([^`]+)::(\w+)`", tests)
+        assert named
+        check_exist(named)
+
+
+def check_exist(tests: list[tuple[str, str]]) -> None:
+    for path, name in tests:
         tree = ast.parse((ROOT / path).read_text())
         defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         assert name in defined, f"{path} has no {name}"

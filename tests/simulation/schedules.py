@@ -3,18 +3,8 @@
 Each brings about one interleaving exactly. That it came about is read off `sightings`; what came of it is the auditor's
 to judge. The same patterns are looked for in random runs, so that what is arranged here is also found by chance.
 
-Of the 24 schedules these have no scenario here, because what they break is not there yet, or not in this world:
-
-========  ==============================================================================================================
-F3 (4)    Ids of rows that are used again are a matter of SQLite: `SegmentStoreConformance` and the tests of that store.
-F4 (4, 6) Are the design's reasons for what F4 (1, 2, 5) show here.
-F7        NATS is not there yet. Simulated is what holds for every store: nothing is accepted after a seal.
-F8 (5)    Holes in the numbers of a writer: in every run with two segments.
-F11       One planner, so no release that plans otherwise. Simulated are two plans at once and weights that change.
-F23       Is not for random runs: it breaks what the auditor takes for granted, that the store loses nothing.
-F24       PostgreSQL and NATS are not there yet. SQLite's traps have their tests beside the store. A commit whose
-          outcome is unknown is F1.
-========  ==============================================================================================================
+Which of the 24 has its scenario here, and what is tested elsewhere because it is a matter of one backend, is in
+``docs/schedules.md``. F23 is arranged only: it breaks what the auditor takes for granted, that the store loses nothing.
 """
 
 from __future__ import annotations
