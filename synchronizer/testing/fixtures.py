@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
+from itertools import count
 from typing import Any, Protocol
 
 import pytest
@@ -44,17 +45,20 @@ def failing_store(manual_clock: InstantClock) -> Iterator[FailingStore]:
 def two_replicas(failing_store: FailingStore, manual_clock: InstantClock) -> Iterator[TwoReplicas]:
     """``one, other = two_replicas(initial, updates)``: one state as two processes have it.
 
-    The first one is on ``failing_store``, the other one on the same store without the faults.
+    The first one is on ``failing_store``, the other one on the same store without the faults. Each call begins another
+    state.
     """
     with ExitStack() as closing:
+        numbers = count()
 
         def opened(
             initial: S, updates: Iterable[type[Update[S]]], /
         ) -> tuple[StateSynchronizer[S], StateSynchronizer[S]]:
             classes = list(updates)
+            name = f"tested/{next(numbers)}"
 
             def replica(store: FailingStore) -> StateSynchronizer[S]:
-                synchronizer = StateSynchronizer(store, "tested", initial=initial, updates=classes, clock=manual_clock)
+                synchronizer = StateSynchronizer(store, name, initial=initial, updates=classes, clock=manual_clock)
                 closing.callback(synchronizer.close)
                 manual_clock.run_when_due(partial(_tell, synchronizer))
                 return synchronizer

@@ -118,6 +118,9 @@ def test_two_replicas_are_as_two_processes_have_them(
     with pytest.raises(rg.DeadlineExceededError):
         one.update_state_unconditionally(Add())
     assert other.fetch_updates() == Counter(value=2)
+    failing_store.unavailable = False
+    of_another_state, _ = two_replicas(Counter(), [Add])
+    assert of_another_state.name != one.name
 
 
 # ---------------------------------------------------------------------- a client
