@@ -117,8 +117,8 @@ def reset(
     to: Annotated[
         str,
         typer.Option(
-            help="'head', 'tail', the name of a checkpoint, a time of writing such as 2026-11-22T09:00+00:00, or JSON: a "
-            "checkpoint, or cuts by stream as 'group describe --json' shows them.",
+            help="'head', 'tail', the name of a checkpoint, a time of writing such as 2026-11-22T09:00+00:00, or JSON: "
+            "a checkpoint, or cuts by stream as 'group describe --json' shows them.",
             show_default=False,
         ),
     ],
@@ -135,8 +135,9 @@ def reset(
 
 
 def _place(group: ReaderGroup, text: str) -> Place:
-    if text == "head" or text == "tail":
-        return text
+    match text:
+        case "head" | "tail":
+            return text
     if text.startswith("{"):
         try:
             return _JSON_PLACE.validate_json(text)
@@ -147,10 +148,8 @@ def _place(group: ReaderGroup, text: str) -> Place:
     except ValueError:
         checkpoints = group.checkpoints
     if text not in checkpoints:
-        there_are = ", ".join(checkpoints) or "none"
-        raise WrongUsage(
-            f"{text!r} is not 'head', 'tail', a time, or a checkpoint of the group; there are: {there_are}"
-        )
+        names = ", ".join(checkpoints) or "none"
+        raise WrongUsage(f"{text!r} is not 'head', 'tail', a time or a checkpoint of the group; there are: {names}")
     return checkpoints[text]
 
 

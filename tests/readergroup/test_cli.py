@@ -388,14 +388,9 @@ def test_a_group_is_reset_to_a_checkpoint_a_time_a_cut_and_its_head(orders: Cli)
     assert orders.ok("group", "checkpoint", "g", "nightly").startswith("g: shop/orders[0:")
     checkpoint = json.dumps(orders.json("group", "checkpoint", "g", "weekly"))
     orders.ok("write", "shop/orders", input="two\n")
-    places = {
-        "nightly": "two\n",
-        checkpoint: "two\n",
-        cuts: "two\n",
-        "tail": "",
-        "2020-01-01T00:00+00:00": "one\ntwo\n",
-    }
-    for place, expected in {**places, "head": "one\ntwo\n"}.items():
+    places = dict.fromkeys(("nightly", checkpoint, cuts), "two\n") | {"tail": ""}
+    places |= dict.fromkeys(("head", "2020-01-01T00:00+00:00"), "one\ntwo\n")
+    for place, expected in places.items():
         assert orders.ok("group", "reset", "g", "--to", place, "--yes").startswith("g: goes on at shop/orders[0:")
         read = orders.ok("read", "shop/orders", "--group", "g")
         assert sorted(read.splitlines()) == sorted(expected.splitlines()), place
