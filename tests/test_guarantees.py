@@ -1,4 +1,4 @@
-"""Every guarantee and every schedule names tests that exist, and what the page says of a store is what it says itself."""
+"""Every guarantee and every schedule names tests that exist, and what the page says of a store is what that says."""
 
 from __future__ import annotations
 
