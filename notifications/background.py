@@ -9,7 +9,7 @@ from typing import Final
 
 from apscheduler.schedulers.base import BaseScheduler
 
-from synchronizer import Clock, ReaderGroupError, SegmentStore, growing_pause
+from synchronizer import Clock, Deadline, ReaderGroupError, SegmentStore, growing_pause
 
 from .scheduler import SHARED, add_job
 
@@ -83,9 +83,10 @@ class BackgroundPolling:
         """After `stop`: wait for the threads, and for a poll that runs. Returns at once in such a poll."""
         if self._poller == threading.get_ident():
             return
+        deadline = Deadline(self._clock, timeout)
         for waker in self._wakers:
-            waker.join(timeout)
-        if self._polling.acquire(timeout=timeout):
+            waker.join(deadline.remaining())
+        if self._polling.acquire(timeout=deadline.remaining()):
             self._polling.release()
 
     def _poll_at_interval(self) -> None:

@@ -368,15 +368,13 @@ class ReaderGroup:
             self._closed = True
             running = list(self._running)
             recordings = list(self._recordings)
+        notifiers = self.segment_notifier, self.end_of_data_notifier, self.reader_notifier, self.checkpoint_notifier
         with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
-            closing.callback(self.synchronizer.close)
-            for notifier in (
-                self.segment_notifier,
-                self.end_of_data_notifier,
-                self.reader_notifier,
-                self.checkpoint_notifier,
-            ):
+            for notifier in notifiers:
                 closing.callback(notifier.close)
+            closing.callback(self.synchronizer.close)  # which ends polls that wait for a store that is away
+            for notifier in notifiers:
+                closing.callback(notifier.unregister_all_listeners)
             for recording in recordings:  # after the readers, whose leaving is to be recorded
                 closing.callback(recording.close)
             closing.callback(self._close_readers)

@@ -76,7 +76,7 @@ class _Client(Client):
 
     def send_now(self) -> None:
         """Send what nats-py has gathered, instead of in the next turn of the loop by a task of its own."""
-        if self._pending_data_size and self.is_connected:
+        if self._pending_data_size and self._transport is not None and self.is_connected:
             with contextlib.suppress(OSError, RuntimeError):  # the task of nats-py meets it too, and deals with it
                 self._transport.writelines(self._pending)
                 self._pending, self._pending_data_size = [], 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 import readergroup as rg
+from notifications.system import CLOSE_TIMEOUT_SECONDS
 from readergroup.config import new_reader_id
 from readergroup.state_manager import ReaderGroupStateManager, with_moves
 from readergroup.streams.config import check_name
@@ -675,3 +677,20 @@ def test_a_group_in_memory_does_not_pickle() -> None:
         client.streams.create(STREAM)
         with pytest.raises(rg.InvalidArgumentError):
             pickle.dumps(client.groups.create("billing", streams=[STREAM]))
+
+
+def test_closing_while_the_store_is_away_does_not_wait_for_each_notifier(world: World) -> None:
+    with world.in_real_time() as (store, client):
+        group = client.groups.get("billing")
+        heard = threading.Event()
+        group.segment_notifier.register_listener(lambda _: heard.set())
+        group.reader_notifier.register_listener(print)
+        group.checkpoint_notifier.register_listener(print)
+        assert heard.wait(10)
+        asked = threading.Semaphore(0)
+        store.before = lambda operation: asked.release()
+        store.unavailable = True
+        assert all(asked.acquire(timeout=10) for _ in range(9))  # polls wait for the store by now
+        begun = time.monotonic()
+        client.close()
+        assert time.monotonic() - begun < CLOSE_TIMEOUT_SECONDS + 2
