@@ -39,8 +39,8 @@ Namesake = Literal["stays", "goes", "wins"]
 class Seat:
     """A place that is taken, lost and taken again, each time behind all others. Borrows the synchronizer.
 
-    ``changed`` is called after each round of the work, in its thread, and when the seat is given up. Threads may share
-    a seat.
+    ``changed`` is called after each round of the work, in its thread, and when the seat is lost or given up. Threads
+    may share a seat.
     """
 
     def __init__(
@@ -229,8 +229,9 @@ class Seat:
             return float("inf")
         try:
             timeout_seconds = self._synchronizer.state.timeout_seconds
-            if self._clock.monotonic() >= lease.renewed_at + timeout_seconds / RENEWALS:
-                lease.renew({}, timeout_seconds)
+            is_due = self._clock.monotonic() >= lease.renewed_at + timeout_seconds / RENEWALS
+            if is_due and not lease.renew({}, timeout_seconds):
+                self.tell()  # the other thread ends without another round
             return lease.renewed_at + timeout_seconds / RENEWALS
         except ClosedError:
             raise

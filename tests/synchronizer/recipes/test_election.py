@@ -157,6 +157,15 @@ def test_a_follower_that_was_paused_gets_back_in_line(world: World) -> None:
     assert leaders(a, b, c) == ["a"]
 
 
+def test_a_follower_gets_back_in_line_also_if_its_renewal_is_the_first_to_tell_it(world: World) -> None:
+    a, b = candidate(world, "a"), candidate(world, "b")
+    world.kill(b)
+    world.pass_time(TIMEOUT + 2)
+    b._seat.renew()
+    assert [each.member for each in world.state("election/ship").members] == ["a", "b"]
+    assert leaders(a, b) == ["a"]
+
+
 def test_two_candidates_of_one_id_are_two(world: World) -> None:
     first, second = candidate(world, "a"), candidate(world, "a")
     assert (first.is_leader, second.is_leader) == (True, False)

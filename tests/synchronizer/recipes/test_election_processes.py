@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.readergroup.reader_processes import kill, receive, running, until
-from tests.synchronizer.recipes.candidate_processes import Sink, check_and_write_late, lead
+from tests.synchronizer.recipes.candidate_processes import Sink, check_and_write_late, lead, stopped_until
 
 TIMEOUT = 1.0
 
@@ -31,14 +29,6 @@ class Election:
         running_process = running(lead, self.url, candidate_id, self.path, TIMEOUT)
         self.processes[candidate_id] = self._closing.enter_context(running_process)
         assert receive(self.processes[candidate_id][1]) == "ready"
-
-    def signal_leader(self, number: signal.Signals) -> tuple[str, int]:
-        leader = self.sink.leader
-        assert leader is not None
-        pid = self.processes[leader][0].pid
-        assert pid is not None
-        os.kill(pid, number)
-        return leader, pid
 
     def next_leader(self, before: str, seconds: float) -> float | None:
         """How long it takes until a write of another is accepted; None if that is too long."""
@@ -73,14 +63,15 @@ def test_s7_under_kills_and_stops_no_two_leaders_are_accepted(election: Election
         election.start(name)
     until(lambda: election.sink.leader is not None, "a leader")
     for number in range(2):
-        dead, _ = election.signal_leader(signal.SIGKILL)
+        dead = election.sink.leader
+        assert dead is not None
+        kill(election.processes[dead][0])
         took = election.next_leader(dead, TIMEOUT + 2)
         assert took is not None, "nobody took over within the timeout and two seconds"
         election.start(f"{dead}{number}")
-        stopped, pid = election.signal_leader(signal.SIGSTOP)
-        # One that is stopped in the middle of a write may stop the whole store: see docs/guarantees.md.
-        election.next_leader(stopped, 3 * TIMEOUT + 2)
-        os.kill(pid, signal.SIGCONT)
+        stopped = election.sink.leader
+        assert stopped is not None
+        stopped_until(election.processes[stopped][0], lambda leader=stopped: election.sink.leader != leader)  # type: ignore[misc]
         writes = len(election.sink.sent)
         until(lambda at=writes + 20: len(election.sink.sent) > at, "more writes")  # type: ignore[misc]
     assert len({write.token for write in election.sink.accepted}) >= 3
@@ -102,12 +93,15 @@ def test_a_leader_that_ends_is_replaced_at_once(election: Election) -> None:
 def test_s7_what_a_stopped_leader_writes_late_is_refused(election: Election) -> None:
     with running(check_and_write_late, election.url, "late", election.path, TIMEOUT) as (process, connection):
         assert receive(connection) == "checked"
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGSTOP)
         election.start("next")
-        until(lambda: election.sink.leader == "next", "a takeover")
-        connection.send("write")
-        os.kill(process.pid, signal.SIGCONT)
+
+        def is_deposed() -> bool:
+            if election.sink.leader != "next":
+                return False
+            connection.send("write")  # what it finds when it goes on
+            return True
+
+        stopped_until(process, is_deposed)
         assert receive(connection) == "lost"
         assert [write.candidate for write in election.sink.sent].count("late") == 1
         assert "late" not in {write.candidate for write in election.sink.accepted}
