@@ -69,9 +69,9 @@ class Turn:
         """
         with self._lock:
             now = self._clock.monotonic()
+            self._timeout_seconds = timeout_seconds
             if now < self._renew_at:
                 return True
-            self._timeout_seconds = timeout_seconds
             if not self._is_mine:
                 self._know(self._load())
             elif self._write():

@@ -1,6 +1,6 @@
 """The consumer of a queue, a round at a time: whose turn it is, which events come next, up to where they are handled.
 
-The offset up to which events are handled is what the holder of the turn remembers. So a consumer that has lost the turn
+The offset up to which events are handled is what the holder of the turn remembers, with its timeout. So a consumer that has lost the turn
 changes nothing, and whoever comes next goes on there. It moves before the events are given up, never after.
 """
 
@@ -165,7 +165,7 @@ class Consumer:
 
     def _take_turn(self) -> bool:
         with self._recording:
-            if not self._turn.take(self._timeout_seconds):
+            if not self._turn.take(self._agreed_timeout()):
                 if self.active:
                     _logger.warning("%s: another consumer has taken over", self._queue)
                 self.active = False
@@ -180,15 +180,22 @@ class Consumer:
             self._frames.clear()
             self._failures = self._alone_until = 0
             self._retry_at = float("-inf")
-            self._recorded_at = self._clock.monotonic()
-            self.active = True
+            self._turn.take(self._timeout_seconds)  # from now on it is this one's
+            self._record()
+            if not self.active:
+                return False
             _logger.info("%s: events are handled here from offset %d on", self._queue, self.handled)
             return True
+
+    def _agreed_timeout(self) -> float:
+        """That of the holder: another one would judge it by a time that it does not know of."""
+        value = self._turn.value
+        return value.payload[1] if value.holder and value.payload else self._timeout_seconds
 
     def _record(self) -> None:
         """Store the position, which renews the turn. Lock held."""
         position = self.handled
-        self.active = self._turn.record(position)
+        self.active = self._turn.record(position, self._timeout_seconds)
         if self.active:
             self.committed = position
             self._recorded_at = self._clock.monotonic()

@@ -316,6 +316,23 @@ class TestOneConsumer:
         processor = stepped(store, clock, handler, consumer_timeout_seconds=1.0)
         assert (processor.step(), processor.step()) == (3, 7)
 
+    def test_a_holder_is_judged_by_its_own_timeout(self, store: FailingStore, clock: InstantClock) -> None:
+        add(store, numbers(2))
+        one = stepped(store, clock, Handler())
+        hasty = stepped(store, clock, Handler(), consumer_timeout_seconds=1.0)
+        one.step()
+        for _ in range(int(TIMEOUT_SECONDS / 0.1) - 10):
+            assert hasty.step() == 0
+            assert not hasty.active
+            clock.advance(0.1)
+        take_over(hasty, clock)
+        assert one.step() == 0
+        for _ in range(10):
+            assert not one.active
+            clock.advance(0.1)
+            one.step()
+        assert one.active
+
     def test_one_that_gets_the_turn_back_goes_on_where_the_other_was(
         self, store: FailingStore, clock: InstantClock
     ) -> None:
@@ -438,7 +455,7 @@ class TestFailing:
         def die() -> None:
             raise KeyboardInterrupt
 
-        just_before(store, "append", die, nth=4)  # it took the turn, and the dead letters, and set the event aside
+        just_before(store, "append", die, nth=5)  # it has taken the turn and the dead letters, and set the event aside
         with pytest.raises(KeyboardInterrupt):
             first.step()
         assert len(list(first.dead_letters())) == 1
