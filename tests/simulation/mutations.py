@@ -21,11 +21,13 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
+from notifications.durable import DurableListening
 from readergroup import liveness, state_manager, updates
 from readergroup.checkpoint import CheckpointState
 from readergroup.reader import Reader
 from readergroup.state import ReaderGroupState, SegmentState
 from readergroup.state_manager import ReaderGroupStateManager
+from readergroup.streams.merging import Merge
 from readergroup.streams.writer import EventWriter
 from readergroup.updates import RemoveReader, ResetStream
 from synchronizer import leases
@@ -33,6 +35,7 @@ from synchronizer.compaction import Compactor
 from synchronizer.leases import Lease
 from synchronizer.log_writer import LogWriter
 from synchronizer.revisioned import RevisionedStream
+from synchronizer.turn import Turn
 
 from .auditor import Violation
 from .run import run
@@ -312,6 +315,41 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         16,
         frozenset({"S6"}),
         (Words(ResetStream, "apply_to", "if each.completed", "if True"),),
+    ),
+    Mutation(
+        "progress of merges",
+        "What a transaction brings to a segment is appended without comparing how far the merge has come there.",
+        196,
+        frozenset({"S3"}),
+        (
+            Words(
+                Merge,
+                "_progress",
+                "AttributeChange(value, self._encoded(after))",
+                'AttributeChange(__import__("synchronizer").ANY, self._encoded(after))',
+            ),
+        ),
+    ),
+    Mutation(
+        "heard is what was returned from",
+        "What a durable listener is told counts as heard when it is told.",
+        397,
+        frozenset({"S8"}),
+        (
+            Words(
+                DurableListening,
+                "_begin_call",
+                "self._call = _Call(after)",
+                "self._call = _Call(after); self._turn.record(*after)",
+            ),
+        ),
+    ),
+    Mutation(
+        "patience with who has the turn",
+        "A turn is taken from whoever has it.",
+        384,
+        frozenset({"S1", "S8"}),
+        (Words(Turn, "take", "and not self._stood_still(now)", "and False"),),
     ),
 )
 
