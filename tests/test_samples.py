@@ -29,6 +29,7 @@ PROMISES = {
     "shared_state": "100 pears sold, 0 left",
     "shared_config": "2 -> 4 workers",
     "membership": "reckless is dead",
+    "durable_queue": "1000 mails, each once and in order: True",
     "leader_election": "'written by first', leads: False, accepted: False",
     "audit": "4 transfers, each once; together 0",
     "own_notifier": "300 visits",

@@ -1,7 +1,8 @@
 """The consumer of a queue, a round at a time: whose turn it is, which events come next, up to where they are handled.
 
-The offset up to which events are handled is what the holder of the turn remembers, with its timeout. So a consumer that has lost the turn
-changes nothing, and whoever comes next goes on there. It moves before the events are given up, never after.
+The offset up to which events are handled is what the holder of the turn remembers, with its timeout. So a consumer that
+has lost the turn changes nothing, and whoever comes next goes on there. The offset moves before the events are given up,
+never after.
 """
 
 from __future__ import annotations

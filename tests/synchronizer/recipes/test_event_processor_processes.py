@@ -74,7 +74,7 @@ def test_what_a_killed_one_had_in_hand_is_handled_by_the_next_and_little_else_ag
 
 
 @pytest.mark.stores("sqlite", "nats")
-def test_a_stopped_one_that_was_replaced_stores_nothing_when_it_wakes(
+def test_s7_a_stopped_one_that_was_replaced_stores_nothing_when_it_wakes(
     store: SegmentStore, shared_store_url: str, tmp_path: Path
 ) -> None:
     with EventQueue(store, QUEUE) as jobs:
