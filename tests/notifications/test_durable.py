@@ -13,6 +13,8 @@ import pytest
 from notifications import Change, NotificationKey
 from notifications.durable import ALL, HeardUpTo
 from synchronizer import (
+    ANY,
+    AttributeChange,
     InvalidArgumentError,
     ManualClock,
     NotFoundError,
@@ -20,8 +22,9 @@ from synchronizer import (
     StateSynchronizer,
     StoreUnavailableError,
     TurnValue,
+    UnknownUpdateError,
+    replica,
 )
-from synchronizer import replica as replica
 from synchronizer.testing import FailingStore, Operation
 from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter, eventually
 
@@ -547,6 +550,33 @@ def test_no_call_begins_when_the_turn_may_be_over(
     assert process.values == [1]
 
 
+def test_what_a_newer_release_remembers_stops_this_one_and_no_other(start: Start, manual_clock: ManualClock) -> None:
+    process = start()
+    heard = process.synchronizer.store.attributes(process.synchronizer.segment)[ATTRIBUTE]
+    process.notifier.close()
+    newer = TurnValue(payload=(*TurnValue.decode(heard).payload, "something new")).encode()
+    changes = {ATTRIBUTE: AttributeChange(ANY, newer)}
+    process.store.append(process.synchronizer.segment, b"", attributes=changes)
+    other = start()
+    with pytest.raises(UnknownUpdateError, match="deploy that release here"):
+        other.notifier.poll()
+    turn = other.notifier._durables[ATTRIBUTE]._turn.look()
+    assert (turn.holder, turn.payload[-1]) == (b"", "something new")
+
+
+def test_ending_waits_for_no_store(store: SegmentStore) -> None:
+    failing = FailingStore(store)
+    here, heard = counter(failing), Heard()
+    notifier = CountNotifier(here, interval_seconds=60)
+    notifier.register_listener(heard, durable="sizer")
+    heard.wait_for(0)
+    failing.unavailable = True
+    began = here.clock.monotonic()
+    notifier.close()
+    assert here.clock.monotonic() - began < 4  # less than a call that does not return is waited for
+    here.close()
+
+
 def test_the_stored_form_stays() -> None:
     heard = HeardUpTo(120, 1, ALL, missed=True)
     value = TurnValue(b"\x00holder\xff", 3, heard)
@@ -653,6 +683,7 @@ def test_a_coroutine_has_heard_when_it_has_returned(visits: StateSynchronizer[Co
             async with asyncio.timeout(20):
                 while told != [0, 0, 1]:
                     await asyncio.sleep(0.01)
+            await asyncio.to_thread(notifier.close)  # here it could not wait for the call, which may be about to return
 
     asyncio.run(main())
     heard = Heard()
