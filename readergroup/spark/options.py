@@ -39,6 +39,7 @@ class ReadOptions(BaseModel):
     columns: tuple[str, ...] | None = None
     serializer: Literal["json", "msgpack"] | None = None
     fail_on_data_loss: bool = True
+    reader_group: str | None = None
 
 
 class WriteOptions(BaseModel):
@@ -272,6 +273,7 @@ _READING: Final = _by_name(
     _Option("columns", "columns", _columns),
     _Option("serializer", "serializer", _serializer),
     _Option("failOnDataLoss", "fail_on_data_loss", _flag),
+    _Option("readerGroup", "reader_group", _group, streaming=True),
 )
 _WRITING: Final = _by_name(
     _Option("url", "url", _url),

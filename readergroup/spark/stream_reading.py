@@ -27,6 +27,7 @@ from .connection import client_of, patience_of
 from .offsets import cut_of, offset_of, report_of
 from .options import ReadOptions
 from .planning import planned
+from .positions import PublishedPositions
 from .reading import record_batches, resolved
 from .retention import DataLoss, moved_to_data
 from .rows import Rows
@@ -49,6 +50,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._loss = DataLoss(fail=options.fail_on_data_loss)
         self._end: StreamCut | None = None
         self._idle: _Idle | None = None
+        self._positions: PublishedPositions | None = None
         self._latest: StreamCut | None = None
         self._report: dict[str, Any] | None = None
 
@@ -77,6 +79,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         state, metadata = self._state(), client.streams.synchronizer(self._options.stream)
         cut, log = self._cut(state, start), {metadata.segment: metadata.applied_length}
+        self._publish(state, cut)
         self._report = None
         self._latest = patience_of(client).call(lambda: self._next_cut(state, cut, limit))
         if self._latest != cut:
@@ -130,6 +133,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 stream=state.name,
             )
         return cut
+
+    def _publish(self, state: StreamState, cut: StreamCut) -> None:
+        """Asked for what comes after the cut, Spark has noted down that the batch before it is done."""
+        if self._options.reader_group is None:
+            return
+        if self._positions is None:
+            self._positions = PublishedPositions(self._client, self._options.reader_group, self._options.stream)
+        self._positions.publish(state, cut)
 
     def _ending(self, state: StreamState) -> StreamCut | None:
         place = self._options.ending

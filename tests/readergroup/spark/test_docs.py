@@ -16,8 +16,9 @@ def test_the_page_runs_as_printed(
 ) -> None:
     """In the session of the tests, which `local_session` returns; the paths are its own."""
     monkeypatch.chdir(tmp_path)
-    page = PAGE.read_text().replace('"checkpoint"', f'"{tmp_path}/checkpoint"')
-    page = page.replace('"orders.parquet"', f'"{tmp_path}/orders.parquet"')
+    page = PAGE.read_text()
+    for path in ("checkpoint", "published", "orders.parquet"):
+        page = page.replace(f'"{path}"', f'"{tmp_path}/{path}"')
     namespace: dict[str, object] = {"__name__": "page"}
     for block, shown in re.findall(r"^```python\n(.*?)^```\n+(?:```text\n(.*?)^```)?", page, re.MULTILINE | re.DOTALL):
         exec(block, namespace)

@@ -18,19 +18,21 @@ from readergroup.spark import ProgressListener, QueryProgress
 from tests.readergroup.spark.streams import STREAM, write
 
 
-def test_a_callback_hears_of_each_batch_how_far_the_query_is_behind(
+def test_a_callback_and_a_reader_group_are_told_how_far_the_query_is_behind(
     spark: SparkSession, client: rg.Client, url: str, tmp_path: Path
 ) -> None:
     client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
     write(client, range(200))
     client.streams.scale(STREAM, split=[0])
     write(client, range(200, 300))
+    group = client.groups.create("query", streams=[STREAM])
     heard: list[QueryProgress] = []
     listener = ProgressListener(heard.append)
     spark.streams.addListener(listener)
     try:
         stream = spark.readStream.format("readergroup").options(url=url, stream=STREAM, startingOffsets="earliest")
-        writer = stream.option("maxEventsPerTrigger", "100").load().writeStream.format("noop").queryName("orders")
+        stream = stream.options(maxEventsPerTrigger="100", readerGroup="query")
+        writer = stream.load().writeStream.format("noop").queryName("orders")
         writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
         query = writer.start()
         assert query.awaitTermination(100)
@@ -49,6 +51,9 @@ def test_a_callback_hears_of_each_batch_how_far_the_query_is_behind(
     for each in heard:
         assert each.lag_bytes == sum(part.size for part in client.batch.ranges_between(state, each.cut, tail))
     assert heard[-1].cut == tail
+    group.synchronizer.fetch_updates()
+    assert group.stream_cuts()[STREAM] == tail
+    assert group.lag().bytes == 0
 
 
 def event(*sources: dict[str, str | None]) -> QueryProgressEvent:

@@ -472,3 +472,62 @@ def test_a_missing_file_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(rg.NotFoundError, match="no SQLite file"):
         StreamReader(EVENT, read_options(given, streaming=True)).initialOffset()
     assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------- positions in a reader group
+
+
+def test_a_reader_group_stands_where_the_query_has_finished_a_batch(
+    client: rg.Client, make_reader: Callable[..., StreamReader]
+) -> None:
+    scaled_stream(client)
+    group = client.groups.create("query", streams=[STREAM])
+    reader = make_reader(startingOffsets="earliest", readerGroup="query")
+    start = reader.initialOffset()
+    places, lags = [], []
+    for begun, end in batches(reader, start, ReadMaxBytes(4_000)):
+        group.synchronizer.fetch_updates()
+        assert group.stream_cuts()[STREAM] == cut_of(begun)
+        places.append(end)
+        lags.append(group.lag().bytes)
+    group.synchronizer.fetch_updates()
+    assert group.stream_cuts()[STREAM] == cut_of(places[-1]) == client.streams.info(STREAM).tail
+    assert lags == sorted(lags, reverse=True) and lags[0] > group.lag().bytes == 0
+    revision = group.synchronizer.revision
+    assert reader.latestOffset(places[-1], ALL) == places[-1]
+    group.synchronizer.fetch_updates()
+    assert group.synchronizer.revision == revision  # nothing new is said once
+
+
+def test_a_group_that_cannot_be_the_querys_is_refused(
+    client: rg.Client, make_reader: Callable[..., StreamReader], caplog: pytest.LogCaptureFixture
+) -> None:
+    client.streams.create(STREAM)
+    client.streams.create("shop/others")
+    client.groups.create("others", streams=["shop/others"])
+    group = client.groups.create("query", streams=[STREAM])
+
+    def ask(name: str) -> None:
+        reader = make_reader(startingOffsets="earliest", readerGroup=name)
+        reader.latestOffset(reader.initialOffset(), ALL)
+
+    with pytest.raises(rg.NotFoundError, match="no reader group"):
+        ask("none")
+    with pytest.raises(rg.InvalidArgumentError, match="does not read this stream"):
+        ask("others")
+    reader = make_reader(startingOffsets="earliest", readerGroup="query")
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ALL) == start
+    with group.reader("r1"):
+        with pytest.raises(rg.InvalidArgumentError, match="has readers.*r1"):
+            ask("query")
+        write(client, range(100))
+        end = reader.latestOffset(start, ALL)
+        assert reader.latestOffset(end, ALL) == end  # the query goes on
+        assert "does not publish its positions" in caplog.text
+        assert group.state.segments[f"{STREAM}/0"].owner == "r1"
+    client.groups.delete("query")
+    write(client, range(100))
+    after = reader.latestOffset(end, ALL)
+    assert reader.latestOffset(after, ALL) == after
+    assert "were not published" in caplog.text
