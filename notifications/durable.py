@@ -30,6 +30,7 @@ from synchronizer import (
     TransitionFeed,
     Turn,
     UnknownOutcome,
+    UnknownUpdateError,
     growing_pause,
     observe_interval,
 )
@@ -142,7 +143,7 @@ class DurableListening(Generic[S, N]):
         self._ended = False
         self._call: _Call[N] | None = None
         self._failures = 0  # of calls, in a row
-        self._troubles = 0  # of the store, in a row
+        self._troubles = 0  # of rounds, in a row
         self._call_at = float("-inf")
         # While the turn is held:
         self._feed: TransitionFeed[S] | None = None
@@ -210,10 +211,11 @@ class DurableListening(Generic[S, N]):
             return due
         except ClosedError:
             raise
-        except ReaderGroupError as error:
+        except Exception as error:
             self._troubles += 1
             if self._troubles.bit_count() == 1:  # the 1st, 2nd, 4th and so on
-                _logger.warning("%s hears nothing now: %s", self._name, error)
+                is_fault = not isinstance(error, ReaderGroupError)
+                _logger.warning("%s hears nothing now: %s", self._name, error, exc_info=error if is_fault else None)
             return self._clock.monotonic() + self._interval_seconds
 
     @property
@@ -233,11 +235,11 @@ class DurableListening(Generic[S, N]):
     def _step_locked(self) -> None:
         if self._ended:
             return
-        if (not self._stopping or self._heard is not None) and not self._turn.take(self._timeout_seconds):
+        needs_turn = not self._stopping or (self._is_calling and self._heard is not None)
+        if needs_turn and not self._turn.take(self._timeout_seconds):
             self._lose()
-            if not self._stopping:
-                return
-        while self._call is None or self._call.done:
+            return
+        while not self._is_calling:
             if self._call is not None:
                 self._take_up_call(self._call)
             if self._stopping:
@@ -245,6 +247,10 @@ class DurableListening(Generic[S, N]):
                 return
             if not self._begin_call():
                 return
+
+    @property
+    def _is_calling(self) -> bool:
+        return self._call is not None and not self._call.done
 
     def _end(self) -> None:
         self._ended = True
@@ -361,8 +367,7 @@ class DurableListening(Generic[S, N]):
     def _begin(self) -> None:
         """Find what the name has not heard yet."""
         feed = self._synchronizer.transitions()
-        payload = self._turn.value.payload
-        heard = self._heard or (HeardUpTo(*payload) if payload else None)
+        heard = self._heard or self._remembered()
         if heard is not None:
             heard, pending = self._unheard(heard)
         else:
@@ -372,6 +377,16 @@ class DurableListening(Generic[S, N]):
             revision = pending[0].revision
             heard = HeardUpTo(revision.offset, revision.index, 0, is_present_value=True)
         self._feed, self._heard, self._pending, self._to_tell = feed, heard, pending, None
+
+    def _remembered(self) -> HeardUpTo | None:
+        payload = self._turn.value.payload
+        try:
+            return HeardUpTo(*payload) if payload else None
+        except TypeError as error:
+            self._turn.give_up()  # for those who know
+            raise UnknownUpdateError(
+                "a newer release wrote how far this name has heard; deploy that release here", name=self._name
+            ) from error
 
     def _unheard(self, heard: HeardUpTo) -> tuple[HeardUpTo, list[Transition[S]]]:
         """What came after it, as the log has it, and what was not told to the end."""
