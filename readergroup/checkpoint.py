@@ -40,6 +40,9 @@ class Checkpoint(BaseModel):
     cuts: Mapping[str, StreamCut]
     #: The SDK took it by itself.
     automatic: bool = False
+    #: How many readers with ``on_checkpoint`` were declared dead, removed or replaced before it was completed, since
+    #: the group was created or last reset. What they had in memory is in nobody's keeping, and may lie before the cuts.
+    lost: int = 0
 
 
 class CheckpointState(BaseModel):
@@ -55,6 +58,8 @@ class CheckpointState(BaseModel):
     waiting: frozenset[str] = frozenset()
     #: The cut. Where a segment's owner has not passed, that is where it was known to be when the checkpoint began.
     offsets: Map[SegmentId, int] = Map()
+    #: As of the state, when it was completed.
+    lost: int | None = None
 
     @property
     def completed(self) -> bool:
@@ -77,10 +82,10 @@ Checkpoints = tuple[CheckpointState, ...]
 
 def kept(checkpoints: Checkpoints, number: int) -> Checkpoints:
     """Those that a state keeps: all that are under way, and of the completed ones the last ``number`` of different
-    names that were asked for, and the last automatic one."""
+    names that were asked for, the last automatic one, and the last one before which no reader was lost."""
     found: list[CheckpointState] = []
     names: set[str] = set()
-    has_automatic = False
+    has_automatic = has_whole = False
     for checkpoint in reversed(checkpoints):
         if checkpoint.completed:
             if checkpoint.automatic:
@@ -88,7 +93,8 @@ def kept(checkpoints: Checkpoints, number: int) -> Checkpoints:
             else:
                 is_kept = checkpoint.name not in names and len(names) < number
                 names.add(checkpoint.name)
-            if not is_kept:
+            if not is_kept and (has_whole or checkpoint.lost):
                 continue
+            has_whole = has_whole or not checkpoint.lost
         found.append(checkpoint)
     return tuple(reversed(found))

@@ -338,7 +338,7 @@ class Reader(Generic[T]):
         """Join the group under a new lease."""
         self._lease = self._new_lease()
         with self._of_a_group_that_exists():
-            self._manager.add_reader(self.reader_id, self._lease, timeout=timeout)
+            self._manager.add_reader(self.reader_id, self._lease, keeps=self.keeps_checkpoints, timeout=timeout)
         self._commit_at = self._clock.monotonic() + self._config.position_interval_seconds
         self._driver.join(self)
 

@@ -48,6 +48,8 @@ class ReaderState(_Value):
     incarnation: int
     #: Names the attribute that holds its lease and positions. None: it was added by hand and has none.
     lease: str | None = None
+    #: It has an application that keeps something at checkpoints.
+    keeps: bool = False
 
 
 class SegmentState(_Value):
@@ -123,6 +125,8 @@ class ReaderGroupState(State):
     segments: Map[SegmentId, SegmentState] = Map()
     #: Those under way and the last completed ones, the oldest first.
     checkpoints: tuple[CheckpointState, ...] | None = None
+    #: How many readers that kept something were lost with it, since the group was last reset.
+    lost: int | None = None
 
     #: Derived from ``segments``.
     overview: Annotated[Overview, Field(exclude=True, repr=False)] = Overview()
@@ -212,6 +216,7 @@ class ReaderGroupState(State):
             number=completed.token,
             cuts=self.cuts_at(completed.offsets),
             automatic=completed.automatic,
+            lost=completed.lost or 0,
         )
 
     @property

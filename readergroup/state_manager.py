@@ -66,8 +66,8 @@ class ReaderGroupStateManager:
 
     # ------------------------------------------------------------------ membership
 
-    def add_reader(self, reader: str, lease: Lease, *, timeout: float | None = None) -> None:
-        """Let the reader in. One of the same id that is in the group is replaced."""
+    def add_reader(self, reader: str, lease: Lease, *, keeps: bool = False, timeout: float | None = None) -> None:
+        """Let the reader in, which ``keeps`` something at checkpoints. One of the same id that is there is replaced."""
 
         def join(state: ReaderGroupState) -> Proposal[ReaderGroupState, None]:
             attributes = {lease.attribute: AttributeChange(None, lease.first_value)}
@@ -77,7 +77,7 @@ class ReaderGroupStateManager:
                 removal, changes = _removal(state, reader, self.leases([before]), "replaced")
                 updates.append(removal)
                 attributes.update(changes)
-            updates.append(AddReader(reader=reader, lease=lease.name))
+            updates.append(AddReader(reader=reader, lease=lease.name, keeps=keeps or None))
             return Proposal(updates, None, attributes)
 
         sent_at = self.synchronizer.clock.monotonic()

@@ -30,11 +30,13 @@ class AddReader(Update[ReaderGroupState], tag="add_reader"):
     reader: str
     #: The attribute of its lease, created in the same step.
     lease: str | None = None
+    #: It keeps something at checkpoints.
+    keeps: bool | None = None
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         if self.reader in state.readers:
             raise InvalidArgumentError("a reader of this id is in the group", reader=self.reader)
-        joined = ReaderState(incarnation=revision.token, lease=self.lease)
+        joined = ReaderState(incarnation=revision.token, lease=self.lease, keeps=self.keeps or False)
         return state.replace(readers=state.readers.set(self.reader, joined))
 
 
@@ -49,7 +51,7 @@ class RemoveReader(Update[ReaderGroupState], tag="remove_reader"):
     cause: Cause | None = None
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
-        state.reader(self.reader)
+        leaving = state.reader(self.reader)
         position = self.position or {}
         for segment in state.owned.get(self.reader, ()):
             found = state.segments[segment]
@@ -57,6 +59,8 @@ class RemoveReader(Update[ReaderGroupState], tag="remove_reader"):
         for segment in state.overview.held.get(self.reader, ()):
             found = state.segments[segment]
             state = state.with_segment(segment, found.changed(target=None, target_incarnation=None))
+        if leaving.keeps and self.cause != "closed":
+            state = state.replace(lost=(state.lost or 0) + 1)
         for checkpoint in state.checkpoints_ahead_of(self.reader):
             state = _with_checkpoint(state, checkpoint.without(self.reader))
         return state.replace(readers=state.readers.delete(self.reader))
@@ -221,8 +225,7 @@ class CreateCheckpoint(Update[ReaderGroupState], tag="create_checkpoint"):
             waiting=frozenset(state.readers),
             offsets=Map(state.offsets),
         )
-        checkpoints = (*(state.checkpoints or ()), begun)
-        return state.replace(checkpoints=kept(checkpoints, state.config.max_outstanding_checkpoints))
+        return _with_checkpoint(state.replace(checkpoints=(*(state.checkpoints or ()), begun)), begun)
 
 
 class PassCheckpoint(Update[ReaderGroupState], tag="pass_checkpoint"):
@@ -284,7 +287,7 @@ class ResetStream(Update[ReaderGroupState], tag="reset_stream"):
             weight = before[segment].weight if segment in before else found.weight
             state = state.with_segment(segment, found.changed(weight=weight))
         completed = tuple(each for each in state.checkpoints or () if each.completed)
-        return state.replace(streams=state.streams.set(self.stream, followed), checkpoints=completed or None)
+        return state.replace(streams=state.streams.set(self.stream, followed), checkpoints=completed or None, lost=None)
 
 
 #: Every class of updates that the log of a group may hold.
@@ -347,6 +350,8 @@ def _token(found: SegmentState) -> int:
 def _with_checkpoint(state: ReaderGroupState, checkpoint: CheckpointState) -> ReaderGroupState:
     """The state with another value of one of its checkpoints."""
     assert state.checkpoints is not None
+    if checkpoint.completed:
+        checkpoint = checkpoint.model_copy(update={"lost": state.lost})
     checkpoints = tuple(checkpoint if each.token == checkpoint.token else each for each in state.checkpoints)
     if checkpoint.completed:
         checkpoints = kept(checkpoints, state.config.max_outstanding_checkpoints)

@@ -11,11 +11,14 @@ from readergroup.config import ReaderGroupConfig
 from readergroup.errors import ReaderNotInGroupError
 from readergroup.state import ReaderGroupState, SegmentState
 from readergroup.updates import (
+    AddReader,
+    Cause,
     ConfigureGroup,
     CreateCheckpoint,
     FailCheckpoint,
     PassCheckpoint,
     RecordWeights,
+    RemoveReader,
     ResetStream,
 )
 from synchronizer import InvalidArgumentError, Update
@@ -177,6 +180,41 @@ def test_of_the_completed_ones_the_newest_are_kept_and_automatic_ones_displace_n
     assert group.names == ["b", "c", f"automatic-{last}", "d"]
     group.begin("c")
     assert group.names == ["b", f"automatic-{last}", "d", "c"]
+
+
+def test_a_checkpoint_counts_the_readers_that_were_lost_with_what_they_had() -> None:
+    group = Group()
+    causes: tuple[Cause, ...] = ("closed", "dead", "replaced", "removed")
+    for cause in causes:
+        group.apply(AddReader(reader=cause, keeps=True))
+        group.apply(RemoveReader(reader=cause, cause=cause))
+    group.add("keeps nothing")
+    group.apply(RemoveReader(reader="keeps nothing", cause="dead"))
+    assert group.checkpoint(group.begin("nightly")).lost == 3
+
+
+def test_a_reader_that_is_lost_before_it_has_passed_is_counted() -> None:
+    group = Group()
+    for reader in ("r1", "r2"):
+        group.apply(AddReader(reader=reader, keeps=True))
+    token = group.begin("nightly")
+    group.passes("r1", token)
+    group.apply(RemoveReader(reader="r2", cause="dead"))
+    assert group.checkpoint(token).completed and group.checkpoint(token).lost == 1
+
+
+def test_the_last_checkpoint_before_a_reader_was_lost_is_kept_until_a_reset() -> None:
+    group = Group()
+    whole = [group.begin(), group.begin()][-1]
+    group.apply(AddReader(reader="r1", keeps=True))
+    group.apply(RemoveReader(reader="r1", cause="dead"))
+    for name in ("a", "b", None, "c", "d", None):
+        last = group.begin(name)
+    assert group.names == [f"automatic-{whole}", "b", "c", "d", f"automatic-{last}"]
+    group.apply(ResetStream(stream=STREAM, epoch=0, ended=False, segments=dict(group.state.segments)))
+    group.begin("e")
+    assert group.names == ["c", "d", f"automatic-{last}", "e"]
+    assert group.state.checkpoints is not None and group.state.checkpoints[-1].lost is None
 
 
 def test_a_reset_gives_all_segments_of_the_stream_to_nobody_and_fails_what_is_under_way(group: Group) -> None:

@@ -199,7 +199,13 @@ def test_a_reader_that_is_declared_dead_is_not_waited_for(world: World, process:
     world.pass_time(12, alive=iter([process]))
     pass_it(world, counting)
     assert not outstanding(world)
-    assert sorted(behind(world, process.group.checkpoints["nightly"], events)) == sorted(events)
+    checkpoint = process.group.checkpoints["nightly"]
+    assert sorted(behind(world, checkpoint, events)) == sorted(events)
+    assert checkpoint.lost == 1
+    world.group.reset("head")
+    begin(world, "again")
+    pass_it(world, counting)
+    assert process.group.checkpoints["again"].lost == 0
 
 
 def test_a_segment_that_moves_while_a_checkpoint_is_taken_is_counted_once(world: World) -> None:

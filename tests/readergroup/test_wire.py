@@ -102,6 +102,13 @@ LATER_STATE = STATE.replace(
         ),
     )
 )
+#: What came with the count of readers that were lost.
+STILL_LATER_UPDATES: list[Update[ReaderGroupState]] = [AddReader(reader="r1", lease="abc", keeps=True)]
+STILL_LATER_STATE = STATE.replace(
+    readers=Map({"r1": ReaderState(incarnation=21, lease="abc", keeps=True)}),
+    lost=2,
+    checkpoints=(CheckpointState(name="nightly", token=51, offsets=Map({seg(0): 5}), lost=1),),
+)
 
 
 def wire(name: str, written_today: bytes) -> bytes:
@@ -126,6 +133,13 @@ def test_updates_that_came_with_checkpoints_are_written_and_read_as_ever() -> No
     assert {type(update) for update in EVERY_UPDATE + LATER_UPDATES} == set(UPDATES)
 
 
+def test_updates_that_came_with_lost_readers_are_written_and_read_as_ever() -> None:
+    today = CODEC.encode_updates(STILL_LATER_UPDATES)
+    stored = wire("group-updates-v3.msgpack", today)
+    assert stored == today
+    assert CODEC.decode_body(stored) == STILL_LATER_UPDATES
+
+
 def test_a_state_is_read_as_ever() -> None:
     # A persistent map has no order, so that what is written differs from process to process.
     stored = wire("group-snapshot-v1.msgpack", CODEC.encode_snapshot(STATE, 7))
@@ -136,6 +150,11 @@ def test_a_state_is_read_as_ever() -> None:
 def test_a_state_with_checkpoints_is_read_as_ever() -> None:
     stored = wire("group-snapshot-v2.msgpack", CODEC.encode_snapshot(LATER_STATE, 7))
     assert CODEC.decode_snapshot(stored) == (LATER_STATE, 7)
+
+
+def test_a_state_with_lost_readers_is_read_as_ever() -> None:
+    stored = wire("group-snapshot-v3.msgpack", CODEC.encode_snapshot(STILL_LATER_STATE, 7))
+    assert CODEC.decode_snapshot(stored) == (STILL_LATER_STATE, 7)
 
 
 def test_a_state_without_checkpoints_is_written_so_that_the_release_before_reads_it() -> None:

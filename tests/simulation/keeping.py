@@ -15,7 +15,7 @@ import readergroup as rg
 from readergroup.checkpoint import CheckpointState
 from readergroup.state import ReaderGroupState
 from readergroup.streams.config import SegmentId, data_segment, number_of, stream_of
-from readergroup.updates import PassCheckpoint, ResetStream
+from readergroup.updates import PassCheckpoint, RemoveReader, ResetStream
 from synchronizer import Revision
 from synchronizer.replica import Transition
 
@@ -56,6 +56,7 @@ class Keeping:
         self._effects: list[Effect] = []
         self._kept: dict[tuple[Life, int], int] = {}  # by checkpoint: how many effects there were
         self._passed: set[tuple[Life, int]] = set()
+        self._lost: set[Life] = set()  # with what they had in memory
         self._completed: dict[int, CheckpointState] = {}
 
     # ------------------------------------------------------------------ what happens
@@ -93,10 +94,14 @@ class Keeping:
             for update in resets:
                 self._check_reset(update)
             self._begin_anew(dict(after.offsets), before_this(transition))
-        elif before.checkpoints:
+        else:
             for update in updates:
                 if isinstance(update, PassCheckpoint):
                     self._note_pass(before, update)
+                elif isinstance(update, RemoveReader) and update.reader in before.readers and update.cause != "closed":
+                    found = before.readers[update.reader]
+                    if found.keeps:
+                        self._lost.add((update.reader, found.incarnation))
         if before is None or before.segments is not after.segments:
             self._note_assignments(before, after)
         if after.checkpoints and (before is None or before.checkpoints is not after.checkpoints):
@@ -148,9 +153,16 @@ class Keeping:
                 self._broken("S6", f"{effect} lies before the cut of {checkpoint.name} and was handled after it")
             elif is_kept:
                 kept.add((effect.segment, effect.offset))
+                self._check_not_lost(effect, checkpoint)
         missing = [event for event in self._events_before(checkpoint) if event not in kept]
         if missing:
             self._broken("S6", f"{missing[0]} lies before the cut of {checkpoint.name}, and nobody kept it")
+
+    def _check_not_lost(self, effect: Effect, checkpoint: CheckpointState) -> None:
+        """What a reader had and never kept is named, unless it left by itself."""
+        life = self._lives[effect.segment, effect.token]
+        if not checkpoint.lost and life in self._lost and (life, checkpoint.token) not in self._passed:
+            self._broken("S6", f"{effect} was lost with {life}, and {checkpoint.name} counts nobody who was")
 
     def _check_cover(self, checkpoint: CheckpointState) -> None:
         for stream in {stream_of(segment) for segment in checkpoint.offsets}:

@@ -303,6 +303,13 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         ),
     ),
     Mutation(
+        "readers that are lost are counted",
+        "A checkpoint does not say that readers died with what they had.",
+        30,
+        frozenset({"S6"}),
+        (Words(RemoveReader, "apply_to", 'if leaving.keeps and self.cause != "closed":', "if False:"),),
+    ),
+    Mutation(
         "tokens of before a reset",
         "What was committed before a reset is where a dead reader's segments go on.",
         16,
