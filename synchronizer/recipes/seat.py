@@ -18,7 +18,7 @@ from typing import Final, Literal
 from ..clock import Deadline
 from ..errors import ClosedError, InvalidArgumentError, NotFoundError, ReaderGroupError
 from ..leases import DeathWatch, Lease, Observed, lease_attribute, lease_value, read_leases
-from ..liveness import RENEWALS, observe_interval
+from ..liveness import RENEWALS
 from ..state import Update
 from ..state_synchronizer import Proposal, StateSynchronizer
 from ..store import ANY, MAX_ATTRIBUTE_CHANGES, AttributeChange
@@ -201,8 +201,10 @@ class Seat:
 
     def _run(self, lease: Lease, step: Callable[[], float], wait: Callable[[float], None]) -> None:
         try:
+            due = step()
             while self._lease is lease and not lease.lost:
-                wait(step() - self._clock.monotonic())
+                wait(due - self._clock.monotonic())
+                due = step()  # once more also if the other thread has lost the lease: somebody has to tell
         except ClosedError:
             _logger.debug("%s was closed", self._synchronizer.name)
 
@@ -229,9 +231,8 @@ class Seat:
             return float("inf")
         try:
             timeout_seconds = self._synchronizer.state.timeout_seconds
-            is_due = self._clock.monotonic() >= lease.renewed_at + timeout_seconds / RENEWALS
-            if is_due and not lease.renew({}, timeout_seconds):
-                self.tell()  # the other thread ends without another round
+            if self._clock.monotonic() >= lease.renewed_at + timeout_seconds / RENEWALS:
+                lease.renew({}, timeout_seconds)
             return lease.renewed_at + timeout_seconds / RENEWALS
         except ClosedError:
             raise
@@ -271,7 +272,7 @@ class Seat:
             holders, {lease.name}, self._read_leases, state.timeout_seconds, lambda: lease.renewed_at
         )
         if dead:
-            self._remove(dead, observe_interval(state.timeout_seconds))
+            self._remove(dead)
         return self._deaths.due
 
     def _by_lease(self, members: tuple[Member, ...]) -> Mapping[str, Member]:
@@ -279,7 +280,7 @@ class Seat:
             self._holders = members, {each.lease: each for each in members}
         return self._holders[1]
 
-    def _remove(self, dead: Observed, timeout: float) -> None:
+    def _remove(self, dead: Observed) -> None:
         """Take out the dead. Whoever has renewed since stays: the entry compares with the values that were observed."""
 
         def evict(state: Members) -> Proposal[Members, list[str]]:
@@ -292,7 +293,7 @@ class Seat:
             }
             return Proposal(updates, [each.member for each in gone], attributes)
 
-        for member in self._synchronizer.update_state_with_attributes(evict, timeout=timeout):
+        for member in self._synchronizer.update_state_with_attributes(evict, timeout=ASK_SECONDS):
             _logger.warning("%s of %s is dead: its lease ran out", member, self._synchronizer.name)
 
     def _read_leases(self, members: Iterable[Member] | None) -> Mapping[str, bytes]:

@@ -26,12 +26,13 @@ def stopped_until(process: BaseProcess, condition: Callable[[], bool]) -> None:
     assert process.pid is not None
     for _ in range(20):
         os.kill(process.pid, signal.SIGSTOP)
-        end = time.monotonic() + 5
+        end = time.monotonic() + 4
         while not (held := condition()) and time.monotonic() < end:
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGCONT)
         if held:
             return
+        time.sleep(0.3)
     raise AssertionError("the others do not go on")
 
 
