@@ -21,6 +21,8 @@ QUEUE: Final = "readergroup/deletions"
 LOOK_EVERY: Final = 50
 #: How often it is looked whether another process, which has the turn, has gone through the queue.
 _LOOK_SECONDS: Final = 0.5
+#: How long closing waits for the stream in hand; the next one who looks goes on with it.
+_CLOSE_SECONDS: Final = 5.0
 #: How long somebody who has announced a deletion may take to put it into the metadata. Clocks may differ by minutes.
 PATIENCE_SECONDS: Final = 3600.0
 
@@ -85,7 +87,7 @@ class Deletions:
         with self._lock:
             thread, queue = self._thread, self._queue
         if thread is not None:
-            thread.join(self._timeout)
+            thread.join(_CLOSE_SECONDS)
         if queue is not None:
             queue.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 import msgpack
 
@@ -12,6 +13,9 @@ from ..errors import NotFoundError, StoreUnavailableError, TruncatedError
 from ..store import Appended, AttributeChange, Conflict, SegmentStore
 from .event_frames import encode_frame, read_frames
 
+#: So much more than its event a dead letter may take, with this much of an error's text.
+ROOM_BYTES: Final = 64 * 1024
+MAX_ERROR_LENGTH: Final = 10_000
 #: The attribute that says whose turn it is to set events aside, and which was the last one.
 _LAST = "last"
 

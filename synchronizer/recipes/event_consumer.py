@@ -1,8 +1,8 @@
 """The consumer of a queue, a round at a time: whose turn it is, which events come next, up to where they are handled.
 
 The offset up to which events are handled is what the holder of the turn remembers, with its timeout. So a consumer that
-has lost the turn changes nothing, and whoever comes next goes on there. The offset moves before the events are given up,
-never after.
+has lost the turn changes nothing, and whoever comes next goes on there. The offset moves first, and then the events are
+given up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..liveness import STOP_AFTER, observe_interval
 from ..retries import Retries
 from ..store import MAX_ATTRIBUTE_CHANGES, AttributeChange, SegmentStore
 from ..turn import Turn
-from .dead_letters import DeadLetters, encode_dead_event
+from .dead_letters import MAX_ERROR_LENGTH, DeadLetters, encode_dead_event
 from .event_adding import ADDERS
 from .event_frames import Frame, read_frames
 from .event_queue import CONSUMER, handled_upto
@@ -131,7 +131,7 @@ class Consumer:
         """
         now = self._clock.monotonic()
         if not self._take_turn():
-            return now + observe_interval(self._timeout_seconds)
+            return now + observe_interval(self._agreed_timeout())
         if self.handled > self.committed:  # the store did not take it
             self._commit()
         if now < self._retry_at:
@@ -298,7 +298,7 @@ class Consumer:
         return delay
 
     def _set_aside(self, dead_letters: DeadLetters, frame: Frame, error: Exception) -> None:
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"[:MAX_ERROR_LENGTH]
         letter = encode_dead_event(data=frame.data, offset=frame.offset, error=text, attempts=self._failures)
         if not dead_letters.put(self._turn.holder, letter, frame.offset):
             self.active = False

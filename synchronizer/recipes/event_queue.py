@@ -12,7 +12,7 @@ from ..patience import Patience
 from ..state_synchronizer import NAME_PATTERN
 from ..store import SegmentStore
 from ..turn import TurnValue
-from .dead_letters import DeadEvent, DeadLetters
+from .dead_letters import ROOM_BYTES, DeadEvent, DeadLetters
 from .event_adding import Adding, Extent, Room
 from .event_frames import encode_frame
 
@@ -77,7 +77,7 @@ class EventQueue:
                 raise InvalidArgumentError("an event is bytes", queue=self.name, type=type(event).__name__)
             frames.append(encode_frame(event))
         data = b"".join(frames)
-        limit = self.store.guarantees.largest_append
+        limit = self.store.guarantees.largest_append - ROOM_BYTES
         if len(data) > limit:
             raise InvalidArgumentError(
                 "the events are too large for one append", queue=self.name, bytes=len(data), limit=limit
