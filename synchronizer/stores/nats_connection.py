@@ -168,12 +168,12 @@ class NatsConnection:
         if self._is_closed:
             raise self._closed()
         exchange = _Exchange(messages)
-        self._loop.call_soon_threadsafe(self._start, exchange)
+        self._call_in_loop(self._start, exchange)
         size = sum(len(message.data) for message in messages)
         if timeout_seconds is None:
             timeout_seconds = self._address.timeout_seconds
         if not exchange.wait(timeout_seconds + size / _SLOWEST_BYTES_PER_SECOND):
-            self._loop.call_soon_threadsafe(self._give_up, exchange)
+            self._call_in_loop(self._give_up, exchange)
             exchange.wait(-1)
         if exchange.failure is not None:
             raise exchange.failure
@@ -196,17 +196,23 @@ class NatsConnection:
 
     def send(self, message: Outgoing) -> None:
         """Send a message that has no answer, if there is a connection."""
-        self._loop.call_soon_threadsafe(self._spawn_send, message)
+        self._call_in_loop(self._spawn_send, message)
 
     def listen(self, subject: str, hear: Callable[[Headers], None]) -> None:
         """Call ``hear``, in the hidden thread, with the headers of each message on the subject."""
-        self._loop.call_soon_threadsafe(self._add_listener, subject, hear)
+        self._call_in_loop(self._add_listener, subject, hear)
 
     def unlisten(self, subject: str) -> None:
-        self._loop.call_soon_threadsafe(self._remove_listener, subject)
+        self._call_in_loop(self._remove_listener, subject)
 
     def when_reconnected(self, callback: Callable[[], None]) -> None:
         self._reconnected_callbacks.append(callback)
+
+    def _call_in_loop(self, call: Callable[..., object], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError as error:  # it ended with the last connection of this process
+            raise self._closed() from error
 
     def _closed(self) -> ClosedError:
         return ClosedError("the store is closed", url=self._address.url)

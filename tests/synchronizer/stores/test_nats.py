@@ -78,6 +78,21 @@ def test_a_driver_that_misses_its_cancellation_does_not_hold_up_who_opens(monkey
     assert time.monotonic() - begin < LONG
 
 
+def test_who_waits_when_the_store_is_closed_hears_that(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(nats_url)
+    store.create("s")
+    assert isinstance(store, NatsStore)
+    look = store._waiters._heads
+
+    def close_and_look(names: Any) -> Any:
+        store.close()
+        return look(names)
+
+    monkeypatch.setattr(store._waiters, "_heads", close_and_look)
+    with pytest.raises(ClosedError):  # also where the loop has ended that would have listened no more
+        store.wait({"s": 0}, 10)
+
+
 def test_who_asks_when_the_store_is_closed_hears_that(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = threading.Event()
 
