@@ -86,6 +86,10 @@ class DeadLetters:
     def forget(self, upto: DeadEvent) -> None:
         self._store.truncate(self.segment, upto.end)
 
+    def clear(self) -> None:
+        with suppress(NotFoundError):
+            self._store.truncate(self.segment, self._store.info(self.segment).length)
+
     def _change(self, data: bytes, before: bytes | None, after: bytes) -> bool:
         answer = self._store.append(self.segment, data, attributes={_LAST: AttributeChange(before, after)})
         if isinstance(answer, Appended | Conflict):

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Self, TypeVar
 
 from ..clock import Clock, Deadline, SystemClock
-from ..errors import InvalidArgumentError
+from ..errors import DeadlineExceededError, InvalidArgumentError
 from ..patience import Patience
 from ..state_synchronizer import NAME_PATTERN
-from ..store import SegmentStore
+from ..store import Appended, AttributeChange, SegmentStore
 from ..turn import TurnValue
 from .dead_letters import ROOM_BYTES, DeadEvent, DeadLetters
 from .event_adding import Adding, Extent, Room
@@ -95,6 +95,28 @@ class EventQueue:
         """How many bytes of the segment are not known to be handled, asked of the store."""
         handled, length = self._patiently(self._look, None)
         return length - handled
+
+    def clear(self, *, timeout: float | None = None) -> None:
+        """Give up all that is in the queue, handled or not, and the dead letters. Offsets go on.
+
+        A consumer may still handle what it has begun, up to its ``max_batch``.
+        """
+        patience = Patience(self.clock, self._deadline(timeout))
+        while not patience.call(self._skip_to_end):
+            if not patience.wait():
+                raise DeadlineExceededError("its consumer kept storing its position", queue=self.name)
+        patience.call(lambda: self.store.truncate(self.segment, self._look().handled))
+        patience.call(self._dead_letters.clear)
+
+    def _skip_to_end(self) -> bool:
+        """Put the position to the end, as if by a consumer that came and went; False if another one was faster."""
+        stored = self.store.attributes(self.segment, names=[CONSUMER]).get(CONSUMER)
+        turn = TurnValue.decode(stored)
+        length = self.store.info(self.segment).length
+        skipped = TurnValue(b"", turn.counter + 1, (length, *turn.payload[1:]))
+        change = AttributeChange(stored, skipped.encode())
+        answer = self.store.append(self.segment, b"", attributes={CONSUMER: change})
+        return isinstance(answer, Appended)
 
     def dead_letters(self) -> Iterator[DeadEvent]:
         """The events that were set aside, the oldest first."""

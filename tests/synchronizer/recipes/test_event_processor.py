@@ -364,6 +364,28 @@ class TestOneConsumer:
         drain(one)
         assert handler.handled == numbers(10)
 
+    @pytest.mark.stores(in_turn=True)
+    def test_a_queue_that_is_cleared_is_empty_and_its_offsets_go_on(
+        self, store: FailingStore, clock: InstantClock
+    ) -> None:
+        add(store, numbers(10))
+        jobs = EventQueue(store, "jobs", clock=clock)
+        handler = Handler(failing_on(b"0000"))
+        processor = stepped(store, clock, handler, max_batch=3, set_aside=True, retries=Retries(attempts=1))
+        handler.then = lambda event: (
+            (store.lose_answers(), jobs.clear()) if event.data == b"0004" else failing_on(b"0000")(event)
+        )
+        processor.step()
+        processor.step()
+        assert handler.handled == [b"0001", b"0002", b"0003", b"0004", b"0005"]
+        assert jobs.outstanding_bytes == 0
+        assert list(jobs.dead_letters()) == []
+        assert store.info(SEGMENT).start_offset == store.info(SEGMENT).length == 10 * (4 + OVERHEAD_BYTES)
+        add(store, numbers(1, start=10))
+        drain(processor)
+        assert handler.keys[-1] == "jobs@130"
+        assert handler.handled[5:] == [b"0010"]
+
     def test_positions_only_grow(self, store: FailingStore, clock: InstantClock) -> None:
         handler = Handler()
         seen = []
