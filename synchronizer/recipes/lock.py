@@ -181,7 +181,8 @@ class Lock:
         """
         holder = seat.first_of_all()
         with self._lock:
-            if seat.taken and holder is not None and self._lingering is None:
+            # It may have become its own turn just now.
+            if seat.taken and holder is not None and seat.first() is None and self._lingering is None:
                 takes = self.synchronizer.state.timeout_seconds + TAKEOVER_SECONDS
                 self._lingering = _Lingering(seat, holder, self._clock.monotonic() + takes)
                 return

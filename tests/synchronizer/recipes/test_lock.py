@@ -17,6 +17,7 @@ from synchronizer import (
     open_store,
 )
 from synchronizer.recipes.lock import HeldLock, Lock
+from synchronizer.recipes.seat import Seat
 from synchronizer.testing import FailingStore
 
 pytestmark = pytest.mark.stores(in_turn=True)
@@ -169,6 +170,24 @@ def test_the_lock_of_a_dead_holder_is_given_on_also_where_everybody_waits_for_le
     wait_for_members(lock)
     with lock.acquire(timeout=0.5) as held:
         held.check()
+
+
+def test_who_gets_the_lock_in_the_moment_when_he_gives_up_does_not_keep_it(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, other = a_lock(store, "a"), a_lock(store, "b")
+    held = lock.acquire(timeout=LONG)
+    linger = other._linger
+
+    def linger_a_moment_later(seat: Seat) -> None:
+        held.release()
+        other.synchronizer.fetch_updates()
+        linger(seat)
+
+    monkeypatch.setattr(other, "_linger", linger_a_moment_later)
+    with pytest.raises(DeadlineExceededError):
+        other.acquire(timeout=0.1)
+    assert lock.holder() is None
 
 
 def test_closing_releases_the_lock_and_ends_the_waiting(store: SegmentStore) -> None:
