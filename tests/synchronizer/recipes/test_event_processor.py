@@ -319,13 +319,14 @@ class TestOneConsumer:
     def test_a_holder_is_judged_by_its_own_timeout(self, store: FailingStore, clock: InstantClock) -> None:
         add(store, numbers(2))
         one = stepped(store, clock, Handler())
-        hasty = stepped(store, clock, Handler(), consumer_timeout_seconds=1.0)
+        hasty = stepped(store, clock, Handler(lambda event: clock.advance(0.9)), consumer_timeout_seconds=1.0)
         one.step()
         for _ in range(int(TIMEOUT_SECONDS / 0.1) - 10):
             assert hasty.step() == 0
             assert not hasty.active
             clock.advance(0.1)
-        take_over(hasty, clock)
+        add(store, numbers(2))
+        assert take_over(hasty, clock) == 1, "it goes on without having renewed as it has to"
         began = clock.monotonic()
         assert one.step() == 0
         while not one.active:
