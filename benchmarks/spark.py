@@ -92,7 +92,7 @@ def _writing(run: _Runs, store: Store) -> Iterator[Result]:
         target=1.5,
         better="less",
         beside=f"{median(ours):.2f} s; Parquet {median(parquet):.2f} s",
-        held_back_by="each byte is written twice, staged and then committed",
+        held_back_by="what is staged is copied by the commit; SQLite writes each to its log, then to its place",
     )
 
 

@@ -82,4 +82,4 @@ def _draw_lines(axes: Axes, outcome: SparkOutcome) -> None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("seconds")
     axes.set_title("lines of the stream that grows", loc="left", fontsize=10, color=_FAINT, pad=20)
-    axes.legend(loc="upper left", frameon=False, fontsize=9)
+    axes.legend(loc="upper left", facecolor="white", edgecolor="none", framealpha=1, fontsize=9)
