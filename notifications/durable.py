@@ -145,6 +145,8 @@ class DurableListening(Generic[S, N]):
         self._failures = 0  # of calls, in a row
         self._troubles = 0  # of rounds, in a row
         self._call_at = float("-inf")
+        #: A new name hears what has changed since it was registered, however soon it gets the turn.
+        self._since_begin: TransitionFeed[S] | None = synchronizer.transitions()
         # While the turn is held:
         self._feed: TransitionFeed[S] | None = None
         self._heard: HeardUpTo | None = None
@@ -266,11 +268,12 @@ class DurableListening(Generic[S, N]):
 
     def _lose(self) -> None:
         """Keep nothing of what belongs to the turn."""
-        if self._feed is not None:
-            self._feed.close()
+        for feed in (self._feed, self._since_begin):
+            if feed is not None:
+                feed.close()
         if self._call is not None:
             self._call.counts = False
-        self._feed = self._heard = self._to_tell = None
+        self._feed = self._since_begin = self._heard = self._to_tell = None
         self._pending = []
         self._is_recorded = True
         self._record_at = float("-inf")
@@ -366,7 +369,7 @@ class DurableListening(Generic[S, N]):
 
     def _begin(self) -> None:
         """Find what the name has not heard yet."""
-        feed = self._synchronizer.transitions()
+        feed, self._since_begin = self._since_begin or self._synchronizer.transitions(), None
         heard = self._heard or self._remembered()
         if heard is not None:
             heard, pending = self._unheard(heard)

@@ -577,6 +577,22 @@ def test_ending_waits_for_no_store(store: SegmentStore) -> None:
     here.close()
 
 
+def test_a_new_name_hears_every_change_since_it_was_registered(
+    start: Start, elsewhere: StateSynchronizer[Counter], manual_clock: ManualClock
+) -> None:
+    """Also where it gets the turn only later."""
+    process = Process(elsewhere.store, manual_clock)
+    process.store.fail_appends()
+    process.listen()
+    for _ in range(2):
+        elsewhere.update_state_unconditionally(Add())
+    process.synchronizer.fetch_updates()
+    assert process.values == []
+    process.notifier.poll()
+    assert process.values == [0, 1, 2]
+    process.notifier.close()
+
+
 def test_the_stored_form_stays() -> None:
     heard = HeardUpTo(120, 1, ALL, missed=True)
     value = TurnValue(b"\x00holder\xff", 3, heard)
