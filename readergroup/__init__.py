@@ -32,6 +32,7 @@ from synchronizer import ReaderGroupError as ReaderGroupError
 from synchronizer import Retries as Retries
 from synchronizer import Revision as Revision
 from synchronizer import SealedError as SealedError
+from synchronizer import Semaphore as Semaphore
 from synchronizer import SetChange as SetChange
 from synchronizer import SharedConfig as SharedConfig
 from synchronizer import SharedCounter as SharedCounter

@@ -27,6 +27,7 @@ from synchronizer import (
     Membership,
     QueuedEvent,
     SegmentStore,
+    Semaphore,
     SharedConfig,
     SharedCounter,
     SharedMap,
@@ -108,7 +109,8 @@ class Client:
         self._address: str | None = None  # of a store that this client opened, and closes
         # Held weakly: a writer that is closed is to be forgotten. One that is open is held by its thread.
         self._opened: WeakValueDictionary[int, _Closable] = WeakValueDictionary()
-        self._locks: WeakValueDictionary[str, Lock] = WeakValueDictionary()  # those that are held or waited for
+        # Those that are held or waited for.
+        self._locks: WeakValueDictionary[tuple[type[Lock], str], Lock] = WeakValueDictionary()
         self._guard = threading.Lock()
 
     @overload
@@ -206,21 +208,24 @@ class Client:
         self, name: str, *, timeout: float | None = None, member_timeout_seconds: float = 10.0
     ) -> Iterator[HeldLock]:
         """Hold the lock of this name in the block; `DeadlineExceededError` if it could not be had in time."""
-        with self._lock(name, member_timeout_seconds).acquire(timeout=timeout) as held:
+        with self._lock(Lock, name, member_timeout_seconds=member_timeout_seconds).acquire(timeout=timeout) as held:
             yield held
 
-    def _lock(self, name: str, member_timeout_seconds: float) -> Lock:
+    @contextmanager
+    def semaphore(
+        self, name: str, *, permits: int, timeout: float | None = None, member_timeout_seconds: float = 10.0
+    ) -> Iterator[HeldLock]:
+        """Hold one of so many permits in the block; `DeadlineExceededError` if none could be had in time."""
+        semaphore = self._lock(Semaphore, name, permits=permits, member_timeout_seconds=member_timeout_seconds)
+        with semaphore.acquire(timeout=timeout) as held:
+            yield held
+
+    def _lock(self, kind: type[Lock], name: str, **options: Any) -> Lock:
         with self._guard:  # one for all threads, so that it knows which of them hold it
-            lock = self._locks.get(name)
+            lock = self._locks.get((kind, name))
             if lock is None:
-                lock = Lock(
-                    self.store,
-                    name,
-                    member_timeout_seconds=member_timeout_seconds,
-                    threads=self._in_background,
-                    **self._state_options,
-                )
-                self._locks[name] = self._keep(lock)
+                lock = kind(self.store, name, threads=self._in_background, **self._state_options, **options)
+                self._locks[kind, name] = self._keep(lock)
             return lock
 
     @property

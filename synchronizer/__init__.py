@@ -42,6 +42,7 @@ from .recipes import LeaderElection as LeaderElection
 from .recipes import Lock as Lock
 from .recipes import Membership as Membership
 from .recipes import QueuedEvent as QueuedEvent
+from .recipes import Semaphore as Semaphore
 from .recipes import SetChange as SetChange
 from .recipes import SharedConfig as SharedConfig
 from .recipes import SharedCounter as SharedCounter

@@ -10,6 +10,7 @@ from .event_queue import MAX_OUTSTANDING_BYTES as MAX_OUTSTANDING_BYTES
 from .event_queue import EventQueue as EventQueue
 from .lock import HeldLock as HeldLock
 from .lock import Lock as Lock
+from .lock import Semaphore as Semaphore
 from .membership import Membership as Membership
 from .shared import SynchronizerOptions as SynchronizerOptions
 from .shared import ValueChange as ValueChange

@@ -1,4 +1,4 @@
-"""`Lock`: of all who want it one at a time holds it, in the order of their coming.
+"""`Lock`: of all who want it one at a time holds it, in the order of their coming. `Semaphore`: so many at a time.
 
 Who holds it, or waits for it, is a member of the lock's state. The first of the members is the holder, and its fencing
 token is the token of the entry that let it in, so that whoever holds the lock later has a greater one.
@@ -10,7 +10,8 @@ import logging
 import os
 import socket
 import threading
-from typing import Final, NamedTuple, Self, Unpack
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, NamedTuple, Self, Unpack
 
 from ..clock import Deadline
 from ..errors import ClosedError, DeadlineExceededError, InvalidArgumentError, LeaseLostError
@@ -42,10 +43,10 @@ class HeldLock:
         After an outage of the store it passes again, if nobody else got the lock. Whoever is paused between the check
         and what it does next is not stopped by it: what must not be done twice compares fencing tokens.
         """
-        if self._seat.first() is None:
+        if self._seat.among(self._lock.permits) is None:
             raise LeaseLostError(
-                "the lock was released, or may be another's by now; stop what it protects",
-                lock=self._lock.name,
+                f"the {self._lock.kind} was released, or may be another's by now; stop what it protects",
+                name=self._lock.name,
                 fencing_token=self.fencing_token,
             )
 
@@ -61,10 +62,10 @@ class HeldLock:
 
 
 class _Lingering(NamedTuple):
-    """A seat of one who waits no more, kept to find out whether this holder is dead."""
+    """A seat of one who waits no more, kept to find out whether one of these holders is dead."""
 
     seat: Seat
-    holder: Member
+    holders: Sequence[Member]
     until: float
 
 
@@ -74,6 +75,10 @@ class Lock:
     ``member_timeout_seconds`` is how long the lease of a holder may stand still, or of one who waits; the first of all
     that are there decides it. ``owner`` is what others are told of who holds the lock: by default host and process id.
     """
+
+    kind: ClassVar[str] = "lock"  # the name begins with it in the store
+    #: How many may hold it at a time.
+    permits = 1
 
     def __init__(
         self,
@@ -88,8 +93,16 @@ class Lock:
         self.name = name
         self.owner = owner or f"{socket.gethostname()}/{os.getpid()}"
         self.synchronizer = StateSynchronizer(
-            store, f"lock/{name}", initial=nobody(member_timeout_seconds), updates=UPDATES, **options
+            store,
+            f"{self.kind}/{name}",
+            initial=nobody(member_timeout_seconds, None if self.permits == 1 else self.permits),
+            updates=UPDATES,
+            **options,
         )
+        if (places := self.synchronizer.state.places or 1) != self.permits:
+            raise InvalidArgumentError(
+                "it was begun with another number of permits; use that", name=name, permits=places, given=self.permits
+            )
         self._clock = self.synchronizer.clock
         self._timeout_seconds = member_timeout_seconds
         self._threads = threads
@@ -106,9 +119,11 @@ class Lock:
         that holds the lock already is refused: it would wait for itself.
         """
         if self._closed:
-            raise ClosedError("the lock is closed; open another", lock=self.name)
+            raise ClosedError(f"the {self.kind} is closed; open another", name=self.name)
         if threading.get_ident() in self._holding:
-            raise InvalidArgumentError("this thread holds the lock already; pass on what it has", lock=self.name)
+            raise InvalidArgumentError(
+                f"this thread holds the {self.kind} already; pass on what it has", name=self.name
+            )
         deadline = Deadline(self._clock, self.synchronizer.timeout if timeout is None else timeout)
         seat = Seat(
             self.synchronizer, self.owner, self._timeout_seconds, changed=self._end_lingering, threads=self._threads
@@ -116,7 +131,7 @@ class Lock:
         with self._lock:
             self._seats.add(seat)
         try:
-            first = self._wait_in_line(seat, deadline)
+            found = self._wait_in_line(seat, deadline)
         except DeadlineExceededError:
             self._linger(seat)
             raise
@@ -124,12 +139,11 @@ class Lock:
             self._give_up(seat)
             raise
         self._holding.add(threading.get_ident())
-        return HeldLock(self, seat, first.incarnation)
+        return HeldLock(self, seat, found.incarnation)
 
-    def holder(self, *, timeout: float | None = None) -> str | None:
-        """The owner of the lock in the newest state; None where it is free."""
-        first = self.synchronizer.fetch_updates(timeout=timeout).first
-        return None if first is None else first.member
+    def holders(self, *, timeout: float | None = None) -> Sequence[str]:
+        """The owners of who holds it in the newest state."""
+        return [each.member for each in self.synchronizer.fetch_updates(timeout=timeout).members[: self.permits]]
 
     def close(self) -> None:
         """Release the lock, if it is held here, and end all waiting for it here. Twice is no error."""
@@ -147,21 +161,23 @@ class Lock:
         return min((seat.step() for seat in seats), default=float("inf"))
 
     def __repr__(self) -> str:
-        return f"Lock({self.name!r}, {self.synchronizer.store.url!r})"
+        return f"{type(self).__name__}({self.name!r}, {self.synchronizer.store.url!r})"
 
     def _wait_in_line(self, seat: Seat, deadline: Deadline) -> Member:
         while not self._closed:
-            if (first := seat.first()) is not None:
-                return first
+            if (found := seat.among(self.permits)) is not None:
+                return found
             if not seat.taken:  # not yet, or it was lost by one who was paused
                 seat.take(timeout=max(ASK_SECONDS, deadline.remaining()))
-            elif not seat.wait_until(lambda: seat.first() is not None or not seat.taken or self._closed, deadline):
+            elif not seat.wait_until(lambda: self._has_news(seat), deadline):
+                holders = [each.member for each in seat.members()[: self.permits]]
                 raise DeadlineExceededError(
-                    "another holds the lock; wait longer, or try again",
-                    lock=self.name,
-                    holder=first.member if (first := seat.first_of_all()) else None,
+                    f"others hold the {self.kind}; wait longer, or try again", name=self.name, holders=holders
                 )
-        raise ClosedError("the lock is closed; open another", lock=self.name)
+        raise ClosedError(f"the {self.kind} is closed; open another", name=self.name)
+
+    def _has_news(self, seat: Seat) -> bool:
+        return self._closed or not seat.taken or seat.among(self.permits) is not None
 
     def _release(self, seat: Seat, thread: int) -> None:
         self._holding.discard(thread)
@@ -179,12 +195,12 @@ class Lock:
 
         Otherwise nobody would, where all wait for less. One seat of a process is enough for that.
         """
-        holder = seat.first_of_all()
+        holders = seat.members()[: self.permits]
         with self._lock:
             # It may have become its own turn just now.
-            if seat.taken and holder is not None and seat.first() is None and self._lingering is None:
+            if seat.taken and holders and seat.among(self.permits) is None and self._lingering is None:
                 takes = self.synchronizer.state.timeout_seconds + TAKEOVER_SECONDS
-                self._lingering = _Lingering(seat, holder, self._clock.monotonic() + takes)
+                self._lingering = _Lingering(seat, holders, self._clock.monotonic() + takes)
                 return
         self._give_up(seat)
 
@@ -194,8 +210,23 @@ class Lock:
             found = self._lingering
             if found is None:
                 return
-            is_same = found.seat.taken and found.seat.first_of_all() == found.holder
+            is_same = found.seat.taken and found.seat.members()[: self.permits] == found.holders
             if is_same and self._clock.monotonic() < found.until:
                 return
             self._lingering = None
         self._give_up(found.seat)
+
+
+class Semaphore(Lock):
+    """A lock that so many may hold at a time. All who use its name give the same number of ``permits``.
+
+    The numbers of those who hold it at the same time are in no order that a sink could go by: it fences nobody.
+    """
+
+    kind = "semaphore"
+
+    def __init__(self, store: SegmentStore, name: str, permits: int, **options: Any) -> None:
+        if permits < 1:
+            raise InvalidArgumentError("a semaphore has at least one permit", name=name, permits=permits)
+        self.permits = permits
+        super().__init__(store, name, **options)

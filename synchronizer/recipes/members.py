@@ -34,6 +34,8 @@ class Members(State):
 
     #: How long a lease may stand still. It stays the same as long as anybody is there.
     timeout_seconds: Timeout
+    #: How many of the first hold what all stand in line for, if that is not one.
+    places: int | None = None
     members: tuple[Member, ...] = ()
 
     @property
@@ -76,8 +78,8 @@ class Leave(Update[Members], tag="leave"):
 UPDATES: Final = (Join, Leave)
 
 
-def nobody(timeout_seconds: float) -> Members:
+def nobody(timeout_seconds: float, places: int | None = None) -> Members:
     """The state to begin with."""
     if not 0 < timeout_seconds <= MAX_TIMEOUT_SECONDS:
         raise InvalidArgumentError("a timeout is between 0 and 86400 seconds", timeout_seconds=timeout_seconds)
-    return Members(timeout_seconds=timeout_seconds)
+    return Members(timeout_seconds=timeout_seconds, places=places)

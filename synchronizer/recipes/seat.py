@@ -87,14 +87,15 @@ class Seat:
 
     def first(self) -> Member | None:
         """The member of this seat, if it is the first of all and nobody can have taken it out."""
-        lease, first = self._lease, self.first_of_all()
-        if lease is None or first is None or first.lease != lease.name:
-            return None
-        return first if self._clock.monotonic() < lease.valid_until else None
+        return self.among(1)
 
-    def first_of_all(self) -> Member | None:
-        """The first member in the newest state that is known here."""
-        return next(iter(self.members()), None)
+    def among(self, places: int) -> Member | None:
+        """The member of this seat, if it is among so many at the front and nobody can have taken it out."""
+        lease = self._lease
+        if lease is None:
+            return None
+        found = next((each for each in self.members()[:places] if each.lease == lease.name), None)
+        return found if self._clock.monotonic() < lease.valid_until else None
 
     def members(self) -> Sequence[Member]:
         """The members in the newest state that is known here; none where it was deleted."""

@@ -16,7 +16,7 @@ from synchronizer import (
     SegmentStore,
     open_store,
 )
-from synchronizer.recipes.lock import HeldLock, Lock
+from synchronizer.recipes.lock import HeldLock, Lock, Semaphore
 from synchronizer.recipes.seat import Seat
 from synchronizer.testing import FailingStore
 
@@ -81,19 +81,19 @@ def test_a_lock_is_held_within_its_block_and_its_tokens_grow(store: SegmentStore
     for lock in (*locks, *locks):
         with lock.acquire(timeout=LONG) as held:
             held.check()
-            assert lock.holder() == lock.owner
+            assert lock.holders() == [lock.owner]
             tokens.append(held.fencing_token)
         with pytest.raises(LeaseLostError, match=f"fencing_token={held.fencing_token}"):
             held.check()
     assert tokens == sorted(set(tokens))
-    assert locks[0].holder() is None
+    assert locks[0].holders() == []
 
 
 def test_a_lock_is_released_when_its_block_raises(store: SegmentStore) -> None:
     lock = a_lock(store)
     with pytest.raises(ZeroDivisionError), lock.acquire(timeout=LONG):
         raise ZeroDivisionError
-    assert lock.holder() is None
+    assert lock.holders() == []
 
 
 def test_those_who_wait_get_the_lock_in_the_order_of_their_coming(store: SegmentStore) -> None:
@@ -139,7 +139,7 @@ def test_who_waits_too_long_is_told_who_holds_the_lock_and_is_not_in_line_any_mo
     lock, other = a_lock(store, "a", timeout_seconds=0.5), a_lock(store, "b", timeout_seconds=0.5)
     with lock.acquire(timeout=LONG) as held:
         for timeout in (0.0, 0.1):
-            with pytest.raises(DeadlineExceededError, match="holder='a'") as caught:
+            with pytest.raises(DeadlineExceededError, match=r"holders=\['a'\]") as caught:
                 other.acquire(timeout=timeout)
             assert isinstance(caught.value, TimeoutError)
         wait_for_members(lock, "a")
@@ -187,7 +187,7 @@ def test_who_gets_the_lock_in_the_moment_when_he_gives_up_does_not_keep_it(
     monkeypatch.setattr(other, "_linger", linger_a_moment_later)
     with pytest.raises(DeadlineExceededError):
         other.acquire(timeout=0.1)
-    assert lock.holder() is None
+    assert lock.holders() == []
 
 
 def test_closing_releases_the_lock_and_ends_the_waiting(store: SegmentStore) -> None:
@@ -224,3 +224,43 @@ def test_a_lease_that_may_be_over_is_told_before_anybody_else_can_hold_the_lock(
     held._seat.step()
     with pytest.raises(LeaseLostError):
         held.check()
+
+
+# ---------------------------------------------------------------------- semaphores
+
+
+def a_semaphore(store: SegmentStore, owner: str, permits: int = 2, timeout_seconds: float = 10.0) -> Semaphore:
+    return Semaphore(store, "berth", permits, owner=owner, member_timeout_seconds=timeout_seconds)
+
+
+def test_so_many_hold_a_semaphore_at_a_time_and_the_next_follows_whoever_releases_it(store: SegmentStore) -> None:
+    a, b, c = (a_semaphore(store, name) for name in "abc")
+    first, second = a.acquire(timeout=LONG), b.acquire(timeout=LONG)
+    waiting = Waiting(c)
+    wait_for_members(a, "a", "b", "c")
+    assert c.holders() == ["a", "b"]
+    second.release()
+    third = waiting.held()
+    assert a.holders() == ["a", "c"]
+    first.check()
+    third.check()
+    with pytest.raises(LeaseLostError, match="the semaphore was released"):
+        second.check()
+
+
+def test_the_permit_of_a_dead_holder_is_given_on(store: SegmentStore) -> None:
+    dead = Semaphore(store, "berth", 2, owner="dead", member_timeout_seconds=0.5, threads=False)
+    dead.acquire(timeout=LONG)
+    a, b = a_semaphore(store, "a"), a_semaphore(store, "b")
+    with a.acquire(timeout=LONG) as first, b.acquire(timeout=LONG) as second:
+        first.check()
+        second.check()
+        assert a.holders() == ["a", "b"]
+
+
+def test_a_semaphore_has_the_permits_that_it_was_begun_with(store: SegmentStore) -> None:
+    a_semaphore(store, "a")
+    with pytest.raises(InvalidArgumentError, match="permits=2 given=3"):
+        a_semaphore(store, "b", permits=3)
+    with pytest.raises(InvalidArgumentError, match="at least one permit"):
+        a_semaphore(store, "b", permits=0)

@@ -33,6 +33,9 @@ STATE = Members(
 )
 
 
+OF_A_SEMAPHORE = STATE.replace(places=3)
+
+
 def wire(name: str, written_today: bytes) -> bytes:
     path = WIRE / name
     if os.environ.get("UPDATE") and not path.exists():
@@ -53,6 +56,10 @@ def test_a_state_is_written_and_read_as_ever() -> None:
     stored = wire("members-snapshot-v1.msgpack", today)
     assert stored == today
     assert CODEC.decode_snapshot(stored) == (STATE, 7)
+    today = CODEC.encode_snapshot(OF_A_SEMAPHORE, 7)
+    stored = wire("members-snapshot-v2.msgpack", today)
+    assert stored == today
+    assert CODEC.decode_snapshot(stored) == (OF_A_SEMAPHORE, 7)
 
 
 class History(RuleBasedStateMachine):
