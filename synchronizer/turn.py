@@ -144,7 +144,7 @@ class Turn:
             current = answer.attributes[self._attribute]
             own = current in self._tried  # the lost answer was a yes
             self._know(current)
-            if not own:
+            if not own or not self._is_mine:
                 return False
 
     def _stood_still(self, now: float) -> bool:

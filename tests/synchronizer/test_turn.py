@@ -134,6 +134,21 @@ def test_what_was_lost_is_found_out_by_the_next_call(store: FailingStore, clock:
     assert (first.look().holder == b"") is arrived
 
 
+def test_one_that_was_given_up_with_a_lost_answer_is_not_held(store: FailingStore, clock: ManualClock) -> None:
+    first = turn(store, clock)
+    assert first.take(TIMEOUT_SECONDS)
+    assert first.record(5)
+    store.lose_answers()
+    with pytest.raises(StoreUnavailableError):
+        first.give_up()
+    assert not first.record(6)
+    assert first.look().payload == (5,)
+    # Whoever wants it back takes it anew.
+    assert first.take(TIMEOUT_SECONDS)
+    assert first.look().holder == first.holder
+    assert first.times_taken == 2
+
+
 def test_a_lost_request_that_arrives_late_is_known_as_ones_own(store: FailingStore, clock: ManualClock) -> None:
     first = turn(store, clock)
     assert first.take(TIMEOUT_SECONDS)
