@@ -40,8 +40,8 @@ class Checkpoint(BaseModel):
     cuts: Mapping[str, StreamCut]
     #: The SDK took it by itself.
     automatic: bool = False
-    #: How many readers with ``on_checkpoint`` were declared dead, removed or replaced before it was completed, since
-    #: the group was created or last reset. What they had in memory is in nobody's keeping, and may lie before the cuts.
+    #: How many readers with ``on_checkpoint`` were declared dead, removed or replaced before it was completed, after
+    #: they had committed something since the group was created or last reset: what they had of that, nobody has kept.
     lost: int = 0
 
 

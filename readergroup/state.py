@@ -50,6 +50,8 @@ class ReaderState(_Value):
     lease: str | None = None
     #: It has an application that keeps something at checkpoints.
     keeps: bool = False
+    #: So it has something of what it committed, since it joined or the group was reset.
+    has_something: bool = False
 
 
 class SegmentState(_Value):
@@ -125,7 +127,7 @@ class ReaderGroupState(State):
     segments: Map[SegmentId, SegmentState] = Map()
     #: Those under way and the last completed ones, the oldest first.
     checkpoints: tuple[CheckpointState, ...] | None = None
-    #: How many readers that kept something were lost with it, since the group was last reset.
+    #: How many readers were lost that had something, since the group was last reset.
     lost: int | None = None
 
     #: Derived from ``segments``.

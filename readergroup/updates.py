@@ -51,7 +51,7 @@ class RemoveReader(Update[ReaderGroupState], tag="remove_reader"):
     cause: Cause | None = None
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
-        leaving = state.reader(self.reader)
+        state.reader(self.reader)
         position = self.position or {}
         for segment in state.owned.get(self.reader, ()):
             found = state.segments[segment]
@@ -59,7 +59,7 @@ class RemoveReader(Update[ReaderGroupState], tag="remove_reader"):
         for segment in state.overview.held.get(self.reader, ()):
             found = state.segments[segment]
             state = state.with_segment(segment, found.changed(target=None, target_incarnation=None))
-        if leaving.keeps and self.cause != "closed":
+        if self.cause != "closed" and state.readers[self.reader].has_something:
             state = state.replace(lost=(state.lost or 0) + 1)
         for checkpoint in state.checkpoints_ahead_of(self.reader):
             state = _with_checkpoint(state, checkpoint.without(self.reader))
@@ -245,6 +245,7 @@ class PassCheckpoint(Update[ReaderGroupState], tag="pass_checkpoint"):
             )
         for segment, offset in (self.position or {}).items():
             found = state.owned_segment(self.reader, segment)
+            state = _note_progress(state, found, offset)
             state = state.with_segment(segment, found.changed(offset=_forward(found, segment, offset)))
         for segment, found in state.segments_of(self.reader).items():
             passed = passed.with_position(self.reader, _token(found), segment, found.offset)
@@ -287,7 +288,12 @@ class ResetStream(Update[ReaderGroupState], tag="reset_stream"):
             weight = before[segment].weight if segment in before else found.weight
             state = state.with_segment(segment, found.changed(weight=weight))
         completed = tuple(each for each in state.checkpoints or () if each.completed)
-        return state.replace(streams=state.streams.set(self.stream, followed), checkpoints=completed or None, lost=None)
+        readers = state.readers
+        for reader, each in state.readers.items():
+            if each.has_something:
+                readers = readers.set(reader, each.model_copy(update={"has_something": False}))
+        streams = state.streams.set(self.stream, followed)
+        return state.replace(streams=streams, readers=readers, checkpoints=completed or None, lost=None)
 
 
 #: Every class of updates that the log of a group may hold.
@@ -336,10 +342,20 @@ def _hand_over(
 def _record(state: ReaderGroupState, segment: SegmentId, found: SegmentState, offset: int) -> ReaderGroupState:
     """The owner leaves the segment: there it passes the checkpoints that its owner has not passed."""
     assert found.owner is not None
+    state = _note_progress(state, found, offset)
     for checkpoint in state.checkpoints_ahead_of(found.owner):
         recorded = checkpoint.with_position(found.owner, _token(found), segment, offset)
         state = _with_checkpoint(state, recorded)
     return state
+
+
+def _note_progress(state: ReaderGroupState, found: SegmentState, offset: int) -> ReaderGroupState:
+    """The owner of the segment has committed up to ``offset``."""
+    assert found.owner is not None
+    owner: ReaderState = state.readers[found.owner]
+    if not owner.keeps or owner.has_something or offset <= found.offset:
+        return state
+    return state.replace(readers=state.readers.set(found.owner, owner.model_copy(update={"has_something": True})))
 
 
 def _token(found: SegmentState) -> int:

@@ -22,7 +22,7 @@ from readergroup.updates import (
     ResetStream,
 )
 from synchronizer import InvalidArgumentError, Update
-from tests.readergroup.histories import STREAM, History, seg
+from tests.readergroup.histories import STREAM, History, group_state, seg
 
 
 class Group(History):
@@ -187,7 +187,8 @@ def test_a_checkpoint_counts_the_readers_that_were_lost_with_what_they_had() -> 
     causes: tuple[Cause, ...] = ("closed", "dead", "replaced", "removed")
     for cause in causes:
         group.apply(AddReader(reader=cause, keeps=True))
-        group.apply(RemoveReader(reader=cause, cause=cause))
+        group.reassign(0, cause)
+        group.apply(RemoveReader(reader=cause, cause=cause, position={seg(0): group.offset_of(0) + 1}))
     group.add("keeps nothing")
     group.apply(RemoveReader(reader="keeps nothing", cause="dead"))
     assert group.checkpoint(group.begin("nightly")).lost == 3
@@ -195,19 +196,35 @@ def test_a_checkpoint_counts_the_readers_that_were_lost_with_what_they_had() -> 
 
 def test_a_reader_that_is_lost_before_it_has_passed_is_counted() -> None:
     group = Group()
-    for reader in ("r1", "r2"):
+    for number, reader in enumerate(("r1", "r2")):
         group.apply(AddReader(reader=reader, keeps=True))
+        group.reassign(number, reader)
+    group.release("r2", 1, 10)
     token = group.begin("nightly")
     group.passes("r1", token)
     group.apply(RemoveReader(reader="r2", cause="dead"))
     assert group.checkpoint(token).completed and group.checkpoint(token).lost == 1
 
 
+def test_a_reader_that_has_committed_nothing_since_the_reset_loses_nothing() -> None:
+    group = Group()
+    for number, reader in enumerate(("r1", "r2")):
+        group.apply(AddReader(reader=reader, keeps=True))
+        group.reassign(number, reader)
+    group.passes("r1", group.begin("nightly"), {0: 10})
+    group.release("r2", 1, 10)
+    group.apply(ResetStream(stream=STREAM, epoch=0, ended=False, segments=group_state().segments))
+    for reader in ("r1", "r2"):
+        group.apply(RemoveReader(reader=reader, cause="dead"))
+    assert group.state.lost is None
+
+
 def test_the_last_checkpoint_before_a_reader_was_lost_is_kept_until_a_reset() -> None:
     group = Group()
     whole = [group.begin(), group.begin()][-1]
     group.apply(AddReader(reader="r1", keeps=True))
-    group.apply(RemoveReader(reader="r1", cause="dead"))
+    group.reassign(0, "r1")
+    group.apply(RemoveReader(reader="r1", cause="dead", position={seg(0): 1}))
     for name in ("a", "b", None, "c", "d", None):
         last = group.begin(name)
     assert group.names == [f"automatic-{whole}", "b", "c", "d", f"automatic-{last}"]

@@ -307,7 +307,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "A checkpoint does not say that readers died with what they had.",
         30,
         frozenset({"S6"}),
-        (Words(RemoveReader, "apply_to", 'if leaving.keeps and self.cause != "closed":', "if False:"),),
+        (Words(RemoveReader, "apply_to", 'if self.cause != "closed" and', "if False and"),),
     ),
     Mutation(
         "tokens of before a reset",
