@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Generic, Self, TypedDict, TypeVar
 
 from ..clock import Clock
+from ..errors import InvalidArgumentError
 from ..replica import AppliedUpdate
 from ..revisioned import Revision
 from ..state import S, Update
@@ -14,6 +16,8 @@ from ..state_synchronizer import StateSynchronizer
 from ..store import SegmentStore
 
 T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
 
 
 class SynchronizerOptions(TypedDict, total=False):
@@ -86,7 +90,12 @@ class Shared(Generic[S]):
         def hear(applied: AppliedUpdate[S]) -> None:
             nonlocal before
             assert applied.state is not None, "nothing deletes a shared collection"
-            earlier, before = before, read(applied.state)
+            try:
+                now = read(applied.state)
+            except InvalidArgumentError as error:
+                _logger.error("a listener of %s goes on at the next change that can be read: %s", self, error)
+                return
+            earlier, before = before, now
             tell(earlier, before, applied)
 
         return self.synchronizer.on_update(hear, after=revision)
