@@ -24,7 +24,8 @@ from .update_listening import UpdateListening
 
 R = TypeVar("R")
 
-NAME_PATTERN: Final = r"[A-Za-z0-9._/-]{1,600}"
+NAME_PATTERN: Final = r"[A-Za-z0-9._/-]{0,599}[A-Za-z0-9._-]"
+NAME_RULE: Final = "a name has 1 to 600 characters, letters, digits and . _ - /, the last of them no /"
 DEFAULT_STATE_LIMIT_BYTES: Final = 1024 * 1024
 
 
@@ -70,7 +71,7 @@ class StateSynchronizer(Generic[S]):
         if initial is None and state_type is None:
             raise InvalidArgumentError("give the initial state, or state_type to open one that exists", name=name)
         if not re.fullmatch(NAME_PATTERN, name):
-            raise InvalidArgumentError("a state is named by letters, digits and . _ - /, at most 600", name=name)
+            raise InvalidArgumentError(NAME_RULE, name=name)
         if not store.guarantees.linearizable_append:
             raise InvalidArgumentError("a state needs a store with linearizable appends", url=store.url, name=name)
         self.name = name

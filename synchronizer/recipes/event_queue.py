@@ -9,7 +9,7 @@ from typing import Final, Self, TypeVar
 from ..clock import Clock, Deadline, SystemClock
 from ..errors import DeadlineExceededError, InvalidArgumentError
 from ..patience import Patience
-from ..state_synchronizer import NAME_PATTERN
+from ..state_synchronizer import NAME_PATTERN, NAME_RULE
 from ..store import Appended, AttributeChange, SegmentStore
 from ..turn import TurnValue
 from .dead_letters import ROOM_BYTES, DeadEvent, DeadLetters
@@ -46,9 +46,7 @@ class EventQueue:
         timeout: float = 30.0,
     ) -> None:
         if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
-            raise InvalidArgumentError(
-                "the name of a queue is of letters, digits and the characters '.', '_', '-' and '/'", name=name
-            )
+            raise InvalidArgumentError(NAME_RULE, name=name)
         if max_outstanding_bytes < 1:
             raise InvalidArgumentError("a queue has room for a byte at least", limit=max_outstanding_bytes)
         self.store = store

@@ -80,7 +80,7 @@ class TestOpening:
         with pytest.raises(InvalidArgumentError, match="state_type"):
             StateSynchronizer(store, "account", updates=UPDATES)
 
-    @pytest.mark.parametrize("name", ["", "a b", "a@b", "ä", "a" * 601, "a\n"])
+    @pytest.mark.parametrize("name", ["", "a b", "a@b", "ä", "a" * 601, "a\n", "a/"])
     def test_names_that_cannot_be_are_refused(self, name: str, store: FailingStore) -> None:
         with pytest.raises(InvalidArgumentError):
             opened(store, name=name)
