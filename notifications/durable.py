@@ -148,6 +148,7 @@ class DurableListening(Generic[S, N]):
         #: A new name hears what has changed since it was registered, however soon it gets the turn.
         self._since_begin: TransitionFeed[S] | None = synchronizer.transitions()
         # While the turn is held:
+        self._times_taken = 0
         self._feed: TransitionFeed[S] | None = None
         self._heard: HeardUpTo | None = None
         self._is_recorded = True
@@ -238,9 +239,13 @@ class DurableListening(Generic[S, N]):
         if self._ended:
             return
         needs_turn = not self._stopping or (self._is_calling and self._heard is not None)
-        if needs_turn and not self._turn.take(self._timeout_seconds):
-            self._lose()
-            return
+        if needs_turn:
+            if not self._turn.take(self._timeout_seconds):
+                self._lose()
+                return
+            if self._heard is not None and self._times_taken != self._turn.times_taken:
+                self._lose()  # another may have had it in between
+            self._times_taken = self._turn.times_taken
         while not self._is_calling:
             if self._call is not None:
                 self._take_up_call(self._call)

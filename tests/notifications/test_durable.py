@@ -177,6 +177,23 @@ def test_a_process_that_was_stopped_too_long_hears_nothing_more(
     assert (first.values, second.values) == ([0], [1])
 
 
+def test_a_process_that_was_stopped_hears_nothing_again_of_what_another_heard_meanwhile(
+    start: Start, elsewhere: StateSynchronizer[Counter], manual_clock: ManualClock
+) -> None:
+    first = start()
+    manual_clock.advance(TIMEOUT_SECONDS / 3)
+    second = start()
+    take_over(second, manual_clock)
+    elsewhere.update_state_unconditionally(Add())
+    second.notifier.poll()
+    assert second.values[-1] == 1
+    second.unregister()
+    first.notifier.poll()
+    elsewhere.update_state_unconditionally(Add())
+    first.notifier.poll()
+    assert first.values == [0, 2]
+
+
 def test_what_is_heard_in_a_turn_that_was_lost_meanwhile_does_not_count(
     start: Start, elsewhere: StateSynchronizer[Counter], manual_clock: ManualClock
 ) -> None:
