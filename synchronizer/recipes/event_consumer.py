@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..clock import Clock
-from ..errors import HandlerError
+from ..errors import HandlerError, TruncatedError
 from ..liveness import STOP_AFTER, observe_interval
 from ..retries import Retries
 from ..store import MAX_ATTRIBUTE_CHANGES, AttributeChange, SegmentStore
@@ -137,7 +137,7 @@ class Consumer:
         if now < self._retry_at:
             return min(self._retry_at, now + observe_interval(self._timeout_seconds))
         if not self._frames:
-            self._frames.extend(read_frames(self._store, self._segment, self.handled))
+            self._frames.extend(self._read())
         if not self._frames:
             self._forget_adders(now)
             return now + observe_interval(self._timeout_seconds)
@@ -213,6 +213,16 @@ class Consumer:
             self._truncated = self.committed
 
     # ------------------------------------------------------------------ the events
+
+    def _read(self) -> Sequence[Frame]:
+        try:
+            return read_frames(self._store, self._segment, self.handled)
+        except TruncatedError:
+            with self._recording:
+                self._record()
+            if self.active:
+                raise
+            return ()  # by the consumer that has taken over while this one was stopped
 
     def _handle_batch(self) -> HandlerError | None:
         """Hand out so many events that the position is to be stored then; the error to stop with, if one has failed."""

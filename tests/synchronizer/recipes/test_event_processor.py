@@ -308,6 +308,21 @@ class TestOneConsumer:
         drain(two)
         assert second.handled == numbers(7, start=3)
 
+    def test_a_stopped_one_whose_events_are_gone_when_it_reads_on_waits_for_its_turn_again(
+        self, store: FailingStore, clock: InstantClock
+    ) -> None:
+        size = TRUNCATE_BYTES // 2
+        add(store, [bytes(size)])
+        one, two = stepped(store, clock, Handler()), stepped(store, clock, Handler())
+        assert one.step() == 1
+        add(store, [bytes(size), bytes(size)])
+        just_before(store, "read", lambda: take_over(two, clock))
+        assert one.step() == 0
+        assert not one.active
+        two.close()
+        add(store, numbers(2))
+        assert one.step() == 2
+
     def test_one_that_has_not_renewed_in_time_hands_out_nothing_before_it_has(
         self, store: FailingStore, clock: InstantClock
     ) -> None:
