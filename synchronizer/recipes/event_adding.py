@@ -139,13 +139,7 @@ class _Batch:
 class Adding:
     """The appends of one process to ``segment``, each when there is ``room``. Threads share it."""
 
-    def __init__(
-        self,
-        store: SegmentStore,
-        segment: str,
-        clock: Clock,
-        room: Room,
-    ) -> None:
+    def __init__(self, store: SegmentStore, segment: str, clock: Clock, room: Room) -> None:
         self._store = store
         self._segment = segment
         self._clock = clock
@@ -167,7 +161,8 @@ class Adding:
             batch = self._join(call, data, deadline)
             try:
                 while batch.status is _Status.UNDECIDED:
-                    self._check_open()
+                    if batch is self._open:  # else it may be stored
+                        self._check_open()
                     if not self._is_led and (self._sending or self._open) is batch:
                         self._lead(batch, deadline)
                     elif deadline.passed:

@@ -10,6 +10,7 @@ from typing import Final, TypedDict
 from ..clock import Clock, growing_pause
 from ..errors import ClosedError, DeadlineExceededError, InvalidArgumentError, ReaderGroupError
 from ..liveness import observe_interval
+from ..patience import Patience
 from ..retries import Retries
 from ..store import SegmentStore
 from .event_consumer import BatchHandler, Consumer, Handler, HandlingLatency, QueuedEvent
@@ -126,9 +127,10 @@ class EventProcessor(EventQueue):
     def drain(self, *, timeout: float | None = None) -> None:
         """Return when all that was added before is handled, here or elsewhere; raise what this one stopped with."""
         deadline = self._deadline(timeout)
-        _, target = self._patiently(self._look, timeout)
+        patience = Patience(self.clock, deadline)
+        _, target = patience.call(self._look)
         attempts = 0
-        while self._patiently(self._look, timeout).handled < target:
+        while patience.call(self._look).handled < target:
             self._check_error()
             if deadline.passed:
                 raise DeadlineExceededError("events were not handled in time", queue=self.name)

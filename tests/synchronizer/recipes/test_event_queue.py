@@ -230,6 +230,25 @@ def test_the_largest_event_goes_in_alone_and_can_be_set_aside_whatever_its_error
     assert dead.error.startswith("ValueError: \U0001f98b")
 
 
+def test_what_is_on_its_way_when_the_queue_is_closed_is_stored_for_all_who_added_it(store: LateStore) -> None:
+    jobs = queue(store, clock=None)
+    jobs.add(b"first")
+    on_its_way = Barrier(store, "append")
+    with threads(3) as pool:
+        adding = [pool.submit(jobs.add, b"second")]
+        on_its_way.await_reached()
+        adding += [pool.submit(jobs.add, b"third") for _ in range(2)]
+        waiting(jobs, 2)
+        together = Barrier(store, "append")
+        on_its_way.release()
+        together.await_reached()
+        jobs.close()
+        together.release()
+        for each in adding:
+            answer(each)
+    assert stored(store) == [b"first", b"second", b"third", b"third"]
+
+
 # ---------------------------------------------------------------------- what the segment remembers of those who add
 
 
