@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Final, Protocol, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
@@ -11,6 +12,9 @@ from ..batch.ranges import SegmentRange
 from ..client import Client
 from .connection import patience_of
 from .options import ReadOptions
+
+#: Blocks that are smaller than an eighth of a part are put together all the same.
+_TRIES: Final = 4
 
 
 class Ranges(InputPartition):
@@ -25,9 +29,16 @@ def planned(client: Client, ranges: Sequence[SegmentRange], options: ReadOptions
     """The ranges, divided and put together for tasks. Those of a segment stay in their order."""
     total = sum(each.size for each in ranges)
     size = min(options.max_bytes_per_partition, max(1, -(-total // options.min_partitions)))
-    patience = patience_of(client)
-    parts = patience.call(lambda: [part for each in ranges for part in client.batch.divide(each, size)])
+    for _ in range(_TRIES):
+        parts = patience_of(client).call(partial(_divided, client, ranges, size))
+        if len(parts) >= options.min_partitions:
+            break
+        size = max(1, size // 2)  # a part ends with a block, and so may be much longer
     return [Ranges(each) for each in packed(parts, size, options.min_partitions)]
+
+
+def _divided(client: Client, ranges: Sequence[SegmentRange], size: int) -> list[SegmentRange]:
+    return [part for each in ranges for part in client.batch.divide(each, size)]
 
 
 class _HasSize(Protocol):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import readergroup as rg
 from readergroup import SegmentRange
-from readergroup.spark.planning import packed
+from readergroup.spark.options import read_options
+from readergroup.spark.planning import Ranges, packed, planned
+from tests.readergroup.spark.streams import STREAM, write
 
 
 def ranges(sizes: Sequence[int]) -> list[SegmentRange]:
@@ -36,3 +40,19 @@ def test_groups_hold_each_range_once_in_order_and_are_of_about_one_size(
 
 def test_many_small_ranges_are_one_task() -> None:
     assert len(packed(ranges([10] * 1000), 64 * 1024 * 1024, 1)) == 1
+
+
+@pytest.mark.parametrize("block", [50, 100, 333, 3000])
+def test_there_are_as_many_tasks_as_are_asked_for_where_there_are_as_many_blocks(
+    block: int, client: rg.Client, url: str
+) -> None:
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(40))
+    write(client, range(3000), block=block, padding=1000)
+    whole = client.batch.segment_ranges(STREAM)
+    blocks = sum(1 for each in whole for _ in client.batch.divide(each, 1))
+    for asked_for in (1, 50, 60, 100):
+        options = read_options({"url": url, "stream": STREAM, "minPartitions": str(asked_for)})
+        tasks = [task.ranges for task in planned(client, whole, options) if isinstance(task, Ranges)]
+        assert len(tasks) >= min(asked_for, blocks)
+        assert len(tasks) <= 2 * asked_for
+        assert sum(each.size for task in tasks for each in task) == sum(each.size for each in whole)
