@@ -69,7 +69,9 @@ class Turn:
         """
         with self._lock:
             now = self._clock.monotonic()
-            self._timeout_seconds = timeout_seconds
+            if timeout_seconds != self._timeout_seconds:
+                # Under one that has just been made shorter, the holder may not have known how soon to renew.
+                self._timeout_seconds, self._seen, self._renew_at = timeout_seconds, None, float("-inf")
             if now < self._renew_at:
                 return True
             if not self._is_mine:

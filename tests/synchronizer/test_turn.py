@@ -83,6 +83,24 @@ def test_recording_renews_it(store: SegmentStore, clock: ManualClock) -> None:
     assert first.valid_until > clock.monotonic()
 
 
+def test_a_timeout_that_is_made_shorter_costs_the_holder_nothing(store: SegmentStore, clock: ManualClock) -> None:
+    first, second = turn(store, clock), turn(store, clock)
+    for _ in range(8):
+        assert first.take(30)
+        assert not second.take(30)
+        clock.advance(1)
+    # Both hear of the new timeout, the holder a little later.
+    assert not second.take(TIMEOUT_SECONDS / 3)
+    clock.advance(0.9)
+    assert not second.take(TIMEOUT_SECONDS / 3)
+    assert first.take(TIMEOUT_SECONDS / 3)
+    assert first.valid_until < clock.monotonic() + TIMEOUT_SECONDS / 3
+    for _ in range(20):
+        clock.advance(0.5)
+        assert first.take(TIMEOUT_SECONDS / 3)
+        assert not second.take(TIMEOUT_SECONDS / 3)
+
+
 def test_an_observer_that_did_not_look_begins_anew(store: SegmentStore, clock: ManualClock) -> None:
     first, second = turn(store, clock), turn(store, clock)
     assert first.take(TIMEOUT_SECONDS)
