@@ -13,6 +13,7 @@ before, where it does. Whoever gets it then has to pass before it hands out the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
@@ -54,6 +55,8 @@ class CheckpointState(BaseModel):
     #: The token of the revision that began it.
     token: int
     automatic: bool = False
+    #: No application is told of it: somebody wants to know where the group is.
+    silent: bool | None = None
     #: The readers that were there when it began and have not passed it.
     waiting: frozenset[str] = frozenset()
     #: The cut. Where a segment's owner has not passed, that is where it was known to be when the checkpoint began.
@@ -81,20 +84,20 @@ Checkpoints = tuple[CheckpointState, ...]
 
 
 def kept(checkpoints: Checkpoints, number: int) -> Checkpoints:
-    """Those that a state keeps: all that are under way, and of the completed ones the last ``number`` of different
-    names that were asked for, the last automatic one, and the last one before which no reader was lost."""
-    found: list[CheckpointState] = []
-    names: set[str] = set()
-    has_automatic = has_whole = False
-    for checkpoint in reversed(checkpoints):
-        if checkpoint.completed:
-            if checkpoint.automatic:
-                is_kept, has_automatic = not has_automatic, True
-            else:
-                is_kept = checkpoint.name not in names and len(names) < number
-                names.add(checkpoint.name)
-            if not is_kept and (has_whole or checkpoint.lost):
-                continue
-            has_whole = has_whole or not checkpoint.lost
-        found.append(checkpoint)
-    return tuple(reversed(found))
+    """Those that a state keeps: all that are under way; and of the completed ones the last ``number`` that were asked
+    for, by their names, the last automatic one, the last one before which no reader was lost, and the last silent one.
+    """
+    completed = [each for each in reversed(checkpoints) if each.completed]
+    told = [each for each in completed if not each.silent]
+    by_name: dict[str, CheckpointState] = {}
+    for each in told:
+        if not each.automatic:
+            by_name.setdefault(each.name, each)
+    wanted = [
+        *islice(by_name.values(), number),
+        *islice((each for each in told if each.automatic), 1),
+        *islice((each for each in told if not each.lost), 1),
+        *islice((each for each in completed if each.silent), 1),
+    ]
+    tokens = {each.token for each in wanted}
+    return tuple(each for each in checkpoints if not each.completed or each.token in tokens)

@@ -15,19 +15,21 @@ from .state_manager import ReaderGroupStateManager
 _GIVE_UP_SECONDS: Final = 1.0
 
 
-def take_checkpoint(manager: ReaderGroupStateManager, name: str, *, timeout: float) -> CheckpointState:
+def take_checkpoint(
+    manager: ReaderGroupStateManager, name: str, *, silent: bool = False, timeout: float
+) -> CheckpointState:
     """Begin a checkpoint, and return it when it is completed; `CheckpointTimeoutError` says who has not passed it."""
     deadline = Deadline(manager.synchronizer.clock, timeout)
     feed = manager.synchronizer.transitions()
     try:
-        return _Taking(manager, name, feed, _begin(manager, name, deadline)).wait(deadline)
+        return _Taking(manager, name, feed, _begin(manager, name, silent, deadline)).wait(deadline)
     finally:
         feed.close()
 
 
-def _begin(manager: ReaderGroupStateManager, name: str, deadline: Deadline) -> int:
+def _begin(manager: ReaderGroupStateManager, name: str, silent: bool, deadline: Deadline) -> int:
     """Begin it as soon as it is among those that may be under way; what `begin_checkpoint` returns."""
-    while (after := manager.begin_checkpoint(name, timeout=deadline.remaining())) is None:
+    while (after := manager.begin_checkpoint(name, silent=silent, timeout=deadline.remaining())) is None:
         try:
             manager.synchronizer.wait_for(_has_room, timeout=deadline.remaining())
         except DeadlineExceededError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -348,8 +349,16 @@ class ReaderGroup:
     def checkpoints(self) -> Mapping[str, Checkpoint]:
         """The last completed checkpoints by name, the oldest first, as the store has them now."""
         state = self.synchronizer.fetch_updates()
-        completed = [each for each in state.checkpoints or () if each.completed]
-        return {each.name: state.as_checkpoint(each, group=self.name) for each in completed}
+        return {each.name: state.as_checkpoint(each, group=self.name) for each in state.completed_checkpoints}
+
+    def generate_stream_cuts(self, *, timeout: float | None = None) -> Mapping[str, StreamCut]:
+        """Per stream where the group stands when each reader has said so, between two events: not only by its commits.
+
+        It is a checkpoint that applications are not told of. Raises `CheckpointTimeoutError` as `checkpoint` does.
+        """
+        timeout = self._client.timeout if timeout is None else timeout
+        name = f"cuts-{secrets.token_hex(8)}"
+        return self.state.cuts_at(take_checkpoint(self._manager, name, silent=True, timeout=timeout).offsets)
 
     def reset(self, to: Place, *, timeout: float | None = None) -> None:
         """Let the group go on elsewhere: at a checkpoint, a cut for each stream, "head", "tail" or a time of writing.

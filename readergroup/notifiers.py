@@ -124,12 +124,13 @@ class CheckpointNotifier(PollingNotifier[ReaderGroupState, CheckpointNotificatio
     ) -> Iterable[CheckpointNotification]:
         if before is not None and before.checkpoints is after.checkpoints:
             return
-        known = set() if before is None else {each.token for each in before.checkpoints or () if each.completed}
-        new = [each for each in after.checkpoints or () if each.completed and each.token not in known]
+        known = set() if before is None else {each.token for each in before.completed_checkpoints}
+        new = [each for each in after.completed_checkpoints if each.token not in known]
         there = {each.token for each in after.checkpoints or ()}
         failed: list[str] = []
         if before is not None and not change.gap:  # else it may have been completed, and displaced by later ones
-            failed = [each.name for each in before.outstanding_checkpoints if each.token not in there]
+            given_up = [each for each in before.outstanding_checkpoints if each.token not in there]
+            failed = [each.name for each in given_up if not each.silent]
         if new or failed or before is None:
             completed = tuple(after.as_checkpoint(each, group=change.source) for each in new)
             yield CheckpointNotification(change=change, completed=completed, failed=tuple(failed))

@@ -653,7 +653,7 @@ class Reader(Generic[T]):
     def _pass(self, checkpoint: CheckpointState, deadline: Deadline) -> None:
         """Let the application keep what it needs, once, and go on. The state tells when it is done."""
         if self._kept_at is None or self._kept_at[0] != checkpoint.token:
-            if self._on_checkpoint is not None:
+            if self._on_checkpoint is not None and not checkpoint.silent:
                 self._on_checkpoint(checkpoint.name)
             # Whatever is committed until the store has heard of it comes after the checkpoint.
             self._kept_at = checkpoint.token, {segment: source.held for segment, source in self._sources.items()}

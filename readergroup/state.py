@@ -222,6 +222,11 @@ class ReaderGroupState(State):
         )
 
     @property
+    def completed_checkpoints(self) -> Sequence[CheckpointState]:
+        """The last completed ones that applications were told of."""
+        return [each for each in self.checkpoints or () if each.completed and not each.silent]
+
+    @property
     def outstanding_checkpoints(self) -> Sequence[CheckpointState]:
         """Those that wait for readers to pass them."""
         return [each for each in self.checkpoints or () if not each.completed]

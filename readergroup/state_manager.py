@@ -154,7 +154,7 @@ class ReaderGroupStateManager:
 
     # ------------------------------------------------------------------ checkpoints
 
-    def begin_checkpoint(self, name: str, *, timeout: float | None = None) -> int | None:
+    def begin_checkpoint(self, name: str, *, silent: bool = False, timeout: float | None = None) -> int | None:
         """Begin a checkpoint of this name: it is the first that has the name and a greater token than this returns.
 
         None: as many as may be are under way.
@@ -164,7 +164,8 @@ class ReaderGroupStateManager:
             asked_for = [each for each in state.outstanding_checkpoints if not each.automatic]
             if len(asked_for) >= state.config.max_outstanding_checkpoints:
                 return (), None
-            return [CreateCheckpoint(name=name)], newest_checkpoint(state)
+            newest = max((each.token for each in state.checkpoints or ()), default=0)
+            return [CreateCheckpoint(name=name, silent=silent or None)], newest
 
         return self.synchronizer.update_state_returning(begin, timeout=timeout)
 
@@ -303,8 +304,8 @@ class ReaderGroupStateManager:
 
 
 def newest_checkpoint(state: ReaderGroupState) -> int:
-    """The token of the checkpoint that was begun last, of those that the state holds; 0 if it holds none."""
-    return state.checkpoints[-1].token if state.checkpoints else 0
+    """The token of the last checkpoint that applications are told of, of those that the state holds; 0: of none."""
+    return max((each.token for each in state.checkpoints or () if not each.silent), default=0)
 
 
 def check_same_stream(metadata: StreamState, incarnation: str) -> None:

@@ -214,6 +214,8 @@ class CreateCheckpoint(Update[ReaderGroupState], tag="create_checkpoint"):
     """Begin a checkpoint: all readers that are in the group are to pass it. Without a name it is an automatic one."""
 
     name: str | None = None
+    #: Applications are not told of it.
+    silent: bool | None = None
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         if any(each.name == self.name for each in state.outstanding_checkpoints):
@@ -222,6 +224,7 @@ class CreateCheckpoint(Update[ReaderGroupState], tag="create_checkpoint"):
             name=self.name or f"{AUTOMATIC}{revision.token}",
             token=revision.token,
             automatic=self.name is None,
+            silent=self.silent,
             waiting=frozenset(state.readers),
             offsets=Map(state.offsets),
         )

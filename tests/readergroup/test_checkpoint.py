@@ -234,6 +234,15 @@ def test_the_last_checkpoint_before_a_reader_was_lost_is_kept_until_a_reset() ->
     assert group.state.checkpoints is not None and group.state.checkpoints[-1].lost is None
 
 
+def test_of_silent_ones_the_last_is_kept_and_displaces_no_other() -> None:
+    group = Group()
+    group.begin("nightly")
+    for name in ("cuts-1", "cuts-2", "cuts-3"):
+        group.apply(CreateCheckpoint(name=name, silent=True))
+    assert group.names == ["nightly", "cuts-3"]
+    assert [each.name for each in group.state.completed_checkpoints] == ["nightly"]
+
+
 def test_a_reset_gives_all_segments_of_the_stream_to_nobody_and_fails_what_is_under_way(group: Group) -> None:
     done = group.begin("done")
     group.passes("r1", done)

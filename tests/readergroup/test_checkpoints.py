@@ -244,6 +244,29 @@ def read_all_counting(world: World, *counting: Counting) -> None:
             return
 
 
+def test_where_the_group_stands_is_asked_without_telling_applications(
+    world: World, process: Process, background: ThreadPoolExecutor
+) -> None:
+    counting = Counting(process, "r1")
+    events = world.write(20)
+    counting.read(8)
+    told: list[rg.CheckpointNotification] = []
+    process.group.checkpoint_notifier.register_listener(told.append)
+    asking = background.submit(world.group.generate_stream_cuts, timeout=20)
+    done = threading.Event()
+    asking.add_done_callback(lambda _: done.set())
+    while not done.wait(0.01):
+        process.step()
+        counting.read()
+    handled = set(counting.events)
+    ranges = world.admin.batch.segment_ranges(STREAM, start=asking.result()[STREAM])
+    behind_it = {event.raw for each in ranges for event in world.admin.batch.read(each)}
+    assert behind_it | handled == set(events) and len(events) - len(behind_it) >= 8
+    assert counting.kept == {} == world.group.checkpoints
+    process.group.checkpoint_notifier.poll()
+    assert [(n.completed, n.failed) for n in told] == [((), ())]
+
+
 def test_as_many_as_may_be_are_under_way_and_the_next_one_waits(world: World, background: ThreadPoolExecutor) -> None:
     world.group.configure(max_outstanding_checkpoints=1)
     counting = Counting(world.process(), "r1")

@@ -103,11 +103,17 @@ LATER_STATE = STATE.replace(
     )
 )
 #: What came with the count of readers that were lost.
-STILL_LATER_UPDATES: list[Update[ReaderGroupState]] = [AddReader(reader="r1", lease="abc", keeps=True)]
+STILL_LATER_UPDATES: list[Update[ReaderGroupState]] = [
+    AddReader(reader="r1", lease="abc", keeps=True),
+    CreateCheckpoint(name="cuts", silent=True),
+]
 STILL_LATER_STATE = STATE.replace(
     readers=Map({"r1": ReaderState(incarnation=21, lease="abc", keeps=True, has_something=True)}),
     lost=2,
-    checkpoints=(CheckpointState(name="nightly", token=51, offsets=Map({seg(0): 5}), lost=1),),
+    checkpoints=(
+        CheckpointState(name="nightly", token=51, offsets=Map({seg(0): 5}), lost=1),
+        CheckpointState(name="cuts", token=61, silent=True),
+    ),
 )
 
 
