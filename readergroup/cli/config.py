@@ -29,7 +29,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the confi
 Key = Annotated[str, typer.Argument(metavar="KEY", help="One of its keys.", show_default=False)]
 Value = Annotated[str, typer.Argument(metavar="VALUE", help="JSON, or text.", show_default=False)]
 Current = Annotated[
-    str | None, typer.Argument(metavar="[CURRENT]", help="Only if this is its value now.", show_default=False)
+    str | None, typer.Argument(metavar="CURRENT", help="Only if this is its value now.", show_default=False)
 ]
 
 

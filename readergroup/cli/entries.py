@@ -80,10 +80,11 @@ class Entries:
         if command == "help":
             return "\n".join(f"{f'{name} {arguments}':<36}{meaning}" for name, (arguments, meaning) in USAGE.items())
         if command not in USAGE:
-            return f"there is no command {command}; help shows those that there are"
+            return f"there is no command {command}; help shows all"
         names = USAGE[command][0].split()
         if not len([name for name in names if name[0] != "["]) <= len(arguments) <= len(names):
-            return f"it is: {command} {USAGE[command][0]}".rstrip()
+            said = f"it is: {command} {USAGE[command][0]}".rstrip()
+            return f"{said}; quote what has blanks" if len(arguments) > len(names) > 0 else said
         act: Callable[..., str] = getattr(self, command.replace("-", "_"))
         try:
             return act(*arguments)
@@ -108,7 +109,7 @@ def _refuse(constant: str) -> NoReturn:
 
 def shown(value: object) -> str:
     """What can be typed to mean ``value``, if that is anything that can be typed."""
-    return value if isinstance(value, str) and read(value) == value else as_json(value)
+    return value if isinstance(value, str) and value.isprintable() and read(value) == value else as_json(value)
 
 
 def as_json(value: object) -> str:

@@ -70,7 +70,9 @@ class Session:
         try:
             return open_store(url, must_exist=not may_create)
         except NotFoundError as error:
-            raise Failed(f"{error} ('readergroup stream create' makes a store where there is none)") from error
+            if may_create:
+                raise
+            raise Failed(f"{error} ('readergroup stream create' makes a store, and so does 'config put')") from error
 
 
 def session(context: typer.Context) -> Session:
@@ -100,8 +102,14 @@ class Commands(TyperGroup):
             # The classes of wrong command lines are click's, which typer has taken in at some release.
             if not hasattr(error, "format_message"):
                 raise
-            exit_code = _fail(error.format_message(), getattr(error, "exit_code", USAGE_ERROR))
+            exit_code = _fail(_with_place(error), getattr(error, "exit_code", USAGE_ERROR))
         sys.exit(exit_code or 0)
+
+
+def _with_place(error: Any) -> str:
+    said: str = error.format_message()
+    misplaced = getattr(error, "option_name", None) == "--url"
+    return f"{said}; it stands before the command: readergroup --url sqlite:///shop.db ..." if misplaced else said
 
 
 def _one_line(error: BaseException) -> str:

@@ -56,6 +56,7 @@ def test_what_is_put_is_shown(shop: Cli) -> None:
         ("NaN", "NaN", "NaN", "NaN"),
         ("{", "{", "{", "{"),
         ("", "", "", ""),
+        ("two\nlines", "two\nlines", "two\nlines", '"two\\nlines"'),
     ],
 )
 def test_values_are_json_where_they_can_be_and_else_text(typed: str, means: object, got: str, shown: str) -> None:
@@ -99,6 +100,7 @@ def test_a_name_that_is_misspelt_makes_nothing(shop: Cli) -> None:
 def test_a_wrong_command_line_is_told_in_a_line(shop: Cli) -> None:
     shop.fails(2, "config", "put", "shop", "owner")
     shop.fails(2, "config", "puts", "shop", "owner", "x")
+    assert "stands before the command" in shop.fails(2, "config", "get-all", "shop", "--url", "sqlite:///shop.db")
     assert "letters, digits" in shop.fails(1, "config", "put", "a b", "owner", "x")
 
 
@@ -180,8 +182,8 @@ def test_what_is_typed_wrong_has_one_line_as_its_answer(cli: Cli) -> None:
         assert typed("get") == "it is: get KEY"
         assert typed("get-all now") == "it is: get-all"
         assert typed("replace p1") == "it is: replace KEY VALUE [CURRENT]"
-        assert typed("replace p1 a b c") == "it is: replace KEY VALUE [CURRENT]"
-        assert typed("answer x") == "there is no command answer; help shows those that there are"
+        assert typed("replace p1 a b c") == "it is: replace KEY VALUE [CURRENT]; quote what has blanks"
+        assert typed("answer x") == "there is no command answer; help shows all"
         assert typed("put greeting 'good day").startswith("no closing quotation; quote values")
         assert typed(f"put number {2**70}").startswith("the value cannot be stored: ")
         assert typed("\n   \nput greeting 'good day'") == "greeting = good day"
