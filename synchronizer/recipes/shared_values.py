@@ -34,12 +34,10 @@ class ValueCodec(Generic[V]):
         try:
             checked = self._adapter.validate_python(value, strict=True)
         except ValidationError as error:
-            raise InvalidArgumentError(
-                f"the value does not fit its type: {reason(error)}",
-                **facts,
-                expected=self._name,
-                found=type(value).__name__,
-            ) from error
+            facts["expected"] = self._name
+            if (found := type(value).__name__) != self._name:
+                facts["found"] = found
+            raise InvalidArgumentError(f"the value does not fit its type: {reason(error)}", **facts) from error
         try:
             data = bytes(
                 msgpack.packb(self._adapter.dump_python(checked, by_alias=True, warnings=False), default=_plain)
