@@ -99,4 +99,7 @@ class _Taking:
                 self._seen = each
                 return
         if self._seen is not None:
-            raise CheckpointFailedError("the group was reset while the checkpoint was under way", checkpoint=self._name)
+            raise CheckpointFailedError(
+                "the checkpoint was given up: the group was reset meanwhile, or its state had no room for it",
+                checkpoint=self._name,
+            )
