@@ -172,7 +172,7 @@ def test_a_process_looks_again_after_some_deletions(store: SegmentStore, clock: 
     assert data(store) == []
 
 
-def test_a_deletion_that_meets_another_stream_of_the_name_deletes_that(
+def test_a_deletion_that_meets_another_stream_of_the_name_announces_that_too(
     store: SegmentStore, clock: InstantClock
 ) -> None:
     create(streams(store, clock))
@@ -180,16 +180,23 @@ def test_a_deletion_that_meets_another_stream_of_the_name_deletes_that(
 
     def before(operation: Operation) -> None:
         if (operation.verb, operation.segment) == ("append", f"queue/{QUEUE}"):
-            slow.before = None
+            slow.before = die_at_data
             other = streams(store, clock)
             other.delete(NAME)
             create(other)
 
+    def die_at_data(operation: Operation) -> None:
+        if operation.verb == "delete":
+            raise Died
+
     slow.before = before
-    streams(slow, clock).delete(NAME)
-    assert data(store) == []
+    with pytest.raises(Died):
+        streams(slow, clock).delete(NAME)
     with pytest.raises(NotFoundError):
         streams(store, clock).info(NAME)
+    assert len(data(store)) == 3
+    delete_another(store, clock)
+    assert data(store) == []
 
 
 @pytest.mark.stores("sqlite")
