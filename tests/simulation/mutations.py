@@ -222,7 +222,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "condition of the planner",
         "Moves that were planned on the state as this process knew it are written, whatever the state is by now.",
-        114,
+        140,
         frozenset({"L3", "S4"}),
         (
             Words(
@@ -284,14 +284,14 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "segments that move pass checkpoints",
         "A segment that is given up before its owner has passed a checkpoint stands in it where it was at first.",
-        26,
+        30,
         frozenset({"S6"}),
         (Words(updates, "_hand_over", "state = _record(state, segment, found, offset)", "state = state"),),
     ),
     Mutation(
         "barrier of checkpoints",
         "A reader goes on with what it was given since a checkpoint, and passes that when it looks again.",
-        47,
+        74,
         frozenset({"S6"}),
         (
             Words(
