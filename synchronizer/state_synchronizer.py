@@ -18,7 +18,7 @@ from .log_follower import LogFollower
 from .log_writer import NO_ATTRIBUTES, Decision, LogWriter
 from .replica import AppliedUpdate, Replica, Transition, TransitionFeed
 from .revisioned import Revision, RevisionedStream
-from .state import S, StateCodec, Update
+from .state import S, State, StateCodec, Update
 from .store import AttributeChange, SegmentStore
 from .update_listening import UpdateListening
 
@@ -70,6 +70,8 @@ class StateSynchronizer(Generic[S]):
     ) -> None:
         if initial is None and state_type is None:
             raise InvalidArgumentError("give the initial state, or state_type to open one that exists", name=name)
+        if initial is not None and not isinstance(initial, State):
+            raise InvalidArgumentError("initial is a state, such as Counter(), and not its class", found=repr(initial))
         if not re.fullmatch(NAME_PATTERN, name):
             raise InvalidArgumentError(NAME_RULE, name=name)
         if not store.guarantees.linearizable_append:
@@ -333,11 +335,17 @@ class StateSynchronizer(Generic[S]):
 
 
 def _updates(found: Iterable[Update[S]]) -> tuple[Update[S], ...]:
-    """What a generator returned, each looked at here: by mistake it is a single update, whose iterator gives fields."""
+    """What a generator returned. By mistake it is a single update, whose iterator gives its fields, or nothing."""
+    if isinstance(found, Update) or not isinstance(found, Iterable):
+        raise _no_updates(found)
     updates = tuple(found)
     for update in updates:
         if not isinstance(update, Update):
-            raise InvalidArgumentError(
-                "a generator returns updates, in a list or by yielding them", found=type(update).__name__
-            )
+            raise _no_updates(update)
     return updates
+
+
+def _no_updates(found: object) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "a generator returns updates, in a list or by yielding them", found=type(found).__name__
+    )

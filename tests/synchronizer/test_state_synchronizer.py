@@ -80,6 +80,11 @@ class TestOpening:
         with pytest.raises(InvalidArgumentError, match="state_type"):
             StateSynchronizer(store, "account", updates=UPDATES)
 
+    def test_the_initial_state_is_no_class(self, store: FailingStore) -> None:
+        initial: Any = Account
+        with pytest.raises(InvalidArgumentError, match="not its class"):
+            StateSynchronizer(store, "account", initial=initial, updates=UPDATES)
+
     @pytest.mark.parametrize("name", ["", "a b", "a@b", "ä", "a" * 601, "a\n", "a/"])
     def test_names_that_cannot_be_are_refused(self, name: str, store: FailingStore) -> None:
         with pytest.raises(InvalidArgumentError):
@@ -141,9 +146,13 @@ class TestConditionalUpdates:
         assert opened(store).update_state(generator).value == 2
 
     def test_a_generator_that_returns_something_else_than_updates_is_told_so(self, store: FailingStore) -> None:
+        class Nothing(Update[Account], tag="nothing"):
+            def apply_to(self, state: Account, revision: Revision) -> Account:
+                return state
+
         replica = opened(store)
         single: Any = Add()
-        for found in (single, [single, "add"]):
+        for found in (single, [single, "add"], Nothing(), None):
             with pytest.raises(InvalidArgumentError, match="in a list or by yielding"):
                 replica.update_state(lambda state, found=found: found)
             with pytest.raises(InvalidArgumentError, match="in a list or by yielding"):
