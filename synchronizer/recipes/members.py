@@ -81,5 +81,7 @@ UPDATES: Final = (Join, Leave)
 def nobody(timeout_seconds: float, places: int | None = None) -> Members:
     """The state to begin with."""
     if not 0 < timeout_seconds <= MAX_TIMEOUT_SECONDS:
-        raise InvalidArgumentError("a timeout is between 0 and 86400 seconds", timeout_seconds=timeout_seconds)
+        raise InvalidArgumentError(
+            "a timeout is more than 0 and at most 86400 seconds", timeout_seconds=timeout_seconds
+        )
     return Members(timeout_seconds=timeout_seconds, places=places)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from synchronizer import ClosedError, DeadlineExceededError, InvalidArgumentError, SystemClock
+from synchronizer import (
+    ClosedError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    StoreUnavailableError,
+    SystemClock,
+)
 from synchronizer.leases import WATCHERS
 from synchronizer.recipes.membership import Membership
-from synchronizer.testing import FailingStore
+from synchronizer.testing import FailingStore, Operation
 from tests.readergroup.reader_processes import until
 from tests.synchronizer.recipes.stepped import TIMEOUT, World, a_world
 
@@ -178,6 +185,7 @@ def test_listeners_hear_who_joins_leaves_and_dies_each_once_and_in_order(world: 
 
 def test_a_listener_that_raises_stops_no_other(world: World, caplog: pytest.LogCaptureFixture) -> None:
     a = member(world, "a")
+    a.on_joined(sys.exit)
     a.on_joined(lambda member: 1 // 0)
     heard = Heard(a)
     member(world, "b")
@@ -202,6 +210,24 @@ def test_the_threads_begin_with_joining_and_end_with_leaving(world: World) -> No
     assert world.state("membership/fleet").members == ()
     with pytest.raises(ClosedError):
         membership.join()
+
+
+def test_a_member_that_cannot_join_again_now_does_so_later(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    store = world.store()
+    with (
+        Membership(world.store(), "fleet", "a", member_timeout_seconds=0.5, clock=SystemClock()) as a,
+        Membership(store, "fleet", "b", clock=SystemClock()),
+    ):
+
+        def take_nothing(operation: Operation) -> None:
+            if operation.verb == "append":
+                raise StoreUnavailableError("it takes nothing now")
+
+        store.before = take_nothing
+        until(lambda: "b could not join fleet again" in caplog.text, "an attempt that failed")
+        assert a.members() == ["a"]
+        store.before = None
+        until(lambda: a.members() == ["a", "b"], "one that did not")
 
 
 @pytest.mark.parametrize("member_id", ["", "x" * 251])
