@@ -18,7 +18,8 @@ from .revisioned import Revision
 class State(BaseModel):
     """A value that every process holds alike. Subclasses add fields.
 
-    Frozen: ``apply_to`` makes a new one with ``replace``. For collections use ``tuple``, ``frozenset`` and `Map`.
+    Frozen: ``apply_to`` makes a new one with ``replace``. For collections use ``tuple``, ``frozenset`` and `Map`;
+    a class with a list, dict or set is refused.
     ``class Counter(State, format=2)`` numbers the format of a state whose stored fields changed their meaning: a
     release that knows only smaller numbers neither reads nor compacts it. A field whose value may be None defaults to
     None, which is not written, so that a release which adds one can be read by the release before until it is used.
@@ -36,6 +37,9 @@ class State(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
         _require_none_defaults(cls)
+        for name, field in cls.model_fields.items():
+            if _is_changeable(field.annotation):
+                raise TypeError(f"{cls.__name__}.{name} could be changed in place; use tuple, frozenset or Map")
 
     def replace(self, **changes: Any) -> Self:
         """This state with other values in the named fields. The cost does not depend on the size of the others."""
@@ -89,6 +93,12 @@ def _require_none_defaults(model: type[BaseModel], seen: frozenset[type[BaseMode
 def _may_be_none(annotation: Any) -> bool:
     is_union = get_origin(annotation) in (Union, UnionType)
     return annotation in (None, NoneType, Any) or (is_union and any(map(_may_be_none, get_args(annotation))))
+
+
+def _is_changeable(annotation: Any) -> bool:
+    """Whether a value, or one within it, is a collection that whoever reads it could change."""
+    changeable = (get_origin(annotation) or annotation) in (list, dict, set)
+    return changeable or any(map(_is_changeable, get_args(annotation)))
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

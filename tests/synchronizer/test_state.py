@@ -74,6 +74,14 @@ def everything(**options: Any) -> StateSynchronizer[Everything]:
     )
 
 
+@pytest.mark.parametrize(
+    "kind", [list, dict[str, int], set[int], tuple[list[int], ...], Map[str, list[int]], list[int] | None]
+)
+def test_a_state_has_no_field_that_could_be_changed_in_place(kind: Any) -> None:
+    with pytest.raises(TypeError, match="Careless.items could be changed in place; use tuple, frozenset or Map"):
+        type("Careless", (State,), {"__annotations__": {"items": kind}, "items": None})
+
+
 def test_a_state_does_not_change() -> None:
     with pytest.raises(Exception, match="frozen"):
         Account().value = 3  # type: ignore[misc]
