@@ -97,7 +97,7 @@ def shell(context: typer.Context, name: Name) -> None:
     What is read is the copy that this prompt has: that of its last change or refresh. Type 'help' for the commands,
     and 'exit' or Ctrl-D to end.
     """
-    with _opened(context, name, may_create=True) as entries, suppress(KeyboardInterrupt):
+    with _opened(context, name, may_create=True) as entries:
         at_prompt = Entries(entries)
         for line in _lines(f"{name}> "):
             if line.strip() == "exit":
@@ -119,9 +119,10 @@ def _opened(context: typer.Context, name: str, *, may_create: bool = False) -> I
 
 
 def _lines(prompt: str) -> Iterator[str]:
-    """What is typed, or piped in, until its end."""
+    """What is typed, or piped in, until its end or Ctrl-C; a command that Ctrl-C meets may be done or not."""
     if not sys.stdin.isatty():
-        yield from sys.stdin
+        with suppress(KeyboardInterrupt):
+            yield from sys.stdin
         return
     with suppress(ImportError):
         import readline  # noqa: F401  lets `input` edit the line, and recall those before

@@ -199,6 +199,14 @@ def test_a_prompt_that_is_interrupted_ends_in_order(cli: Cli) -> None:
         assert typed.end() == (0, "", "")
 
 
+def test_a_command_that_is_interrupted_is_not_taken_for_done(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(entries: Entries, line: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Entries, "answer", interrupted)
+    assert cli("config", "shell", "demo", input="put a 1\n").exit_code == 130
+
+
 @pytest.mark.parametrize("key", [b"\x03", b"\x04"], ids=["Ctrl-C", "Ctrl-D"])
 def test_on_a_terminal_it_prompts_and_ends_at_a_key(key: bytes, cli: Cli) -> None:
     controller, terminal = pty.openpty()
