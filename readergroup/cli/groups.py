@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from datetime import datetime
 from typing import Annotated, Final
 
@@ -66,7 +67,7 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
     ended = "; everything is read, and no more can come" if state.end_of_data else ""
     say(f"{group}: reads {', '.join(state.config.streams)} with {readers}{ended}")
     config = state.config.model_dump(exclude={"streams", "start", "end"}, exclude_none=True)
-    say(", ".join(f"{name} {value:g}" for name, value in config.items()))
+    say(textwrap.fill(", ".join(f"{name} {value:g}" for name, value in config.items()), 80))
     say("")
     rows = [
         (segment, found.owner or "-", f"{positions.get(segment, found.offset):,}", _condition(found))
@@ -97,7 +98,7 @@ def lag(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
 def checkpoint(
     context: typer.Context,
     group: Name,
-    name: Annotated[str, typer.Argument(help="That of the checkpoint.", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="That of the checkpoint.", show_default=False)],
     timeout: Annotated[float, typer.Option(min=0, help="So many seconds readers have to pass it.")] = 30.0,
     as_json: AsJson = False,
 ) -> None:
