@@ -88,7 +88,7 @@ class UpdateListening(Generic[S]):
         self._heard = applied.revision
         try:
             self._listener(applied)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _logger.error("a listener raised at revision %s: %r", applied.revision, self._listener, exc_info=error)
 
     def _grew(self, length: int) -> bool:

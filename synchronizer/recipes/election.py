@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, Self, TypeVar, Unpack
 
 from ..clock import Deadline
@@ -217,21 +218,23 @@ class LeaderElection:
         self._elected = True
         return first.incarnation
 
-    def _stay_in_line(self) -> None:
-        """A follower that was taken out gets behind all others; a leader has had its term."""
+    def _stay_in_line(self) -> bool:
+        """A follower that was taken out gets behind all others; a leader has had its term. Whether to try again."""
         if not self._campaigns or self._seat.taken:
-            return  # without the lock, which another thread may have while it talks to the store
+            return False  # without the lock, which another thread may have while it talks to the store
         with self._lock:
             if not self._campaigns or self._seat.taken:
-                return
+                return False
             if self._elected:
                 self._campaigns = False
                 _logger.warning("%s is no longer the leader of %s", self.candidate_id, self.name)
-                return
+                return False
             try:
                 self._seat.take(timeout=ASK_SECONDS)
             except ReaderGroupError as error:
                 _logger.warning("%s could not get back in line for %s: %s", self.candidate_id, self.name, error)
+                return True
+            return False
 
     def _resign_or_warn(self) -> None:
         with self._lock:
@@ -248,12 +251,13 @@ class LeaderElection:
                 self._telling.start()
 
     def _tell_until_closed(self) -> None:
-        while not self._closed:
-            self._tell()
-            # A lease that runs out is no news from the store.
-            until = self._seat.valid_until if self._told is not None else float("inf")
-            deadline = Deadline(self._clock, until - self._clock.monotonic())
-            self._seat.wait_until(lambda: self._closed or self._token() != self._told, deadline)
+        with suppress(ClosedError):  # the store was closed
+            while not self._closed:
+                self._tell()
+                # A lease that runs out is no news from the store.
+                until = self._seat.valid_until if self._told is not None else float("inf")
+                deadline = Deadline(self._clock, until - self._clock.monotonic())
+                self._seat.wait_until(lambda: self._closed or self._token() != self._told, deadline)
         self._tell()
 
     def _tell(self) -> None:
@@ -280,5 +284,5 @@ def _leader_of(state: Members) -> str | None:
 def _call(listener: Callable[..., object], *arguments: int) -> None:
     try:
         listener(*arguments)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _logger.error("a listener raised: %r", listener, exc_info=error)

@@ -35,7 +35,6 @@ class HeldLock:
         self.fencing_token = fencing_token
         self._lock = lock
         self._seat = seat
-        self._thread = threading.get_ident()
 
     def check(self) -> None:
         """Raise `LeaseLostError` if somebody else may hold the lock, and before that can be. Asks nobody: it is quick.
@@ -52,7 +51,7 @@ class HeldLock:
 
     def release(self) -> None:
         """Let the next one have the lock at once. Twice is no error. Where the store is away, the lease runs out."""
-        self._lock._release(self._seat, self._thread)
+        self._lock._release(self._seat)
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +107,7 @@ class Lock:
         self._threads = threads
         self._lock = threading.Lock()
         self._seats: set[Seat] = set()  # of those here who wait or hold
-        self._holding: set[int] = set()  # the threads that do
+        self._holding: dict[Seat, int] = {}  # the threads that hold
         self._lingering: _Lingering | None = None
         self._closed = False
 
@@ -120,7 +119,7 @@ class Lock:
         """
         if self._closed:
             raise ClosedError(f"the {self.kind} is closed; open another", name=self.name)
-        if threading.get_ident() in self._holding:
+        if threading.get_ident() in self._holding.copy().values():
             raise InvalidArgumentError(
                 f"this thread holds the {self.kind} already; pass on what it has", name=self.name
             )
@@ -138,7 +137,7 @@ class Lock:
         except BaseException:
             self._give_up(seat)
             raise
-        self._holding.add(threading.get_ident())
+        self._holding[seat] = threading.get_ident()
         return HeldLock(self, seat, found.incarnation)
 
     def holders(self, *, timeout: float | None = None) -> Sequence[str]:
@@ -179,8 +178,8 @@ class Lock:
     def _has_news(self, seat: Seat) -> bool:
         return self._closed or not seat.taken or seat.among(self.permits) is not None
 
-    def _release(self, seat: Seat, thread: int) -> None:
-        self._holding.discard(thread)
+    def _release(self, seat: Seat) -> None:
+        self._holding.pop(seat, None)
         self._give_up(seat)
 
     def _give_up(self, seat: Seat) -> None:
@@ -204,17 +203,18 @@ class Lock:
                 return
         self._give_up(seat)
 
-    def _end_lingering(self) -> None:
+    def _end_lingering(self) -> bool:
         """Give the seat up whose holder has released the lock, or is dead, or lives."""
         with self._lock:
             found = self._lingering
             if found is None:
-                return
+                return False
             is_same = found.seat.taken and found.seat.members()[: self.permits] == found.holders
             if is_same and self._clock.monotonic() < found.until:
-                return
+                return False
             self._lingering = None
         self._give_up(found.seat)
+        return False
 
 
 class Semaphore(Lock):

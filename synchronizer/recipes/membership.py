@@ -135,7 +135,7 @@ class Membership:
             if told_of == what:
                 try:
                     listener(member_id)
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     _logger.error("a listener raised: %r", listener, exc_info=error)
 
     # ------------------------------------------------------------------ the end
@@ -166,22 +166,23 @@ class Membership:
             self.synchronizer.poll_listeners(timeout=0.0)
         return due
 
-    def _stay_if_alive(self) -> None:
-        """Join again, if this member was taken out and no other of its id is there."""
+    def _stay_if_alive(self) -> bool:
+        """Join again, if this member was taken out and no other of its id is there. Whether to try it once more."""
         if not self._stays or self._seat.taken:
-            return  # without the lock, which another thread may have while it talks to the store
+            return False  # without the lock, which another thread may have while it talks to the store
         with self._lock:
             if not self._stays or self._seat.taken:
-                return
+                return False
             try:
                 self._stays = self._seat.take(namesake="wins", timeout=ASK_SECONDS)
             except ReaderGroupError as error:
                 _logger.warning("%s could not join %s again: %s", self.member_id, self.name, error)
-                return
+                return True
             became = (
                 "was taken for dead and has joined again" if self._stays else "is out: another of its id has joined"
             )
             _logger.warning("%s of %s %s", self.member_id, self.name, became)
+            return False
 
     def _check_open(self) -> None:
         if self._closed:

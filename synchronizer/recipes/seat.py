@@ -39,8 +39,8 @@ Namesake = Literal["stays", "goes", "wins"]
 class Seat:
     """A place that is taken, lost and taken again, each time behind all others. Borrows the synchronizer.
 
-    ``changed`` is called after each round of the work, in its thread, and when the seat is lost or given up. Threads
-    may share a seat.
+    ``changed`` is called after each round of the work, in its thread, and when the seat is lost or given up. It answers
+    whether it is to be called again soon, also where the seat is lost. Threads may share a seat.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Seat:
         member: str,
         timeout_seconds: float,
         *,
-        changed: Callable[[], None],
+        changed: Callable[[], bool],
         threads: bool,
     ) -> None:
         if not 0 < len(member) <= MAX_MEMBER_LENGTH:
@@ -67,6 +67,7 @@ class Seat:
         self._complaint: str | None = None  # what was logged last
         self._wake = threading.Event()  # of the thread that renews
         self._waiting: set[threading.Event] = set()  # of those who wait for news
+        self._ended: ClosedError | None = None
 
     # ------------------------------------------------------------------ coming and going
 
@@ -167,12 +168,17 @@ class Seat:
             )
 
     def wait_until(self, condition: Callable[[], bool], deadline: Deadline) -> bool:
-        """Whether the condition came to hold before the deadline. It is looked at when something may have changed."""
+        """Whether the condition came to hold before the deadline. It is looked at when something may have changed.
+
+        Raises `ClosedError` where nothing changes any more.
+        """
         news = threading.Event()
         with self._lock:
             self._waiting.add(news)
         try:
             while not condition():
+                if self._ended is not None:
+                    raise self._ended.with_traceback(None)
                 if deadline.passed:
                     return False
                 self._clock.wait(news, deadline.remaining())
@@ -182,9 +188,13 @@ class Seat:
             with self._lock:
                 self._waiting.discard(news)
 
-    def tell(self) -> None:
-        """Something may have changed."""
-        self._changed()
+    def tell(self) -> bool:
+        """Something may have changed. Whether to tell it again soon."""
+        again = self._changed()
+        self._wake_waiting()
+        return again
+
+    def _wake_waiting(self) -> None:
         with self._lock:
             for news in self._waiting:
                 news.set()
@@ -203,11 +213,14 @@ class Seat:
     def _run(self, lease: Lease, step: Callable[[], float], wait: Callable[[float], None]) -> None:
         try:
             due = step()
-            while self._lease is lease and not lease.lost:
+            while self._lease is lease and due < float("inf"):
                 wait(due - self._clock.monotonic())
-                due = step()  # once more also if the other thread has lost the lease: somebody has to tell
-        except ClosedError:
+                due = step()
+        except ClosedError as error:
             _logger.debug("%s was closed", self._synchronizer.name)
+            lease.lose()
+            self._ended = error
+            self._wake_waiting()
 
     def _wait_to_renew(self, timeout: float) -> None:
         self._clock.wait(self._wake, timeout)
@@ -252,8 +265,9 @@ class Seat:
         except ReaderGroupError as error:
             self._complain(error)
             due = self._clock.monotonic() + RETRY_SECONDS
-        self.tell()
-        return due
+        if lease is None or lease.lost:
+            due = float("inf")
+        return min(due, self._clock.monotonic() + ASK_SECONDS) if self.tell() else due
 
     def _follow(self, lease: Lease | None) -> float:
         try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Protocol, TypeVar
 
-from synchronizer import StateSynchronizer, open_store
+from synchronizer import Clock, StateSynchronizer, open_store
 from synchronizer.recipes.members import UPDATES, Members
 from synchronizer.testing import FailingStore, InstantClock
 
@@ -31,8 +31,8 @@ class World:
         self._closing = closing
         self._running: list[Stepped] = []
 
-    def store(self) -> FailingStore:
-        return self._closing.enter_context(FailingStore(open_store(self.url, clock=self.clock)))
+    def store(self, clock: Clock | None = None) -> FailingStore:
+        return self._closing.enter_context(FailingStore(open_store(self.url, clock=clock or self.clock)))
 
     def add(self, participant: P) -> P:
         """It takes its steps from now on."""

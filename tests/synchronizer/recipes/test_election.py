@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
 
-from synchronizer import DeadlineExceededError, LeaseLostError, StateSynchronizer
+from synchronizer import (
+    ClosedError,
+    DeadlineExceededError,
+    LeaseLostError,
+    StateSynchronizer,
+    StoreUnavailableError,
+    SystemClock,
+)
 from synchronizer.recipes.election import LeaderElection
 from synchronizer.recipes.members import UPDATES, Members
 from synchronizer.testing import FailingStore, Operation
+from tests.readergroup.reader_processes import until
 from tests.synchronizer.recipes.stepped import TIMEOUT, World, a_world
 
 pytestmark = pytest.mark.stores(in_turn=True)
@@ -297,3 +307,140 @@ def test_lost_answers_make_no_second_candidate_and_depose_nobody(world: World) -
     a.resign()
     world.step()
     assert leaders(a, b) == ["b"]
+
+
+# ---------------------------------------------------------------------- threads
+
+LONG = 60.0
+
+
+def running(world: World, candidate_id: str, store: FailingStore | None = None) -> LeaderElection:
+    """A candidate with threads, on the machine's clock."""
+    return LeaderElection(store or world.store(SystemClock()), "ship", candidate_id, member_timeout_seconds=0.6)
+
+
+class Campaign:
+    """A thread that waits to be elected."""
+
+    def __init__(self, election: LeaderElection) -> None:
+        self.answers: list[bool] = []
+        self._thread = threading.Thread(target=lambda: self.answers.append(election.campaign()))
+        self._thread.start()
+        election.synchronizer.wait_for(
+            lambda state: any(each.member == election.candidate_id for each in state.members), timeout=LONG
+        )
+
+    def ended(self) -> list[bool]:
+        self._thread.join(LONG)
+        return self.answers
+
+
+def test_a_campaign_waits_until_it_is_elected_and_no_longer_than_it_has_time(world: World) -> None:
+    with running(world, "a") as a, running(world, "b") as b:
+        assert a.campaign(timeout=LONG)
+        with pytest.raises(DeadlineExceededError, match="another is the leader"):
+            b.campaign(timeout=0.1)
+        assert [each.member for each in a.synchronizer.fetch_updates().members] == ["a"]
+        campaign = Campaign(b)
+        assert campaign.answers == []
+        a.resign()
+        assert campaign.ended() == [True] and b.leader() == "b"
+
+
+def test_resigning_and_closing_end_a_campaign_that_waits(world: World) -> None:
+    with running(world, "a") as a, running(world, "b") as b, running(world, "c") as c:
+        a.campaign(timeout=LONG)
+        campaigns = [Campaign(b), Campaign(c)]
+        b.resign()
+        c.close()
+        assert [campaign.ended() for campaign in campaigns] == [[False], [False]]
+        with pytest.raises(ClosedError):
+            c.campaign(timeout=LONG)
+        assert [each.member for each in a.synchronizer.fetch_updates().members] == ["a"]
+
+
+def test_listeners_hear_of_a_lease_that_runs_out_while_the_store_is_away(world: World) -> None:
+    store = world.store(SystemClock())
+    heard: list[int | None] = []
+    with running(world, "a", store) as a:
+        a.on_elected(heard.append)
+        a.on_lost(lambda: heard.append(None))
+        a.campaign(timeout=LONG)
+        token = a.fencing_token
+        until(lambda: heard == [token], "the election")
+        store.unavailable = True
+        until(lambda: heard == [token, None], "the loss")
+        store.unavailable = False
+        until(lambda: heard == [token, None, token], "the return")
+    assert heard == [token, None, token, None]
+
+
+def test_observers_see_each_leader_that_lasts(world: World) -> None:
+    with running(world, "a") as a, running(world, "b") as b, running(world, "observer") as observer:
+        a.campaign(timeout=LONG)
+        b.campaign(wait=False)
+        leaders = observer.observe()
+        assert next(leaders) == "a"
+        a.resign()
+        assert next(leaders) == "b"
+        b.resign()
+        assert next(leaders) is None
+        observer.close()
+        assert list(leaders) == []
+
+
+def test_a_follower_that_cannot_get_back_in_line_now_tries_again_soon(world: World) -> None:
+    a, b = candidate(world, "a"), candidate(world, "b")
+    world.kill(b)
+    world.pass_time(TIMEOUT + 2)
+
+    def take_nothing(operation: Operation) -> None:
+        if operation.verb == "append":
+            raise StoreUnavailableError("it takes nothing now")
+
+    b.failing.before = take_nothing
+    b.step()
+    due = b.step()
+    assert world.clock.monotonic() < due <= world.clock.monotonic() + 1
+    b.failing.before = None
+    b.step()
+    assert [each.member for each in world.state("election/ship").members] == ["a", "b"]
+    assert leaders(a, b) == ["a"]
+
+
+def test_a_listener_that_exits_stops_no_other(world: World) -> None:
+    a = candidate(world, "a", campaigns=False)
+    heard: list[int] = []
+    a.on_elected(sys.exit)
+    a.on_elected(heard.append)
+    a.campaign(wait=False)
+    world.step()
+    assert heard == [a.fencing_token]
+
+
+def test_a_closed_store_ends_the_waiting_and_the_term(world: World) -> None:
+    def real(candidate_id: str) -> tuple[FailingStore, LeaderElection]:
+        store = world.store(SystemClock())
+        return store, running(world, candidate_id, store)
+
+    (store_of_a, a), (store_of_b, b) = real("a"), real("b")
+    a.campaign()
+    lost = threading.Event()
+    a.on_lost(lost.set)
+    ended: list[BaseException] = []
+
+    def campaign() -> None:
+        with pytest.raises(ClosedError) as found:
+            b.campaign()
+        ended.append(found.value)
+
+    waiting = threading.Thread(target=campaign)
+    waiting.start()
+    a.synchronizer.wait_for(lambda state: len(state.members) == 2)
+    store_of_b.close()
+    waiting.join(20)
+    assert ended
+    store_of_a.close()
+    assert lost.wait(20)
+    a.close()
+    b.close()

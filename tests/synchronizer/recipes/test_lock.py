@@ -155,6 +155,27 @@ def test_a_thread_that_holds_the_lock_is_refused_and_may_come_back_later(store: 
         held.check()
 
 
+def test_who_releases_twice_does_not_release_what_he_has_acquired_since(store: SegmentStore) -> None:
+    lock = a_lock(store)
+    first = lock.acquire(timeout=LONG)
+    first.release()
+    with lock.acquire(timeout=LONG) as held:
+        first.release()
+        held.check()
+        with pytest.raises(InvalidArgumentError, match="this thread holds the lock already"):
+            lock.acquire(timeout=0.0)
+
+
+def test_who_waits_for_a_lock_whose_store_is_closed_hears_of_it(store_url: str, store: SegmentStore) -> None:
+    held = a_lock(store, "a").acquire(timeout=LONG)
+    other = open_store(store_url)
+    waiting = Waiting(a_lock(other, "b"))
+    wait_for_members(held._lock, "a", "b")
+    other.close()
+    assert isinstance(waiting.ended(), ClosedError)
+    held.release()
+
+
 def test_the_lock_of_a_dead_holder_is_given_on_after_its_timeout(store: SegmentStore) -> None:
     dead_holder(store, 0.5)
     held = a_lock(store, timeout_seconds=0.5).acquire(timeout=LONG)

@@ -213,10 +213,10 @@ def test_the_threads_begin_with_joining_and_end_with_leaving(world: World) -> No
 
 
 def test_a_member_that_cannot_join_again_now_does_so_later(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    store = world.store()
+    store = world.store(SystemClock())
     with (
-        Membership(world.store(), "fleet", "a", member_timeout_seconds=0.5, clock=SystemClock()) as a,
-        Membership(store, "fleet", "b", clock=SystemClock()),
+        Membership(world.store(SystemClock()), "fleet", "a", member_timeout_seconds=0.5) as a,
+        Membership(store, "fleet", "b"),
     ):
 
         def take_nothing(operation: Operation) -> None:
