@@ -6,6 +6,7 @@ decided by the store. `LogFollower` applies the log, `LogWriter` puts calls into
 
 from __future__ import annotations
 
+import inspect
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -154,6 +155,7 @@ class StateSynchronizer(Generic[S]):
 
         With a `ManualClock` nothing runs in the background: `poll_listeners` calls it, in the thread that calls that.
         """
+        check_listener(listener)
         self._follower.check_usable()
         by_hand = isinstance(self.clock, ManualClock)
         listening = UpdateListening(self._follower, listener, after=after, timeout=self.timeout, thread=not by_hand)
@@ -332,6 +334,15 @@ class StateSynchronizer(Generic[S]):
 
     def _does_not_exist(self) -> NotFoundError:
         return NotFoundError("the state does not exist or was deleted; initialize it", name=self.name)
+
+
+def check_listener(listener: Callable[..., object]) -> None:
+    """Refuse what could not be called, or only be begun, in a thread without a loop."""
+    if not callable(listener) or inspect.iscoroutinefunction(listener):
+        raise InvalidArgumentError(
+            "a listener is a plain function; it may hand over to a loop with asyncio.run_coroutine_threadsafe",
+            found=repr(listener),
+        )
 
 
 def _updates(found: Iterable[Update[S]]) -> tuple[Update[S], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import wraps
 from typing import ClassVar, Generic, Self, TypedDict, TypeVar
 
 from ..clock import Clock
@@ -12,7 +13,7 @@ from ..errors import InvalidArgumentError
 from ..replica import AppliedUpdate
 from ..revisioned import Revision
 from ..state import S, Update
-from ..state_synchronizer import StateSynchronizer
+from ..state_synchronizer import StateSynchronizer, check_listener
 from ..store import SegmentStore
 
 T = TypeVar("T")
@@ -79,14 +80,22 @@ class Shared(Generic[S]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.synchronizer.store.url!r})"
 
-    def _on_update(self, read: Callable[[S], T], tell: Callable[[T, T, AppliedUpdate[S]], None]) -> Callable[[], None]:
+    def _on_update(
+        self,
+        listener: Callable[..., object],
+        read: Callable[[S], T],
+        tell: Callable[[T, T, AppliedUpdate[S]], None],
+    ) -> Callable[[], None]:
         """Call ``tell`` with what ``read`` makes of the states before and after each update from the present copy on.
 
-        A state that cannot be read is logged, and passed over.
+        ``tell`` calls ``listener``, whose name is logged where that raises. A state that cannot be read is logged, and
+        passed over.
         """
+        check_listener(listener)
         state, revision = self.synchronizer.snapshot_of_state
         before = read(state)
 
+        @wraps(listener)
         def hear(applied: AppliedUpdate[S]) -> None:
             nonlocal before
             assert applied.state is not None, "nothing deletes a shared collection"

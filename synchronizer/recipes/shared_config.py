@@ -113,7 +113,7 @@ class SharedConfig(Shared[MapState], Generic[M]):
             if before != after if field is None else getattr(before, field) != getattr(after, field):
                 listener(ValueChange(before, after, applied.revision))
 
-        return self._on_update(self._read, tell)
+        return self._on_update(listener, self._read, tell)
 
     # ------------------------------------------------------------------ steps
 

@@ -82,7 +82,7 @@ class SharedCounter(Shared[CounterState]):
             if before != after:
                 listener(ValueChange(before, after, applied.revision))
 
-        return self._on_update(lambda state: state.value, tell)
+        return self._on_update(listener, lambda state: state.value, tell)
 
 
 def _checked(value: object) -> int:

@@ -205,7 +205,7 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
                 if old != new:
                     listener(EntryChange(key, self._known(key, old), self._known(key, new), applied.revision))
 
-        return self._on_update(whole, tell)
+        return self._on_update(listener, whole, tell)
 
     # ------------------------------------------------------------------ steps
 

@@ -173,7 +173,7 @@ class SharedSet(Shared[SetState], MutableSet[T]):
             if added or removed:
                 listener(SetChange(added, removed, applied.revision))
 
-        return self._on_update(whole, tell)
+        return self._on_update(listener, whole, tell)
 
     # ------------------------------------------------------------------ steps
 

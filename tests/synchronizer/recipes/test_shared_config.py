@@ -228,6 +228,26 @@ def test_a_listener_hears_on_when_a_field_was_put_wrong_and_right(
     assert "field='opens_at'" in caplog.text and "Traceback" not in caplog.text
 
 
+def test_what_could_not_be_called_in_a_thread_is_no_listener(two: Two) -> None:
+    async def listener(change: object) -> None: ...
+
+    nothing: Any = None
+    for wrong in (listener, nothing):
+        with pytest.raises(InvalidArgumentError, match="plain function"):
+            two[0].register_listener(wrong)
+        with pytest.raises(InvalidArgumentError, match="plain function"):
+            two[0].synchronizer.on_update(wrong)
+
+
+def test_a_listener_that_raises_is_named(two: Two, caplog: pytest.LogCaptureFixture) -> None:
+    def careless(change: object) -> None:
+        raise ValueError("mine")
+
+    two[0].register_listener(careless)
+    two[1].put("opens_at", 10)
+    eventually(lambda: "careless at" in caplog.text, "the name in the log")
+
+
 def test_watching_gives_the_newest(two: Two) -> None:
     one, other = two
     watched = one.watch()
