@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from .clock import Clock
-from .errors import StoreUnavailableError
+from .errors import ReaderGroupError, StoreUnavailableError
 from .liveness import RENEWALS, STOP_AFTER
 from .store import Appended, AttributeChange, SegmentStore, UnknownOutcome
 
@@ -80,7 +80,11 @@ class Turn:
                 return True
             if self.value.holder and not self._is_mine and not self._stood_still(now):
                 return False
-            taken = self._write(holder=self.holder)
+            try:
+                taken = self._write(holder=self.holder)
+            except ReaderGroupError:
+                self._seen = None  # where the store takes nothing, the holder could not renew either
+                raise
             self.times_taken += taken
             return taken
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from synchronizer import (
     TurnValue,
     open_store,
 )
-from synchronizer.testing import FailingStore
+from synchronizer.testing import FailingStore, Operation
 
 TIMEOUT_SECONDS = 9.0
 GOLDEN = Path(__file__).parents[1] / "wire" / "turn-v1.msgpack"
@@ -150,6 +151,24 @@ def test_what_was_lost_is_found_out_by_the_next_call(store: FailingStore, clock:
         first.give_up()
     assert first.valid_until < clock.monotonic()
     assert (first.look().holder == b"") is arrived
+
+
+def test_f9_while_the_store_takes_nothing_nobody_is_given_up(store: FailingStore, clock: ManualClock) -> None:
+    def take_nothing(operation: Operation) -> None:
+        if operation.verb == "append":
+            raise StoreUnavailableError("it takes nothing now")
+
+    first, second = turn(store, clock), turn(store, clock)
+    assert first.take(TIMEOUT_SECONDS)
+    store.before = take_nothing
+    for _ in range(2 * int(TIMEOUT_SECONDS)):
+        with suppress(StoreUnavailableError):
+            assert not second.take(TIMEOUT_SECONDS)
+        clock.advance(1)
+    store.before = None
+    assert not second.take(TIMEOUT_SECONDS)
+    assert first.take(TIMEOUT_SECONDS)
+    assert first.times_taken == 1
 
 
 def test_one_that_was_given_up_with_a_lost_answer_is_not_held(store: FailingStore, clock: ManualClock) -> None:
