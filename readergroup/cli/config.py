@@ -22,6 +22,8 @@ commands = typer.Typer(
     no_args_is_help=True,
 )
 
+#: The logs of configurations begin with it.
+_PREFIX: Final = f"{ConfigEntries.kind}/"
 #: Values may begin with a minus.
 _WITH_VALUES: Final = {"ignore_unknown_options": True}
 
@@ -31,6 +33,14 @@ Value = Annotated[str, typer.Argument(metavar="VALUE", help="JSON, or text.", sh
 Current = Annotated[
     str | None, typer.Argument(metavar="CURRENT", help="Only if this is its value now.", show_default=False)
 ]
+
+
+@commands.command(name="list")
+def list_configurations(context: typer.Context, as_object: AsJson = False) -> None:
+    """List the configurations."""
+    with session(context).connect() as client:
+        names = [log.removeprefix(_PREFIX) for log in client.store.list(_PREFIX)]
+    print(as_json(names) if as_object else "\n".join(names) or "there are no configurations")
 
 
 @commands.command()
@@ -111,7 +121,7 @@ def _opened(context: typer.Context, name: str, *, may_create: bool = False) -> I
     with session(context).connect(may_create=may_create) as client:
         if not may_create:
             try:
-                client.store.info(f"{ConfigEntries.kind}/{name}")
+                client.store.info(f"{_PREFIX}{name}")
             except NotFoundError as error:
                 raise Failed(f"there is no configuration {name}; 'readergroup config put' makes it") from error
         with ConfigEntries(client.store, name, timeout=client.timeout) as entries:

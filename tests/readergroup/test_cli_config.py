@@ -89,6 +89,15 @@ def test_conditions_fail_with_what_is_there(shop: Cli) -> None:
     assert shop.ok("config", "get-all", "shop") == "there are no entries\n"
 
 
+def test_configurations_are_listed(cli: Cli) -> None:
+    cli.ok("stream", "create", "a/b")
+    assert cli.ok("config", "list") == "there are no configurations\n"
+    for name in ("shop/b", "shop/a"):
+        cli.ok("config", "put", name, "key", "1")
+    assert cli.ok("config", "list") == "shop/a\nshop/b\n"
+    assert cli.json("config", "list") == ["shop/a", "shop/b"]
+
+
 def test_a_name_that_is_misspelt_makes_nothing(shop: Cli) -> None:
     for command in (["get-all"], ["get", "x"], ["replace", "x", "1"], ["remove", "x"], ["clear"], ["refresh"]):
         said = shop.fails(1, "config", command[0], "shob", *command[1:])
