@@ -42,13 +42,14 @@ def reset(manager: ReaderGroupStateManager, to: Place, *, timeout: float | None 
     streams, config = manager.streams, manager.state.config
     deadline = Deadline(manager.synchronizer.clock, manager.synchronizer.timeout if timeout is None else timeout)
     places = _places(streams, config, to, deadline)
+    partial = len(places) < len(config.streams) or None
     resets = []
     for stream, place in places.items():
         metadata = streams.fetch_state(stream, timeout=deadline.remaining())
         end = config.end.get(stream)
         segments = _segments(metadata, _cut(streams, metadata, place), end)
         ended = metadata.sealed or end is not None
-        update = ResetStream(stream=stream, epoch=metadata.epoch, ended=ended, segments=segments)
+        update = ResetStream(stream=stream, epoch=metadata.epoch, ended=ended, segments=segments, partial=partial)
         resets.append((update, metadata))
     manager.reset_streams(resets, timeout=deadline.remaining())
 

@@ -279,6 +279,8 @@ class ResetStream(Update[ReaderGroupState], tag="reset_stream"):
     epoch: int
     ended: bool
     segments: Mapping[SegmentId, SegmentState]
+    #: Other streams of the group stay where they are, and so does what was lost of them.
+    partial: bool | None = None
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         followed = FollowedStream(
@@ -291,12 +293,14 @@ class ResetStream(Update[ReaderGroupState], tag="reset_stream"):
             weight = before[segment].weight if segment in before else found.weight
             state = state.with_segment(segment, found.changed(weight=weight))
         completed = tuple(each for each in state.checkpoints or () if each.completed)
+        state = state.replace(streams=state.streams.set(self.stream, followed), checkpoints=completed or None)
+        if self.partial:
+            return state
         readers = state.readers
         for reader, each in state.readers.items():
             if each.has_something:
                 readers = readers.set(reader, each.model_copy(update={"has_something": False}))
-        streams = state.streams.set(self.stream, followed)
-        return state.replace(streams=streams, readers=readers, checkpoints=completed or None, lost=None)
+        return state.replace(readers=readers, lost=None)
 
 
 #: Every class of updates that the log of a group may hold.

@@ -219,6 +219,19 @@ def test_a_reader_that_has_committed_nothing_since_the_reset_loses_nothing() -> 
     assert group.state.lost is None
 
 
+def test_a_reset_of_one_stream_of_several_forgets_nobody_who_was_lost() -> None:
+    group = Group()
+    for number, reader in enumerate(("r1", "r2")):
+        group.apply(AddReader(reader=reader, keeps=True))
+        group.reassign(number, reader)
+        group.release(reader, number, 10)
+    group.apply(RemoveReader(reader="r1", cause="dead"))
+    segments = group_state().segments
+    group.apply(ResetStream(stream=STREAM, epoch=0, ended=False, segments=segments, partial=True))
+    group.apply(RemoveReader(reader="r2", cause="dead"))
+    assert group.state.lost == 2
+
+
 def test_the_last_checkpoint_before_a_reader_was_lost_is_kept_until_a_reset() -> None:
     group = Group()
     whole = [group.begin(), group.begin()][-1]

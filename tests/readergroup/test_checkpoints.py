@@ -10,7 +10,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import readergroup as rg
-from readergroup.updates import CreateCheckpoint
+from readergroup.state import ReaderGroupState
+from readergroup.updates import AddReader, CreateCheckpoint, ReassignSegment, ReleaseSegment, RemoveReader
+from synchronizer import Update
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
 from tests.readergroup.test_group import drain_to_end, read_all
 
@@ -419,6 +421,28 @@ def test_a_group_at_its_end_is_reset_to_before_a_scale(world: World, process: Pr
     for key in range(8):
         of_key = [int(event) for event in again if int(event) % 8 == key]
         assert of_key == sorted(of_key)
+
+
+def test_what_was_lost_counts_until_all_streams_are_reset(world: World) -> None:
+    client = world.admin
+    client.streams.create("shop/returns")
+    group = client.groups.create("both", streams=[STREAM, "shop/returns"])
+    cuts = {stream: client.streams.info(stream).head for stream in (STREAM, "shop/returns")}
+
+    def lose_one(state: ReaderGroupState) -> list[Update[ReaderGroupState]]:
+        segment = next(each for each in state.segments if each.startswith("shop/returns"))
+        return [
+            AddReader(reader="r1", keeps=True),
+            ReassignSegment(segment=segment, reader="r1"),
+            ReleaseSegment(reader="r1", segment=segment, offset=1),
+            RemoveReader(reader="r1", cause="dead"),
+        ]
+
+    group.synchronizer.update_state(lose_one)
+    group.reset({STREAM: cuts[STREAM]})
+    assert group.checkpoint("one").lost == 1
+    group.reset(cuts)
+    assert group.checkpoint("all").lost == 0
 
 
 def test_where_nobody_could_go_on_a_group_is_not_reset_to(world: World) -> None:

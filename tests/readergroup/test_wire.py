@@ -106,6 +106,7 @@ LATER_STATE = STATE.replace(
 STILL_LATER_UPDATES: list[Update[ReaderGroupState]] = [
     AddReader(reader="r1", lease="abc", keeps=True),
     CreateCheckpoint(name="cuts", silent=True),
+    ResetStream(stream=STREAM, epoch=3, ended=False, segments={seg(1): STATE.segments[seg(1)]}, partial=True),
 ]
 STILL_LATER_STATE = STATE.replace(
     readers=Map({"r1": ReaderState(incarnation=21, lease="abc", keeps=True, has_something=True)}),
