@@ -296,7 +296,7 @@ class Consumer:
                 segment=self._segment,
                 offset=frame.offset,
                 attempts=self._failures,
-                error=f"{type(error).__name__}: {error}",
+                error=_text_of(error),
             )
             failed.__cause__ = error
             return failed
@@ -308,7 +308,7 @@ class Consumer:
         return delay
 
     def _set_aside(self, dead_letters: DeadLetters, frame: Frame, error: Exception) -> None:
-        text = f"{type(error).__name__}: {error}"[:MAX_ERROR_LENGTH]
+        text = _text_of(error)[:MAX_ERROR_LENGTH]
         letter = encode_dead_event(data=frame.data, offset=frame.offset, error=text, attempts=self._failures)
         if not dead_letters.put(self._turn.holder, letter, frame.offset):
             self.active = False
@@ -328,3 +328,12 @@ class Consumer:
         if silent:
             changes = {name: AttributeChange(self._adders[name], None) for name in silent[:MAX_ATTRIBUTE_CHANGES]}
             self._store.append(self._segment, b"", attributes=changes)  # a conflict: next time
+
+
+def _text_of(error: Exception) -> str:
+    """Whatever the error is, there is a text of it that can be stored."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        text = type(error).__name__
+    return text.encode(errors="backslashreplace").decode()

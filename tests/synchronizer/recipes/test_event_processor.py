@@ -67,6 +67,11 @@ class Handler:
         self.handled += [event.data for event in events]
 
 
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
 def numbers(count: int, start: int = 0) -> list[bytes]:
     return [b"%04d" % number for number in range(start, start + count)]
 
@@ -480,6 +485,20 @@ class TestFailing:
         handler.then = lambda event: None
         drain(processor)
         assert handler.handled[-1] == b"0001"
+
+    @pytest.mark.parametrize(
+        ("error", "text"), [(ValueError("\udcff"), "ValueError: \\udcff"), (Wordless(), "Wordless")]
+    )
+    def test_or_is_set_aside_also_if_its_error_has_no_text(
+        self, store: FailingStore, clock: InstantClock, error: Exception, text: str
+    ) -> None:
+        def fail(event: QueuedEvent) -> None:
+            raise error
+
+        add(store, numbers(1))
+        processor = stepped(store, clock, Handler(fail), set_aside=True, retries=Retries(attempts=1))
+        assert processor.step() == 1
+        assert [letter.error for letter in processor.dead_letters()] == [text]
 
     def test_a_queue_without_dead_letters_has_none_to_read(self, store: FailingStore) -> None:
         assert list(EventQueue(store, "jobs").dead_letters()) == []
