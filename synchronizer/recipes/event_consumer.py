@@ -191,7 +191,8 @@ class Consumer:
     def _agreed_timeout(self) -> float:
         """That of the holder: another one would judge it by a time that it does not know of."""
         value = self._turn.value
-        return value.payload[1] if value.holder and value.payload else self._timeout_seconds
+        is_known = value.holder and len(value.payload) > 1  # a queue that was cleared may have a position alone
+        return value.payload[1] if is_known else self._timeout_seconds
 
     def _record(self) -> None:
         """Store the position, which renews the turn. Lock held."""

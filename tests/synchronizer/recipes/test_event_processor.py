@@ -354,6 +354,21 @@ class TestOneConsumer:
             assert clock.monotonic() < began + 2.0
         assert clock.monotonic() >= began + 1.0
 
+    def test_one_that_has_the_first_turn_after_a_queue_was_cleared_may_fail_before_it_says_its_timeout(
+        self, store: FailingStore, clock: InstantClock
+    ) -> None:
+        add(store, numbers(2))
+        EventQueue(store, "jobs").clear()
+        add(store, numbers(3))
+        handler = Handler()
+        one, other = stepped(store, clock, handler), stepped(store, clock, Handler())
+        just_before(store, "append", store.fail_appends, nth=2)
+        with pytest.raises(StoreUnavailableError):
+            one.step()
+        assert other.step() == 0
+        assert one.step() == 3
+        assert handler.handled == numbers(3)
+
     def test_one_that_gets_the_turn_back_goes_on_where_the_other_was(
         self, store: FailingStore, clock: InstantClock
     ) -> None:
