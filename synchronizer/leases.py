@@ -11,6 +11,7 @@ first few only, so that what a holder costs at rest does not grow with their num
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
@@ -117,6 +118,7 @@ class Lease:
         self._value = encode_lease(0, {})  # what the store holds, as far as is known
         self._tried: set[bytes] = set()  # sent since then, and the answers lost
         self._valid_until = float("-inf")
+        self._process = os.getpid()
         #: When the last renewal that was accepted was sent.
         self.renewed_at = float("-inf")
         #: The holder was taken out, or has left.
@@ -138,8 +140,11 @@ class Lease:
 
     @property
     def valid_until(self) -> float:
-        """Until when, on the clock, nobody else can have been given what the holder has, with a margin."""
-        return float("-inf") if self.lost else self._valid_until
+        """Until when, on the clock, nobody else can have been given what the holder has, with a margin.
+
+        In a forked child it is over: nothing is renewed there, and nobody hears there of what became of the holder.
+        """
+        return float("-inf") if self.lost or os.getpid() != self._process else self._valid_until
 
     def begin(self, sent_at: float, timeout_seconds: float) -> None:
         """The lease was created, or renewed, by an append that was sent at ``sent_at``."""

@@ -74,7 +74,8 @@ class Seat:
     @property
     def taken(self) -> bool:
         """Whether it was taken, and neither given up since nor known to be lost."""
-        return self._lease is not None and not self._lease.lost
+        lease = self._lease
+        return lease is not None and not lease.lost
 
     @property
     def is_held(self) -> bool:
@@ -84,7 +85,8 @@ class Seat:
     @property
     def valid_until(self) -> float:
         """Until when, on the clock, nobody can have taken the member out."""
-        return float("-inf") if self._lease is None else self._lease.valid_until
+        lease = self._lease
+        return float("-inf") if lease is None else lease.valid_until
 
     def first(self) -> Member | None:
         """The member of this seat, if it is the first of all and nobody can have taken it out."""

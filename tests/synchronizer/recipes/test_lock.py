@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 
@@ -244,6 +245,21 @@ def test_a_lease_that_may_be_over_is_told_before_anybody_else_can_hold_the_lock(
     clock.advance(8.1)
     held._seat.step()
     with pytest.raises(LeaseLostError):
+        held.check()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_holds_no_lock(store: SegmentStore) -> None:
+    with Lock(store, "door", threads=False).acquire(timeout=LONG) as held:
+        child = os.fork()
+        if not child:
+            try:
+                held.check()
+            except LeaseLostError:
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
         held.check()
 
 
