@@ -8,6 +8,7 @@ and the first is put there without events: so none that arrives late is stored o
 from __future__ import annotations
 
 import enum
+import os
 import secrets
 import threading
 from collections.abc import Callable
@@ -153,9 +154,15 @@ class Adding:
         self._name = ADDERS + secrets.token_hex(8)
         self._stored: bytes | None = None  # the number that the segment has
         self._numbers = 0
+        self._process = os.getpid()
 
     def add(self, data: bytes, deadline: Deadline) -> None:
         """Return when ``data`` is stored, durably, in one piece and once."""
+        if self._is_forked:  # where whoever held the lock, or was sending, is no more
+            raise ClosedError(
+                "the queue belongs to the process that this one was forked from; open it here anew",
+                segment=self._segment,
+            )
         call = object()
         with self._changed:
             batch = self._join(call, data, deadline)
@@ -176,7 +183,7 @@ class Adding:
 
     def close(self) -> None:
         """Take nothing more, and remove what the segment remembers of this process. Twice is no error."""
-        if self._closing.is_set():
+        if self._closing.is_set() or self._is_forked:
             return
         self._closing.set()
         self._room.close()
@@ -186,6 +193,10 @@ class Adding:
         if stored is not None:
             with suppress(ReaderGroupError):  # it is forgotten in time
                 self._store.append(self._segment, b"", attributes={self._name: AttributeChange(stored, None)})
+
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
 
     def _check_open(self) -> None:
         if self._closing.is_set():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -254,6 +257,23 @@ def test_what_is_on_its_way_when_the_queue_is_closed_is_stored_for_all_who_added
 
 def adders(store: SegmentStore) -> int:
     return len(store.attributes(SEGMENT, ADDERS))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_child_is_refused_whatever_was_going_on(store: LateStore) -> None:
+    jobs = queue(store)
+    with jobs._adding._changed:  # a thread of the parent adds
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            with suppress(ClosedError):
+                jobs.add(b"child", timeout=0.0)
+                os._exit(1)
+            jobs.close()
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    jobs.add(b"parent")
+    assert stored(store) == [b"parent"]
 
 
 def test_closing_leaves_nothing_behind_but_the_events(store: LateStore) -> None:
