@@ -262,15 +262,25 @@ def adders(store: SegmentStore) -> int:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_forked_child_is_refused_whatever_was_going_on(store: LateStore) -> None:
     jobs = queue(store)
-    with jobs._adding._changed:  # a thread of the parent adds
+    held, forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with jobs._adding._changed:
+            held.set()
+            forked.wait(20)
+
+    with threads(1) as background:
+        background.submit(hold)
+        assert held.wait(20)
         child = os.fork()
         if not child:
-            signal.alarm(20)
+            signal.alarm(5)
             with suppress(ClosedError):
                 jobs.add(b"child", timeout=0.0)
                 os._exit(1)
             jobs.close()
             os._exit(0)
+        forked.set()
     assert os.waitpid(child, 0)[1] == 0
     jobs.add(b"parent")
     assert stored(store) == [b"parent"]
