@@ -216,13 +216,18 @@ def test_a_command_that_is_interrupted_is_not_taken_for_done(cli: Cli, monkeypat
     assert cli("config", "shell", "demo", input="put a 1\n").exit_code == 130
 
 
+def _log_in(terminal: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which is ignored where the tests run in the background of a shell
+    os.login_tty(terminal)
+
+
 @pytest.mark.parametrize("key", [b"\x03", b"\x04"], ids=["Ctrl-C", "Ctrl-D"])
 def test_on_a_terminal_it_prompts_and_ends_at_a_key(key: bytes, cli: Cli) -> None:
     controller, terminal = pty.openpty()
     command = [*COMMAND, "config", "shell", "demo"]
     # Only keys that are typed at the terminal that controls a process are signals to it.
     process = subprocess.Popen(
-        command, env={**cli.environment, "TERM": "dumb"}, preexec_fn=lambda: os.login_tty(terminal), pass_fds=[terminal]
+        command, env={**cli.environment, "TERM": "dumb"}, preexec_fn=lambda: _log_in(terminal), pass_fds=[terminal]
     )
     os.close(terminal)
     try:
