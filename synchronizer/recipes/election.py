@@ -15,7 +15,7 @@ from typing import Final, Self, TypeVar, Unpack
 
 from ..clock import Deadline
 from ..errors import ClosedError, DeadlineExceededError, LeaseLostError, ReaderGroupError
-from ..state_synchronizer import StateSynchronizer
+from ..state_synchronizer import StateSynchronizer, check_listener
 from ..store import SegmentStore
 from .members import UPDATES, Members, nobody
 from .seat import ASK_SECONDS, Seat
@@ -166,6 +166,7 @@ class LeaderElection:
         All listeners are called in one thread of the election, one after the other, so they return soon. One that
         raises is logged.
         """
+        check_listener(listener)
         self._on_elected.append(listener)
         self._start_telling()
         return listener
@@ -176,6 +177,7 @@ class LeaderElection:
         That is when this has resigned or was deposed, and also when the store is away and the lease may be over. If it
         was not, `on_elected` is called again, with the same token.
         """
+        check_listener(listener)
         self._on_lost.append(listener)
         self._start_telling()
         return listener

@@ -10,7 +10,7 @@ from typing import Final, Self, TypeVar, Unpack
 
 from ..errors import ClosedError, DeadlineExceededError, ReaderGroupError
 from ..replica import AppliedUpdate
-from ..state_synchronizer import StateSynchronizer
+from ..state_synchronizer import StateSynchronizer, check_listener
 from ..store import SegmentStore
 from .members import UPDATES, Cause, Leave, Member, Members, nobody
 from .seat import ASK_SECONDS, Seat
@@ -109,6 +109,7 @@ class Membership:
         return self._listen("dead", listener)
 
     def _listen(self, what: str, listener: Listener) -> Listener:
+        check_listener(listener)
         with self._lock:
             self._check_open()
             self._listeners.append((what, listener))

@@ -64,7 +64,7 @@ class Seat:
         self._lease: Lease | None = None  # of the present stay
         self._deaths = DeathWatch(self._clock)
         self._holders: tuple[tuple[Member, ...], Mapping[str, Member]] = ((), {})  # of the members seen last
-        self._complaint: str | None = None  # what was logged last
+        self._complaints: dict[str, str] = {}  # what was logged last, of each part of the work that fails
         self._wake = threading.Event()  # of the thread that renews
         self._waiting: set[threading.Event] = set()  # of those who wait for news
         self._ended: ClosedError | None = None
@@ -232,10 +232,11 @@ class Seat:
         """Until the log grew, or until something is due."""
         try:
             self._synchronizer.wait_for_growth(max(0.0, timeout))
+            self._complaints.pop("wait", None)
         except ClosedError:
             raise
         except ReaderGroupError as error:
-            self._complain(error)
+            self._complain("wait", error)
             self._clock.wait(threading.Event(), min(max(0.0, timeout), RETRY_SECONDS))
 
     # ------------------------------------------------------------------ the work
@@ -249,11 +250,12 @@ class Seat:
             timeout_seconds = self._synchronizer.state.timeout_seconds
             if self._clock.monotonic() >= lease.renewed_at + timeout_seconds / RENEWALS:
                 lease.renew({}, timeout_seconds)
+                self._complaints.pop("renew", None)
             return lease.renewed_at + timeout_seconds / RENEWALS
         except ClosedError:
             raise
         except ReaderGroupError as error:
-            self._complain(error)
+            self._complain("renew", error)
             return self._clock.monotonic() + RETRY_SECONDS
 
     def work(self) -> float:
@@ -261,11 +263,11 @@ class Seat:
         lease = self._lease
         try:
             due = self._follow(lease)
-            self._complaint = None
+            self._complaints.pop("follow", None)
         except ClosedError:
             raise
         except ReaderGroupError as error:
-            self._complain(error)
+            self._complain("follow", error)
             due = self._clock.monotonic() + RETRY_SECONDS
         if lease is None or lease.lost:
             due = float("inf")
@@ -316,8 +318,8 @@ class Seat:
     def _read_leases(self, members: Iterable[Member] | None) -> Mapping[str, bytes]:
         return read_leases(self._synchronizer.store, self._synchronizer.segment, members)
 
-    def _complain(self, error: ReaderGroupError) -> None:
+    def _complain(self, part: str, error: ReaderGroupError) -> None:
         """Log it, a trouble that lasts once."""
-        if str(error) != self._complaint:
-            self._complaint = str(error)
+        if str(error) != self._complaints.get(part):
+            self._complaints[part] = str(error)
             _logger.warning("%s: %s", self._synchronizer.name, error)

@@ -11,6 +11,7 @@ import pytest
 from synchronizer import (
     ClosedError,
     DeadlineExceededError,
+    InvalidArgumentError,
     LeaseLostError,
     StateSynchronizer,
     StoreUnavailableError,
@@ -444,3 +445,20 @@ def test_a_closed_store_ends_the_waiting_and_the_term(world: World) -> None:
     assert lost.wait(20)
     a.close()
     b.close()
+
+
+def test_a_coroutine_function_is_no_listener(world: World) -> None:
+    async def listener(*_: object) -> None: ...
+
+    a = candidate(world, "a", campaigns=False)
+    for register in a.on_elected, a.on_lost:
+        with pytest.raises(InvalidArgumentError, match="plain function"):
+            register(listener)
+
+
+def test_renewals_that_go_on_failing_are_logged_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    a = candidate(world, "a")
+    a.failing.fail_appends(1000)
+    world.pass_time(TIMEOUT / 2)
+    assert len([record for record in caplog.records if "election/ship" in record.getMessage()]) == 1
+    assert a.failing.count("append") > 5
