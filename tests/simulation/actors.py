@@ -11,6 +11,7 @@ import readergroup as rg
 from readergroup.streams.config import number_of
 from readergroup.updates import RecordWeights
 from synchronizer import (
+    CorruptStateError,
     NotFoundError,
     OutcomeUnknownError,
     SealedError,
@@ -37,6 +38,7 @@ MAX_SEGMENTS: Final = 5
 LAST: Final = "last"
 _OF_A_GROUP: Final = ("reader", "listener", "remover", "keeper", "compactor", "weigher", "pool", "autoscaler") + (
     "durable",
+    "recorder",
     *KEEPERS_OF_CHECKPOINTS,
 )
 #: Why an application that failed is not started again.
@@ -500,6 +502,28 @@ class Application:
         if ledger.applied_length < before:
             self.auditor.broken("S4", f"{self.process.name} fetched less than the log held when it asked")
 
+    def archivist(self) -> None:
+        """Enter lines into the archive, whose log may go back. Who is told of that begins again, or gives up."""
+        archive, number = self.run.archive, 0
+        held: StateSynchronizer[Ledger] | None = None
+        while not self.run.over:
+            number += 1
+            # Often as long as those of others, so that they end where what they stand in for did.
+            line = f"{self.actor.name}/{number:02}{self.rng.choice(('', '', '', '!'))}"
+            enters = self.rng.random() < 0.6 and not self.run.calm
+            try:
+                held = held or archive.open(self.process)
+                call = partial(held.update_state, _entering(line), timeout=2.0) if enters else held.fetch_updates
+                archive.call(self.process, held, call)
+            except CorruptStateError as error:
+                self.process.world.say(self.process.name, f"stops: {error}")
+                if archive.is_split or self.rng.random() < 0.3:
+                    return
+                held = None
+            except rg.ReaderGroupError as error:
+                self.process.world.say(self.process.name, f"did not enter {line}: {error}")
+            self.process.sleep(0.5 if self.run.calm else self.rng.random() * self.actor.pause)
+
     def upgrader(self) -> None:
         """Two releases at work on one log, while the newer one is rolled out: the older stops where it would differ."""
         log = f"mixed/{self.actor.name}"
@@ -552,6 +576,13 @@ class Application:
                 raise _ApplicationError
 
         self.run.durable.listen(self.process, self.group, during)
+        while not self.run.over:
+            self.process.sleep(0.5)
+
+    def recorder(self) -> None:
+        """Write down what the notifiers tell, beside others who do."""
+        assert self.group is not None
+        self.run.recordings.record(self.process, self.group, lag_interval_seconds=self.rng.choice((None, 1.0)))
         while not self.run.over:
             self.process.sleep(0.5)
 

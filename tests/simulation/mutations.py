@@ -25,12 +25,13 @@ from notifications.durable import DurableListening
 from readergroup import liveness, state_manager, updates
 from readergroup.checkpoint import CheckpointState
 from readergroup.reader import Reader
+from readergroup.record.recorder import NotificationRecording
 from readergroup.state import ReaderGroupState, SegmentState
 from readergroup.state_manager import ReaderGroupStateManager
 from readergroup.streams.merging import Merge
 from readergroup.streams.writer import EventWriter
 from readergroup.updates import RemoveReader, ResetStream
-from synchronizer import leases
+from synchronizer import leases, revisioned
 from synchronizer.compaction import Compactor
 from synchronizer.leases import Lease
 from synchronizer.log_writer import LogWriter
@@ -357,6 +358,27 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         384,
         frozenset({"S1", "S8"}),
         (Words(Turn, "take", "and not self._stood_still(now)", "and False"),),
+    ),
+    Mutation(
+        "checksum of the predecessor",
+        "An entry is applied whatever it was written behind.",
+        58,
+        frozenset({"S4"}),
+        (Words(revisioned, "_decode_entry", "if named != previous:", "if False:"),),
+    ),
+    Mutation(
+        "comparison of what is recorded",
+        "Notifications are appended to the record without comparing how far that goes.",
+        3,
+        frozenset({"S8"}),
+        (
+            Words(
+                NotificationRecording,
+                "_append",
+                "AttributeChange(self._recorded.encode(), to.encode())",
+                'AttributeChange(__import__("synchronizer").ANY, to.encode())',
+            ),
+        ),
     ),
 )
 

@@ -19,6 +19,8 @@ from .auditor import BALANCE_SECONDS, TAKEOVER_SECONDS, Auditor, Violation
 from .ledger import Ledger
 from .listening import DurableHearings
 from .phases import Phases
+from .recording import Recordings
+from .restoring import Archive
 from .scenario import DOER, KEEPERS_OF_CHECKPOINTS, Actor, Mishap, Scenario
 from .threads import NeverAtRest, Simulation
 from .transacting import Transactions
@@ -66,6 +68,8 @@ class Run:
         self.auditor = Auditor(self.world)
         self.transactions = Transactions(self.auditor)
         self.durable = DurableHearings(self.auditor, scenario.timeout)
+        self.recordings = Recordings(self.auditor)
+        self.archive = Archive(self.auditor)
         self.phases = Phases(self)
         self.phases.on_begin = self._ambush
         self._waiting: list[Actor | Mishap] = []  # for a phase to begin
@@ -205,6 +209,9 @@ class Run:
         if mishap.kind == "away":
             self.world.cut_off(None, mishap.seconds)
             return
+        if mishap.kind == "goes back":
+            self.archive.go_back(mishap.calls)
+            return
         if mishap.kind == "full":
             self._limit(1)
             self.auditor.deaf_until = self.simulation.now + 3 * mishap.seconds
@@ -311,6 +318,9 @@ class Run:
         self.auditor.check_once()
         if not self.wait_until(lambda: self.durable.missing is None, HEARD_SECONDS):
             self.auditor.broken("S8", str(self.durable.missing))
+        if not self.wait_until(lambda: self.recordings.missing is None, HEARD_SECONDS):
+            self.auditor.broken("S8", str(self.recordings.missing))
+        self.recordings.check()
         self.transactions.check(deleted=any(actor.kind == "founder" for actor in self.scenario.actors))
         self._check_ledger()
 

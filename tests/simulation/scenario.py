@@ -7,7 +7,7 @@ nothing else decides what happens: every actor draws its choices from the seed a
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -85,7 +85,8 @@ class Mishap:
     seconds: float = 0.0
     rate: float = 0.0
     faults: tuple[str, ...] = ()
-    #: Of "dies": at which call of the store from then on, and before it is carried out or after.
+    #: Of "dies": at which call of the store from then on, and before it is carried out or after. Of "goes back": how
+    #: many entries are lost.
     calls: int = 0
     moment: str = "before"
     #: It waits, from ``at`` on, until this phase begins.
@@ -179,7 +180,74 @@ def generate(seed: int) -> Scenario:
     if chance.random() < 0.125:
         scenario = _with_transactions(scenario, chance)
     chance = random.Random(f"durable/{seed}")
-    return _with_durable_listeners(scenario, chance) if chance.random() < 0.125 else scenario
+    if chance.random() < 0.125:
+        scenario = _with_durable_listeners(scenario, chance)
+    chance = random.Random(f"recorders/{seed}")
+    if chance.random() < 0.05:
+        scenario = _with_recorders(scenario, chance)
+    chance = random.Random(f"archive/{seed}")
+    return _with_archive(scenario, chance) if chance.random() < 0.05 else scenario
+
+
+def _with_recorders(scenario: Scenario, rng: random.Random) -> Scenario:
+    """The same, with some who record notifications and die over it, with compactions, and one who comes late."""
+    last = scenario.duration - scenario.timeout
+    early = [(f"recorder{number}", rng.uniform(0, last / 4)) for number in range(1, rng.choice((2, 3, 4)))]
+    late = ("recorder late", rng.uniform(last / 2, last))
+    recorders = [
+        Actor(name, "recorder", at=at, clock_rate=rng.choice((1.0, 0.99, 1.01)), clock_offset=rng.uniform(0, 100))
+        for name, at in (*early, late)
+    ]
+    compactors = [
+        Actor(f"compactor{number}r", "compactor", at=rng.uniform(last / 4, last))
+        for number in range(rng.choice((1, 2)))
+    ]
+    mishaps = []
+    for name, came_at in early:
+        at = rng.uniform(came_at, last)
+        mishap = rng.choice(("kill", "kill", "dies", "stop", "trouble", ""))
+        if mishap == "dies":
+            moment = rng.choice(("before", "after"))
+            mishaps.append(Mishap(at, mishap, name, calls=rng.randint(1, 10), moment=moment))
+        elif mishap == "trouble":
+            mishaps.append(Mishap(at, mishap, name, seconds=rng.uniform(1.0, 3.0), rate=0.5, faults=LOSSES))
+        elif mishap:
+            mishaps.append(Mishap(at, mishap, name, seconds=rng.choice((0.3, 1.0, 4.0))))
+    return _with(scenario, (*recorders, *compactors), mishaps)
+
+
+def _with_archive(scenario: Scenario, rng: random.Random) -> Scenario:
+    """The same, beside a state that goes back, with some who had seen what is lost, and others who had not."""
+    goes_back_at = rng.uniform(0.4, 0.9) * scenario.duration
+    archivists = [
+        Actor(
+            f"archivist{number}",
+            "archivist",
+            at=rng.choice((0.0, 0.0, rng.uniform(0, scenario.duration))),
+            pause=rng.choice((0.05, 0.2, 0.5)),
+            clock_offset=rng.uniform(0, 100),
+        )
+        for number in range(1, rng.choice((3, 4, 5)))
+    ]
+    mishaps = [Mishap(goes_back_at, "goes back", calls=rng.choice((1, 1, 2, 10)))]
+    # One is often stopped right before, with what only it has seen, while others go on.
+    stopped_at, seconds = goes_back_at - rng.random() * 0.1, rng.choice((0.1, 0.2, 0.5, 2.0))
+    mishaps.append(Mishap(stopped_at, "stop", archivists[0].name, seconds=seconds))
+    for actor in archivists[1:]:
+        mishap = rng.choice(("stop", "cut off", "trouble", "kill", "", "", ""))
+        at = max(actor.at, goes_back_at + rng.uniform(-0.5, 0.2))
+        if mishap:
+            seconds = rng.choice((0.1, 0.5, 1.0, 2.0))
+            mishaps.append(Mishap(at, mishap, actor.name, seconds=seconds, rate=0.5, faults=LOSSES))
+    return _with(scenario, archivists, mishaps)
+
+
+def _with(scenario: Scenario, actors: Iterable[Actor], mishaps: Iterable[Mishap]) -> Scenario:
+    return replace(
+        scenario,
+        actors=(*scenario.actors, *actors),
+        mishaps=tuple(sorted((*scenario.mishaps, *mishaps), key=lambda each: each.at)),
+    )
 
 
 def _with_durable_listeners(scenario: Scenario, rng: random.Random) -> Scenario:

@@ -4,7 +4,7 @@ Each brings about one interleaving exactly. That it came about is read off `sigh
 to judge. The same patterns are looked for in random runs, so that what is arranged here is also found by chance.
 
 Which of the 24 has its scenario here, and what is tested elsewhere because it is a matter of one backend, is in
-``docs/schedules.md``. F23 is arranged only: it breaks what the auditor takes for granted, that the store loses nothing.
+``docs/schedules.md``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 
 from .actors import GROUP
 from .ledger import LEDGER_UPDATES, Enter, Ledger
+from .restoring import Archive
 from .run import Outcome, run
 from .scenario import Actor, Mishap, Scenario
 from .stage import GROUP_LOG, LEDGER_LOG, Call, Gate, Matches, Stage
@@ -1053,11 +1054,10 @@ def records(call: Call) -> bool:
 def who_records_dies_and_the_log_is_compacted(stage: Stage) -> Check:
     """All fold the log and would write the same; the one that comes first dies over it, and then a newcomer, who could
     not do it any more, loads what is left."""
-    recording: list[rg.NotificationRecording] = []
     compacted: list[bool] = []
 
     def record(process: Process) -> None:
-        recording.append(process.client().groups.get(GROUP).record_notifications(lag_interval_seconds=None))
+        stage.run.recordings.record(process, process.client().groups.get(GROUP), lag_interval_seconds=None)
 
     def change(process: Process) -> None:
         group = process.client().groups.get(GROUP)
@@ -1067,13 +1067,11 @@ def who_records_dies_and_the_log_is_compacted(stage: Stage) -> Check:
         stage.kill("first")
         group.reader("short").close()
         compacted.append(group.synchronizer.compact())
-        stage.seen["F19.3"] += compacted[0]
+        assert compacted[0]
         record(process)
         _scale(stage, process, 2)
         stage.wait_until(lambda: len(_recorded(group)) == 3)
-        found = list(group.notification_record.read())
-        assert not any(notification.gap for notification in found)
-        assert len({(each.revision, type(each)) for each in found}) == len(found)
+        assert not any(notification.gap for notification in group.notification_record.read())
         stage.notes.append(f"recorded {_recorded(group)}")
 
     for name in ("first", "second", "third"):
@@ -1255,27 +1253,23 @@ def a_merge_that_was_given_up_arrives_when_it_is_done(stage: Stage) -> Check:
 # ---------------------------------------------------------------------- F23: the store goes back
 
 
-#: A log that the auditor takes no notice of.
-PLAIN_LOG: Final = "plain/ledger"
-
-
-@schedule("F23")
+@schedule("F23.2")
 def the_store_goes_back_and_on_with_others(stage: Stage) -> Check:
     """A process that has read what is lost says so, and does not go on with what is there instead."""
 
     def work(process: Process) -> None:
-        ledger = _plain_ledger(process)
-        ledger.update_state(enter("first"))
-        length = ledger.applied_length
-        ledger.update_state(enter("going"))
-        _rewind(stage, length)
-        other = _plain_ledger(process)
+        archive, held = _archive(stage, process)
+        held.update_state(enter("first"))
+        length = held.applied_length
+        held.update_state(enter("going"))
+        archive.go_back_to(length)
+        other = archive.open(process)
         for entry in ("other", "after"):  # as long as what is lost
-            other.update_state(enter(entry))
-        for call in (ledger.fetch_updates, ledger.compact, lambda: ledger.update_state(enter("never"))):
-            _note_refusal(stage, call)
-        assert ledger.state.entries.keys() == {"first", "going"}
-        assert _plain_ledger(process).state.entries.keys() == {"first", "other", "after"}
+            archive.call(process, other, partial(other.update_state, enter(entry)))
+        for call in (held.fetch_updates, held.compact, partial(held.update_state, enter("never"))):
+            _note_refusal(stage, partial(archive.call, process, held, call))
+        assert held.state.entries.keys() == {"first", "going"}
+        assert archive.open(process).state.entries.keys() == {"first", "other", "after"}
 
     stage.also("one", work, at=0.5)
 
@@ -1287,16 +1281,44 @@ def the_store_goes_back_and_on_with_others(stage: Stage) -> Check:
     return check
 
 
-@schedule("F23")
+@schedule("F23.3")
+def the_store_goes_back_and_on_to_the_same_length(stage: Stage) -> Check:
+    """Nobody can tell then. Once a process that has read what is lost writes, all others say so."""
+
+    def work(process: Process) -> None:
+        archive, held = _archive(stage, process)
+        held.update_state(enter("first"))
+        length = held.applied_length
+        held.update_state(enter("going"))
+        archive.go_back_to(length)
+        other = archive.open(process)
+        for holder, entry in ((other, "other"), (held, "again")):
+            archive.call(process, holder, partial(holder.update_state, enter(entry)))
+        for call in (other.fetch_updates, partial(other.update_state, enter("never"))):
+            _note_refusal(stage, partial(archive.call, process, other, call))
+        _note_refusal(stage, partial(archive.open, process))
+        assert other.state.entries.keys() == {"first", "other"}
+
+    stage.also("one", work, at=0.5)
+
+    def check(outcome: Outcome) -> None:
+        assert (
+            stage.notes == ["the store lost acknowledged data: this entry does not follow the one read before it"] * 3
+        )
+
+    return check
+
+
+@schedule("F23.1")
 def the_store_goes_back(stage: Stage) -> Check:
     def work(process: Process) -> None:
-        ledger = _plain_ledger(process)
-        ledger.update_state(enter("first"))
-        length = ledger.applied_length
-        ledger.update_state(enter("lost"))
-        _rewind(stage, length)
-        _note_refusal(stage, lambda: ledger.update_state(enter("second")))
-        _note_refusal(stage, ledger.fetch_updates)
+        archive, held = _archive(stage, process)
+        held.update_state(enter("first"))
+        length = held.applied_length
+        held.update_state(enter("lost"))
+        archive.go_back_to(length)
+        for call in (partial(held.update_state, enter("second")), held.fetch_updates):
+            _note_refusal(stage, partial(archive.call, process, held, call))
 
     stage.also("one", work, at=0.5)
 
@@ -1306,17 +1328,9 @@ def the_store_goes_back(stage: Stage) -> Check:
     return check
 
 
-def _plain_ledger(process: Process) -> StateSynchronizer[Ledger]:
-    return StateSynchronizer(
-        process.store, PLAIN_LOG, initial=Ledger(), updates=LEDGER_UPDATES, clock=process.clock, timeout=5.0
-    )
-
-
-def _rewind(stage: Stage, length: int) -> None:
-    """Restore a backup of the store's segment."""
-    segment = stage.world.memory._memory.segment(PLAIN_LOG)
-    del segment.data[length - segment.start_offset :]
-    stage.seen["F23"] += 1
+def _archive(stage: Stage, process: Process) -> tuple[Archive, StateSynchronizer[Ledger]]:
+    archive = stage.run.archive
+    return archive, archive.open(process)
 
 
 def _note_refusal(stage: Stage, call: Callable[[], object]) -> None:

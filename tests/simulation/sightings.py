@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import readergroup as rg
 from readergroup.liveness import Held, decode_positions
+from readergroup.record.recorder import RECORDED, Recorded
 from readergroup.state import ReaderGroupState
 from readergroup.streams.config import SegmentId, stream_of
 from readergroup.streams.merging import PROGRESS
@@ -47,7 +48,7 @@ from synchronizer import (
 )
 from synchronizer.leases import PREFIX, lease_attribute
 from synchronizer.replica import Transition
-from synchronizer.revisioned import MARK, decode_entries
+from synchronizer.revisioned import MARK, Mark, decode_entries
 from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 
 from .auditor import Assignment, Fold, Hearing
@@ -102,12 +103,16 @@ SCHEDULES: Final[Mapping[str, str]] = {
     "F19": "A listener is told of a gap: the log was compacted past what its process had applied.",
     "F19.1": "A listener under a durable name is told what it was told before, by a process that has died over it.",
     "F19.2": "Of two processes that listen under one name, one is told and the other is not.",
+    "F19.3": "Who records dies, the log is compacted past what is recorded, and another process goes on.",
     "F20": "A reader is taken out of a state that is too large for anything to be added.",
     "F21.1": "Who commits a transaction dies when it is merged in part, and another process completes it.",
     "F21.2": "The segments that events were staged for are scaled before the commit.",
     "F21.3": "A merge is stored and its answer lost, and the transaction is completed.",
     "F21.4": "The request of a merge that was given up arrives when that is done, and is refused.",
     "F22": "An update is stored while a process that is stopped holds the fair lock.",
+    "F23.1": "The store has gone back behind what a process has applied, and that asks again.",
+    "F23.2": "The store has gone back, and on with other entries, past what a process has applied; that asks again.",
+    "F23.3": "The store has gone back, and on to the length that a process has applied, which writes.",
 }
 
 
@@ -122,7 +127,9 @@ def sightings(seeds: Iterable[int]) -> Counter[str]:
 def watch_for_sightings(run: Run) -> Counter[str]:
     """How often each schedule has occurred in the run so far; it grows while the run goes on."""
     seen: Counter[str] = Counter()
-    watchers = [kind(run, seen) for kind in (_Log, _Leases, _Members, _Checkpoints, _Streams, _Transactions, _Calls)]
+    watchers = [
+        kind(run, seen) for kind in (_Log, _Leases, _Members, _Checkpoints, _Streams, _Transactions, _Record, _Calls)
+    ]
     world, auditor = run.world, run.auditor
     on_done, on_fault = world.on_done, world.on_fault
     on_transition, on_phase = auditor.on_transition, auditor.on_phase
@@ -172,7 +179,10 @@ def watch_for_sightings(run: Run) -> Counter[str]:
             seen["F19.2"] += 1
         on_call(call)
 
-    durable.on_call = before_call
+    def met(schedule: str) -> None:
+        seen[schedule] += 1
+
+    durable.on_call, run.archive.on_meeting = before_call, met
     world.on_done, world.on_fault = after_done, after_fault
     auditor.on_transition, auditor.on_phase = after_transition, after_phase
     auditor.delivered, auditor.heard = before_delivery, before_hearing  # type: ignore[method-assign]
@@ -664,6 +674,37 @@ class _Transactions(_Watcher):
                 self._unanswered.add(f"stream/{_parts(done.segment)[0]}")
         elif isinstance(done.result, Conflict) and not done.answered:
             self.saw("F21.4")
+
+
+class _Record(_Watcher):
+    """The record of notifications, and those who write it."""
+
+    def __init__(self, run: Run, seen: Counter[str]) -> None:
+        super().__init__(run, seen)
+        self._recorded: Revision | None = None  # so far
+        self._died = self._is_past = False  # since then: somebody who records; and the mark is past a change
+
+    def fault(self, process: Process, fault: str) -> None:
+        self._died |= fault == "kill" and process in self.run.recordings.recorders
+
+    def done(self, done: Done) -> None:
+        if done.verb != "append" or not isinstance(done.result, Appended):
+            return
+        if done.segment.startswith("record/"):
+            if self._is_past and done.process.alive:
+                self.saw("F19.3")
+            self._recorded = Recorded.decode(done.attributes[RECORDED].new).revision
+            self._died = self._is_past = False
+        elif self._died and MARK in done.attributes and done.segment.startswith("group/"):
+            value = done.attributes[MARK].new
+            assert value is not None
+            self._is_past |= self._is_past_a_change(Mark.decode(done.segment, value).revision)
+
+    def _is_past_a_change(self, mark: Revision) -> bool:
+        recorded = self._recorded
+        return recorded is not None and any(
+            recorded < revision <= mark for changes in self.auditor.changes.values() for revision, _ in changes
+        )
 
 
 class _Calls(_Watcher):
