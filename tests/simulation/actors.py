@@ -509,7 +509,7 @@ class Application:
         while not self.run.over:
             number += 1
             # Often as long as those of others, so that they end where what they stand in for did.
-            line = f"{self.actor.name}/{number:02}{self.rng.choice(('', '', '', '!'))}"
+            line = f"{self.actor.name}/{number:03}{'!' if self.rng.random() < 0.1 else ''}"
             enters = self.rng.random() < 0.6 and not self.run.calm
             try:
                 held = held or archive.open(self.process)

@@ -202,6 +202,9 @@ def _with_recorders(scenario: Scenario, rng: random.Random) -> Scenario:
         Actor(f"compactor{number}r", "compactor", at=rng.uniform(last / 4, last))
         for number in range(rng.choice((1, 2)))
     ]
+    if rng.random() < 0.5:  # nobody records from then on, until one comes
+        gone_at = rng.uniform(last / 4, last / 2)
+        return _with(scenario, (*recorders, *compactors), [Mishap(gone_at, "kill", name) for name, _ in early])
     mishaps = []
     for name, came_at in early:
         at = rng.uniform(came_at, last)
@@ -223,15 +226,15 @@ def _with_archive(scenario: Scenario, rng: random.Random) -> Scenario:
         Actor(
             f"archivist{number}",
             "archivist",
-            at=rng.choice((0.0, 0.0, rng.uniform(0, scenario.duration))),
+            at=0.0 if number < 3 else rng.uniform(0, scenario.duration),
             pause=rng.choice((0.05, 0.2, 0.5)),
             clock_offset=rng.uniform(0, 100),
         )
         for number in range(1, rng.choice((3, 4, 5)))
     ]
-    mishaps = [Mishap(goes_back_at, "goes back", calls=rng.choice((1, 1, 2, 10)))]
+    mishaps = [Mishap(goes_back_at, "goes back", calls=rng.choice((1, 1, 1, 5)))]
     # One is often stopped right before, with what only it has seen, while others go on.
-    stopped_at, seconds = goes_back_at - rng.random() * 0.1, rng.choice((0.1, 0.2, 0.5, 2.0))
+    stopped_at, seconds = goes_back_at - rng.random() * 0.1, rng.choice((0.1, 0.2, 0.3, 1.0))
     mishaps.append(Mishap(stopped_at, "stop", archivists[0].name, seconds=seconds))
     for actor in archivists[1:]:
         mishap = rng.choice(("stop", "cut off", "trouble", "kill", "", "", ""))
