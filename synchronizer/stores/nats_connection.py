@@ -558,7 +558,7 @@ class _EventLoop:
         with self._lock:
             self._users += 1
             if self._loop is None:
-                self._loop = _new_event_loop()
+                self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
                     target=_run_loop, args=(self._loop,), name="nats-event-loop", daemon=True
                 )
@@ -576,15 +576,6 @@ class _EventLoop:
         loop.call_soon_threadsafe(loop.stop)
         if thread is not threading.current_thread():
             thread.join()
-
-
-def _new_event_loop() -> asyncio.AbstractEventLoop:
-    """A loop of uvloop, whose turns take less than those of the standard library; it does not exist for Windows."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

@@ -12,8 +12,6 @@ import logging
 import shutil
 import socket
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -111,22 +109,6 @@ def test_who_asks_when_the_store_is_closed_hears_that(nats_url: str, monkeypatch
 
 
 # Several processes
-
-
-@pytest.mark.parametrize("has_uvloop", [True, False])
-def test_the_hidden_loop_is_that_of_uvloop_where_there_is_one(nats_url: str, has_uvloop: bool) -> None:
-    child = """
-import sys
-if sys.argv[2] == "False":
-    sys.modules["uvloop"] = None
-from synchronizer import open_store
-with open_store(sys.argv[1]) as store:
-    store.create("s")
-    store.append("s", b"bytes")
-    print(store.read("s", 0, 9), "uvloop.loop" in sys.modules)
-"""
-    ran = subprocess.run([sys.executable, "-c", child, nats_url, str(has_uvloop)], capture_output=True, timeout=60)
-    assert ran.stdout.decode() == f"b'bytes' {has_uvloop}\n", ran.stderr.decode()
 
 
 def test_of_contending_processes_each_append_is_stored_once(nats_url: str) -> None:
