@@ -119,12 +119,12 @@ class Archive:
             if place not in self._lost and not self.is_split and self._went_back_at < began:
                 self._auditor.broken("S4", f"{process.name} stops at {place}, and nothing of that is lost: {error}")
             raise
-        self.check(process, archive)
+        self._check(process, archive)
         place = archive._follower.replica.place
         if place in self._lost and self._went_back_at < began and place[0] not in self._lengths_since(began):
             self._auditor.broken("S4", f"{process.name} goes on at {place}, which the store has lost")
 
-    def check(self, process: Process, archive: StateSynchronizer[Ledger]) -> None:
+    def _check(self, process: Process, archive: StateSynchronizer[Ledger]) -> None:
         """What a process holds is what the log came to, as it is or as it was."""
         replica = archive._follower.replica
         found = self._lost.get(replica.place) or next((h for h in self._held if h.place == replica.place), None)
