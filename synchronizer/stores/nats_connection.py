@@ -69,17 +69,7 @@ class Answer(NamedTuple):
 
 
 class _Client(Client):
-    """The client of nats-py with two differences.
-
-    A demand for TLS is one: nats-py speaks it only if the server wants to. And what was published can be sent at once.
-    """
-
-    def send_now(self) -> None:
-        """Send what nats-py has gathered, instead of in the next turn of the loop by a task of its own."""
-        if self._pending_data_size and self._transport is not None and self.is_connected:
-            with contextlib.suppress(OSError, RuntimeError):  # the task of nats-py meets it too, and deals with it
-                self._transport.writelines(self._pending)
-                self._pending, self._pending_data_size = [], 0
+    """The client of nats-py, except that a demand for TLS is one: nats-py speaks it only if the server wants to."""
 
     def _connect_command(self) -> bytes:
         """The first thing that is said to a server, each time; what raises here ends the connection."""
@@ -354,9 +344,8 @@ class NatsConnection:
             return
         try:
             awaited = sending.send(None)
-        except StopIteration:  # as nearly always: nothing to wait for, and no task needed
-            self._client.send_now()
-            return
+        except StopIteration:
+            return  # as nearly always: nothing to wait for, and no task needed
         self._spawn(_continued(sending, awaited))
 
     async def _send(self, exchange: _Exchange) -> None:
