@@ -90,6 +90,19 @@ def behind(world: World, checkpoint: rg.Checkpoint, events: list[bytes]) -> list
     return found
 
 
+def two_and_a_checkpoint(
+    world: World, background: ThreadPoolExecutor
+) -> tuple[Counting, Counting, list[bytes], rg.Checkpoint]:
+    """Two that have read a part of these events, and then passed a checkpoint."""
+    one, other = Counting(world.process(), "r1"), Counting(world.process(), "r2")
+    events = world.write(60)
+    world.step()
+    for counting in (one, other):
+        counting.read(10)
+    taking = background.submit(world.group.checkpoint, "nightly", timeout=20)
+    return one, other, events, when_begun(world, taking, lambda: pass_it(world, one, other))
+
+
 # ---------------------------------------------------------------------- taking one
 
 
@@ -97,13 +110,7 @@ def behind(world: World, checkpoint: rg.Checkpoint, events: list[bytes]) -> list
 def test_a_checkpoint_is_where_each_reader_was_when_it_kept_its_state(
     world: World, background: ThreadPoolExecutor
 ) -> None:
-    one, other = Counting(world.process(), "r1"), Counting(world.process(), "r2")
-    events = world.write(60)
-    world.step()
-    for counting in (one, other):
-        counting.read(10)
-    taking = background.submit(world.group.checkpoint, "nightly", timeout=20)
-    checkpoint = when_begun(world, taking, lambda: pass_it(world, one, other))
+    one, other, events, checkpoint = two_and_a_checkpoint(world, background)
     kept = one.kept["nightly"] + other.kept["nightly"]
     assert sorted(kept + behind(world, checkpoint, events)) == sorted(events)
     assert world.group.checkpoints == {"nightly": checkpoint}
@@ -343,13 +350,7 @@ def test_none_are_taken_where_nobody_does_or_none_are_wanted(world: World, proce
 def test_readers_go_on_from_the_checkpoint_without_being_opened_again(
     world: World, background: ThreadPoolExecutor
 ) -> None:
-    one, other = Counting(world.process(), "r1"), Counting(world.process(), "r2")
-    events = world.write(60)
-    world.step()
-    for counting in (one, other):
-        counting.read(10)
-    taking = background.submit(world.group.checkpoint, "nightly", timeout=20)
-    checkpoint = when_begun(world, taking, lambda: pass_it(world, one, other))
+    one, other, events, checkpoint = two_and_a_checkpoint(world, background)
     read_all_counting(world, one, other)
     tokens = {found.token for found in world.state.segments.values()}
     world.group.reset(rg.Checkpoint.model_validate_json(checkpoint.model_dump_json()))

@@ -382,6 +382,12 @@ def owner_of(stage: Stage, segment: SegmentId) -> str | None:
     return None if stage.group is None or segment not in stage.group.segments else stage.group.segments[segment].owner
 
 
+def shared_out(stage: Stage) -> SegmentId:
+    """Wait until r1 and r2 have one of the two segments each; that of r1."""
+    stage.wait_until(lambda: {owner_of(stage, FIRST), owner_of(stage, SECOND)} == {"r1", "r2"})
+    return next(segment for segment in (FIRST, SECOND) if owner_of(stage, segment) == "r1")
+
+
 def all_completed(stage: Stage, number: int = 1) -> Check:
     """The checkpoints came about, and the auditor has compared them with what the readers kept."""
 
@@ -396,8 +402,7 @@ def a_segment_goes_to_a_reader_that_has_not_passed_the_checkpoint(stage: Stage) 
     """What the first owner has handed out since it passed is in nobody's keeping."""
 
     def work(process: Process) -> None:
-        stage.wait_until(lambda: {owner_of(stage, FIRST), owner_of(stage, SECOND)} == {"r1", "r2"})
-        mine = next(segment for segment in (FIRST, SECOND) if owner_of(stage, segment) == "r1")
+        mine = shared_out(stage)
         stage.hold(by("reader2", writes("pass_checkpoint")), lambda: owner_of(stage, mine) == "r2")
         begin_checkpoints(process, "nightly")
         stage.wait_until(lambda: has_passed(stage, "r1"))
@@ -413,8 +418,7 @@ def a_segment_goes_to_a_reader_that_has_passed_the_checkpoint(stage: Stage) -> C
     """Its owner is about to release it when the checkpoint begins."""
 
     def work(process: Process) -> None:
-        stage.wait_until(lambda: {owner_of(stage, FIRST), owner_of(stage, SECOND)} == {"r1", "r2"})
-        mine = next(segment for segment in (FIRST, SECOND) if owner_of(stage, segment) == "r1")
+        mine = shared_out(stage)
         gate = stage.hold(by("reader1", writes("release")), lambda: has_passed(stage, "r2"))
         move(process, mine, "r2")
         stage.wait_until(lambda: gate.reached)
@@ -429,7 +433,7 @@ def a_checkpoint_comes_between_the_two_halves_of_a_merge(stage: Stage) -> Check:
     """Neither reader has passed when the first half is completed; what comes after the merge waits for them."""
 
     def work(process: Process) -> None:
-        stage.wait_until(lambda: {owner_of(stage, FIRST), owner_of(stage, SECOND)} == {"r1", "r2"})
+        shared_out(stage)
         first = stage.hold(by("reader1", writes("complete")), lambda: has_begun(stage))
         second = stage.hold(by("reader2", writes("complete")), lambda: has_completed(stage))
         process.client().streams.scale(STREAM, merge=[0, 1])
@@ -453,7 +457,7 @@ def two_checkpoints_are_under_way(stage: Stage) -> Check:
     """One reader has passed both and the other one of them, and they hand a segment over."""
 
     def work(process: Process) -> None:
-        stage.wait_until(lambda: {owner_of(stage, FIRST), owner_of(stage, SECOND)} == {"r1", "r2"})
+        shared_out(stage)
         other = next(segment for segment in (FIRST, SECOND) if owner_of(stage, segment) == "r2")
 
         def is_the_second(call: Call) -> bool:
