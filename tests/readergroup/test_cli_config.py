@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -234,13 +234,29 @@ def test_on_a_terminal_it_prompts_and_ends_at_a_key(key: bytes, cli: Cli) -> Non
         _see(controller, b"demo> ")
         os.write(controller, b"put a 1\r")
         _see(controller, b"a = 1\r\ndemo> ")
-        os.write(controller, key)
+        shown = _press(controller, key)
         assert process.wait(PATIENCE_SECONDS) == 0
-        assert b"Traceback" not in os.read(controller, 65536)
+        with suppress(OSError):  # which is the end of a terminal whose processes have ended
+            while more := os.read(controller, 65536):
+                shown += more
+        assert b"Traceback" not in shown
     finally:
         process.kill()
         process.wait()
         os.close(controller)
+
+
+def _press(controller: int, key: bytes) -> bytes:
+    """Press it until something is shown, and return that.
+
+    CPython loses a signal that comes between the prompt that readline shows and its waiting for keys (seen in
+    `readline_until_enter_or_signal` of 3.11.7, 3 of 400 times under load): the next key brings it up.
+    """
+    for _ in range(3):
+        os.write(controller, key)
+        if select.select([controller], [], [], PATIENCE_SECONDS / 3)[0]:
+            return os.read(controller, 65536)
+    raise AssertionError(f"nothing happens at {key!r}")
 
 
 def _see(controller: int, expected: bytes) -> None:
