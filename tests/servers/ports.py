@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import random
 import socket
+from contextlib import suppress
+from pathlib import Path
+
+_HOST = "127.0.0.1"
+_RANGE_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+#: Not seeded by a test: two processes must not draw the same ports.
+_CHANCE = random.SystemRandom()
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody had a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of the loopback interface that nobody had a moment ago.
+
+    It is one that no connection is given as its own, where there are such ports: else one may take it before the server
+    has started or while it starts again, even that of a client of the server, which then is connected to itself.
+    """
+    for _ in range(100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((_HOST, _CHANCE.choice(_servers_own())))
+            return int(probe.getsockname()[1])
+    raise OSError("there is no free port")
+
+
+def _servers_own() -> range:
+    """The ports below those that the system gives to connections, or any (0) where these begin too low."""
+    try:
+        first = int(_RANGE_OF_CONNECTIONS.read_text().split()[0])
+    except OSError:
+        first = 0
+    return range(10_000, first) if first > 12_000 else range(1)
