@@ -67,7 +67,7 @@ def try_out(host: Host, url: str, fault: Fault, seconds: float) -> Trial:
             next_one, answered_at = next(each for each in writer.acknowledged if each[1] > healed)
             _await(lambda: len(listener.heard) > next_one, failures)
             writer.stop.set()
-            _await(lambda: len(listener.heard) == writer.next, failures)
+            _await(lambda: writer.has_stopped.is_set() and len(listener.heard) == writer.next, failures)
             listener.stop.set()
     with open_store(url) as store:
         length = store.info(SEGMENT).length
@@ -93,6 +93,7 @@ class Writer:
 
     def __init__(self, store: SegmentStore) -> None:
         self.stop = threading.Event()
+        self.has_stopped = threading.Event()
         self.next = 0
         self.acknowledged: list[tuple[int, float]] = []
         self.lost_answers = 0
@@ -105,6 +106,7 @@ class Writer:
             self.acknowledged.append((self.next, time.monotonic()))
             self.next += 1
             self.stop.wait(_PAUSE_SECONDS)
+        self.has_stopped.set()
 
     def _append(self, data: bytes) -> None:
         in_doubt = False
