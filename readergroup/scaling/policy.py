@@ -16,8 +16,8 @@ CALM: Final = 0.5
 class ReaderScalingPolicy(BaseModel):
     """Between how many readers a group is to have, and what makes it more or fewer. Durations are seconds.
 
-    More than the target of lag: more readers at once, in proportion. As many more as there are more segments, if
-    events wait. Never more than there are segments to read, unless ``min_readers`` asks for it. One fewer when the lag
+    More than the target of lag: more readers at once, in proportion. As many more as there are more segments, as soon
+    as events wait. Never more than there are segments to read, unless ``min_readers`` asks for it. One fewer when the lag
     has been under half of the target for the cooldown, and the last change is as long ago. The lag is that of
     committed positions, so a target under twice the group's ``position_interval_seconds`` is seldom met.
     """
@@ -64,7 +64,7 @@ class ScalingHistory(NamedTuple):
     """What a decision has to know of those before it. Times are of the clock that `decide` is given."""
 
     desired_readers: int
-    #: None: not known, so that the next look finds no growth.
+    #: Without those that came while nothing waited. None: not known, so that the next look finds no growth.
     number_of_segments: int | None
     #: When load, and not a bound, changed the number.
     changed_at: float
@@ -90,7 +90,13 @@ def decide(
     decision = ScalingDecision(
         desired_readers=desired, current_readers=load.number_of_readers, reason=reason, revision=load.revision
     )
-    return decision, ScalingHistory(desired, load.number_of_segments, changed_at, calm_since)
+    return decision, ScalingHistory(desired, _known_segments(load, history), changed_at, calm_since)
+
+
+def _known_segments(load: GroupLoad, history: ScalingHistory | None) -> int:
+    if load.events_behind or history is None or history.number_of_segments is None:
+        return load.number_of_segments
+    return min(load.number_of_segments, history.number_of_segments)
 
 
 def _calm_since(

@@ -84,10 +84,15 @@ def test_segments_that_come_while_events_wait_ask_for_as_many_readers_at_once() 
     assert decisions.last.reason == "segments grew from 2 to 4"
 
 
-def test_segments_that_come_while_nothing_waits_ask_for_none() -> None:
+def test_segments_that_come_while_nothing_waits_ask_for_readers_when_something_does() -> None:
     decisions = some_decisions()
     assert decisions.at(0, 2, readers=2) == 2
     assert decisions.at(1, 4, readers=2) == 2
+    assert decisions.at(2, 4, behind=0.1, readers=2) == 4
+    assert decisions.at(3, 4, behind=0.1, readers=4) == 4
+    assert decisions.at(4, 6, readers=4) == 4
+    assert decisions.at(5, 4, readers=4) == 4  # merged again
+    assert decisions.at(6, 5, behind=0.1, readers=4) == 5
 
 
 def test_readers_without_a_segment_are_given_up_at_once() -> None:
