@@ -17,8 +17,8 @@ class ReaderScalingPolicy(BaseModel):
     """Between how many readers a group is to have, and what makes it more or fewer. Durations are seconds.
 
     More than the target of lag: more readers at once, in proportion. As many more as there are more segments, as soon
-    as events wait. Never more than there are segments to read, unless ``min_readers`` asks for it. One fewer when the lag
-    has been under half of the target for the cooldown, and the last change is as long ago. The lag is that of
+    as events wait. Never more than there are segments to read, unless ``min_readers`` asks for it. One fewer when the
+    lag has been under half of the target for the cooldown, and the last change is as long ago. The lag is that of
     committed positions, so a target under twice the group's ``position_interval_seconds`` is seldom met.
     """
 
