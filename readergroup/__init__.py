@@ -7,6 +7,8 @@ from notifications import NotificationSystem as NotificationSystem
 from notifications import PollingNotifier as PollingNotifier
 from synchronizer import AlreadyExistsError as AlreadyExistsError
 from synchronizer import AppliedUpdate as AppliedUpdate
+from synchronizer import Barrier as Barrier
+from synchronizer import BrokenBarrierError as BrokenBarrierError
 from synchronizer import ClosedError as ClosedError
 from synchronizer import CorruptStateError as CorruptStateError
 from synchronizer import CorruptStoreError as CorruptStoreError

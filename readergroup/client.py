@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from synchronizer import (
     DEFAULT_STATE_LIMIT_BYTES,
     MAX_OUTSTANDING_BYTES,
+    Barrier,
     Clock,
     EventProcessor,
     EventProcessorOptions,
@@ -219,6 +220,22 @@ class Client:
         semaphore = self._lock(Semaphore, name, permits=permits, member_timeout_seconds=member_timeout_seconds)
         with semaphore.acquire(timeout=timeout) as held:
             yield held
+
+    def barrier(
+        self, name: str, parties: int, *, party: str | None = None, member_timeout_seconds: float = 10.0
+    ) -> Barrier:
+        """The barrier of this name, at which so many wait for each other. ``party`` names one of them."""
+        return self._keep(
+            Barrier(
+                self.store,
+                name,
+                parties,
+                party=party,
+                member_timeout_seconds=member_timeout_seconds,
+                threads=self._in_background,
+                **self._state_options,
+            )
+        )
 
     def _lock(self, kind: type[Lock], name: str, **options: Any) -> Lock:
         with self._guard:  # one for all threads, so that it knows which of them hold it

@@ -6,6 +6,7 @@ from .clock import ManualClock as ManualClock
 from .clock import SystemClock as SystemClock
 from .clock import growing_pause as growing_pause
 from .errors import AlreadyExistsError as AlreadyExistsError
+from .errors import BrokenBarrierError as BrokenBarrierError
 from .errors import ClosedError as ClosedError
 from .errors import CorruptStateError as CorruptStateError
 from .errors import CorruptStoreError as CorruptStoreError
@@ -30,6 +31,7 @@ from .liveness import observe_interval as observe_interval
 from .map import Map as Map
 from .patience import Patience as Patience
 from .recipes import MAX_OUTSTANDING_BYTES as MAX_OUTSTANDING_BYTES
+from .recipes import Barrier as Barrier
 from .recipes import ConfigEntries as ConfigEntries
 from .recipes import DeadEvent as DeadEvent
 from .recipes import EntryChange as EntryChange

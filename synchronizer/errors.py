@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import ClassVar
 
 
@@ -106,6 +107,12 @@ class StateTooLargeError(ReaderGroupError, ValueError):
 
 class HandlerError(ReaderGroupError):
     """A handler failed for the last time and there is nowhere to set the event aside. ``__cause__`` is its error."""
+
+
+class BrokenBarrierError(ReaderGroupError, threading.BrokenBarrierError):
+    """Not all came together: one who waited at the barrier went, or died. Those who wait again begin anew."""
+
+    retryable = True
 
 
 class LeaseLostError(ReaderGroupError):

@@ -1,5 +1,6 @@
 """Ready-made shared states: collections, and what is built on the synchronizer beside them."""
 
+from .barrier import Barrier as Barrier
 from .dead_letters import DeadEvent as DeadEvent
 from .election import LeaderElection as LeaderElection
 from .event_consumer import HandlingLatency as HandlingLatency

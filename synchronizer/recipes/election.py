@@ -59,8 +59,7 @@ class LeaderElection:
         )
         self._clock = self.synchronizer.clock
         self._threads = threads
-        self._lock = threading.Lock()  # guards the campaign
-        self._campaigns = False
+        self._lock = threading.Lock()  # held while a seat is taken
         self._elected = False  # in this campaign, as far as anybody here has seen
         self._closed = False
         self._on_elected: list[Callable[[int], object]] = []
@@ -83,12 +82,13 @@ class LeaderElection:
         deadline = Deadline(self._clock, timeout)
         with self._lock:
             self._check_open()
-            if not self._campaigns or not self._seat.taken:
+            if not self._seat.wanted or not self._seat.taken:
                 self._elected = False
                 self._seat.take(timeout=max(ASK_SECONDS, deadline.remaining(self.synchronizer.timeout)))
-                self._campaigns = True
-        if wait and not self._seat.wait_until(lambda: self.is_leader or not self._campaigns, deadline):
-            self._resign_or_warn()
+            if self._closed:  # by another thread, which did not wait for this
+                self._seat.give_up_or_warn()
+        if wait and not self._seat.wait_until(lambda: self.is_leader or not self._seat.wanted, deadline):
+            self._seat.give_up_or_warn()
             raise DeadlineExceededError(
                 "another is the leader; campaign again, or with more time",
                 election=self.name,
@@ -101,11 +101,9 @@ class LeaderElection:
         """Be a candidate no more. If this was the leader, the next in line is it at once.
 
         From the beginning of the call on `check` raises. Where the store does not answer in time, the error is raised
-        and the lease runs out.
+        and the lease runs out. A campaign under way in another thread is not waited for: it withdraws.
         """
-        with self._lock:
-            self._campaigns = False
-            self._seat.give_up(timeout=timeout)
+        self._seat.give_up(timeout=timeout)
 
     @property
     def member_timeout_seconds(self) -> float:
@@ -186,11 +184,8 @@ class LeaderElection:
 
     def close(self) -> None:
         """Resign and end the threads. Twice is no error. Where the store is away, the lease runs out."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-        self._resign_or_warn()
+        self._closed = True
+        self._seat.give_up_or_warn()
         telling = self._telling
         if telling is not None and telling is not threading.current_thread():
             telling.join(CLOSE_SECONDS)
@@ -215,33 +210,28 @@ class LeaderElection:
 
     def _token(self) -> int | None:
         first = self._seat.first()
-        if first is None or not self._campaigns:
+        if first is None:
             return None
         self._elected = True
         return first.incarnation
 
     def _stay_in_line(self) -> bool:
         """A follower that was taken out gets behind all others; a leader has had its term. Whether to try again."""
-        if not self._campaigns or self._seat.taken:
+        if not self._seat.wanted or self._seat.taken:
             return False  # without the lock, which another thread may have while it talks to the store
         with self._lock:
-            if not self._campaigns or self._seat.taken:
+            if not self._seat.wanted or self._seat.taken:
                 return False
             if self._elected:
-                self._campaigns = False
+                self._seat.wanted = False
                 _logger.warning("%s is no longer the leader of %s", self.candidate_id, self.name)
                 return False
             try:
-                self._seat.take(timeout=ASK_SECONDS)
+                self._seat.take_again(timeout=ASK_SECONDS)
             except ReaderGroupError as error:
                 _logger.warning("%s could not get back in line for %s: %s", self.candidate_id, self.name, error)
                 return True
             return False
-
-    def _resign_or_warn(self) -> None:
-        with self._lock:
-            self._campaigns = False
-            self._seat.give_up_or_warn()
 
     def _start_telling(self) -> None:
         with self._lock:

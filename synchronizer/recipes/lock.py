@@ -94,7 +94,7 @@ class Lock:
         self.synchronizer = StateSynchronizer(
             store,
             f"{self.kind}/{name}",
-            initial=nobody(member_timeout_seconds, None if self.permits == 1 else self.permits),
+            initial=nobody(member_timeout_seconds, places=None if self.permits == 1 else self.permits),
             updates=UPDATES,
             **options,
         )
@@ -149,8 +149,9 @@ class Lock:
         self._closed = True
         with self._lock:
             seats = list(self._seats)
+        deadline = Deadline(self._clock, ASK_SECONDS)
         for seat in seats:
-            self._give_up(seat)
+            self._give_up(seat, deadline.remaining())
         self.synchronizer.close()
 
     def step(self) -> float:
@@ -182,10 +183,10 @@ class Lock:
         self._holding.pop(seat, None)
         self._give_up(seat)
 
-    def _give_up(self, seat: Seat) -> None:
+    def _give_up(self, seat: Seat, timeout: float = ASK_SECONDS) -> None:
         with self._lock:
             self._seats.discard(seat)
-        seat.give_up_or_warn()
+        seat.give_up_or_warn(timeout=timeout)
 
     # ------------------------------------------------------------------ holders that are dead
 

@@ -1,7 +1,9 @@
-"""Who is there, in the order of coming: the state under membership, leader election and locks."""
+"""Who is there, in the order of coming: the state under membership, leader election, locks and barriers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from itertools import count, repeat
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,6 +14,9 @@ from ..state import State, Update
 
 MAX_TIMEOUT_SECONDS: Final = 86_400.0
 Timeout = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_SECONDS)]
+
+#: As `Member.place`: not all have come.
+BROKEN: Final = -1
 
 #: Why a member is no longer there: it left; its lease ran out; another came with its id.
 Cause = Literal["left", "dead", "replaced"]
@@ -27,6 +32,8 @@ class Member(BaseModel):
     lease: str
     #: The token of its `Join`.
     incarnation: int
+    #: Of one who waited at a barrier: which of those he was that have passed it together, from 0 on, or `BROKEN`.
+    place: int | None = None
 
 
 class Members(State):
@@ -36,18 +43,34 @@ class Members(State):
     timeout_seconds: Timeout
     #: How many of the first hold what all stand in line for, if that is not one.
     places: int | None = None
+    #: At a barrier: how many pass it together.
+    parties: int | None = None
     members: tuple[Member, ...] = ()
 
     @property
     def first(self) -> Member | None:
         return self.members[0] if self.members else None
 
+    @property
+    def waiting(self) -> Sequence[Member]:
+        """Those who wait at a barrier."""
+        return [each for each in self.members if each.place is None]
+
+    def with_places(self, places: Iterable[int]) -> Members:
+        """Nobody waits any more: these are the places of those who did."""
+        left = iter(places)
+        return self.replace(
+            members=tuple(
+                each.model_copy(update={"place": next(left)}) if each.place is None else each for each in self.members
+            )
+        )
+
     def find(self, lease: str) -> Member | None:
         return next((each for each in self.members if each.lease == lease), None)
 
 
 class Join(Update[Members], tag="join"):
-    """Come in, behind all others."""
+    """Come in, behind all others. The last one whom a barrier waits for lets all pass."""
 
     member: str
     #: The attribute of the lease, created in the same step.
@@ -59,29 +82,40 @@ class Join(Update[Members], tag="join"):
         if self.timeout_seconds is not None and not state.members:
             state = state.replace(timeout_seconds=self.timeout_seconds)
         joined = Member(member=self.member, lease=self.lease, incarnation=revision.token)
-        return state.replace(members=(*state.members, joined))
+        state = state.replace(members=(*state.members, joined))
+        complete = state.parties is not None and len(state.waiting) == state.parties
+        return state.with_places(count()) if complete else state
 
 
 class Leave(Update[Members], tag="leave"):
-    """Be gone, with the lease, which is deleted in the same step."""
+    """Be gone, with the lease, which is deleted in the same step. Who goes before all have come breaks a barrier."""
 
     member: str
     lease: str
     cause: Cause
 
     def apply_to(self, state: Members, revision: Revision) -> Members:
-        if state.find(self.lease) is None:
+        gone = state.find(self.lease)
+        if gone is None:
             raise InvalidArgumentError("this member is not there", member=self.member, lease=self.lease)
-        return state.replace(members=tuple(each for each in state.members if each.lease != self.lease))
+        state = state.replace(members=tuple(each for each in state.members if each.lease != self.lease))
+        return state if state.parties is None or gone.place is not None else state.with_places(repeat(BROKEN))
 
 
-UPDATES: Final = (Join, Leave)
+class Break(Update[Members], tag="break"):
+    """Those who wait at a barrier wait in vain."""
+
+    def apply_to(self, state: Members, revision: Revision) -> Members:
+        return state.with_places(repeat(BROKEN))
 
 
-def nobody(timeout_seconds: float, places: int | None = None) -> Members:
+UPDATES: Final = (Join, Leave, Break)
+
+
+def nobody(timeout_seconds: float, *, places: int | None = None, parties: int | None = None) -> Members:
     """The state to begin with."""
     if not 0 < timeout_seconds <= MAX_TIMEOUT_SECONDS:
         raise InvalidArgumentError(
             "a timeout is more than 0 and at most 86400 seconds", timeout_seconds=timeout_seconds
         )
-    return Members(timeout_seconds=timeout_seconds, places=places)
+    return Members(timeout_seconds=timeout_seconds, places=places, parties=parties)

@@ -49,8 +49,7 @@ class Membership:
         self.synchronizer = StateSynchronizer(
             store, f"membership/{name}", initial=nobody(member_timeout_seconds), updates=UPDATES, **options
         )
-        self._lock = threading.Lock()  # guards coming and going
-        self._stays = False
+        self._lock = threading.Lock()  # held while a seat is taken
         self._closed = False
         self._listeners: list[tuple[str, MemberListener]] = []  # and what each is told of
         self._known: dict[str, Member] = {}  # by lease, as the listeners were told
@@ -63,15 +62,18 @@ class Membership:
         """Be a member. Another of the same id is one no longer. Joining twice changes nothing."""
         with self._lock:
             self._check_open()
-            if not self._stays or not self._seat.taken:
+            if not self._seat.wanted or not self._seat.taken:
                 self._seat.take(namesake="goes", timeout=timeout)
-                self._stays = True
+            if self._closed:  # by another thread, which did not wait for this
+                self._seat.give_up_or_warn()
+                self._check_open()
 
     def leave(self, *, timeout: float | None = None) -> None:
-        """Be a member no longer. Where the store does not answer in time, the error is raised; the lease runs out."""
-        with self._lock:
-            self._stays = False
-            self._seat.give_up(timeout=timeout)
+        """Be a member no longer. Where the store does not answer in time, the error is raised; the lease runs out.
+
+        A `join` under way in another thread is not waited for: it leaves again.
+        """
+        self._seat.give_up(timeout=timeout)
 
     @property
     def is_member(self) -> bool:
@@ -143,9 +145,8 @@ class Membership:
 
     def close(self) -> None:
         """Leave, and end the threads. Twice is no error. Where the store is away, the lease runs out."""
-        with self._lock:
-            self._stays, self._closed = False, True
-            self._seat.give_up_or_warn()
+        self._closed = True
+        self._seat.give_up_or_warn()
         self.synchronizer.close()
 
     def __enter__(self) -> Self:
@@ -169,19 +170,17 @@ class Membership:
 
     def _stay_if_alive(self) -> bool:
         """Join again, if this member was taken out and no other of its id is there. Whether to try it once more."""
-        if not self._stays or self._seat.taken:
+        if not self._seat.wanted or self._seat.taken:
             return False  # without the lock, which another thread may have while it talks to the store
         with self._lock:
-            if not self._stays or self._seat.taken:
+            if not self._seat.wanted or self._seat.taken:
                 return False
             try:
-                self._stays = self._seat.take(namesake="wins", timeout=ASK_SECONDS)
+                joined = self._seat.take_again(namesake="wins", timeout=ASK_SECONDS)
             except ReaderGroupError as error:
                 _logger.warning("%s could not join %s again: %s", self.member_id, self.name, error)
                 return True
-            became = (
-                "was taken for dead and has joined again" if self._stays else "is out: another of its id has joined"
-            )
+            became = "was taken for dead and has joined again" if joined else "is out: another of its id has joined"
             _logger.warning("%s of %s %s", self.member_id, self.name, became)
             return False
 

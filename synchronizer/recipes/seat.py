@@ -11,12 +11,11 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 from typing import Final, Literal
 
 from ..clock import Deadline
-from ..errors import ClosedError, InvalidArgumentError, NotFoundError, ReaderGroupError
+from ..errors import ClosedError, InvalidArgumentError, NotFoundError, OutcomeUnknownError, ReaderGroupError
 from ..leases import DeathWatch, Lease, Observed, lease_attribute, lease_value, read_leases
 from ..liveness import RENEWALS
 from ..state import Update
@@ -60,8 +59,11 @@ class Seat:
         self._wished_timeout_seconds = timeout_seconds
         self._changed = changed
         self._threaded = threads
+        #: From the beginning of `take` to that of `give_up`, also where it was lost in between.
+        self.wanted = False
         self._lock = threading.Lock()
         self._lease: Lease | None = None  # of the present stay
+        self._doubtful: set[str] = set()  # leases of stays that may have begun, and are not wanted
         self._deaths = DeathWatch(self._clock)
         self._holders: tuple[tuple[Member, ...], Mapping[str, Member]] = ((), {})  # of the members seen last
         self._complaints: dict[str, str] = {}  # what was logged last, of each part of the work that fails
@@ -88,6 +90,11 @@ class Seat:
         lease = self._lease
         return float("-inf") if lease is None else lease.valid_until
 
+    def find(self) -> Member | None:
+        """The member of this seat in the newest state that is known here."""
+        lease = self._lease
+        return None if lease is None else next((each for each in self.members() if each.lease == lease.name), None)
+
     def first(self) -> Member | None:
         """The member of this seat, if it is the first of all and nobody can have taken it out."""
         return self.among(1)
@@ -108,62 +115,99 @@ class Seat:
             return ()
 
     def take(self, *, namesake: Namesake = "stays", timeout: float | None = None) -> bool:
-        """Take a seat behind all others. False: it was not taken, for the sake of another member of the same id."""
+        """Take a seat behind all others. False: it is not wanted any more, because of another member of the same id, or
+        because `give_up` was called meanwhile, which does not wait for this. One thread at a time takes it.
+        """
+        self.wanted = True
+        try:
+            return self.take_again(namesake=namesake, timeout=timeout)
+        except BaseException:
+            self.wanted = False
+            raise
+
+    def take_again(self, *, namesake: Namesake = "stays", timeout: float | None = None) -> bool:
+        """`take`, if it is still wanted. Where that fails it stays so."""
+        if not self.wanted:
+            return False
         synchronizer = self._synchronizer
         lease = Lease(synchronizer.store, synchronizer.segment, secrets.token_hex(8), self._clock)
 
         def join(state: Members) -> Proposal[Members, bool]:
-            namesakes = [each for each in state.members if each.member == self.member and namesake != "stays"]
-            if namesakes and namesake == "wins":
+            doubtful = [each for each in state.members if each.lease in self._doubtful]
+            others = [each for each in state.members if each.member == self.member and each not in doubtful]
+            if others and namesake == "wins":
                 return Proposal((), False)
+            gone = doubtful if namesake == "stays" else [*doubtful, *others]
             updates: list[Update[Members]] = [
-                Leave(member=each.member, lease=each.lease, cause="replaced") for each in namesakes
+                Leave(member=each.member, lease=each.lease, cause="replaced") for each in gone
             ]
             timeout_seconds = self._wished_timeout_seconds
             is_other = timeout_seconds != state.timeout_seconds
             updates.append(
                 Join(member=self.member, lease=lease.name, timeout_seconds=timeout_seconds if is_other else None)
             )
-            attributes = {lease_attribute(each.lease): AttributeChange(ANY, None) for each in namesakes}
+            attributes = {lease_attribute(each.lease): AttributeChange(ANY, None) for each in gone}
             attributes[lease.attribute] = AttributeChange(None, lease.first_value)
             return Proposal(updates, True, attributes)
 
         sent_at = self._clock.monotonic()
-        if not synchronizer.update_state_with_attributes(join, timeout=timeout):
-            return False
+        try:
+            if not synchronizer.update_state_with_attributes(join, timeout=timeout):
+                self.wanted = False
+                return False
+        except OutcomeUnknownError:
+            self._doubtful.add(lease.name)
+            raise
+        self._doubtful.clear()
         lease.begin(sent_at, synchronizer.state.timeout_seconds)
         with self._lock:
-            self._lease = lease
+            if self.wanted:
+                self._lease = lease
+            else:
+                self._doubtful.add(lease.name)
+        if not self.wanted:
+            self.give_up_or_warn()
+            return False
         if self._threaded:
             self._start(lease, "lease", self.renew, self._wait_to_renew)
             self._start(lease, "members", self.work, self._wait_to_work)
         return True
 
-    def give_up(self, *, timeout: float | None = None) -> None:
-        """Let the others go on at once. From the beginning of the call on, the seat is no longer held.
+    def give_up(self, *, timeout: float | None = None) -> Sequence[Member]:
+        """Let the others go on at once; the members that this took out, as they were then.
 
-        Where the store does not answer in time the error is raised, and the lease runs out.
+        From the beginning of the call on, the seat is no longer held. Where the store does not answer in time the error
+        is raised, and the lease runs out. A `take` under way in another thread is not waited for: it gives up what it
+        gets.
         """
         with self._lock:
+            self.wanted = False
             lease, self._lease = self._lease, None
+            leases = {*self._doubtful}
         self._wake.set()
         self.tell()
-        if lease is None or lease.lost:
-            return
+        if lease is not None and not lease.lost:
+            leases.add(lease.name)
+        if not leases:
+            return ()
 
-        def leave(state: Members) -> Proposal[Members, None]:
-            if state.find(lease.name) is None:
-                return Proposal((), None)
-            update = Leave(member=self.member, lease=lease.name, cause="left")
-            return Proposal([update], None, {lease.attribute: AttributeChange(ANY, None)})
+        def leave(state: Members) -> Proposal[Members, Sequence[Member]]:
+            gone = [each for each in state.members if each.lease in leases]
+            updates = [Leave(member=each.member, lease=each.lease, cause="left") for each in gone]
+            attributes = {lease_attribute(each.lease): AttributeChange(ANY, None) for each in gone}
+            return Proposal(updates, gone, attributes)
 
-        with suppress(NotFoundError):  # the state was deleted, and the members with it
-            self._synchronizer.update_state_with_attributes(leave, timeout=timeout)
+        try:
+            gone = self._synchronizer.update_state_with_attributes(leave, timeout=timeout)
+        except NotFoundError:  # the state was deleted, and the members with it
+            return ()
+        self._doubtful.difference_update(each.lease for each in gone)
+        return gone
 
-    def give_up_or_warn(self) -> None:
+    def give_up_or_warn(self, *, timeout: float = ASK_SECONDS) -> None:
         """`give_up`, for who goes anyhow."""
         try:
-            self.give_up(timeout=ASK_SECONDS)
+            self.give_up(timeout=timeout)
         except ReaderGroupError as error:
             _logger.warning(
                 "%s could not leave %s; its lease runs out: %s", self.member, self._synchronizer.name, error

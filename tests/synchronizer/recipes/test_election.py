@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -13,6 +13,7 @@ from synchronizer import (
     DeadlineExceededError,
     InvalidArgumentError,
     LeaseLostError,
+    OutcomeUnknownError,
     StateSynchronizer,
     StoreUnavailableError,
     SystemClock,
@@ -315,6 +316,25 @@ def test_lost_answers_make_no_second_candidate_and_depose_nobody(world: World) -
 LONG = 60.0
 
 
+@pytest.mark.parametrize("then", ["campaign", "resign"])
+def test_a_campaign_that_nobody_heard_of_stands_in_nobodys_way(world: World, then: str) -> None:
+    a = candidate(world, "a", campaigns=False)
+    a.failing.lose_answers()
+    a.failing.after = lambda operation: setattr(a.failing, "unavailable", operation.verb == "append")
+    with pytest.raises(OutcomeUnknownError):
+        a.campaign(wait=False, timeout=1.0)
+    assert len(world.state("election/ship").members) == 1
+    a.failing.after, a.failing.unavailable = None, False
+    if then == "campaign":
+        a.campaign(wait=False)
+        a.check()
+    else:
+        a.resign()
+    members = world.state("election/ship").members
+    assert [each.incarnation for each in members] == ([a.fencing_token] if then == "campaign" else [])
+    assert len(a.failing.attributes("election/ship", "lease/")) == len(members)
+
+
 def running(world: World, candidate_id: str, store: FailingStore | None = None) -> LeaderElection:
     """A candidate with threads, on the machine's clock."""
     return LeaderElection(store or world.store(SystemClock()), "ship", candidate_id, member_timeout_seconds=0.6)
@@ -358,6 +378,31 @@ def test_resigning_and_closing_end_a_campaign_that_waits(world: World) -> None:
         with pytest.raises(ClosedError):
             c.campaign(timeout=LONG)
         assert [each.member for each in a.synchronizer.fetch_updates().members] == ["a"]
+
+
+@pytest.mark.parametrize("end", [LeaderElection.resign, LeaderElection.close])
+def test_resigning_and_closing_do_not_wait_for_a_campaign_that_waits_for_the_store(
+    world: World, end: Callable[[LeaderElection], None]
+) -> None:
+    store = world.store(SystemClock())
+    asked, goes_on = threading.Event(), threading.Event()
+
+    def hang(operation: Operation) -> None:
+        if operation.verb == "append" and threading.current_thread() is campaign:
+            asked.set()
+            assert goes_on.wait(LONG)
+
+    election = running(world, "a", store)
+    campaign = threading.Thread(target=lambda: election.campaign(timeout=LONG))
+    store.before = hang
+    campaign.start()
+    assert asked.wait(LONG)
+    end(election)
+    goes_on.set()
+    campaign.join(LONG)
+    with running(world, "b") as other:
+        assert other.campaign(timeout=LONG)
+    election.close()
 
 
 def test_listeners_hear_of_a_lease_that_runs_out_while_the_store_is_away(world: World) -> None:

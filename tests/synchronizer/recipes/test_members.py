@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from synchronizer import InvalidArgumentError, Revision, Update
-from synchronizer.recipes.members import UPDATES, Join, Leave, Member, Members, nobody
+from synchronizer.recipes.members import BROKEN, UPDATES, Break, Join, Leave, Member, Members, nobody
 from synchronizer.state import StateCodec
 
 WIRE = Path(__file__).parent.parent.parent / "wire"
@@ -34,6 +34,14 @@ STATE = Members(
 
 
 OF_A_SEMAPHORE = STATE.replace(places=3)
+OF_A_BARRIER = Members(
+    timeout_seconds=10.0,
+    parties=2,
+    members=tuple(
+        Member(member="a", lease=f"{number}", incarnation=number, place=place)
+        for number, place in enumerate((0, 1, BROKEN, None))
+    ),
+)
 
 
 def wire(name: str, written_today: bytes) -> bytes:
@@ -48,7 +56,11 @@ def test_updates_are_written_and_read_as_ever() -> None:
     stored = wire("members-updates-v1.msgpack", today)
     assert stored == today
     assert CODEC.decode_body(stored) == EVERY_UPDATE
-    assert {type(update) for update in EVERY_UPDATE} == set(UPDATES)
+    today = CODEC.encode_updates([Break()])
+    stored = wire("members-updates-v2.msgpack", today)
+    assert stored == today
+    assert CODEC.decode_body(stored) == [Break()]
+    assert {type(update) for update in EVERY_UPDATE} | {Break} == set(UPDATES)
 
 
 def test_a_state_is_written_and_read_as_ever() -> None:
@@ -56,10 +68,11 @@ def test_a_state_is_written_and_read_as_ever() -> None:
     stored = wire("members-snapshot-v1.msgpack", today)
     assert stored == today
     assert CODEC.decode_snapshot(stored) == (STATE, 7)
-    today = CODEC.encode_snapshot(OF_A_SEMAPHORE, 7)
-    stored = wire("members-snapshot-v2.msgpack", today)
-    assert stored == today
-    assert CODEC.decode_snapshot(stored) == (OF_A_SEMAPHORE, 7)
+    for version, state in (2, OF_A_SEMAPHORE), (3, OF_A_BARRIER):
+        today = CODEC.encode_snapshot(state, 7)
+        stored = wire(f"members-snapshot-v{version}.msgpack", today)
+        assert stored == today
+        assert CODEC.decode_snapshot(stored) == (state, 7)
 
 
 class History(RuleBasedStateMachine):

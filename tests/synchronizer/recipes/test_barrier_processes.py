@@ -1,0 +1,64 @@
+"""A barrier among processes, one of which is killed, or stopped for longer than its lease lasts, while it waits."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import readergroup as rg
+from tests.readergroup.reader_processes import kill, receive, running
+
+TIMEOUT = 1.0
+LONG = 60.0
+BROKEN = "broken"
+
+
+def wait_when_told(connection: Connection, url: str, party: str, _: Path, timeout_seconds: float) -> None:
+    """Wait at the barrier whenever asked to, and answer how it ended."""
+    with rg.connect(url) as client:
+        barrier = client.barrier("start", 3, party=party, member_timeout_seconds=timeout_seconds)
+        while True:
+            connection.recv()
+            try:
+                connection.send(barrier.wait(timeout=LONG))
+            except rg.BrokenBarrierError:
+                connection.send(BROKEN)
+
+
+def test_nobody_waits_for_one_who_died_or_is_stopped_and_later_all_pass(shared_store_url: str, tmp_path: Path) -> None:
+    with ExitStack() as closing:
+
+        def start(party: str) -> tuple[BaseProcess, Connection]:
+            return closing.enter_context(running(wait_when_told, shared_store_url, party, tmp_path, TIMEOUT))
+
+        (first, one), (_, another) = start("a"), start("b")
+        barrier = closing.enter_context(rg.connect(shared_store_url)).barrier("start", 3)
+
+        def two_wait() -> None:
+            for connection in one, another:
+                connection.send("wait")
+            barrier.synchronizer.wait_for(lambda state: len(state.waiting) == 2, timeout=LONG)
+
+        def all_pass() -> None:
+            two_wait()
+            assert {barrier.wait(timeout=LONG), receive(one), receive(another)} == {0, 1, 2}
+
+        all_pass()
+        two_wait()
+        kill(first)
+        assert receive(another) == BROKEN
+        first, one = start("a")
+        all_pass()
+        two_wait()
+        assert first.pid is not None
+        os.kill(first.pid, signal.SIGSTOP)
+        try:
+            assert receive(another) == BROKEN
+        finally:
+            os.kill(first.pid, signal.SIGCONT)
+        assert receive(one) == BROKEN
+        all_pass()
