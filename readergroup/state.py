@@ -52,6 +52,8 @@ class ReaderState(_Value):
     keeps: bool = False
     #: So it has something of what it committed, since it joined or the group was reset.
     has_something: bool = False
+    #: None may come in beside it.
+    alone: bool = False
 
 
 class SegmentState(_Value):
@@ -184,6 +186,12 @@ class ReaderGroupState(State):
     @property
     def number_of_readers(self) -> int:
         return len(self.readers)
+
+    @property
+    def reader_alone(self) -> str | None:
+        """The reader that none may come in beside, if there is one."""
+        first = next(iter(self.readers), None)
+        return first if first is not None and self.readers[first].alone else None
 
     @property
     def end_of_data(self) -> bool:

@@ -66,18 +66,23 @@ class ReaderGroupStateManager:
 
     # ------------------------------------------------------------------ membership
 
-    def add_reader(self, reader: str, lease: Lease, *, keeps: bool = False, timeout: float | None = None) -> None:
-        """Let the reader in, which ``keeps`` something at checkpoints. One of the same id that is there is replaced."""
+    def add_reader(
+        self, reader: str, lease: Lease, *, keeps: bool = False, alone: bool = False, timeout: float | None = None
+    ) -> None:
+        """Let the reader in, which ``keeps`` something at checkpoints. One of the same id that is there is replaced.
+
+        One that is to be ``alone`` in the group takes the place of its like only, and its like takes no other's.
+        """
 
         def join(state: ReaderGroupState) -> Proposal[ReaderGroupState, None]:
             attributes = {lease.attribute: AttributeChange(None, lease.first_value)}
             updates: list[Update[ReaderGroupState]] = []
             before = state.readers.get(reader)
-            if before is not None:
+            if before is not None and before.alone == alone:
                 removal, changes = _removal(state, reader, self.leases([before]), "replaced")
                 updates.append(removal)
                 attributes.update(changes)
-            updates.append(AddReader(reader=reader, lease=lease.name, keeps=keeps or None))
+            updates.append(AddReader(reader=reader, lease=lease.name, keeps=keeps or None, alone=alone or None))
             return Proposal(updates, None, attributes)
 
         sent_at = self.synchronizer.clock.monotonic()

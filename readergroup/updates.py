@@ -32,11 +32,26 @@ class AddReader(Update[ReaderGroupState], tag="add_reader"):
     lease: str | None = None
     #: It keeps something at checkpoints.
     keeps: bool | None = None
+    #: It reads all by itself: it comes into a group without readers only, and none comes in beside it.
+    alone: bool | None = None
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        if (there := state.reader_alone) is not None:
+            raise InvalidArgumentError(
+                "the group is read by one reader alone, such as a query of Spark; take another group, or remove that "
+                "reader if it is gone",
+                reader=there,
+            )
+        if self.alone and state.readers:
+            raise InvalidArgumentError(
+                "the group has readers, which know where they stand; take a group of its own for this one",
+                readers=sorted(state.readers),
+            )
         if self.reader in state.readers:
             raise InvalidArgumentError("a reader of this id is in the group", reader=self.reader)
-        joined = ReaderState(incarnation=revision.token, lease=self.lease, keeps=self.keeps or False)
+        joined = ReaderState(
+            incarnation=revision.token, lease=self.lease, keeps=self.keeps or False, alone=self.alone or False
+        )
         return state.replace(readers=state.readers.set(self.reader, joined))
 
 

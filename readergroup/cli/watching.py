@@ -11,6 +11,7 @@ from rich.live import Live
 
 from notifications import Notification
 from synchronizer import ReaderGroupError
+from synchronizer.leases import LeaseObserver, read_leases
 
 from ..group import ReaderGroup
 from ..lag import GroupLag
@@ -87,11 +88,12 @@ def _print_lines(heard: _Heard) -> None:
 
 
 def _show_live(group: ReaderGroup, heard: _Heard) -> None:
-    with Live(_picture(group), console=out(), auto_refresh=False) as live:
+    leases = LeaseObserver()
+    with Live(_picture(group, leases), console=out(), auto_refresh=False) as live:
         while (taken := heard.take()) is not None:
             for notification in taken:
                 live.console.print(line_of(notification))
-            live.update(_picture(group), refresh=True)
+            live.update(_picture(group, leases), refresh=True)
             if _ended(taken):
                 return
 
@@ -100,13 +102,24 @@ def _ended(taken: list[Notification]) -> bool:
     return any(isinstance(notification, EndOfDataNotification) for notification in taken)
 
 
-def _picture(group: ReaderGroup) -> RenderableType:
+def _picture(group: ReaderGroup, leases: LeaseObserver) -> RenderableType:
     try:
         lag = group.lag()
+        silent = _silent(group, leases)
     except ReaderGroupError as error:
         return str(error)
     readers = count(group.state.number_of_readers, "reader")
-    return Group("", lag_table(lag), f"\n{group.name}: {readers}, {behind(lag)}")
+    without = f" (no sign of life of {', '.join(silent)})" if silent else ""
+    return Group("", lag_table(lag), f"\n{group.name}: {readers}{without}, {behind(lag)}")
+
+
+def _silent(group: ReaderGroup, leases: LeaseObserver) -> list[str]:
+    """The readers that another one would declare dead: where one was alone and died, nobody does."""
+    state, synchronizer = group.state, group.synchronizer
+    held = {reader: found for reader, found in state.readers.items() if found.lease is not None}
+    values = read_leases(synchronizer.store, synchronizer.segment, held.values())
+    now = synchronizer.clock.monotonic()
+    return sorted(leases.observe(now, held, values, state.config.reader_timeout_seconds, renewed_at=now))
 
 
 def behind(lag: GroupLag | LagSample) -> str:

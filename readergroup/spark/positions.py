@@ -1,53 +1,190 @@
-"""The positions of a streaming query in a reader group, so that what looks at groups sees the query, too."""
+"""A streaming query as a reader of a group, so that what looks at groups sees the query, too.
+
+The query reads by cuts of its own, and not by what the group assigns to it. So its reader is alone in the group, owns
+all that may be read there, and commits where the query stands.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import secrets
+import signal
+import threading
+from typing import Final
 
-from synchronizer import InvalidArgumentError, ReaderGroupError
+from synchronizer import RENEWALS, InvalidArgumentError, ReaderGroupError
+from synchronizer.leases import Lease
 
 from ..client import Client
+from ..driver import GroupDriver
+from ..liveness import Held, Positions
+from ..starting import reset
+from ..state import ReaderGroupState
+from ..state_manager import ReaderGroupStateManager
 from ..streams.config import StreamCut
 from ..streams.state import StreamState
 from .retention import moved_to_data
 
 logger = logging.getLogger("readergroup.spark")
 
+#: The id of the reader. A query that is started again takes the place of what is left of itself.
+READER: Final = "spark"
+#: How long it tries to leave: nobody waits for it.
+_LEAVE_SECONDS: Final = 5.0
+
 
 class PublishedPositions:
-    """Puts a group where a query stands. The group has no readers, so nobody else moves it.
+    """The reader of a query in the group that is to stand where the query does. Close it when the query ends.
 
-    Raises for a group that there is not, that does not read the stream, or has readers; later on, what fails is logged.
+    Raises for a group that there is not, that reads anything else than this stream, or has other readers. What fails
+    later on is logged, and tried again.
     """
 
+    reader_id = READER
+    keeps_checkpoints = False
+
     def __init__(self, client: Client, group: str, stream: str) -> None:
-        self._client = client
-        self._group = client.groups.get(group)
-        self._stream = stream
-        self._published: StreamCut | None = None
-        if stream not in self._group.state.config.streams:
+        found = client.groups.get(group)
+        if found.config.streams != (stream,):
             raise InvalidArgumentError(
-                "the group does not read this stream; name one that was created for it", group=group, stream=stream
-            )
-        if self._readers():
-            raise InvalidArgumentError(
-                "the group has readers, which know where they stand; name a group for this query alone",
+                "the group does not read this stream, or not it alone; name one that was created for the query",
                 group=group,
-                readers=sorted(self._readers()),
+                streams=found.config.streams,
+                stream=stream,
             )
+        self._client = client
+        self._group = group
+        self._synchronizer = found.synchronizer
+        self._manager = ReaderGroupStateManager(found.synchronizer, client.streams)
+        self._driver = GroupDriver(self._manager)
+        self._lease = Lease(client.store, found.synchronizer.segment, secrets.token_hex(8), client.clock)
+        self._lock = threading.Lock()
+        self._place: tuple[StreamState, StreamCut] | None = None
+        self._published: StreamCut | None = None
+        self._positions: Positions = {}
+        self._complaint: str | None = None  # what was logged last
+        self._manager.add_reader(READER, self._lease, alone=True)
+        self._termination = _Termination()
+        self._driver.join(self)
 
     def publish(self, state: StreamState, cut: StreamCut) -> None:
         """All before the cut is processed."""
-        if cut == self._published:
+        self._place = state, cut
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Publish what could not be published before."""
+        if self._place is None or self._place[1] == self._published or self._lease.lost:
             return
         try:
-            if self._readers():
-                logger.warning("group %s has readers: the query does not publish its positions there", self._group.name)
-            else:
-                self._group.reset({self._stream: moved_to_data(self._client, state, cut)})
+            self._stand_at(moved_to_data(self._client, *self._place))
         except ReaderGroupError as error:
-            logger.warning("the positions of the query were not published: %s", error)
-        self._published = cut
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                logger.warning("the positions of the query were not published: %s", error)
+        else:
+            self._published, self._complaint = self._place[1], None
 
-    def _readers(self) -> list[str]:
-        return list(self._group.synchronizer.fetch_updates().readers)
+    def close(self) -> None:
+        """Leave the group. Twice is no error."""
+        self._driver.leave(self)
+        try:
+            if not self._lease.lost:
+                self._manager.remove_reader(
+                    READER,
+                    lease=self._lease.name,
+                    reached=self._positions,
+                    cause="closed",
+                    timeout=_LEAVE_SECONDS,
+                )
+        except ReaderGroupError as error:
+            logger.warning("the reader of the query could not leave its group: %s", error)
+        finally:
+            self._lease.lose()
+            self._termination.goes_on()
+
+    # ------------------------------------------------------------------ for the driver
+
+    @property
+    def renewed_at(self) -> float:
+        return self._lease.renewed_at
+
+    def renew_if_due(self) -> float:
+        interval = self._synchronizer.state.config.reader_timeout_seconds / RENEWALS
+        if self._client.clock.monotonic() >= self._lease.renewed_at + interval:
+            self._renew()
+        return float("inf") if self._lease.lost else self._lease.renewed_at + interval
+
+    def look_up(self) -> None:
+        """A query passes each checkpoint at once, where it stood at its last batch."""
+        state = self._synchronizer.state
+        for checkpoint in state.checkpoints_ahead_of(READER) if self._is_in(state) else ():
+            self._manager.pass_checkpoint(READER, self._lease.name, checkpoint.token, self._positions)
+
+    # ------------------------------------------------------------------ inside
+
+    def _stand_at(self, cut: StreamCut) -> None:
+        state = self._synchronizer.fetch_updates()
+        if not self._is_in(state):
+            return self._renew()  # which finds that out
+        if not self._is_behind(state, cut):
+            reset(self._manager, {cut.stream: cut})
+            state = self._synchronizer.state
+        with self._lock:
+            self._positions = {
+                segment: Held(found.token, cut.offsets[segment])
+                for segment, found in state.segments_of(READER).items()
+                if found.token is not None and segment in cut.offsets
+            }
+        self._renew()
+
+    def _is_behind(self, state: ReaderGroupState, cut: StreamCut) -> bool:
+        """Whether the reader gets to the cut by reading on in what it owns. Else it is in other segments, or back."""
+        owned = state.segments_of(READER)
+        stands_at = {segment: found.offset for segment, found in owned.items()}
+        for segment, held in self._positions.items():
+            if segment in owned and owned[segment].token == held.token:
+                stands_at[segment] = max(stands_at[segment], held.offset)
+        return stands_at.keys() == cut.offsets.keys() and all(
+            offset <= cut.offsets[segment] for segment, offset in stands_at.items()
+        )
+
+    def _renew(self) -> None:
+        with self._lock:
+            timeout_seconds = self._synchronizer.state.config.reader_timeout_seconds
+            if self._lease.lost or self._lease.renew(self._positions, timeout_seconds):
+                return
+        logger.warning(
+            "the reader of the query was taken out of group %s, or another query has its place: the positions of this "
+            "one are not published any more",
+            self._group,
+        )
+
+    def _is_in(self, state: ReaderGroupState) -> bool:
+        """Whether the group holds the reader that this is, not that of another query."""
+        found = state.readers.get(READER)
+        return found is not None and found.lease == self._lease.name
+
+
+class _Termination:
+    """Spark ends the process of a source by a signal at the very moment when it closes the connection, at which the
+    source ends by itself: the signal waits until the reader has left."""
+
+    def __init__(self) -> None:
+        self._came = False
+        self._is_held_back = (
+            threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        )
+        if self._is_held_back:
+            signal.signal(signal.SIGTERM, self._note)
+
+    def _note(self, *_: object) -> None:
+        self._came = True
+
+    def goes_on(self) -> None:
+        if self._is_held_back:
+            self._is_held_back = False
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if self._came:
+                os.kill(os.getpid(), signal.SIGTERM)

@@ -76,6 +76,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where the batch ends that begins at ``start``; ``start`` itself if nothing is there."""
         client = self._client
         if self._idle is not None and self._idle.lasts(client, start):
+            if self._positions is not None:
+                self._positions.catch_up()
             return start
         state, metadata = self._state(), client.streams.synchronizer(self._options.stream)
         cut, log = self._cut(state, start), {metadata.segment: metadata.applied_length}
@@ -97,6 +99,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lengths = self._client.streams.segment_lengths(state, map(number_of, segments))
             self._report = report_of(self._latest, {state.segment(n): length for n, length in lengths.items()})
         return self._report
+
+    def stop(self) -> None:
+        if self._positions is not None:
+            self._positions.close()
 
     # ------------------------------------------------------------------ reading it
 

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 import readergroup as rg
 from readergroup.cli import app
+from synchronizer.leases import Lease
 from tests.servers.nats import NatsServer, nats_server_binary
 from tests.servers.unavailable import ServerUnavailable
 
@@ -455,6 +456,37 @@ def test_watching_on_a_terminal_shows_the_segments_and_what_was_told(orders: Cli
     assert exit_code == 0
     assert any(line.startswith("shop/orders/0") for line in plain(shown))
     assert any("end of data" in line for line in plain(shown))
+
+
+def test_watching_says_of_whom_there_is_no_sign_of_life(orders: Cli) -> None:
+    """Nobody declares a reader dead where no other one is at work."""
+    with rg.connect(orders.url) as client:
+        group = client.groups.create("g", streams=["shop/orders"], reader_timeout_seconds=2.5)
+        leases = [Lease(client.store, group.synchronizer.segment, reader, client.clock) for reader in ("r1", "r2")]
+        for lease in leases:
+            group._manager.add_reader(lease.name, lease)
+        seen = threading.Event()
+
+        def renew_one() -> None:
+            while not seen.wait(0.5):
+                leases[0].renew({}, 2.5)
+
+        def end() -> None:
+            seen.set()
+            for lease in leases:
+                group.remove_reader(lease.name)
+            orders.ok("stream", "seal", "shop/orders")
+            orders.ok("read", "shop/orders", "--group", "g")
+
+        renewals = threading.Thread(target=renew_one)
+        renewals.start()
+        try:
+            exit_code, shown = orders.on_terminal("watch", "g", seeing="2 readers (no sign of life of r2),", do=end)
+        finally:
+            seen.set()
+            renewals.join()
+    assert exit_code == 0
+    assert any(line.startswith("g: 2 readers, 0 events") for line in plain(shown))
 
 
 # ---------------------------------------------------------------------- screens

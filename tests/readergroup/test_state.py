@@ -57,6 +57,21 @@ def test_a_reader_that_is_there_does_not_join_twice(history: History) -> None:
     refuses(history, AddReader(reader="r1"), InvalidArgumentError)
 
 
+def test_a_reader_that_is_to_be_alone_comes_into_an_empty_group_and_none_comes_in_beside_it() -> None:
+    history = History()
+    history.add("r1")
+    refuses(history, AddReader(reader="query", alone=True), InvalidArgumentError)
+    history.remove("r1")
+    history.apply(AddReader(reader="query", alone=True))
+    assert history.state.reader_alone == "query"
+    for alone in (None, True):
+        refuses(history, AddReader(reader="r1", alone=alone), InvalidArgumentError)
+    history.apply(RemoveReader(reader="query", cause="replaced"), AddReader(reader="query", alone=True))
+    history.remove("query")
+    history.add("r1", "r2")
+    assert history.state.reader_alone is None
+
+
 def test_the_same_id_is_another_incarnation_every_time(history: History) -> None:
     before = history.state.readers["r1"].incarnation
     history.remove("r1")

@@ -116,6 +116,9 @@ STILL_LATER_STATE = STATE.replace(
         CheckpointState(name="cuts", token=61, silent=True),
     ),
 )
+#: What came with readers that are alone in their group.
+ALONE: list[Update[ReaderGroupState]] = [AddReader(reader="spark", lease="abc", alone=True)]
+STATE_ALONE = STATE.replace(readers=Map({"spark": ReaderState(incarnation=21, lease="abc", alone=True)}))
 
 
 def wire(name: str, written_today: bytes) -> bytes:
@@ -147,6 +150,13 @@ def test_updates_that_came_with_lost_readers_are_written_and_read_as_ever() -> N
     assert CODEC.decode_body(stored) == STILL_LATER_UPDATES
 
 
+def test_updates_that_came_with_readers_alone_are_written_and_read_as_ever() -> None:
+    today = CODEC.encode_updates(ALONE)
+    stored = wire("group-updates-v4.msgpack", today)
+    assert stored == today
+    assert CODEC.decode_body(stored) == ALONE
+
+
 def test_a_state_is_read_as_ever() -> None:
     # A persistent map has no order, so that what is written differs from process to process.
     stored = wire("group-snapshot-v1.msgpack", CODEC.encode_snapshot(STATE, 7))
@@ -162,6 +172,11 @@ def test_a_state_with_checkpoints_is_read_as_ever() -> None:
 def test_a_state_with_lost_readers_is_read_as_ever() -> None:
     stored = wire("group-snapshot-v3.msgpack", CODEC.encode_snapshot(STILL_LATER_STATE, 7))
     assert CODEC.decode_snapshot(stored) == (STILL_LATER_STATE, 7)
+
+
+def test_a_state_with_a_reader_alone_is_read_as_ever() -> None:
+    stored = wire("group-snapshot-v4.msgpack", CODEC.encode_snapshot(STATE_ALONE, 7))
+    assert CODEC.decode_snapshot(stored) == (STATE_ALONE, 7)
 
 
 def test_a_state_without_checkpoints_is_written_so_that_the_release_before_reads_it() -> None:

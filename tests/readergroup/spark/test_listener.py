@@ -26,6 +26,8 @@ def test_a_callback_and_a_reader_group_are_told_how_far_the_query_is_behind(
     client.streams.scale(STREAM, split=[0])
     write(client, range(200, 300))
     group = client.groups.create("query", streams=[STREAM])
+    changes: list[rg.ReaderNotification] = []
+    group.reader_notifier.register_listener(changes.append)
     heard: list[QueryProgress] = []
     listener = ProgressListener(heard.append)
     spark.streams.addListener(listener)
@@ -37,7 +39,7 @@ def test_a_callback_and_a_reader_group_are_told_how_far_the_query_is_behind(
         query = writer.start()
         assert query.awaitTermination(100)
         deadline = time.monotonic() + 30
-        while sum(each.events for each in heard) < 300:
+        while sum(each.events for each in heard) < 300 or not any(change.left for change in changes):
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
@@ -51,6 +53,10 @@ def test_a_callback_and_a_reader_group_are_told_how_far_the_query_is_behind(
     for each in heard:
         assert each.lag_bytes == sum(part.size for part in client.batch.ranges_between(state, each.cut, tail))
     assert heard[-1].cut == tail
+    assert [(change.joined, change.left, change.dead) for change in changes if change.joined or change.left] == [
+        (("spark",), (), ()),
+        ((), ("spark",), ()),
+    ]
     group.synchronizer.fetch_updates()
     assert group.stream_cuts()[STREAM] == tail
     assert group.lag().bytes == 0
