@@ -54,6 +54,8 @@ KILLED: Final = 3
 FAULT_RATE: Final = 0.03
 COMPACTION_BYTES: Final = 3000
 _REFUSED_SECONDS: Final = 0.05
+#: After that the store is left in peace: where servers start slowly, the processes would come to no end.
+_MISHAPS_SECONDS: Final = 15.0
 #: Stores that look at the parts of what they answer to a lost race one after the other.
 LOOKS_TWICE: Final[Sequence[StoreKind]] = ("postgresql", "nats", "nats-cluster", "url")
 #: What the processes are to find imported when they begin.
@@ -343,9 +345,9 @@ def _record(
 
 
 def _mishaps(rng: random.Random, host: Host) -> Iterator[Mishap]:
-    """Short ones, one soon after the other, for as long as the processes may take."""
+    """Short ones, one soon after the other, for as long as the processes mostly take."""
     at = 0.1
-    while host.faults and at < LONG:
+    while host.faults and at < _MISHAPS_SECONDS:
         seconds = rng.uniform(0.05, 0.5)
         yield Mishap(at, rng.choice(host.faults), seconds)
         at += seconds + rng.uniform(0.3, 1.0)
