@@ -29,6 +29,7 @@ STATE: Final = "counters"
 KEYS: Final = 16
 TICK_SECONDS: Final = 0.1
 VICTIM_SECONDS: Final = 0.5
+VICTIM_EVENTS: Final = 5
 SPEAK_SECONDS: Final = 60.0
 ANSWER_SECONDS: Final = 60.0
 #: Instead of half a megabyte: so that the logs are compacted many times in half an hour.
@@ -330,7 +331,7 @@ def read_and_write_until_killed(connection: Connection, setting: Setting, life: 
                 nonlocal written_at
                 if time.monotonic() - written_at > VICTIM_SECONDS:
                     written_at = time.monotonic()
-                    events.write(writer, 5)
+                    events.write(writer, VICTIM_EVENTS)
                     writer.flush()
                     speaker.say("stored", events.written)
                 return not connection.poll()

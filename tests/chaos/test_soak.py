@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.soak import ALLOWANCES, Soak, soak
 from tests.chaos.soak_growth import Allowance, Series, table
-from tests.chaos.soak_processes import Ledger, Pace, runs
+from tests.chaos.soak_processes import VICTIM_EVENTS, Ledger, Pace, runs
 
 HALF_AN_HOUR = 1800
 LONG = 60.0
@@ -45,7 +45,8 @@ def test_a_short_soak_loses_nothing_and_keeps_the_order_of_each_key(tmp_path: Pa
     assert outcome.seconds < LONG
     assert outcome.ledger.faults == []
     assert outcome.ledger.missing() == {}
-    assert outcome.ledger.delivered == outcome.ledger.number_stored + outcome.ledger.repeated
+    untold = outcome.ledger.delivered - outcome.ledger.repeated - outcome.ledger.number_stored
+    assert 0 <= untold <= VICTIM_EVENTS * outcome.done["kills"]  # who is killed may have stored more than it said
 
 
 # ---------------------------------------------------------------------- the verdict
