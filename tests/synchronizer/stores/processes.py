@@ -41,14 +41,14 @@ def receive(connection: Connection) -> object:
     return connection.recv()
 
 
-def contend(connection: Connection, url: str, number: int, everybody: int) -> None:
+def contend(connection: Connection, url: str, number: int, everybody: int, segment: str = "s") -> None:
     """Append at the expected offset, reading what others wrote after each conflict, until so many are stored."""
     with open_store(url) as store:
         connection.send("ready")
         connection.recv()
         length = successes = conflicts = 0
         while length < everybody * RECORD:
-            match store.append("s", b"%03d:%07d;" % (number, successes), expected_offset=length):
+            match store.append(segment, b"%03d:%07d;" % (number, successes), expected_offset=length):
                 case Appended():
                     successes += 1
                     length += RECORD
