@@ -2,7 +2,7 @@
 
 It is an attribute on a segment, with its holder, a counter and what the holder remembers for whoever comes next. It is
 changed only by comparing with the value before, so that whoever has lost it can change nothing. A holder is given up
-when the value has stood still for the timeout on the observer's own clock, without a gap in its looking.
+when the value has stood still for the timeout on the observer's own clock, without a gap in its looking, or over two.
 """
 
 from __future__ import annotations
@@ -39,6 +39,17 @@ class TurnValue(NamedTuple):
         return cls(holder, counter, tuple(payload))
 
 
+class _Seen(NamedTuple):
+    """What an observer saw of another's turn, which has not changed since."""
+
+    stored: bytes | None
+    at: float
+    #: When it was looked at again after the last gap in looking.
+    since: float
+    #: How many gaps there were up to now, one after the other.
+    gaps: int = 0
+
+
 class Turn:
     """One process' side of the turn that is kept in ``attribute`` of ``segment``. Threads may share it."""
 
@@ -58,14 +69,15 @@ class Turn:
         self._timeout_seconds = 0.0
         self._stored: bytes | None = None  # what `value` was decoded from
         self._tried: set[bytes] = set()  # sent since then, and the answers lost
-        self._seen: tuple[bytes | None, float] | None = None  # another's value, and since when
+        self._seen: _Seen | None = None
         self._looked_at = self._renew_at = float("-inf")
 
     def take(self, timeout_seconds: float) -> bool:
         """Take the turn if it is free or its holder is gone, or keep it; whether it is held now.
 
-        To be called several times per timeout, by holders and others: see `observe_interval`. Raises what the store
-        raises; then it is not known who has the turn, and the next call finds out.
+        To be called several times per timeout, by holders and others: see `observe_interval`. One who is called more
+        rarely gets the turn of one who is gone at the third call; what he holds, others may take between his calls.
+        Raises what the store raises; then it is not known who has the turn, and the next call finds out.
         """
         with self._lock:
             now = self._clock.monotonic()
@@ -154,9 +166,19 @@ class Turn:
                 return False
 
     def _stood_still(self, now: float) -> bool:
-        """Whether the value has not changed for the timeout, as this process saw it without a gap in its looking."""
-        gap = now - self._looked_at > self._timeout_seconds / RENEWALS
+        """Whether the value has not changed for the timeout, as this process saw it.
+
+        In one gap in its looking the store may have been away, or all processes stopped; the holder is to have the time
+        to go on. Whoever looks so rarely that there is nothing but gaps judges by two of them.
+        """
+        is_gap = now - self._looked_at > self._timeout_seconds / RENEWALS
         self._looked_at = now
-        if self._seen is None or gap or self._seen[0] != self._stored:
-            self._seen = (self._stored, now)
-        return now - self._seen[1] >= self._timeout_seconds
+        seen = self._seen
+        if seen is None or seen.stored != self._stored:
+            seen = _Seen(self._stored, at=now, since=now)
+        elif is_gap:
+            seen = seen._replace(since=now, gaps=seen.gaps + 1)
+        else:
+            seen = seen._replace(gaps=0)
+        self._seen = seen
+        return now - (seen.at if seen.gaps > 1 else seen.since) >= self._timeout_seconds

@@ -104,9 +104,8 @@ class Barrier:
         self._closed = True
         with self._lock:
             seats = list(self._seats)
-        deadline = Deadline(self._clock, ASK_SECONDS)
         for seat in seats:
-            seat.give_up_or_warn(timeout=deadline.remaining())
+            seat.give_up_or_warn()
         self.synchronizer.close()
 
     def step(self) -> float:

@@ -184,6 +184,8 @@ class LeaderElection:
 
     def close(self) -> None:
         """Resign and end the threads. Twice is no error. Where the store is away, the lease runs out."""
+        if self._closed:
+            return
         self._closed = True
         self._seat.give_up_or_warn()
         telling = self._telling

@@ -149,9 +149,8 @@ class Lock:
         self._closed = True
         with self._lock:
             seats = list(self._seats)
-        deadline = Deadline(self._clock, ASK_SECONDS)
         for seat in seats:
-            self._give_up(seat, deadline.remaining())
+            self._give_up(seat)
         self.synchronizer.close()
 
     def step(self) -> float:
@@ -183,10 +182,10 @@ class Lock:
         self._holding.pop(seat, None)
         self._give_up(seat)
 
-    def _give_up(self, seat: Seat, timeout: float = ASK_SECONDS) -> None:
+    def _give_up(self, seat: Seat) -> None:
         with self._lock:
             self._seats.discard(seat)
-        seat.give_up_or_warn(timeout=timeout)
+        seat.give_up_or_warn()
 
     # ------------------------------------------------------------------ holders that are dead
 

@@ -145,6 +145,8 @@ class Membership:
 
     def close(self) -> None:
         """Leave, and end the threads. Twice is no error. Where the store is away, the lease runs out."""
+        if self._closed:
+            return
         self._closed = True
         self._seat.give_up_or_warn()
         self.synchronizer.close()

@@ -10,12 +10,19 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final, Literal
 
 from ..clock import Deadline
-from ..errors import ClosedError, InvalidArgumentError, NotFoundError, OutcomeUnknownError, ReaderGroupError
+from ..errors import (
+    ClosedError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ReaderGroupError,
+    StoreUnavailableError,
+)
 from ..leases import DeathWatch, Lease, Observed, lease_attribute, lease_value, read_leases
 from ..liveness import RENEWALS
 from ..state import Update
@@ -159,6 +166,7 @@ class Seat:
             self._doubtful.add(lease.name)
             raise
         self._doubtful.clear()
+        self._complaints.clear()
         lease.begin(sent_at, synchronizer.state.timeout_seconds)
         with self._lock:
             if self.wanted:
@@ -180,6 +188,24 @@ class Seat:
         is raised, and the lease runs out. A `take` under way in another thread is not waited for: it gives up what it
         gets.
         """
+        leases = self._withdraw()
+        return self._leave(leases, timeout) if leases else ()
+
+    def give_up_or_warn(self) -> None:
+        """`give_up`, for who goes anyhow. A store that does not answer those who keep the seat is not asked."""
+        leases = self._withdraw()
+        try:
+            if leases and self._complaints.keys() & {"renew", "wait"}:
+                raise StoreUnavailableError("the store does not answer")
+            if leases:
+                self._leave(leases, ASK_SECONDS)
+        except ReaderGroupError as error:
+            _logger.warning(
+                "%s could not leave %s; its lease runs out: %s", self.member, self._synchronizer.name, error
+            )
+
+    def _withdraw(self) -> Collection[str]:
+        """Hold the seat no longer; the leases that are left of it."""
         with self._lock:
             self.wanted = False
             lease, self._lease = self._lease, None
@@ -188,9 +214,9 @@ class Seat:
         self.tell()
         if lease is not None and not lease.lost:
             leases.add(lease.name)
-        if not leases:
-            return ()
+        return leases
 
+    def _leave(self, leases: Collection[str], timeout: float | None) -> Sequence[Member]:
         def leave(state: Members) -> Proposal[Members, Sequence[Member]]:
             gone = [each for each in state.members if each.lease in leases]
             updates = [Leave(member=each.member, lease=each.lease, cause="left") for each in gone]
@@ -203,15 +229,6 @@ class Seat:
             return ()
         self._doubtful.difference_update(each.lease for each in gone)
         return gone
-
-    def give_up_or_warn(self, *, timeout: float = ASK_SECONDS) -> None:
-        """`give_up`, for who goes anyhow."""
-        try:
-            self.give_up(timeout=timeout)
-        except ReaderGroupError as error:
-            _logger.warning(
-                "%s could not leave %s; its lease runs out: %s", self.member, self._synchronizer.name, error
-            )
 
     def wait_until(self, condition: Callable[[], bool], deadline: Deadline) -> bool:
         """Whether the condition came to hold before the deadline. It is looked at when something may have changed.

@@ -149,6 +149,25 @@ def test_f19_what_was_told_when_the_process_died_is_told_again(
     assert second.told[0].key == first.told[1].key
 
 
+def test_one_that_is_polled_rarely_hears_at_the_third_poll_what_one_that_died_did_not(
+    start: Start, elsewhere: StateSynchronizer[Counter], manual_clock: ManualClock
+) -> None:
+    first, second = start(), start()
+    elsewhere.update_state_unconditionally(Add())
+    for _ in range(3):
+        manual_clock.advance(TIMEOUT_SECONDS)
+        first.notifier.poll()
+        second.notifier.poll()
+    assert (first.values, second.values) == ([0, 1], [])
+    first.kill()
+    elsewhere.update_state_unconditionally(Add())
+    for _ in range(2):
+        assert second.values == []
+        manual_clock.advance(TIMEOUT_SECONDS)
+        second.notifier.poll()
+    assert second.values == [2]
+
+
 @pytest.mark.stores(in_turn=True)
 def test_f19_of_two_one_hears_and_the_other_goes_on_at_once_where_it_was_closed(
     start: Start, elsewhere: StateSynchronizer[Counter], manual_clock: ManualClock

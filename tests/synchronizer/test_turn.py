@@ -110,6 +110,22 @@ def test_an_observer_that_did_not_look_begins_anew(store: SegmentStore, clock: M
     assert not second.take(TIMEOUT_SECONDS)
 
 
+def test_an_observer_that_looks_rarely_judges_by_two_gaps(store: SegmentStore, clock: ManualClock) -> None:
+    first, second = turn(store, clock), turn(store, clock)
+    assert first.take(TIMEOUT_SECONDS)
+    for _ in range(5):
+        assert first.take(TIMEOUT_SECONDS)
+        assert not second.take(TIMEOUT_SECONDS)
+        clock.advance(5)
+    assert not second.take(TIMEOUT_SECONDS)  # the first one is gone, after 5 seconds in which it may have been
+    clock.advance(1)
+    assert not second.take(TIMEOUT_SECONDS)
+    for _ in range(2):
+        clock.advance(5)
+        is_taken = second.take(TIMEOUT_SECONDS)
+    assert is_taken and not first.record(1)
+
+
 def test_a_turn_that_was_given_up_is_free_at_once_and_what_it_remembers_is_kept(
     store: SegmentStore, clock: ManualClock
 ) -> None:

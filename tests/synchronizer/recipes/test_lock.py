@@ -229,6 +229,22 @@ def test_closing_releases_the_lock_and_ends_the_waiting(store: SegmentStore) -> 
         pass
 
 
+def test_a_store_that_does_not_answer_the_renewals_is_not_asked_by_those_who_go(store: SegmentStore) -> None:
+    clock = ManualClock()
+    failing = FailingStore(store)
+    lock = Lock(failing, "door", member_timeout_seconds=10.0, clock=clock, threads=False)
+    held = lock.acquire(timeout=LONG)
+    failing.unavailable = True
+    clock.advance(5)
+    held._seat.step()
+    asked = len(failing.operations)
+    held.release()
+    lock.close()
+    assert len(failing.operations) == asked
+    with pytest.raises(LeaseLostError):
+        held.check()
+
+
 def test_a_lease_that_may_be_over_is_told_before_anybody_else_can_hold_the_lock(store: SegmentStore) -> None:
     clock = ManualClock()
     failing = FailingStore(store)
