@@ -243,10 +243,10 @@ class NatsStore(SegmentStore):
         attributes: Mapping[str, AttributeChange] | None = None,
     ) -> AppendResult:
         check_append(segment, data, expected_offset, attributes)
-        result = self._append([Append(segment, data, expected_offset, dict(attributes or {}))])
-        if isinstance(result, UnknownOutcome):
-            return result
-        return result[segment] if isinstance(result, Mapping) else result[0]
+        result = self._append([Append(segment, data, expected_offset, attributes or {})])
+        if isinstance(result, tuple):
+            return result[0]
+        return result if isinstance(result, UnknownOutcome) else result[segment]
 
     def append_together(
         self, appends: Sequence[Append]
@@ -346,26 +346,30 @@ class NatsStore(SegmentStore):
     # Appending
 
     def _append(self, parts: Sequence[Append]) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
-        self._check_open()
         self._check_size(parts)
         for attempt in self._attempts(parts[0].segment):
-            plans = [self._plan(part, is_fresh=attempt > 0) for part in parts]
-            conflicts = {plan.segment: plan for plan in plans if isinstance(plan, _Lost)}
+            plans: list[_Plan] = []
+            conflicts: dict[str, Conflict] = {}
+            for part in parts:
+                plan = self._plan(part, is_fresh=attempt > 0)
+                if isinstance(plan, Conflict):
+                    conflicts[part.segment] = plan
+                else:
+                    plans.append(plan)
             if conflicts:
-                return {name: plan.conflict for name, plan in conflicts.items()}
-            ready = [plan for plan in plans if isinstance(plan, _Plan)]
-            messages = self._messages(ready)
+                return conflicts
+            messages = self._messages(plans)
             try:
                 sequence = self._store(messages)
             except AnswerLostError as error:
-                for plan in ready:
+                for plan in plans:
                     self._hints.forget_head(plan.part.segment)
                 return UnknownOutcome(error)
             if sequence is not None:
-                return self._appended(ready, messages, sequence)
+                return self._appended(plans, messages, sequence)
         raise self._contended(parts[0].segment)
 
-    def _plan(self, part: Append, *, is_fresh: bool) -> _Plan | _Lost:
+    def _plan(self, part: Append, *, is_fresh: bool) -> _Plan | Conflict:
         """What to append where, by what is known; all is asked anew after a race was lost."""
         if not is_fresh:
             plan = self._plan_by_hints(part)
@@ -380,7 +384,7 @@ class NatsStore(SegmentStore):
             self._hints.see_value(segment, name, present.value(name))
         if part.expected_offset not in (None, head.length) or not _are_as_expected(part, present):
             attributes = {name: present.value(name).value for name in part.attributes}
-            return _Lost(segment, Conflict(head.length, delta, attributes))
+            return Conflict(head.length, delta, attributes)
         return _Plan(part, head, self._life(part, None), present)
 
     def _plan_by_hints(self, part: Append) -> _Plan | None:
@@ -414,13 +418,16 @@ class NatsStore(SegmentStore):
 
     def _messages(self, plans: Sequence[_Plan]) -> Sequence[_Message]:
         """The messages to store, those of attributes last: each change says how many messages there are from it on."""
-        data = [message for plan in plans if plan.part.data for message in self._data_messages(plan)]
-        changing = [plan for plan in plans if plan.part.attributes or not plan.part.data]
-        changes = [message for plan in changing for message in self._attribute_messages(plan)]
-        return data + [
-            message.counting(len(changes) - index) if GROUP in message.headers else message
-            for index, message in enumerate(changes)
-        ]
+        messages: list[_Message] = []
+        changes: list[_Message] = []
+        for plan in plans:
+            if plan.part.data:
+                messages += self._data_messages(plan)
+            if plan.part.attributes or not plan.part.data:
+                changes += self._attribute_messages(plan)
+        for index, message in enumerate(changes):
+            messages.append(message.counting(len(changes) - index) if GROUP in message.headers else message)
+        return messages
 
     def _data_messages(self, plan: _Plan) -> Iterator[_Message]:
         """The data in as many messages as it needs; the first one compares, the last one is the head."""
@@ -477,8 +484,10 @@ class NatsStore(SegmentStore):
         return tuple(results)
 
     def _check_size(self, parts: Sequence[Append]) -> None:
-        size = sum(len(part.data) for part in parts)
-        messages = sum(len(part.data) // self._part_bytes + 3 + len(part.attributes) for part in parts)
+        size = messages = 0
+        for part in parts:
+            size += len(part.data)
+            messages += len(part.data) // self._part_bytes + 3 + len(part.attributes)
         if size > self.guarantees.largest_append or messages > MAX_BATCH:
             raise InvalidArgumentError(
                 "the append is too large for the servers; split it, or raise their max_payload",
@@ -503,8 +512,12 @@ class NatsStore(SegmentStore):
 
         `StoreUnavailableError` if nothing was stored for certain, `AnswerLostError` if that is not known.
         """
-        batch_id = uuid.uuid4().hex
-        outgoing = _batch(batch_id, messages) if len(messages) > 1 else [Outgoing(*messages[0][:3])]
+        batch_id = ""
+        if len(messages) > 1:
+            batch_id = uuid.uuid4().hex
+            outgoing = _batch(batch_id, messages)
+        else:
+            outgoing = [Outgoing(*messages[0][:3])]
         try:
             answer = self._connection.exchange(outgoing)[-1][0]
         except NotSentError as error:
@@ -514,7 +527,7 @@ class NatsStore(SegmentStore):
         try:
             return self._stored_sequence(answer, len(messages))
         except StoreFullError:
-            if len(messages) > 1 and may_undo:
+            if batch_id and may_undo:
                 self._undo(batch_id, messages)
             raise
 
@@ -534,7 +547,7 @@ class NatsStore(SegmentStore):
             raise self._connection.unavailable(str(error)) from error
 
     def _stored_sequence(self, answer: Answer, messages: int) -> int | None:
-        document: dict[str, Any] = json.loads(answer.data)
+        document = answer.document
         error = document.get("error")
         if error is None:
             if messages > 1 and document.get("count") != messages:
@@ -634,8 +647,7 @@ class NatsStore(SegmentStore):
             if not self._connection.is_jetstream_server:
                 raise self._no_jetstream()
             raise self._connection.unavailable("JetStream takes no requests now")
-        document: dict[str, Any] = json.loads(answer.data)
-        return document
+        return answer.document
 
     def _insistently(self, message: Outgoing) -> Answer:
         """The answer to what may be sent repeatedly.
@@ -721,13 +733,6 @@ class _Plan(NamedTuple):
     head: Head
     life: int
     present: Snapshot
-
-
-class _Lost(NamedTuple):
-    """An append that is not made."""
-
-    segment: str
-    conflict: Conflict
 
 
 def _batch(batch_id: str, messages: Sequence[_Message]) -> list[Outgoing]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import itertools
 import json
 import logging
@@ -12,9 +11,8 @@ import os
 import re
 import ssl
 import threading
-import types
 import uuid
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -22,6 +20,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from pydantic_core import from_json
 
 from ..errors import ClosedError, ReaderGroupError, StoreUnavailableError, UnsupportedError
 from .nats_address import NatsAddress
@@ -40,6 +39,7 @@ _CANCELLATION_SECONDS: Final = 0.2
 #: What a slow network or disk carries in any case.
 _SLOWEST_BYTES_PER_SECOND: Final = 1_000_000
 _NO_RESPONDERS: Final = "503"
+_HEADERS_BEGIN: Final = b"NATS/1.0\r\n"
 
 Headers = Mapping[str, str]
 
@@ -63,13 +63,46 @@ class Answer(NamedTuple):
         return self.headers.get("Status")
 
     @property
+    def document(self) -> dict[str, Any]:
+        """The data of an answer in JSON."""
+        found: dict[str, Any] = from_json(self.data)
+        return found
+
+    @property
     def is_from_nobody(self) -> bool:
         """Whether the server knew nobody who takes the message: it had no effect."""
         return self.status == _NO_RESPONDERS
 
 
 class _Client(Client):
-    """The client of nats-py, except that a demand for TLS is one: nats-py speaks it only if the server wants to."""
+    """The client of nats-py, which connects, and again.
+
+    A demand for TLS is one here: nats-py speaks it only if the server wants to. And what is sent and answered does
+    not go through the queues and tasks of nats-py, each of which takes a further turn of the loop.
+    """
+
+    def __init__(self, on_answer: Callable[[bytes, Headers, bytes], None]) -> None:
+        super().__init__()
+        self._on_answer = on_answer
+        self._answers: int | None = None
+
+    async def listen_for_answers(self, subject: str) -> None:
+        self._answers = (await self.subscribe(subject))._id
+
+    def send(self, frames: bytes) -> bool:
+        """Send this at once, behind what nats-py has gathered; False if there is no connection."""
+        if not self.is_connected:
+            return False
+        assert self._transport is not None
+        self._transport.writelines([*self._pending, frames])
+        self._pending, self._pending_data_size = [], 0
+        return True
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        if sid == self._answers:
+            self._on_answer(subject, await self._process_headers(headers) or {}, data)
+        else:
+            await super()._process_msg(sid, subject, reply, data, headers)
 
     def _connect_command(self) -> bytes:
         """The first thing that is said to a server, each time; what raises here ends the connection."""
@@ -88,14 +121,14 @@ class AnswerLostError(Exception):
 
 
 class _Exchange:
-    """Messages that a thread has sent, and the answers that it waits for."""
+    """Messages that a thread sends, and the answers that it waits for."""
 
-    __slots__ = ("answers", "failure", "is_sent", "messages", "missing", "_done", "tokens")
+    __slots__ = ("answers", "failure", "frames", "is_sent", "missing", "_done", "tokens")
 
-    def __init__(self, messages: Sequence[Outgoing]) -> None:
-        self.messages = messages
+    def __init__(self) -> None:
+        self.frames = b""
         self.answers: list[list[Answer]] = []
-        self.tokens: list[str] = []
+        self.tokens: list[bytes] = []
         self.missing = 0
         self.is_sent = False
         self.failure: Exception | None = None
@@ -118,20 +151,20 @@ class NatsConnection:
     def __init__(self, address: NatsAddress) -> None:
         self._address = address
         self._loop = _event_loop.acquire()
-        self._client = _Client()
+        self._client = _Client(self._on_answer)
         self._is_closed = False
         self._refusal: ReaderGroupError | None = None
         self._last_error: Exception | None = None
         self._is_login_refused = False
-        self._inbox = f"{address.inbox_prefix}.{uuid.uuid4().hex}."
+        self._inbox = f"{address.inbox_prefix}.{uuid.uuid4().hex}.".encode()
         self._numbers = itertools.count()
-        self._expecting: dict[str, tuple[_Exchange, list[Answer], bool]] = {}
-        self._pending: set[_Exchange] = set()
+        self._expecting: dict[bytes, tuple[_Exchange, list[Answer], bool]] = {}
+        self._pending: dict[_Exchange, None] = {}  # in the order of their coming
         self._listeners: dict[str, Callable[[Headers], None]] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._reconnected_callbacks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_connected: asyncio.Event
+        self._is_connected = False
         try:
             self._run(self._open())
         except BaseException:
@@ -157,9 +190,14 @@ class NatsConnection:
             raise self._refusal
         if self._is_closed:
             raise self._closed()
-        exchange = _Exchange(messages)
+        size = 0
+        for message in messages:
+            size += len(message.data)
+            if len(message.data) > self.max_payload:
+                raise NotSentError("a message is larger than the server takes")
+        exchange = _Exchange()
+        exchange.frames = b"".join([self._frame(message, exchange) for message in messages])
         self._call_in_loop(self._start, exchange)
-        size = sum(len(message.data) for message in messages)
         if timeout_seconds is None:
             timeout_seconds = self._address.timeout_seconds
         if not exchange.wait(timeout_seconds + size / _SLOWEST_BYTES_PER_SECOND):
@@ -168,6 +206,17 @@ class NatsConnection:
         if exchange.failure is not None:
             raise exchange.failure
         return exchange.answers
+
+    def _frame(self, message: Outgoing, exchange: _Exchange) -> bytes:
+        if not message.has_answer:
+            return _framed(message, b"")
+        token = b"%d" % next(self._numbers)
+        answers: list[Answer] = []
+        exchange.answers.append(answers)
+        exchange.tokens.append(token)
+        exchange.missing += 1
+        self._expecting[token] = exchange, answers, message.has_many_answers
+        return _framed(message, self._inbox + token)
 
     def ask(self, subject: str, data: bytes) -> Answer:
         """The answer to a request that changes nothing, or may be repeated."""
@@ -186,7 +235,7 @@ class NatsConnection:
 
     def send(self, message: Outgoing) -> None:
         """Send a message that has no answer, if there is a connection."""
-        self._call_in_loop(self._spawn_send, message)
+        self._call_in_loop(self._send_unheard, _framed(message, b""))
 
     def listen(self, subject: str, hear: Callable[[Headers], None]) -> None:
         """Call ``hear``, in the hidden thread, with the headers of each message on the subject."""
@@ -227,7 +276,6 @@ class NatsConnection:
         return self._client._server_info
 
     async def _open(self) -> None:
-        self._is_connected = asyncio.Event()
         connecting = self._loop.create_task(self._connect())
         # Not `asyncio.wait_for`, which would wait for the end of a task that has missed its cancellation.
         if not (await asyncio.wait({connecting}, timeout=self._address.timeout_seconds))[0]:
@@ -250,7 +298,7 @@ class NatsConnection:
     async def _connect(self) -> None:
         """Connect a new client; raises what no further attempt would mend, and tries for ever otherwise."""
         address = self._address
-        client = self._client = _Client()
+        client = self._client = _Client(self._on_answer)
         login: dict[str, Any] = {}
         if address.token is not None:
             login["token"] = address.token
@@ -283,10 +331,10 @@ class NatsConnection:
         except (OSError, ValueError) as error:
             raise StoreUnavailableError("the connection cannot be made", error=str(error)) from error
         self._check_version()
-        await client.subscribe(self._inbox + "*", cb=self._on_answer, pending_msgs_limit=0, pending_bytes_limit=0)
+        await client.listen_for_answers(self._inbox.decode() + "*")
         for subject in self._listeners:
             await self._subscribe(subject)
-        self._is_connected.set()
+        self._begin_sending()
 
     def _check_version(self) -> None:
         self._refusal = _refusal_of(self._server_info, self._address.url)
@@ -304,13 +352,13 @@ class NatsConnection:
         _logger.debug("NATS: %r", error)
 
     async def _on_disconnected(self) -> None:
-        self._is_connected.clear()
+        self._is_connected = False
         for exchange in [exchange for exchange in self._pending if exchange.is_sent]:
             self._finish(exchange, AnswerLostError("the connection was lost before the answer came"))
 
     async def _on_reconnected(self) -> None:
         self._check_version()
-        self._is_connected.set()
+        self._begin_sending()
         self._tell_reconnected()
 
     async def _on_closed(self) -> None:
@@ -335,87 +383,38 @@ class NatsConnection:
 
     def _start(self, exchange: _Exchange) -> None:
         if self._is_closed:
-            exchange.end(self._closed())
+            self._finish(exchange, self._closed())
             return
-        self._pending.add(exchange)
-        sending = self._send(exchange)
-        if not self._is_connected.is_set():
-            self._spawn(sending)
-            return
-        try:
-            awaited = sending.send(None)
-        except StopIteration:
-            return  # as nearly always: nothing to wait for, and no task needed
-        self._spawn(_continued(sending, awaited))
+        self._pending[exchange] = None
+        self._send(exchange)
 
-    async def _send(self, exchange: _Exchange) -> None:
-        try:
-            while exchange in self._pending:  # else it was given up
-                if not self._is_connected.is_set():
-                    await asyncio.wait_for(self._is_connected.wait(), self._address.timeout_seconds)
-                elif await self._publish(exchange):
-                    return
-        except TimeoutError:
-            self._finish(exchange, NotSentError("there is no connection"))
-        except (nats.errors.Error, OSError) as error:
-            self._finish(exchange, AnswerLostError(str(error)) if exchange.is_sent else NotSentError(str(error)))
+    def _begin_sending(self) -> None:
+        self._is_connected = True
+        for exchange in [exchange for exchange in self._pending if not exchange.is_sent]:
+            self._send(exchange)
 
-    async def _publish(self, exchange: _Exchange) -> bool:
-        """Publish all messages; False if there was no connection for the first one."""
-        for number, message in enumerate(exchange.messages):
-            if exchange not in self._pending:
-                return True  # the caller was told that nothing was sent, and what was sent has no effect alone
-            reply = self._expect(exchange, message) if message.has_answer else ""
-            # What has no answer has no effect without what follows it.
-            exchange.is_sent = exchange.is_sent or message.has_answer
-            try:
-                await self._client.publish(message.subject, message.data, reply, headers=message.headers)  # type: ignore[arg-type]
-            except nats.errors.OutboundBufferLimitError:
-                if number:
-                    raise
-                self._is_connected.clear()  # the client has noticed, and not told yet; it tells when it is back
-                self._forget(exchange)
-                exchange.is_sent = False
-                return False
-        return True
+    def _send(self, exchange: _Exchange) -> None:
+        """Send all messages; without a connection the exchange waits for `_begin_sending`."""
+        if self._is_connected:
+            exchange.is_sent = self._client.send(exchange.frames)
 
-    def _forget(self, exchange: _Exchange) -> None:
-        for token in exchange.tokens:
-            self._expecting.pop(token, None)
-        exchange.tokens.clear()
-        exchange.answers.clear()
-        exchange.missing = 0
+    def _send_unheard(self, frame: bytes) -> None:
+        if self._is_connected:
+            self._client.send(frame)
 
-    def _spawn_send(self, message: Outgoing) -> None:
-        if self._is_connected.is_set() and not self._is_closed:
-            self._spawn(self._send_unheard(message))
-
-    async def _send_unheard(self, message: Outgoing) -> None:
-        with contextlib.suppress(nats.errors.Error, OSError):
-            await self._client.publish(message.subject, message.data, headers=message.headers)  # type: ignore[arg-type]
-
-    def _expect(self, exchange: _Exchange, message: Outgoing) -> str:
-        token = str(next(self._numbers))
-        answers: list[Answer] = []
-        exchange.answers.append(answers)
-        exchange.tokens.append(token)
-        exchange.missing += 1
-        self._expecting[token] = exchange, answers, message.has_many_answers
-        return self._inbox + token
-
-    async def _on_answer(self, message: Msg) -> None:
-        token = message.subject[len(self._inbox) :]
+    def _on_answer(self, subject: bytes, headers: Headers, data: bytes) -> None:
+        token = subject[len(self._inbox) :]
         expected = self._expecting.get(token)
         if expected is None:
             return  # too late
         exchange, answers, is_one_of_many = expected
-        answer = Answer(message.headers or {}, message.data)
+        answer = Answer(headers, data)
         answers.append(answer)
         if is_one_of_many and answer.status is None:
             return
         del self._expecting[token]
         exchange.missing -= 1
-        if not exchange.missing and len(exchange.tokens) == sum(m.has_answer for m in exchange.messages):
+        if not exchange.missing:
             self._finish(exchange)
 
     def _give_up(self, exchange: _Exchange) -> None:
@@ -423,14 +422,15 @@ class NatsConnection:
         self._finish(exchange, failure)
 
     def _finish(self, exchange: _Exchange, failure: Exception | None = None) -> None:
-        self._pending.discard(exchange)
+        self._pending.pop(exchange, None)
         if failure is not None:
-            self._forget(exchange)
+            for token in exchange.tokens:
+                self._expecting.pop(token, None)
         exchange.end(failure)
 
     def _add_listener(self, subject: str, hear: Callable[[Headers], None]) -> None:
         self._listeners[subject] = hear
-        if self._is_connected.is_set():
+        if self._is_connected:
             self._spawn(self._subscribe(subject))
 
     async def _subscribe(self, subject: str) -> None:
@@ -514,20 +514,22 @@ async def _cancel(task: asyncio.Task[None]) -> None:
             return
 
 
-@types.coroutine
-def _continued(work: Coroutine[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
-    """The rest of a coroutine that was begun without a task and now waits for something."""
-    while True:
-        try:
-            sent = yield awaited
-        except BaseException as error:
-            step: Callable[[], Any] = functools.partial(work.throw, error)
-        else:
-            step = functools.partial(work.send, sent)
-        try:
-            awaited = step()
-        except StopIteration:
-            return
+def _framed(message: Outgoing, reply: bytes) -> bytes:
+    """The message as the protocol has it. Subjects, names and values hold no white space: who makes them sees to it."""
+    subject, data, headers = message.subject.encode(), message.data, message.headers
+    if headers is None:
+        return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(data), data)
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
+    size = len(_HEADERS_BEGIN) + len(lines) + 2
+    return b"HPUB %b %b %d %d\r\n%b%b\r\n%b\r\n" % (
+        subject,
+        reply,
+        size,
+        size + len(data),
+        _HEADERS_BEGIN,
+        lines,
+        data,
+    )
 
 
 def _text(error: Exception | None) -> str | None:

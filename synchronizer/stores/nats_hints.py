@@ -58,7 +58,7 @@ class Hints:
             known = self._of(segment)
             if anyhow or known.head is None or known.head.sequence < head.sequence:
                 known.head = head
-        self.see_place(segment, Place(head.length, head.sequence + 1))
+            _insert(known.places, Place(head.length, head.sequence + 1))
 
     def forget_head(self, segment: str) -> None:
         with self._lock:
@@ -94,14 +94,7 @@ class Hints:
 
     def see_place(self, segment: str, place: Place) -> None:
         with self._lock:
-            places = self._of(segment).places
-            index = bisect_right(places, place)
-            if index and places[index - 1].offset == place.offset:
-                places[index - 1] = place  # the later message: those between are empty
-                return
-            places.insert(index, place)
-            if len(places) > _MAX_PLACES:
-                del places[1:-1:2]  # every other one, so that they stay spread
+            _insert(self._of(segment).places, place)
 
     def place_before(self, segment: str, offset: int) -> Place | None:
         """The last known place at or before the offset."""
@@ -126,3 +119,13 @@ class Hints:
         else:
             self._known.move_to_end(segment)
         return known
+
+
+def _insert(places: list[Place], place: Place) -> None:
+    index = bisect_right(places, place)
+    if index and places[index - 1].offset == place.offset:
+        places[index - 1] = place  # the later message: those between are empty
+        return
+    places.insert(index, place)
+    if len(places) > _MAX_PLACES:
+        del places[1:-1:2]  # every other one, so that they stay spread

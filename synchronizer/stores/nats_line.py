@@ -11,7 +11,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 from ..clock import Clock, Deadline
 from ..errors import StoreUnavailableError
@@ -102,7 +102,7 @@ class FairLine:
             answer = self._ask([outgoing])[0]
         if answer.is_from_nobody:
             raise self._connection.unavailable("the stream of the line cannot be reached")
-        document: dict[str, Any] = json.loads(answer.data)
+        document = answer.document
         if "error" not in document:
             return int(document["seq"])
         if only_first:

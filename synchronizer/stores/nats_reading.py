@@ -6,7 +6,6 @@ as it fits what the leader has told, and is asked for again where it falls short
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -423,7 +422,7 @@ _TOO_MANY: Final = "413"
 
 def read_answer(connection: NatsConnection, answer: Answer) -> Mapping[str, Any]:
     """The answer of the JetStream API, if it is not an error."""
-    document: dict[str, Any] = json.loads(answer.data)
+    document = answer.document
     if "error" in document:
         raise connection.unavailable(document["error"].get("description", "an error"))
     return document
@@ -432,7 +431,7 @@ def read_answer(connection: NatsConnection, answer: Answer) -> Mapping[str, Any]
 def _error_code(answer: Answer) -> int | None:
     if not answer.data.startswith(b'{"type":"io.nats.jetstream.api.v1.stream_msg_get_response","error"'):
         return None
-    code: int | None = json.loads(answer.data)["error"].get("err_code")
+    code: int | None = answer.document["error"].get("err_code")
     return code
 
 

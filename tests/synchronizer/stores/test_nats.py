@@ -48,7 +48,7 @@ from synchronizer.store import (
     UnknownOutcome,
 )
 from synchronizer.stores import nats as backend
-from synchronizer.stores import open_store
+from synchronizer.stores import nats_connection, open_store
 from synchronizer.stores.nats import NatsStore
 from synchronizer.stores.nats_connection import Answer
 from synchronizer.stores.nats_hints import Place
@@ -94,12 +94,13 @@ def test_who_waits_when_the_store_is_closed_hears_that(nats_url: str, monkeypatc
 def test_who_asks_when_the_store_is_closed_hears_that(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = threading.Event()
 
-    async def leave_unanswered(client: nats.aio.client.Client, *arguments: object, **options: object) -> None:
+    def leave_unanswered(frames: bytes) -> bool:
         asked.set()
+        return True
 
-    with open_store(nats_url) as store:
+    with NatsStore(nats_url) as store:
         store.create("s")
-        monkeypatch.setattr(nats.aio.client.Client, "publish", leave_unanswered)
+        monkeypatch.setattr(store._connection._client, "send", leave_unanswered)
         with ThreadPoolExecutor(1) as threads:
             asking = threads.submit(store.info, "s")
             assert asked.wait(LONG)
@@ -137,18 +138,17 @@ def test_processes_may_open_a_new_store_at_the_same_moment(nats_cluster_url: str
 def test_what_nobody_answers_while_a_stream_is_made_is_asked_again(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unanswered: list[str] = []
-    publish = nats.aio.client.Client.publish
+    unanswered: list[bytes] = []
+    send = nats_connection._Client.send
 
-    async def leave_the_first_of_each_unanswered(
-        client: nats.aio.client.Client, subject: str, *arguments: object, **options: object
-    ) -> None:
-        if subject not in unanswered:
-            unanswered.append(subject)
-        else:
-            await publish(client, subject, *arguments, **options)  # type: ignore[arg-type]
+    def leave_the_first_of_each_unanswered(client: nats_connection._Client, frames: bytes) -> bool:
+        subject = frames.split(b" ")[1]
+        if subject in unanswered:
+            return send(client, frames)
+        unanswered.append(subject)
+        return True
 
-    monkeypatch.setattr(nats.aio.client.Client, "publish", leave_the_first_of_each_unanswered)
+    monkeypatch.setattr(nats_connection._Client, "send", leave_the_first_of_each_unanswered)
     with open_store(nats_url) as store:
         monkeypatch.undo()
         assert store.create("s")
@@ -233,11 +233,11 @@ def test_an_append_that_was_given_up_is_not_sent_when_the_connection_is_back(nat
         assert store.info("s").length == 0  # the append asks nothing more
         connection = store._connection
         loop = connection._loop
-        loop.call_soon_threadsafe(connection._is_connected.clear)
+        loop.call_soon_threadsafe(setattr, connection, "_is_connected", False)
         loop.call_soon_threadsafe(time.sleep, 0.9)
         with pytest.raises(StoreUnavailableError):
             store.append("s", b"gone", expected_offset=0, attributes={"a": AttributeChange(None, b"1")})
-        loop.call_soon_threadsafe(connection._is_connected.set)
+        loop.call_soon_threadsafe(connection._begin_sending)
         assert store.info("s").length == 0
         assert store.append("s", b"next", expected_offset=0) == Appended(0, 4)
         assert other.attributes("s") == {}
