@@ -36,6 +36,7 @@ shared_buffers = 64MB
 fsync = on
 full_page_writes = on
 synchronous_commit = on
+dynamic_shared_memory_type = mmap
 log_line_prefix = '%m [%p] '
 """
 
@@ -126,7 +127,9 @@ class PostgresServer:
 
     def close(self) -> None:
         """Stop the server and remove its data."""
-        self.kill()
+        self.resume()
+        self._signal(signal.SIGQUIT)  # at once; but unlike one that is killed it gives its shared memory back
+        self._reap()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __enter__(self) -> PostgresServer:
