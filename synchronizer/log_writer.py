@@ -153,7 +153,6 @@ class LogWriter(Generic[S]):
 
     def submit(self, decide: Callable[[S | None], Decision[R]], deadline: Deadline) -> Outcome[S, R]:
         """Run ``decide`` until its decision stands: its entry is stored, or it saw the newest state and has none."""
-        self._follower.check_usable()
         try:
             return self._settle(decide, deadline)
         finally:
@@ -198,23 +197,26 @@ class LogWriter(Generic[S]):
         """Run ``decide`` on the newest state here, that of the batch in the making if there is one, and join that."""
         self._await_turn(deadline)
         try:
+            self._follower.check_usable()
             if self._line.join_if_polite(deadline):
                 self._follower.fetch(deadline)
             self._follower.barred_thread = threading.get_ident()
-            while True:
-                attempt = self._try(decide, deadline)
-                if attempt is not None:
-                    return attempt
+            while (attempt := self._try(decide, deadline)) is None:
+                self._follower.check_usable(deciding=True)
                 if deadline.passed:
                     raise DeadlineExceededError(
                         "the state changed too often to be decided on in time", segment=self._segment
                     )
+            return attempt
         finally:
             self._follower.barred_thread = None
             self._deciding.release()
 
     def _await_turn(self, deadline: Deadline) -> None:
         """One generator runs at a time, so that each sees the result of the one before."""
+        if self._deciding.acquire(blocking=False):
+            return
+        self._follower.check_usable()
         while not self._deciding.acquire(timeout=deadline.remaining(1.0)):
             self._follower.check_usable()
             if deadline.passed:
@@ -224,7 +226,6 @@ class LogWriter(Generic[S]):
 
     def _try(self, decide: Callable[[S | None], Decision[R]], deadline: Deadline) -> _Attempt[S, R] | None:
         """One run of ``decide``; None if the state has gone on meanwhile, or there was no room for its entry."""
-        self._follower.check_usable(deciding=True)
         with self._changed:
             under, base = self._tip()
         try:

@@ -46,7 +46,16 @@ class State(BaseModel):
         if not self.__dict__.keys() >= changes.keys():
             unknown = changes.keys() - self.__dict__.keys()
             raise InvalidArgumentError("the state has no such field", state=type(self).__name__, fields=sorted(unknown))
-        return self.model_copy(update=changes)
+        copied = self.__new__(type(self))  # as `model_copy`, in half of its time
+        copied.__setstate__(
+            {
+                "__dict__": {**self.__dict__, **changes},
+                "__pydantic_extra__": self.__pydantic_extra__,
+                "__pydantic_fields_set__": self.__pydantic_fields_set__ | changes.keys(),
+                "__pydantic_private__": self.__pydantic_private__ and dict(self.__pydantic_private__),
+            }
+        )
+        return copied
 
 
 S = TypeVar("S", bound=State)
@@ -236,7 +245,9 @@ M = TypeVar("M", bound=BaseModel)
 
 def _validate(model: type[M], fields: dict[str, Any], **facts: object) -> M:
     try:
-        return model.model_validate(fields)
+        # As model_validate, which takes twice as long over its arguments.
+        value: M = model.__pydantic_validator__.validate_python(fields)
+        return value
     except ValidationError as error:
         facts["type"] = model.__name__
         unknown = [".".join(map(str, e["loc"])) for e in error.errors() if e["type"] == "extra_forbidden"]

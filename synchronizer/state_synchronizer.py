@@ -347,7 +347,7 @@ def check_listener(listener: Callable[..., object]) -> None:
 
 def _updates(found: Iterable[Update[S]]) -> tuple[Update[S], ...]:
     """What a generator returned. By mistake it is a single update, whose iterator gives its fields, or nothing."""
-    if isinstance(found, Update) or not isinstance(found, Iterable):
+    if isinstance(found, Update) or not hasattr(found, "__iter__"):
         raise _no_updates(found)
     updates = tuple(found)
     for update in updates:
