@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from typing import Final
 
@@ -76,11 +77,11 @@ class _Columns:
 
     def event(self) -> pyarrow.Array:
         tables = [table for table in self._tables if table is not None]
-        if len(tables) < len(self._parts) or len({table.shape[1] for table in tables}) > 1:
+        if len(tables) < len(self._parts) or len({table.itemsize for table in tables}) > 1:
             data = chain.from_iterable(part.block.data[part.start : part.stop] for part in self._parts)
             return pyarrow.array(list(data), _TYPES["event"])
         events = numpy.concatenate(list(map(_rows_of, self._parts, tables)))
-        bounds = numpy.arange(self._rows + 1, dtype=numpy.int32) * events.shape[1]
+        bounds = numpy.arange(self._rows + 1, dtype=numpy.int32) * events.itemsize
         buffers = [None, pyarrow.py_buffer(bounds), pyarrow.py_buffer(events)]
         return pyarrow.Array.from_buffers(_TYPES["event"], self._rows, buffers)
 
@@ -111,36 +112,46 @@ class _Columns:
         return self._repeated(stream_of(self._segment).split("/")[1], "stream")
 
     def _repeated(self, value: object, column: str) -> pyarrow.Array:
-        return pyarrow.repeat(pyarrow.scalar(value, _TYPES[column]), self._rows)
+        return _constant(value, _TYPES[column]).slice(0, self._rows)
 
 
-def _table(block: Block) -> NDArray[numpy.uint8] | None:
-    """A row for each event of the block, those that are left out too, if all are of the same length; else None.
+@lru_cache
+def _constant(value: object, kind: pyarrow.DataType) -> pyarrow.Array:
+    return pyarrow.repeat(pyarrow.scalar(value, kind), MAX_ROWS)
+
+
+def _table(block: Block) -> NDArray[numpy.void] | None:
+    """The events of the block, those that are left out too, if all are of the same length, and not empty; else None.
 
     The first one says where the second one starts; where that begins alike, it says the same of the third one.
     """
     count = len(block) + block.skipped
-    elements = numpy.frombuffer(block.packed_events, numpy.uint8)[1 if count < 16 else 3 if count < 65_536 else 5 :]
-    width, rest = divmod(len(elements), count)
-    if rest:
+    packed = memoryview(block.packed_events)
+    start = 1 if count < 16 else 3 if count < 65_536 else 5
+    width, rest = divmod(len(packed) - start, count)
+    prefix = _PREFIX_BYTES[packed[start]]
+    size = int.from_bytes(packed[start + 1 : start + prefix])
+    if rest or not size or prefix + size != width:
         return None
-    table = elements.reshape(count, width)
-    prefix = _PREFIX_BYTES[int(table[0, 0])]
-    is_first_alone = int.from_bytes(table[0, 1:prefix].tobytes()) == width - prefix
-    if not is_first_alone or (table[:, :prefix] != table[0, :prefix]).any():
-        return None
-    return table[:, prefix:]
+    table = numpy.frombuffer(packed, _element_type(prefix, size), count, start)
+    prefixes = table["prefix"]
+    return None if (prefixes != prefixes[0]).any() else table["event"]
 
 
-def _rows_of(part: Part, table: NDArray[numpy.uint8]) -> NDArray[numpy.uint8]:
+@lru_cache
+def _element_type(prefix: int, size: int) -> numpy.dtype[numpy.void]:
+    return numpy.dtype([("prefix", f"S{prefix}"), ("event", f"V{size}")])
+
+
+def _rows_of(part: Part, table: NDArray[numpy.void]) -> NDArray[numpy.void]:
     return table[part.block.skipped + part.start : part.block.skipped + part.stop]
 
 
-def _offsets(part: Part, table: NDArray[numpy.uint8] | None) -> NDArray[numpy.int64]:
+def _offsets(part: Part, table: NDArray[numpy.void] | None) -> NDArray[numpy.int64]:
     """Where each event of the part starts, as `Block.offsets`."""
     block = part.block
     if table is not None:
-        size = table.shape[1]
+        size = table.itemsize
         element = size + (2 if size < 256 else 3 if size < 65_536 else 5)
         starts = numpy.arange(block.events_end - element * len(block), block.events_end, element)
     else:
