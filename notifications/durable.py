@@ -180,7 +180,10 @@ class DurableListening(Generic[S, N]):
             self._step_or_warn()
 
     def join(self, timeout: float) -> None:
-        """After `stop`: wait for the call under way, and for the threads. Returns at once in that call itself."""
+        """After `stop`: wait for the call under way, and for the threads. Returns at once in that call itself, and on
+        its loop, where that has to go on first."""
+        if self._is_calling and self._caller.is_this_loop:
+            return
         self._caller.join(timeout)
         if self._thread is not None and not self._caller.is_this_thread:
             self._wake.set()
@@ -206,6 +209,8 @@ class DurableListening(Generic[S, N]):
                 # Where the listener does not return, the turn runs out.
                 stop_at = min(stop_at, self._clock.monotonic() + CLOSE_TIMEOUT_SECONDS)
         self._caller.close()
+        if self._is_calling:
+            self._caller.abandon()
 
     def _step_or_warn(self) -> float:
         try:

@@ -70,6 +70,11 @@ class Subscription(Generic[N]):
         return self._thread is threading.current_thread()
 
     @property
+    def is_this_loop(self) -> bool:
+        """Whether it is asked on the loop of its listener's coroutines, which stand still as long as that waits."""
+        return self._loop is not None and self._loop is _running_loop()
+
+    @property
     def abandoned(self) -> bool:
         """Whether a call of the listener was waited for in vain."""
         return self._abandoned.done()
@@ -100,14 +105,15 @@ class Subscription(Generic[N]):
         """Wait for the call that the listener is in, and for the thread. Returns at once in that call itself."""
         if self._thread is None or self.is_this_thread:
             return
-        if self._loop is not None and (self._loop is _running_loop() or not self._loop.is_running()):
-            self._abandon()  # the coroutine cannot go on while it is waited for
+        if self.is_this_loop or (self._loop is not None and not self._loop.is_running()):
+            self.abandon()  # the coroutine cannot go on while it is waited for
         self._thread.join(timeout)
         if self._thread.is_alive():
             _logger.warning("a listener did not return within %s s: %r", timeout, self.listener)
-            self._abandon()
+            self.abandon()
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Wait no longer for the coroutine that the listener is in."""
         if not self._abandoned.done():
             self._abandoned.set_result(None)
 

@@ -61,6 +61,8 @@ class GroupDriver:
         self._lock = threading.Lock()
         self._threads: dict[str, threading.Thread] = {}
         self._readers: WeakValueDictionary[str, DrivenReader] = WeakValueDictionary()
+        #: The store did not answer, when it was asked last for a reader's lease.
+        self.is_cut_off = False
         self._renewals_changed = threading.Event()  # another time may be the next
         self._pause = threading.Event()  # never set
         self._complaint: str | None = None  # what was logged last
@@ -156,14 +158,17 @@ class GroupDriver:
     def renew(self) -> float:
         """Renew the leases that are due, and return when the next is. Never raises but `ClosedError`."""
         due = float("inf")
+        is_cut_off = False
         for reader in self._present_readers():
             try:
                 due = min(due, reader.renew_if_due())
             except ClosedError:
                 raise
             except ReaderGroupError as error:
+                is_cut_off = True  # and stays due
                 _logger.info("reader %s of %s: %s", reader.reader_id, self._synchronizer.name, error)
                 due = min(due, self._clock.monotonic() + RETRY_SECONDS)
+        self.is_cut_off = is_cut_off
         return due
 
     # ------------------------------------------------------------------ the group

@@ -61,6 +61,9 @@ _EVENTS_AHEAD: Final = 4096
 #: The pause between two tries while the store is away.
 _PAUSE_SECONDS: Final = 0.02
 
+#: How long closing asks a store that does not answer.
+_CLOSE_SECONDS: Final = 5.0
+
 #: Why a reader that is out of its group does not come back by itself.
 _STAYS_OUT: Final[Mapping[str, str]] = {
     "replaced": "another process took over the reader's id; this one stays out",
@@ -253,7 +256,11 @@ class Reader(Generic[T]):
     # ------------------------------------------------------------------ leaving
 
     def close(self, *, at: Position | None = None) -> None:
-        """Leave the group: others go on at once where the reader stands, or at ``at``. Closing twice is no error."""
+        """Leave the group: others go on at once where the reader stands, or at ``at``. Closing twice is no error.
+
+        A store that is away is waited for a few seconds at most. Then the lease runs out, and others go on from the
+        last commit, which is logged; with ``at`` it is raised.
+        """
         if self._closed:
             return
         if at is not None:
@@ -264,16 +271,43 @@ class Reader(Generic[T]):
         try:
             if self._gone is None:
                 self._take_over_progress()
-                self._manager.remove_reader(
-                    self.reader_id, lease=self._lease.name, reached=self._held(), position=at, cause="closed"
-                )
+                self._leave(at)
         except NotFoundError:
             _logger.debug("reader %s: its group was deleted", self.reader_id)
+        except (StoreUnavailableError, DeadlineExceededError, OutcomeUnknownError) as error:
+            if at is not None:
+                raise
+            _logger.warning(
+                "reader %s could not leave its group; its lease runs out, and others go on from its last commit: %s",
+                self.reader_id,
+                error,
+            )
         finally:
             self._lease.lose()
             self._feed.close()
             if self._on_close is not None:
                 self._on_close(self)
+
+    def _leave(self, at: Position | None) -> None:
+        """Where others are busy with the group it takes its time, and where the store is away it does not."""
+        if at is None and self._driver.is_cut_off:
+            raise StoreUnavailableError("the store does not answer")
+        deadline = Deadline(self._clock, self._timeout)
+        while True:
+            try:
+                self._manager.remove_reader(
+                    self.reader_id,
+                    lease=self._lease.name,
+                    reached=self._held(),
+                    position=at,
+                    cause="closed",
+                    timeout=deadline.remaining(_CLOSE_SECONDS),
+                )
+                return
+            except DeadlineExceededError as error:
+                self._driver.is_cut_off = isinstance(error.__cause__, StoreUnavailableError)  # the others need not ask
+                if self._driver.is_cut_off or deadline.passed:
+                    raise
 
     def __enter__(self) -> Self:
         return self

@@ -745,6 +745,33 @@ def test_a_coroutine_has_heard_when_it_has_returned(visits: StateSynchronizer[Co
         assert heard.wait_for(2) == [2]
 
 
+def test_a_coroutine_that_closes_its_notifier_has_heard_and_the_next_one_goes_on_at_once(
+    visits: StateSynchronizer[Counter],
+) -> None:
+    returned = asyncio.Event()
+
+    async def main() -> None:
+        notifier = CountNotifier(visits, interval_seconds=60, turn_timeout_seconds=600)
+
+        async def hear(notification: Counted) -> None:
+            notifier.close()
+            await asyncio.sleep(0)
+            returned.set()
+
+        notifier.register_listener(hear, durable="sizer")
+        async with asyncio.timeout(20):
+            await returned.wait()
+            while [thread.name for thread in threading.enumerate() if "sizer" in thread.name]:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    heard = Heard()
+    with CountNotifier(visits, interval_seconds=60, turn_timeout_seconds=600) as notifier:
+        notifier.register_listener(heard, durable="sizer")
+        visits.update_state_unconditionally(Add())
+        assert heard.wait_for(1) == [1]
+
+
 def test_its_threads_end_with_it(notifier: CountNotifier) -> None:
     heard = Heard()
     unregister = notifier.register_listener(heard, durable="sizer")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 
@@ -12,7 +13,13 @@ import pytest
 
 import readergroup as rg
 from readergroup.errors import CorruptDataError
-from synchronizer import DeadlineExceededError, ManualClock, SegmentStore, StoreUnavailableError, SystemClock
+from synchronizer import (
+    CorruptStoreError,
+    DeadlineExceededError,
+    ManualClock,
+    SegmentStore,
+    SystemClock,
+)
 from synchronizer.testing import FailingStore, Operation
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
 
@@ -691,6 +698,28 @@ def test_close_at_a_position_overrules_what_was_processed(world: World, process:
     assert left_for_others(world)[0] == b"5"
 
 
+def test_closing_waits_a_little_for_a_store_that_is_away_and_what_was_not_committed_is_read_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("readergroup.reader._CLOSE_SECONDS", 0.2)
+    world.write(10, keys=1)
+    with world.in_real_time() as (store, client):
+        group = client.groups.get("billing")
+        reader = group.reader("r1", auto_commit=False)
+        take(reader, 4)
+        reader.commit()
+        take(reader, 3)
+        others = [group.reader("r2"), group.reader("r3")]
+        store.unavailable = True
+        began = time.monotonic()
+        group.close()
+        assert time.monotonic() - began < LONG  # which is less than the timeout of the client
+    assert caplog.text.count("could not leave its group; its lease runs out") == 1 + len(others)
+    for reader_id in world.state.readers:
+        world.group.remove_reader(reader_id)
+    assert left_for_others(world)[0] == b"4"
+
+
 @pytest.mark.parametrize("offset", [-1, 3, 10**9])
 def test_close_at_a_place_that_is_none_is_refused_and_the_reader_stays(
     world: World, process: Process, offset: int
@@ -718,7 +747,7 @@ def test_closing_a_client_closes_everything_whatever_fails(world: World) -> None
     reader = process.reader("r1")
     process.reader("r2")
     process.store.before = _refuse_to_look_at_leases(process, times=2)  # the first reader that closes looks twice
-    with pytest.raises(StoreUnavailableError):
+    with pytest.raises(CorruptStoreError):
         process.client.close()
     with pytest.raises(rg.ClosedError):
         reader.read(timeout=0)
@@ -734,7 +763,7 @@ def _refuse_to_look_at_leases(process: Process, times: int) -> Callable[[Operati
         nonlocal left
         if operation.verb == "attributes" and left:
             left -= 1
-            raise StoreUnavailableError("away")
+            raise CorruptStoreError("damaged")
 
     return refuse
 
