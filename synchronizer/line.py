@@ -5,11 +5,12 @@ Politeness only. What is safe is the compare of each append alone.
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import AbstractContextManager
 from typing import Final
 
-from .clock import Deadline
+from .clock import Clock, Deadline, growing_pause
 from .errors import StoreUnavailableError
 from .store import SegmentStore
 
@@ -19,23 +20,59 @@ from .store import SegmentStore
 CONFLICT_WEIGHT: Final = 8
 POLITE_FROM: Final = 16
 MAX_CONTENTION: Final = 48
-#: Who stands in line behind a process that is stopped waits in vain, for no longer than this: changes are to be told
-#: within a second. It is far more than a line of those who run takes.
-FAIR_LOCK_SECONDS: Final = 0.5
 #: One who wins every race does not notice the others, and neither does one who has just come: at his first call, and
 #: then every so many, he looks whether anybody stands in line; half as often after each look that found nobody, down
-#: to a limit; much later, if the last time the line did not move.
+#: to a limit.
 LOOK_EVERY: Final = 16
 LOOK_AT_LEAST_EVERY: Final = 64
-LOOK_AGAIN_AFTER: Final = 1000
+#: Who stands in line behind a process that is stopped waits in vain, for no longer than this: changes are to be told
+#: within a second. It is far more than a line of those who run takes.
+PATIENCE_SECONDS: Final = 0.5
+#: Then he goes on without, and stands there again after a pause that doubles each time the line has not moved.
+FIRST_PAUSE_SECONDS: Final = 0.1
+MAX_PAUSE_SECONDS: Final = 5.0
+
+
+class Trust:
+    """How long to stand in a line that may not move. Times are seconds of one clock that does not go back.
+
+    Who was there in vain stands there next for as long as he has paused before. That is long enough for a line that
+    has begun to move slowly, since those who are not in it outrun whoever has his turn. A line that never moves takes
+    at most half of the time of a process at first, and an eleventh in the long run.
+    """
+
+    def __init__(self) -> None:
+        self._times_in_vain = 0
+        self._pause = 0.0
+        self._again_at = -math.inf
+
+    @property
+    def is_whole(self) -> bool:
+        return self._times_in_vain == 0
+
+    def patience(self, now: float) -> float:
+        """How many seconds to stand in line now; 0 for going on without."""
+        if self.is_whole:
+            return PATIENCE_SECONDS
+        return min(self._pause, PATIENCE_SECONDS) if now >= self._again_at else 0.0
+
+    def line_moved(self) -> None:
+        self._times_in_vain = 0
+
+    def line_stood_still(self, now: float) -> None:
+        self._times_in_vain += 1
+        self._pause = growing_pause(self._times_in_vain, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
+        self._again_at = now + self._pause
 
 
 class Line:
     """The line for the fair lock of a segment, as one process stands in it: one place, whichever thread took it."""
 
-    def __init__(self, store: SegmentStore, segment: str) -> None:
+    def __init__(self, store: SegmentStore, segment: str, clock: Clock) -> None:
         self._store = store
         self._segment = segment
+        self._clock = clock
+        self._trust = Trust()
         self._contention = 0
         self._calls_until_look = 1
         self._look_every = LOOK_EVERY
@@ -56,18 +93,21 @@ class Line:
         """
         if self._place is not None or not self._store.guarantees.fair_lock:
             return False
-        if self._contention < POLITE_FROM and not self._others_stand_in_line():
+        patience = PATIENCE_SECONDS if self._trust.is_whole else self._trust.patience(self._clock.monotonic())
+        if not patience or (self._contention < POLITE_FROM and not self._others_stand_in_line()):
             return False
         try:
-            lock = self._store.fair_lock(self._segment, deadline.remaining(FAIR_LOCK_SECONDS))
+            lock = self._store.fair_lock(self._segment, deadline.remaining(patience))
             has_turn = lock.__enter__()
         except StoreUnavailableError:
             return False
         self._place = threading.get_ident(), lock
-        if not has_turn:  # whoever has it may be stopped
+        if has_turn:
+            self._trust.line_moved()
+        else:  # whoever has it may be stopped
             self.leave()
-            self._contention = 0
-            self._calls_until_look = LOOK_AGAIN_AFTER
+            self._trust.line_stood_still(self._clock.monotonic())
+            self._calls_until_look = 1
         return has_turn
 
     def leave(self) -> None:
@@ -85,6 +125,7 @@ class Line:
         try:
             with self._store.fair_lock(self._segment, 0) as nobody:
                 if nobody:
+                    self._trust.line_moved()
                     self._look_every = min(2 * self._look_every, LOOK_AT_LEAST_EVERY)
                     return False
         except StoreUnavailableError:

@@ -148,7 +148,7 @@ class LogWriter(Generic[S]):
         self._open: _Batch[S] | None = None
         self._sending: _Batch[S] | None = None
         self._has_leader = False  # a thread that sends it
-        self._line = Line(self._log.store, self._log.segment)
+        self._line = Line(self._log.store, self._log.segment, follower.clock)
         follower.on_entry = self._look_for_own
 
     def submit(self, decide: Callable[[S | None], Decision[R]], deadline: Deadline) -> Outcome[S, R]:

@@ -13,6 +13,7 @@ from synchronizer import (
     AttributeChange,
     Conflict,
     CorruptStateError,
+    ManualClock,
     Map,
     NotFoundError,
     OutcomeUnknownError,
@@ -23,7 +24,7 @@ from synchronizer import (
     Update,
     open_store,
 )
-from synchronizer.line import LOOK_AT_LEAST_EVERY, LOOK_EVERY
+from synchronizer.line import FIRST_PAUSE_SECONDS, LOOK_AT_LEAST_EVERY, LOOK_EVERY
 from synchronizer.state import StateCodec
 from synchronizer.testing import FailingStore
 from tests.synchronizer.accounts import (
@@ -509,9 +510,9 @@ class TestF20LimitOfTheState:
 
 
 class TestF22StoppedHolderOfTheFairLock:
-    def test_contenders_wait_for_it_once_and_then_go_on_without(self) -> None:
-        store = failing()
-        replica, other = opened(store), opened(store.inner)
+    def test_contenders_wait_for_it_once_and_then_go_on_without_and_try_it_again_after_a_pause(self) -> None:
+        store, clock = failing(), ManualClock()
+        replica, other = opened(store, clock=clock), opened(store.inner, clock=clock)
         left = 3
 
         def disturb() -> None:
@@ -525,18 +526,23 @@ class TestF22StoppedHolderOfTheFairLock:
             assert has_it
             just_before(store, "append", disturb)
             for _ in range(10):
-                replica.update_state_unconditionally(Add(), timeout=10)
-        # Looked at the first call of all, which began the state, and waited once.
-        assert store.count("fair_lock") == 2
-        assert replica.state.value == 13
+                replica.update_state_unconditionally(Add())
+            # Looked at the first call of all, which began the state, and waited once.
+            assert store.count("fair_lock") == 2
+            clock.advance(FIRST_PAUSE_SECONDS)
+            for _ in range(10):
+                replica.update_state_unconditionally(Add())
+            # Looked, and waited once more.
+            assert store.count("fair_lock") == 4
+        assert replica.state.value == 23
 
     def test_one_who_wins_every_race_looks_for_those_who_wait_and_stands_in_line_behind_them(self) -> None:
         store = failing()
-        replica = opened(store)
+        replica = opened(store, clock=ManualClock())
         with store.inner.fair_lock("account", 0) as has_it:
             assert has_it
             for _ in range(2 * LOOK_EVERY):
-                replica.update_state_unconditionally(Add(), timeout=10)
+                replica.update_state_unconditionally(Add())
         # Looked at first, looked again, waited in vain, and lets the stopped one be.
         assert store.count("fair_lock") == 3
         assert replica.state.value == 2 * LOOK_EVERY
