@@ -58,7 +58,7 @@ def test_a_file_of_credentials_that_is_not_there_is_named(option: str, tmp_path:
 
 def test_a_server_that_speaks_no_tls_is_not_spoken_to_where_the_address_demands_it(nats_url: str) -> None:
     with pytest.raises(StoreUnavailableError, match="does not require TLS"):
-        open_store(f"{nats_url}&tls=require&timeout_seconds=1")
+        open_store(f"{nats_url}&tls=require&timeout_seconds=2")
 
 
 def test_a_store_that_is_not_there_yet_may_be_made(nats_url: str, postgres_url: str) -> None:
@@ -73,4 +73,4 @@ def test_a_nats_server_that_wants_a_login_says_which_parts_of_the_address_to_cor
         with open_store(server.url.replace("//", f"//me:{quote(password, safe='')}@")) as store:
             assert store.create("s")
         with pytest.raises(StoreUnavailableError, match="user:password@"):
-            open_store(f"{server.url}?timeout_seconds=1")
+            open_store(f"{server.url}?timeout_seconds=2")
