@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import readergroup as rg
@@ -268,6 +268,8 @@ def test_values_are_decoded_when_they_are_used(client: rg.Client) -> None:
     st.integers(0, 40),
     st.integers(1, 7),
 )
+# The last three are in one block, and as long on average as the first of them is.
+@example([(b"", None), (b"x" * 100, None), (b"y" * 99, None), (b"z" * 101, None)], 0, 4, 7)
 def test_record_batches_hold_what_events_hold(
     events: list[tuple[bytes, str | None]], start: int, end: int, flush_every: int
 ) -> None:
