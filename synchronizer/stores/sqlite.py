@@ -46,7 +46,7 @@ from ..store import (
     SegmentStore,
     UnknownOutcome,
 )
-from . import sqlite_steps
+from . import sqlite_extents, sqlite_steps
 from .contract import (
     check_append,
     check_appends,
@@ -60,19 +60,22 @@ from .contract import (
 from .file_lock import FairLock, Gate
 from .group_commit import Batch, GroupCommit, Step
 from .notify import NotifyFile, Watch, can_watch
+from .sqlite_extents import Garbage
 from .waiting import Waiters
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 APPLICATION_ID: Final = int.from_bytes(b"RGss", "big")
 
-_CHECKPOINT_BYTES: Final = 8 * 1024 * 1024
+#: Of new files. Beside smaller pages, large appends and reads take half the time; small appends take as long.
+_PAGE_BYTES: Final = 16 * 1024
+_CHECKPOINT_BYTES: Final = 16 * 1024 * 1024
 #: Readers that overlap all the time keep the write-ahead log growing; beyond this size they are waited for.
 _MAX_WAL_BYTES: Final = 64 * 1024 * 1024
-#: What a commit adds to the write-ahead log beside its data: about four pages.
-_COMMIT_OVERHEAD_BYTES: Final = 4 * 4096
+#: What a commit adds to the write-ahead log beside its data.
+_COMMIT_OVERHEAD_PAGES: Final = 3
 _IDLE_READERS: Final = 8
 _POLL_SECONDS: Final = 0.01
 
@@ -112,6 +115,7 @@ class SqliteStore(SegmentStore):
             if not is_prepared:
                 self._prepare()
             self._writer = self._connect()
+            (self._page_bytes,) = self._writer.execute("PRAGMA page_size").fetchone()
             opened.pop_all()  # nothing failed: all stays open
         self._fair_lock = FairLock(f"{self._path}.fair")
         self._commits: GroupCommit[sqlite3.Connection] = GroupCommit(self._execute)
@@ -295,7 +299,8 @@ class SqliteStore(SegmentStore):
                 step.settle()
             else:
                 step.fail(failure.translated(self._path))
-        self._bytes_since_checkpoint += sum(step.weight for step in steps) + _COMMIT_OVERHEAD_BYTES
+        self._bytes_since_checkpoint += sum(step.weight for step in steps)
+        self._bytes_since_checkpoint += _COMMIT_OVERHEAD_PAGES * self._page_bytes
 
     def _roll_back(self) -> None:
         try:
@@ -311,7 +316,7 @@ class SqliteStore(SegmentStore):
         self._bytes_since_checkpoint = 0
         try:
             _, pages, _ = self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            if pages * 4096 > _MAX_WAL_BYTES:
+            if pages * self._page_bytes > _MAX_WAL_BYTES:
                 self._writer.execute("PRAGMA busy_timeout = 100")
                 self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         except sqlite3.Error:
@@ -319,8 +324,8 @@ class SqliteStore(SegmentStore):
         finally:
             self._writer.execute(f"PRAGMA busy_timeout = {int(self._write_timeout * 1000)}")
 
-    def _reclaim(self, garbage: sqlite_steps.Garbage) -> None:
-        """Free the chunks that nothing refers to any more, in portions, so that other writers get in between."""
+    def _reclaim(self, garbage: Garbage) -> None:
+        """Free the extents that belong to nothing any more, in portions, so that other writers get in between."""
         try:
             while garbage.is_more:
                 garbage = self._write(garbage.collect)
@@ -397,20 +402,23 @@ class SqliteStore(SegmentStore):
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA fullfsync = 1")  # macOS: reach the disk, not only its cache
         connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("PRAGMA secure_delete = 0")  # some systems overwrite what is freed: as much again to write
         return connection
 
     def _prepare(self) -> None:
-        """Make a new file a store. Nobody uses it meanwhile: who finds it like this comes here first, one by one."""
+        """Make the file a store of this format. Who finds it otherwise comes here before using it, one by one."""
         with self._gate.held(self._write_timeout), closing(self._connect()) as connection:
             if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
                 # Not yet with a write-ahead log, so that the file's own first page says what it is from the start.
-                connection.execute("BEGIN IMMEDIATE")
-                for statement in sqlite_steps.SCHEMA:
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {FORMAT}")
-                connection.execute("COMMIT")
+                connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+                _make(connection, sqlite_steps.SCHEMA)
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            _check_version(version, self._path)
+            if version < FORMAT:
+                _make(connection, sqlite_extents.MIGRATION)
             (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+            # So that the file itself says its format, which older releases look at.
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         if mode != "wal":
             raise UnsupportedError("the file system does not allow a write-ahead log; take another", path=self._path)
 
@@ -488,11 +496,25 @@ def _check_header(header: bytes, path: str) -> bool:
     if int.from_bytes(header[68:72], "big") != APPLICATION_ID:
         raise CorruptStoreError("the SQLite file belongs to another application; name another file", path=path)
     version = int.from_bytes(header[60:64], "big")
-    if version != FORMAT:
+    _check_version(version, path)
+    return version == FORMAT and header[18:20] == b"\2\2"  # it has a write-ahead log
+
+
+def _check_version(version: int, path: str) -> None:
+    if version > FORMAT:
         raise UnsupportedError(
             "the SQLite file was written by a newer release; update this one", path=path, format=version, known=FORMAT
         )
-    return header[18:20] == b"\2\2"  # it has a write-ahead log
+
+
+def _make(connection: sqlite3.Connection, statements: Sequence[str]) -> None:
+    """Bring the file to the present format, in one step."""
+    connection.execute("BEGIN IMMEDIATE")
+    for statement in statements:
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {FORMAT}")
+    connection.execute("COMMIT")
 
 
 def _size_of(path: str) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from typing import Final, NamedTuple
 
-from ..errors import CorruptStoreError, StoreFullError
+from ..errors import StoreFullError
 from ..store import ANY, MAX_DELTA_BYTES, Append, Appended, AppendResult, Conflict, SegmentCopy, SegmentInfo
+from . import sqlite_extents
 from .contract import (
     are_new,
     check_copy,
@@ -19,26 +20,17 @@ from .contract import (
     not_found,
     sealed,
 )
-
-# A chunk is found by one integer: its segment's number, then the offset of its first byte.
-_OFFSET_BITS: Final = 40
-_MAX_SEGMENT_BYTES: Final = 1 << _OFFSET_BITS
-_MAX_SEGMENTS: Final = 1 << (63 - _OFFSET_BITS)
-#: Reading is fastest from chunks of this size; the middle of a larger blob is reached through a list of pages.
-_CHUNK_BYTES: Final = 64 * 1024
+from .sqlite_extents import MAX_SEGMENT_BYTES, MAX_SEGMENTS, Garbage
 
 SCHEMA: Final = (
     # AUTOINCREMENT: the number of a segment is never used again. The row of a deleted one stays.
     "CREATE TABLE segment (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE NOT NULL,"
     " start_offset INTEGER NOT NULL DEFAULT 0, length INTEGER NOT NULL DEFAULT 0,"
     " sealed INTEGER NOT NULL DEFAULT 0, deleted INTEGER NOT NULL DEFAULT 0)",
-    "CREATE TABLE chunk (key INTEGER PRIMARY KEY, data BLOB NOT NULL)",
+    *sqlite_extents.SCHEMA,
     "CREATE TABLE attribute (segment INTEGER NOT NULL, name TEXT NOT NULL, value BLOB NOT NULL,"
     " PRIMARY KEY (segment, name)) WITHOUT ROWID",
 )
-
-#: How many chunks one step frees at most.
-_RECLAIM_CHUNKS: Final = 1000
 
 
 class _Row(NamedTuple):
@@ -106,8 +98,8 @@ def _deleted(connection: sqlite3.Connection, segment: str) -> bool | None:
 
 def _check_numbers_left(connection: sqlite3.Connection, count: int) -> None:
     (last,) = connection.execute("SELECT max(id) FROM segment").fetchone()
-    if (last or 0) + count >= _MAX_SEGMENTS:
-        raise StoreFullError("the file has no number left for another segment; begin a new one", limit=_MAX_SEGMENTS)
+    if (last or 0) + count >= MAX_SEGMENTS:
+        raise StoreFullError("the file has no number left for another segment; begin a new one", limit=MAX_SEGMENTS)
 
 
 def append(connection: sqlite3.Connection, append: Append) -> AppendResult:
@@ -132,9 +124,7 @@ def concat(connection: sqlite3.Connection, append: Append, source: str) -> Appen
     row = _match(connection, append, size)
     if isinstance(row, Conflict):
         return row
-    _copy_chunks(
-        connection, _key(copied.id, copied.start_offset), _key(copied.id, copied.length), _key(row.id, row.length)
-    )
+    sqlite_extents.copy(connection, copied.id, copied.start_offset, copied.length, row.id, row.length)
     return _append(connection, append, row, size)
 
 
@@ -152,7 +142,7 @@ def copy_segments(connection: sqlite3.Connection, copies: Sequence[SegmentCopy])
             (each.segment, each.start, each.end),
         ).lastrowid
         assert made is not None
-        _copy_chunks(connection, _key(source.id, each.start), _key(source.id, each.end), _key(made, each.start))
+        sqlite_extents.copy(connection, source.id, each.start, each.end, made, each.start)
     return True
 
 
@@ -166,8 +156,8 @@ def _match(connection: sqlite3.Connection, append: Append, size: int) -> _Row | 
         change.expected is not ANY and change.expected != present[name] for name, change in append.attributes.items()
     ):
         return Conflict(row.length, _delta(connection, row, append.expected_offset), present)
-    if row.length + size > _MAX_SEGMENT_BYTES:
-        raise StoreFullError("the segment is full; seal it", segment=append.segment, limit=_MAX_SEGMENT_BYTES)
+    if row.length + size > MAX_SEGMENT_BYTES:
+        raise StoreFullError("the segment is full; seal it", segment=append.segment, limit=MAX_SEGMENT_BYTES)
     return row
 
 
@@ -176,30 +166,10 @@ def _append(connection: sqlite3.Connection, append: Append, row: _Row, copied: i
     length = row.length + copied + len(append.data)
     if length > row.length:
         connection.execute("UPDATE segment SET length = ? WHERE id = ?", (length, row.id))
-        _insert_chunks(connection, _key(row.id, row.length + copied), append.data)
+        sqlite_extents.insert(connection, row.id, row.length + copied, append.data)
     for name, change in append.attributes.items():
         _change_attribute(connection, row.id, name, change.new)
     return Appended(row.length, length)
-
-
-def _copy_chunks(connection: sqlite3.Connection, start: int, end: int, target: int) -> None:
-    """The bytes of one segment between two keys, to the key ``target``."""
-    chunks = connection.execute(
-        # The first chunk may begin before them, and the last one end behind them.
-        "SELECT max(key, :start) + :shift,"
-        " substr(data, 1 + max(0, :start - key), min(key + length(data), :end) - max(key, :start)) FROM chunk"
-        " WHERE key >= coalesce((SELECT max(key) FROM chunk WHERE key BETWEEN :first AND :start), :start)"
-        " AND key < :end AND key + length(data) > :start",
-        {"start": start, "end": end, "shift": target - start, "first": start & ~(_MAX_SEGMENT_BYTES - 1)},
-    )
-    # An INSERT with this SELECT inside would put it all into a table of its own first.
-    connection.executemany("INSERT INTO chunk VALUES (?, ?)", chunks)
-
-
-def _insert_chunks(connection: sqlite3.Connection, key: int, data: bytes) -> None:
-    view = memoryview(data)
-    for first in range(0, len(data), _CHUNK_BYTES):
-        connection.execute("INSERT INTO chunk VALUES (?, ?)", (key + first, view[first : first + _CHUNK_BYTES]))
 
 
 def _attribute(connection: sqlite3.Connection, segment_id: int, name: str) -> bytes | None:
@@ -219,41 +189,13 @@ def _change_attribute(connection: sqlite3.Connection, segment_id: int, name: str
 def _delta(connection: sqlite3.Connection, row: _Row, expected_offset: int | None) -> bytes:
     if expected_offset is None or not row.start_offset <= expected_offset < row.length:
         return b""
-    return _bytes(connection, row.id, expected_offset, min(row.length, expected_offset + MAX_DELTA_BYTES))
+    return sqlite_extents.read(connection, row.id, expected_offset, min(row.length, expected_offset + MAX_DELTA_BYTES))
 
 
 def read(connection: sqlite3.Connection, segment: str, offset: int, max_bytes: int) -> bytes:
     row = _row(connection, segment)
     check_read(segment, offset, max_bytes, row.start_offset, row.length)
-    return _bytes(connection, row.id, offset, min(row.length, offset + max_bytes))
-
-
-def _bytes(connection: sqlite3.Connection, segment_id: int, offset: int, end: int) -> bytes:
-    """The bytes from ``offset`` up to ``end``, both within the segment."""
-    if offset == end:
-        return b""
-    rows = connection.execute(
-        "SELECT key, data FROM chunk WHERE key >= (SELECT max(key) FROM chunk WHERE key <= ?) AND key < ? ORDER BY key",
-        (_key(segment_id, offset), _key(segment_id, end)),
-    ).fetchall()
-    chunks = [data for _, data in rows]
-    if rows:
-        surplus = rows[-1][0] + len(chunks[-1]) - _key(segment_id, end)
-        if surplus > 0:
-            chunks[-1] = chunks[-1][:-surplus]
-        skipped = _key(segment_id, offset) - rows[0][0]
-        if skipped > 0:
-            chunks[0] = chunks[0][skipped:]
-    data: bytes = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    if len(data) != end - offset:
-        raise CorruptStoreError(
-            "bytes of a segment are missing; restore the file from a backup",
-            segment_id=segment_id,
-            offset=offset,
-            expected=end - offset,
-            found=len(data),
-        )
-    return data
+    return sqlite_extents.read(connection, row.id, offset, min(row.length, offset + max_bytes))
 
 
 def seal(connection: sqlite3.Connection, segment: str) -> SegmentInfo:
@@ -269,16 +211,7 @@ def truncate(connection: sqlite3.Connection, segment: str, offset: int) -> Garba
     start = max(offset, row.start_offset)
     if start > row.start_offset:
         connection.execute("UPDATE segment SET start_offset = ? WHERE id = ?", (start, row.id))
-    return Garbage(_key(row.id, 0), _first_key_to_keep(connection, row, start)).collect(connection)
-
-
-def _first_key_to_keep(connection: sqlite3.Connection, row: _Row, start: int) -> int:
-    if start == row.length:
-        return _key(row.id, start)
-    (key,) = connection.execute(
-        "SELECT max(key) FROM chunk WHERE key BETWEEN ? AND ?", (_key(row.id, 0), _key(row.id, start))
-    ).fetchone()
-    return _key(row.id, 0) if key is None else int(key)
+    return sqlite_extents.before(connection, row.id, start).collect(connection)
 
 
 def delete(connection: sqlite3.Connection, segment: str) -> Garbage:
@@ -288,22 +221,7 @@ def delete(connection: sqlite3.Connection, segment: str) -> Garbage:
     (segment_id,) = found
     connection.execute("UPDATE segment SET deleted = 1 WHERE id = ? AND NOT deleted", (segment_id,))
     connection.execute("DELETE FROM attribute WHERE segment = ?", (segment_id,))
-    return Garbage(_key(segment_id, 0), _key(segment_id + 1, 0)).collect(connection)
-
-
-class Garbage(NamedTuple):
-    """Chunks that nothing refers to any more: those with keys from ``first`` up to ``end``."""
-
-    first: int
-    end: int
-    is_more: bool = True
-
-    def collect(self, connection: sqlite3.Connection) -> Garbage:
-        deleted = connection.execute(
-            "DELETE FROM chunk WHERE key IN (SELECT key FROM chunk WHERE key >= ? AND key < ? ORDER BY key LIMIT ?)",
-            (self.first, self.end, _RECLAIM_CHUNKS),
-        ).rowcount
-        return self._replace(is_more=deleted == _RECLAIM_CHUNKS)
+    return sqlite_extents.all_of(segment_id).collect(connection)
 
 
 def changed(connection: sqlite3.Connection, names: Sequence[str], known: Mapping[str, int]) -> set[str]:
@@ -313,7 +231,3 @@ def changed(connection: sqlite3.Connection, names: Sequence[str], known: Mapping
     if len(rows) < len(names):
         raise not_found(min(set(names) - {name for name, _, _ in rows}))
     return {name for name, length, is_over in rows if is_over or length != known[name]}
-
-
-def _key(segment_id: int, offset: int) -> int:
-    return (segment_id << _OFFSET_BITS) + offset

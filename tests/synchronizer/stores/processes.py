@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from synchronizer.store import Appended, Conflict
+from synchronizer.store import Appended, Conflict, SegmentCopy
 from synchronizer.stores import open_store
 from synchronizer.stores.file_lock import Gate
 
@@ -67,6 +68,36 @@ def append_until_killed(connection: Connection, path: Path, number: int) -> None
             assert isinstance(store.append("s", b"%03d:%07d;" % (number, count)), Appended)
             connection.send(count)
             count += 1
+
+
+def open_when_told(connection: Connection, path: Path) -> None:
+    """Open a file of the first format, use it, and answer with what a segment of it holds."""
+    connection.send("ready")
+    connection.recv()
+    with open_store(f"sqlite:///{path}") as store:
+        store.append("shop/small", bytes(100_000))
+        connection.send(store.read("shop/large", 1000, 1 << 20))
+
+
+def copy_until_killed(connection: Connection, path: Path, number: int) -> None:
+    """Stage, concatenate, copy, truncate and delete for ever; tell each turn after it was acknowledged."""
+    with open_store(f"sqlite:///{path}") as store:
+        turn = 0
+        while True:
+            staged, copied, unique = f"staged-{number}-{turn}", f"copied-{number}-{turn}", secrets.token_bytes(8)
+            store.create(staged)
+            store.append(staged, unique * 25_000)
+            store.seal(staged)
+            store.concat("s", staged)
+            store.copy_segments([SegmentCopy(staged, copied, 100, 190_000)])
+            store.delete(staged)
+            store.truncate(
+                "s", max(store.info("s").start_offset, store.info("s").length - 1_000_000) // 200_000 * 200_000
+            )
+            assert store.read(copied, 100, 1 << 20) == (unique * 25_000)[100:190_000]
+            store.delete(copied)
+            connection.send(turn)
+            turn += 1
 
 
 def append_when_told(connection: Connection, path: Path) -> None:

@@ -21,12 +21,14 @@ from synchronizer.stores.notify import FileWatch, can_watch
 from synchronizer.stores.sqlite import SqliteStore
 from synchronizer.testing import ManualClock
 
+from .extents import check_extents
 from .processes import (
     LONG,
     RECORD,
     append_until_killed,
     append_when_told,
     contend,
+    copy_until_killed,
     hold_the_gate,
     receive,
     running,
@@ -189,3 +191,33 @@ def test_a_store_can_be_opened_and_read_while_a_writer_is_stopped(path: Path) ->
         store = SqliteStore(str(path), write_timeout=0.2)
         assert store.read("s", 0, 1) == b""
         store.close()
+
+
+def test_the_kill_of_those_who_copy_leaves_no_bytes_and_loses_none(path: Path) -> None:
+    for number in range(3):
+        with ExitStack() as processes:
+            copiers = [processes.enter_context(running(copy_until_killed, path, 2 * number + each)) for each in (0, 1)]
+            for _, connection in copiers:
+                while receive(connection) < 2 + number:
+                    pass
+            for process, _ in copiers:
+                process.kill()
+    with open_store(f"sqlite:///{path}") as store:
+        info = store.info("s")
+        for start in range(info.start_offset, info.length, 200_000):
+            data = store.read("s", start, 200_000)
+            assert data == data[:8] * 25_000
+        for name in [*store.list()]:
+            store.delete(name)
+        for name in names_of_deleted(path):  # what a deletion that was cut off left behind
+            store.delete(name)
+    with closing(sqlite3.connect(path)) as connection:
+        check_extents(connection)
+        for table in ("extent", "blob", "further"):
+            assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def names_of_deleted(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as connection:
+        return [name for (name,) in connection.execute("SELECT name FROM segment WHERE deleted")]
