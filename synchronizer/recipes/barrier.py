@@ -68,6 +68,7 @@ class Barrier:
         self._threads = threads
         self._lock = threading.Lock()
         self._seats: set[Seat] = set()  # of those here who wait
+        self._left_behind: set[str] = set()  # see `Seat`
         self._closed = False
 
     def wait(self, *, timeout: float | None = None) -> int:
@@ -80,7 +81,14 @@ class Barrier:
         self._check_open()
         deadline = Deadline(self._clock, self.synchronizer.timeout if timeout is None else timeout)
         member = self.party or f"{socket.gethostname()}/{os.getpid()}"
-        seat = Seat(self.synchronizer, member, self._timeout_seconds, changed=lambda: False, threads=self._threads)
+        seat = Seat(
+            self.synchronizer,
+            member,
+            self._timeout_seconds,
+            changed=lambda: False,
+            threads=self._threads,
+            left_behind=self._left_behind,
+        )
         with self._lock:
             self._seats.add(seat)
         try:

@@ -109,6 +109,7 @@ class Lock:
         self._seats: set[Seat] = set()  # of those here who wait or hold
         self._holding: dict[Seat, int] = {}  # the threads that hold
         self._lingering: _Lingering | None = None
+        self._left_behind: set[str] = set()  # see `Seat`
         self._closed = False
 
     def acquire(self, *, timeout: float | None = None) -> HeldLock:
@@ -125,7 +126,12 @@ class Lock:
             )
         deadline = Deadline(self._clock, self.synchronizer.timeout if timeout is None else timeout)
         seat = Seat(
-            self.synchronizer, self.owner, self._timeout_seconds, changed=self._end_lingering, threads=self._threads
+            self.synchronizer,
+            self.owner,
+            self._timeout_seconds,
+            changed=self._end_lingering,
+            threads=self._threads,
+            left_behind=self._left_behind,
         )
         with self._lock:
             self._seats.add(seat)

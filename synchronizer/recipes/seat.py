@@ -47,6 +47,9 @@ class Seat:
 
     ``changed`` is called after each round of the work, in its thread, and when the seat is lost or given up. It answers
     whether it is to be called again soon, also where the seat is lost. Threads may share a seat.
+
+    ``left_behind``, which several seats may share, are the leases of stays that this process could not end, or of which
+    it did not hear whether they began. Whoever takes or gives up a seat ends these as well.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Seat:
         *,
         changed: Callable[[], bool],
         threads: bool,
+        left_behind: set[str] | None = None,
     ) -> None:
         if not 0 < len(member) <= MAX_MEMBER_LENGTH:
             raise InvalidArgumentError("the id of a member has 1 to 250 characters", member=member)
@@ -70,7 +74,7 @@ class Seat:
         self.wanted = False
         self._lock = threading.Lock()
         self._lease: Lease | None = None  # of the present stay
-        self._doubtful: set[str] = set()  # leases of stays that may have begun, and are not wanted
+        self._left_behind = set() if left_behind is None else left_behind
         self._deaths = DeathWatch(self._clock)
         self._holders: tuple[tuple[Member, ...], Mapping[str, Member]] = ((), {})  # of the members seen last
         self._complaints: dict[str, str] = {}  # what was logged last, of each part of the work that fails
@@ -138,13 +142,14 @@ class Seat:
             return False
         synchronizer = self._synchronizer
         lease = Lease(synchronizer.store, synchronizer.segment, secrets.token_hex(8), self._clock)
+        left_behind = {*self._left_behind}
 
         def join(state: Members) -> Proposal[Members, bool]:
-            doubtful = [each for each in state.members if each.lease in self._doubtful]
-            others = [each for each in state.members if each.member == self.member and each not in doubtful]
+            own = [each for each in state.members if each.lease in left_behind]
+            others = [each for each in state.members if each.member == self.member and each not in own]
             if others and namesake == "wins":
                 return Proposal((), False)
-            gone = doubtful if namesake == "stays" else [*doubtful, *others]
+            gone = own if namesake == "stays" else [*own, *others]
             updates: list[Update[Members]] = [
                 Leave(member=each.member, lease=each.lease, cause="replaced") for each in gone
             ]
@@ -163,16 +168,16 @@ class Seat:
                 self.wanted = False
                 return False
         except OutcomeUnknownError:
-            self._doubtful.add(lease.name)
+            self._left_behind.add(lease.name)
             raise
-        self._doubtful.clear()
+        self._left_behind -= left_behind  # what was on its way cannot arrive any more
         self._complaints.clear()
         lease.begin(sent_at, synchronizer.state.timeout_seconds)
         with self._lock:
             if self.wanted:
                 self._lease = lease
             else:
-                self._doubtful.add(lease.name)
+                self._left_behind.add(lease.name)
         if not self.wanted:
             self.give_up_or_warn()
             return False
@@ -196,6 +201,7 @@ class Seat:
         leases = self._withdraw()
         try:
             if leases and self._complaints.keys() & {"renew", "wait"}:
+                self._left_behind.update(leases)
                 raise StoreUnavailableError("the store does not answer")
             if leases:
                 self._leave(leases, ASK_SECONDS)
@@ -209,7 +215,7 @@ class Seat:
         with self._lock:
             self.wanted = False
             lease, self._lease = self._lease, None
-            leases = {*self._doubtful}
+            leases = {*self._left_behind}
         self._wake.set()
         self.tell()
         if lease is not None and not lease.lost:
@@ -227,7 +233,10 @@ class Seat:
             gone = self._synchronizer.update_state_with_attributes(leave, timeout=timeout)
         except NotFoundError:  # the state was deleted, and the members with it
             return ()
-        self._doubtful.difference_update(each.lease for each in gone)
+        except ReaderGroupError:
+            self._left_behind.update(leases)
+            raise
+        self._left_behind.difference_update(each.lease for each in gone)
         return gone
 
     def wait_until(self, condition: Callable[[], bool], deadline: Deadline) -> bool:

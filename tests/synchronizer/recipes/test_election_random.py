@@ -53,8 +53,9 @@ class History:
             self.world.clock.advance(self.rng.choice([0.1, 1.0, 3.0]))
         if self.rng.random() < 0.1:
             self.act()
-        if self.rng.random() < 0.03 and operation.verb == "append":
-            self.rng.choice([self.stores[election].lose_answers, self.stores[election].lose_requests])()
+        store = self.stores[election]
+        if self.rng.random() < 0.03 and operation.verb == "append" and not store.unavailable:  # else they add up
+            self.rng.choice([store.lose_answers, store.lose_requests])()
         self.check()
 
     def act(self) -> None:
