@@ -13,7 +13,7 @@ import logging
 import os
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, takewhile
 from typing import Any, Final
@@ -63,12 +63,19 @@ _IDLE_LOCK_SESSIONS: Final = 2
 _MAX_OFFSET: Final = 2**63 - 1
 _OLDEST_SERVER: Final = 130000
 
+
+def _numbered(statement: str) -> str:
+    """A statement as `Connection.plain_rows` takes it."""
+    first, *rest = statement.split("%s")
+    return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
+
+
 _APPEND: Final = "SELECT * FROM {schema}.append(%s::text, %s::bytea, %s::text, %s::bigint, "
 #: So many attributes go to the server one by one, which makes the arrays of them in a tenth of the driver's time.
 _FEW_ATTRIBUTES: Final = 4
 _SIDES: Final = ("text", "bytea", "boolean", "bytea")  # of an attribute: name, expectation, whether any will do, value
-_APPENDS: Final = [_APPEND + "NULL, NULL, NULL, NULL)"] + [
-    _APPEND + ", ".join(f"ARRAY[{', '.join(['%s'] * count)}]::{kind}[]" for kind in _SIDES) + ")"
+_APPENDS: Final = [_numbered(_APPEND + "NULL, NULL, NULL, NULL)")] + [
+    _numbered(_APPEND + ", ".join(f"ARRAY[{', '.join(['%s'] * count)}]::{kind}[]" for kind in _SIDES) + ")")
     for count in range(1, _FEW_ATTRIBUTES + 1)
 ]
 _APPEND_MANY: Final = _APPEND + ", ".join(f"%s::{kind}[]" for kind in _SIDES) + ")"
@@ -348,6 +355,7 @@ class PostgresStore(SegmentStore):
         parameters: Sequence[Any] | Mapping[str, Any],
         *,
         is_append: bool = False,
+        ask: Callable[[Connection, str, Any], Sequence[tuple[Any, ...]]] = Connection.rows,
         seconds: float | None = None,
     ) -> Sequence[tuple[Any, ...]]:
         """The rows that one statement returns: one round trip, and one transaction of its own.
@@ -358,9 +366,9 @@ class PostgresStore(SegmentStore):
         connection = self._connections.take()
         try:
             if seconds is None:
-                return connection.rows(self._filled(statement), parameters)
+                return ask(connection, self._filled(statement), parameters)
             with _longer(connection, seconds):
-                return connection.rows(self._filled(statement), parameters)
+                return ask(connection, self._filled(statement), parameters)
         except psycopg.Error as error:
             if is_append and not is_settled(connection, error):
                 raise unknown(error, self.url) from error
@@ -384,18 +392,17 @@ class PostgresStore(SegmentStore):
         changes: Mapping[str, AttributeChange],
     ) -> AppendResult:
         names = sorted(changes)
-        statement = _APPENDS[0]
-        columns: tuple[Any, ...] = ()
-        if names:
-            columns = _columns(names, changes)
-            statement = _APPEND_MANY
-            if len(names) <= _FEW_ATTRIBUTES:
-                statement, columns = _APPENDS[len(names)], tuple(chain.from_iterable(columns))
+        columns = _columns(names, changes)
+        statement = _APPEND_MANY
+        is_plain = len(names) <= _FEW_ATTRIBUTES
+        if is_plain:
+            statement, columns = _APPENDS[len(names)], tuple(chain.from_iterable(columns))
         try:
             ((outcome, length, size, delta, present),) = self._call(
                 statement,
                 (segment, data, source, _bounded(expected_offset), *columns),
                 is_append=True,
+                ask=Connection.plain_rows if is_plain else Connection.rows,
                 seconds=_COPY_SECONDS if source else None,
             )
         except OutcomeUnknownError as error:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import queue
 import re
 import select
+import struct
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
+from psycopg import generators, pq
 from psycopg.abc import PQGen
+from psycopg.adapt import Transformer
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.errors import error_from_result
+from psycopg.pq.abc import PGresult
 
 from ..clock import Deadline, SystemClock
 from ..errors import (
@@ -26,6 +31,8 @@ from ..errors import (
 )
 
 T = TypeVar("T")
+#: What `Connection.plain_rows` sends.
+Plain = str | bytes | int | bool | None
 
 _DEFAULT_SCHEMA: Final = "readergroup"
 _SCHEMA_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
@@ -43,6 +50,8 @@ _SECRETS: Final = frozenset({"password", "sslpassword", "oauth_client_secret"})
 #: How much longer than the server the client waits before it cuts the connection.
 _GRACE_SECONDS: Final = 5.0
 _MAX_IDLE_SECONDS: Final = 600.0
+_BOOLEANS: Final = (b"\0", b"\1")
+_BIGINT: Final = struct.Struct("!q")
 # These waits are for a server, which no clock of a test can move.
 _CLOCK: Final = SystemClock()
 
@@ -132,6 +141,11 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     _poll: select.poll | None = None
     _cursor: psycopg.Cursor[tuple[Any, ...]] | None = None
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._plain_names: dict[str, bytes] = {}  # by the statements that were prepared
+        self._plain_reader = Transformer(self)
+
     def rows(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Sequence[tuple[Any, ...]]:
         """What a statement returns, in the binary format. One cursor serves all: to make one takes its time."""
         if self._cursor is None:
@@ -140,6 +154,42 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         if len(rows) > 1:
             self._cursor = None  # it would keep the rows until the next call
         return rows
+
+    def plain_rows(self, statement: str, values: Iterable[Plain]) -> Sequence[tuple[Any, ...]]:
+        """The same where the places of the values are $1, $2 and so on, and an integer is a bigint.
+
+        It takes a fraction of the driver's time, which goes into choosing types and statements by the values.
+        """
+        sent = [_binary(value) for value in values]
+        formats = [pq.Format.BINARY] * len(sent)
+        if self.prepare_threshold is None:
+            self.pgconn.send_query_params(statement.encode(), sent, None, formats, pq.Format.BINARY)
+        else:
+            self.pgconn.send_query_prepared(self._plain_name(statement), sent, formats, pq.Format.BINARY)
+        result = self._plain_result(pq.ExecStatus.TUPLES_OK)
+        self._plain_reader.set_pgresult(result)
+        return self._plain_reader.load_rows(0, result.ntuples, tuple)
+
+    def _plain_name(self, statement: str) -> bytes:
+        name = self._plain_names.get(statement)
+        if name is None:
+            name = b"readergroup_%d" % len(self._plain_names)
+            self.pgconn.send_prepare(name, statement.encode())
+            self._plain_result(pq.ExecStatus.COMMAND_OK)
+            self._plain_names[statement] = name
+        return name
+
+    def _deallocate(self, name: bytes | None) -> PQGen[None]:
+        if name is None:  # psycopg gives up all prepared statements, as after a rollback
+            self._plain_names.clear()
+        return super()._deallocate(name)
+
+    def _plain_result(self, expected: pq.ExecStatus) -> PGresult:
+        result: PGresult
+        (result,) = self.wait(generators.execute(self.pgconn))
+        if result.status != expected:
+            raise error_from_result(result)
+        return result
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         if not self.call_timeout:
@@ -158,6 +208,14 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             self._poll = select.poll()
             self._poll.register(self.pgconn.socket, select.POLLIN)
         return bool(self._poll.poll(0))
+
+
+def _binary(value: Plain) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    return _BOOLEANS[value] if isinstance(value, bool) else _BIGINT.pack(value)
 
 
 def _bounded(gen: PQGen[T], deadline: Deadline) -> PQGen[T]:
