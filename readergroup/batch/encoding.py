@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 import msgpack
 import numpy
@@ -12,7 +13,9 @@ import pyarrow.compute
 from numpy.typing import NDArray
 
 from ..streams.block import MAX_BLOCK_BYTES, are_few_keys, encode_packed_block
-from ..streams.gathering import BATCH_BYTES
+
+#: What goes into a segment in one append, for each of which the store waits for its disk.
+BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
 class ArrowBatch:
@@ -45,7 +48,7 @@ class ArrowBatch:
 def batches_by_segment(
     events: pyarrow.BinaryArray, keys: pyarrow.StringArray | None, segment_of: Callable[[str | None], int]
 ) -> Iterator[ArrowBatch]:
-    """The events, none of which is null, in batches of about a megabyte, each for the segment of its routing keys.
+    """The events, none of which is null, in batches of some megabytes, each for the segment of its routing keys.
 
     Those of a segment are in the order in which they are here.
     """

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import readergroup as rg
-from readergroup.batch.encoding import batches_by_segment
+from readergroup.batch.encoding import BATCH_BYTES, batches_by_segment
 from readergroup.streams.block import MAX_BLOCK_BYTES, Block, parse_blocks
-from readergroup.streams.gathering import BATCH_BYTES
 from readergroup.streams.transaction import Transactions
 
 STREAM = "shop/orders"
