@@ -190,7 +190,10 @@ class EventProcessor(EventQueue):
             self._error = error
             _logger.error("%s: no more events are handled here: %s", self.name, error)
         finally:
-            self._leave()
+            if failures:  # the store does not answer: what was handled since the position was stored last comes again
+                _logger.warning("%s: the turn is not given up, and runs out", self.name)
+            else:
+                self._leave()
             self._stopped.set()
 
     def _wait(self, due: float) -> None:

@@ -725,8 +725,11 @@ class TestThreads:
             store.unavailable = False
             processor.add(b"0001")
             processor.drain(timeout=LONG)
+            assert caplog.text.count("does not answer") == 1
+            store.unavailable = True
+            eventually(lambda: caplog.text.count("does not answer") == 2, "it is told again")
         assert handler.handled == numbers(2)
-        assert caplog.text.count("does not answer") == 1
+        assert "the turn is not given up, and runs out" in caplog.text
 
     @pytest.mark.parametrize("error", [ValueError, SystemExit])
     def test_what_it_stopped_with_is_raised_where_it_is_waited_for(
