@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from synchronizer import InvalidArgumentError, SegmentStore, TruncatedError
+from synchronizer import SegmentStore, TruncatedError
 
-from .errors import CorruptDataError
 from .event import EventBatch, Part
 from .liveness import Held
 from .streams.block import Block
@@ -17,31 +16,6 @@ from .streams.segment_reader import SegmentReader
 from .streams.serializers import Serializer
 
 T = TypeVar("T")
-
-
-def check_offset(store: SegmentStore, segment: SegmentId, incarnation: str, offset: int) -> None:
-    """Refuse an offset that a reader could not start at: beyond the end of the segment, or inside an event.
-
-    One whose data was truncated is good: its reader is told.
-    """
-    if offset < 0:
-        raise InvalidArgumentError("an offset is not negative", segment=segment, offset=offset)
-    data = data_segment(segment, incarnation)
-    length = store.info(data).length
-    if offset > length:
-        raise InvalidArgumentError(
-            "the offset lies beyond the end of the segment", segment=segment, offset=offset, length=length
-        )
-    try:
-        SegmentReader(store, data, offset).next_block()
-    except TruncatedError:
-        return
-    except CorruptDataError as error:
-        raise InvalidArgumentError(
-            "no event starts at this offset; take offsets only from events, positions and cuts",
-            segment=segment,
-            offset=offset,
-        ) from error
 
 
 class Source(Generic[T]):

@@ -11,7 +11,6 @@ from synchronizer import Deadline, InvalidArgumentError, Map
 from .batch.times import cut_at
 from .checkpoint import Checkpoint
 from .config import ReaderGroupConfig, Start
-from .source import check_offset
 from .state import FollowedStream, ReaderGroupState, SegmentState
 from .state_manager import ReaderGroupStateManager
 from .streams.config import SegmentId, StreamCut
@@ -29,7 +28,7 @@ def initial_state(config: ReaderGroupConfig, streams: StreamManager) -> ReaderGr
     segments: dict[SegmentId, SegmentState] = {}
     for stream in config.streams:
         metadata = streams.fetch_state(stream)
-        start = _cut(streams, metadata, config.start.get(stream, "head"))
+        start = streams.resolve(metadata, config.start.get(stream, "head"))
         end = config.end.get(stream)
         segments.update(_segments(metadata, start, end))
         ended = metadata.sealed or end is not None
@@ -47,7 +46,7 @@ def reset(manager: ReaderGroupStateManager, to: Place, *, timeout: float | None 
     for stream, place in places.items():
         metadata = streams.fetch_state(stream, timeout=deadline.remaining())
         end = config.end.get(stream)
-        segments = _segments(metadata, _cut(streams, metadata, place), end)
+        segments = _segments(metadata, streams.resolve(metadata, place, timeout=deadline.remaining()), end)
         ended = metadata.sealed or end is not None
         update = ResetStream(stream=stream, epoch=metadata.epoch, ended=ended, segments=segments, partial=partial)
         resets.append((update, metadata))
@@ -66,18 +65,6 @@ def _places(streams: StreamManager, config: ReaderGroupConfig, to: Place, deadli
         if stream not in config.streams:
             raise InvalidArgumentError("the group does not read this stream", stream=stream)
     return dict(cuts)
-
-
-def _cut(streams: StreamManager, metadata: StreamState, start: Start) -> StreamCut:
-    """The cut that this means now, which readers can go on from."""
-    if start == "head":
-        return metadata.head_cut
-    if start == "tail":
-        return streams.tail_cut(metadata)
-    metadata.check_cut(start)
-    for segment, offset in start.offsets.items():
-        check_offset(streams.store, segment, metadata.incarnation, offset)
-    return start
 
 
 def _segments(metadata: StreamState, start: StreamCut, end: StreamCut | None) -> Mapping[SegmentId, SegmentState]:

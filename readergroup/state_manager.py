@@ -25,10 +25,10 @@ from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 from . import balance
 from .errors import ReaderNotInGroupError
 from .liveness import Held, Positions, current_offsets
-from .source import check_offset
 from .state import ReaderGroupState, ReaderState, SegmentState
 from .streams.config import KeyRange, SegmentId, number_of, stream_of
 from .streams.manager import StreamManager
+from .streams.places import check_offset
 from .streams.state import StreamState
 from .updates import (
     AddEpoch,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from synchronizer import InvalidArgumentError, SegmentStore, TruncatedError
 
-from ..source import check_offset
 from ..streams.block import MAX_BLOCK_BYTES
 from ..streams.boundaries import next_boundary
 from ..streams.config import StreamCut, number_of
 from ..streams.manager import StreamManager
+from ..streams.places import Place
 from ..streams.serializers import BytesSerializer, Serializer
 from ..streams.state import StreamState
 from .ranges import SegmentRange, with_successors
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 T = TypeVar("T")
-
-Place = StreamCut | Literal["head", "tail"]
 
 
 class BatchClient:
@@ -53,8 +51,8 @@ class BatchClient:
         if max_bytes is not None and max_bytes < 1:
             raise InvalidArgumentError("a range has at least one byte", max_bytes=max_bytes)
         state = self._streams.fetch_state(stream, timeout=timeout)
-        first = self._cut(state, start, timeout)
-        last = self._cut(state, end, timeout)
+        first = self._streams.resolve(state, start, timeout=timeout)
+        last = self._streams.resolve(state, end, timeout=timeout)
         ranges = self.ranges_between(state, first, last, timeout=timeout)
         return ranges if max_bytes is None else [part for each in ranges for part in self.divide(each, max_bytes)]
 
@@ -164,16 +162,6 @@ class BatchClient:
         return RecordBatches(self._store, segment_range, columns)
 
     # ------------------------------------------------------------------ inside
-
-    def _cut(self, state: StreamState, place: Place, timeout: float | None) -> StreamCut:
-        if place == "head":
-            return state.head_cut
-        if place == "tail":
-            return self._streams.tail_cut(state, timeout=timeout)
-        state.check_cut(place)
-        for segment, offset in place.offsets.items():
-            check_offset(self._store, segment, state.incarnation, offset)
-        return place
 
     def _boundary(self, within: SegmentRange, offset: int) -> int:
         """The first end of a block in the range at or after ``offset``, or the end of the range."""

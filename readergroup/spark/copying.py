@@ -26,7 +26,6 @@ from ..streams.config import StreamInfo
 from ..streams.copying import (
     CopyPart,
     OnProgress,
-    Place,
     begin_copy,
     copied_bytes,
     copy_part,
@@ -34,6 +33,7 @@ from ..streams.copying import (
     publish_copy,
     told_what_is_gone,
 )
+from ..streams.places import Place
 from .connection import check_address, client_of, patience_of
 from .planning import packed
 from .source import is_on_one_host

@@ -16,8 +16,8 @@ from pyspark.sql.types import StructType
 from synchronizer import InvalidArgumentError, TruncatedError
 
 from ..client import Client
-from ..source import check_offset
 from ..streams.config import StreamCut, number_of
+from ..streams.places import check_offset
 from ..streams.state import StreamState
 from .connection import client_of, patience_of
 from .options import Place, ReadOptions

@@ -44,6 +44,7 @@ from synchronizer import (
 from ..errors import CorruptDataError, StreamExistsError
 from .block import Block, Buffer, encode_block
 from .config import Record, StreamCut, StreamInfo, check_stream_name, data_segment, number_of, segment_id
+from .places import Place
 from .segment_reader import SegmentReader, block_start
 from .state import BeginCopy, Origin, PublishCopy, StreamState
 
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from .manager import StreamManager
 
 By = Literal["segments", "events"]
-Place = StreamCut | Literal["head", "tail"]
 #: Called with the bytes that are copied, and with those of the whole copy, as they lie in the source.
 OnProgress = Callable[[int, int], object]
 
@@ -183,8 +183,8 @@ def _check_continues(found: StreamState, is_of: Origin, by: By | None, start: Pl
 
 def _plan(manager: StreamManager, source: str, by: By | None, start: Place | None, end: Place | None) -> BeginCopy:
     state, tail = _tail(manager, source)
-    first = _cut(manager, state, tail, start or "head")
-    last = _cut(manager, state, tail, end or "tail")
+    first = manager.resolve(state, start or "head", tail=tail)
+    last = manager.resolve(state, end or "tail", tail=tail)
     chosen = by or ("segments" if manager.store.guarantees.server_side_copy else "events")
     if chosen == "segments" and isinstance(end, StreamCut) and not _stands_between_blocks(manager, state, last):
         if by == "segments":
@@ -224,29 +224,6 @@ def _tail(manager: StreamManager, source: str) -> tuple[StreamState, StreamCut]:
             return state, tail
         if deadline.passed:
             raise DeadlineExceededError("transactions kept being committed; nothing was done", stream=source)
-
-
-def _cut(manager: StreamManager, state: StreamState, tail: StreamCut, place: Place) -> StreamCut:
-    if place == "head":
-        return state.head_cut
-    if place == "tail":
-        return tail
-    if not isinstance(place, StreamCut):
-        raise InvalidArgumentError("a place in a stream is a StreamCut, 'head' or 'tail'", place=place)
-    for number, offset in state.check_cut(place).items():
-        _check_event_starts(manager, state.data_segment(number), offset)
-    return place
-
-
-def _check_event_starts(manager: StreamManager, segment: str, offset: int) -> None:
-    try:
-        _patience(manager).call(SegmentReader(manager.store, segment, offset).next_block)
-    except CorruptDataError as error:
-        raise InvalidArgumentError(
-            "no event starts at this offset; take offsets only from events, positions and cuts",
-            segment=segment,
-            offset=offset,
-        ) from error
 
 
 def _stands_between_blocks(manager: StreamManager, state: StreamState, cut: StreamCut) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from synchronizer import (
@@ -43,9 +44,10 @@ from .config import (
     check_stream_name,
     staging_prefix,
 )
-from .copying import By, OnProgress, Place, copy_stream
+from .copying import By, OnProgress, copy_stream
 from .deletions import Deletion, Deletions
 from .merging import Merge
+from .places import Place, check_offset
 from .segment_reader import block_start
 from .state import (
     STREAM_UPDATES,
@@ -161,9 +163,8 @@ class StreamManager:
         """
         deadline = self._deadline(timeout)
         state = self.fetch_state(name, timeout=deadline.remaining())
+        self.resolve(state, cut, timeout=deadline.remaining())
         offsets = state.check_cut(cut)
-        for number, offset in offsets.items():
-            self._check_offset(state, number, offset, deadline)
         at = self.clock.time()
 
         def move_head(now: StreamState) -> Iterable[Update[StreamState]]:
@@ -300,6 +301,22 @@ class StreamManager:
         """Where the data of the newest epoch in ``state`` ends now."""
         return state.cut(self.segment_lengths(state, state.current, timeout=timeout))
 
+    def resolve(
+        self, state: StreamState, place: Place, *, tail: StreamCut | None = None, timeout: float | None = None
+    ) -> StreamCut:
+        """The cut that ``place`` means: ``tail`` or the present one, or a cut that a reader can start at."""
+        deadline = self._deadline(timeout)
+        if place == "head":
+            return state.head_cut
+        if place == "tail":
+            return tail or self.tail_cut(state, timeout=deadline.remaining())
+        if not isinstance(place, StreamCut):
+            raise InvalidArgumentError("a place in a stream is a StreamCut, 'head' or 'tail'", place=place)
+        patience = self._patience(deadline)
+        for number, offset in state.check_cut(place).items():
+            patience.call(partial(check_offset, self.store, state.segment(number), state.incarnation, offset))
+        return place
+
     def delete_staged(
         self, prefix: str, is_given_up: Callable[[StagedName], bool], *, timeout: float | None = None
     ) -> None:
@@ -426,21 +443,6 @@ class StreamManager:
         return now
 
     # ------------------------------------------------------------------ data
-
-    def _check_offset(self, state: StreamState, number: int, offset: int, deadline: Deadline) -> None:
-        """Refuse an offset that is beyond the end of the segment, or that is no event's."""
-        segment = state.data_segment(number)
-        patience = self._patience(deadline)
-        info = self._segment_info(segment, patience)
-        if offset > info.length:
-            raise InvalidArgumentError(
-                "the cut lies beyond the end of the segment",
-                segment=state.segment(number),
-                offset=offset,
-                length=info.length,
-            )
-        if offset > info.start_offset:
-            patience.call(lambda: block_start(self.store, segment, offset))
 
     def _truncate_data(self, state: StreamState, deadline: Deadline) -> None:
         patience = self._patience(deadline)
