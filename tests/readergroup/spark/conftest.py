@@ -5,11 +5,13 @@ With ``-n`` these tests do not run: each worker would start a Spark of its own, 
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,22 +52,29 @@ def java(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         environment.delenv("SPARK_HOME", raising=False)
         assert (cache := request.config.cache) is not None
         classes = cache.mkdir("java-classes") / f"spark-{pyspark.__version__}-java-{version}.jsa"
-        if not classes.exists():
-            archive_classes(classes, tmp_path_factory.mktemp("classes"))
         environment.setenv("JAVA_TOOL_OPTIONS", f"{JAVA_OPTIONS} -XX:SharedArchiveFile={classes}")
-        yield
+        with ThreadPoolExecutor(1) as pool:
+            archived = None if classes.exists() else pool.submit(archive_classes, classes, tmp_path_factory.mktemp("c"))
+            yield
+        if archived is not None:
+            archived.result()
 
 
 def archive_classes(path: Path, folder: Path) -> None:
     """Java then starts with the classes that Spark takes, instead of reading each: a driver is there in half the time.
 
-    An archive of another Java, or of another place, is of no use, and Java goes on without it.
+    An archive that is not there yet, or of another Java or another place, is of no use, and Java goes on without it.
     """
     archive = folder / path.name
     driver = [sys.executable, "-m", "tests.readergroup.spark.session", str(folder), str(archive)]
-    done = subprocess.run(driver, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    environment = {**os.environ, "JAVA_TOOL_OPTIONS": JAVA_OPTIONS}
+    done = subprocess.run(
+        driver, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600, env=environment
+    )
     assert archive.exists(), done.stdout  # Java has ended: the output has
-    shutil.move(archive, path)
+    whole = path.with_suffix(".whole")
+    shutil.move(archive, whole)
+    whole.rename(path)  # at once: others are being started
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ def place(client: rg.Client) -> None:
     write(client, range(500, 1000))
 
 
-@pytest.mark.stores("sqlite", "postgresql")
+@pytest.mark.stores("postgresql", "nats")
 def test_a_read_gives_every_event_with_what_is_known_of_it(spark: SparkSession, shared_store_url: str) -> None:
     with rg.connect(shared_store_url) as client:
         place(client)

@@ -7,10 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pyspark
+import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
@@ -30,19 +34,50 @@ def is_killed(module: str, *arguments: object) -> bool:
     return done.returncode == -signal.SIGKILL
 
 
-def test_eight_killed_drivers_are_continued_exactly(spark: SparkSession, tmp_path: Path) -> None:
-    """Three that read, and beside them five that write: they leave one another time. The ninth goes on to the end."""
-    folders = [tmp_path / "reading", tmp_path / "writing"]
-    urls = [f"sqlite:///{folder / 'shop.db'}" for folder in folders]
-    with ThreadPoolExecutor(2) as pool:
-        for done in list(map(pool.submit, (lose_readers, lose_writers), urls, folders)):
-            done.result()
-    assert driver.start(spark, urls[0], folders[0]).awaitTermination(100)
-    assert_in_order(recorded(folders[0]), 500)
-    assert sink_driver.start(spark, urls[1], str(folders[1] / "checkpoint")).awaitTermination(100)
-    with rg.connect(urls[1]) as client:
-        ranges = client.batch.segment_ranges(TARGET)
-        assert_in_order([number(event.raw) for each in ranges for event in client.batch.read(each)], 400)
+class Losing(NamedTuple):
+    """A driver with executors, one of which is killed."""
+
+    process: subprocess.Popen[str]
+    marker: Path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def losing_an_executor(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Losing]:
+    """Runs beside the other tests here, since all of them mostly wait for Java, and is looked at in the last one."""
+    folder = tmp_path_factory.mktemp("cluster")
+    url, marker = f"sqlite:///{folder / 'shop.db'}", folder / "killed"
+    with rg.connect(url) as client:
+        client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(4))
+        write(client, range(400))
+    process = subprocess.Popen(
+        command("cluster", url, marker), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield Losing(process, marker)
+    finally:
+        process.kill()
+        process.communicate()
+        shutil.rmtree(Path(pyspark.__file__).parent / "work", ignore_errors=True)
+
+
+def test_eight_killed_drivers_are_continued_exactly(
+    spark: SparkSession, url: str, postgres_url: str, nats_url: str, tmp_path: Path
+) -> None:
+    """Three that read, and five that write, on a store each: at once, to take less time. Others go on to the end."""
+    places = (url, tmp_path / "sqlite"), (nats_url, tmp_path / "nats"), (postgres_url, tmp_path / "postgresql")
+    with ThreadPoolExecutor(3) as pool:
+        chains = zip((lose_readers, lose_writers, lose_more_writers), places, strict=True)
+        lost = [pool.submit(lose, *place) for lose, place in chains]
+    for each in lost:
+        each.result()
+    (url, folder), *written = places
+    assert driver.start(spark, url, folder).awaitTermination(100)
+    assert_in_order(recorded(folder), 500)
+    for url, folder in written:
+        assert sink_driver.start(spark, url, str(folder / "checkpoint")).awaitTermination(100)
+        with rg.connect(url) as client:
+            ranges = client.batch.segment_ranges(TARGET)
+            assert_in_order([number(event.raw) for part in ranges for event in client.batch.read(part)], 400)
 
 
 def lose_readers(url: str, folder: Path) -> None:
@@ -62,21 +97,33 @@ def lose_readers(url: str, folder: Path) -> None:
 
 
 def lose_writers(url: str, folder: Path) -> None:
-    folder.mkdir()
     checkpoint = folder / "checkpoint"
-    with rg.connect(url) as client:
-        for stream in (STREAM, TARGET):
-            client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(2))
-        write(client, range(400))
+    with writing(url) as client:
         assert is_killed("sink_driver", url, checkpoint, "committed", 0)
         assert not (checkpoint / "commits" / "0").exists()
         client.streams.scale(TARGET, split=[0])
         assert is_killed("sink_driver", url, checkpoint, "staging", 1)
         assert is_killed("sink_driver", url, checkpoint, "decided", 2)
         client.streams.scale(TARGET, merge=[3, 1])
-        assert is_killed("sink_driver", url, checkpoint, "staged", 3)
-        assert is_killed("sink_driver", url, checkpoint, "committed", 4)
-        assert not (checkpoint / "commits" / "4").exists()
+
+
+def lose_more_writers(url: str, folder: Path) -> None:
+    checkpoint = folder / "checkpoint"
+    with writing(url) as client:
+        assert is_killed("sink_driver", url, checkpoint, "staged", 1)
+        client.streams.scale(TARGET, split=[0])
+        assert is_killed("sink_driver", url, checkpoint, "committed", 2)
+        assert not (checkpoint / "commits" / "2").exists()
+
+
+@contextmanager
+def writing(url: str) -> Iterator[rg.Client]:
+    """A stream to be copied to another one by queries."""
+    with rg.connect(url) as client:
+        for stream in (STREAM, TARGET):
+            client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(2))
+        write(client, range(400))
+        yield client
 
 
 def test_of_two_drivers_on_one_checkpoint_one_goes_on_and_nothing_is_read_twice(
@@ -107,16 +154,8 @@ def test_of_two_drivers_on_one_checkpoint_one_goes_on_and_nothing_is_read_twice(
     assert_in_order(recorded(folder), 1500)
 
 
-def test_an_executor_that_is_killed_loses_and_repeats_nothing(
-    java: None, client: rg.Client, url: str, tmp_path: Path
-) -> None:
-    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(4))
-    write(client, range(400))
-    marker = tmp_path / "killed"
-    try:
-        done = subprocess.run(command("cluster", url, marker), capture_output=True, text=True, timeout=550)
-    finally:
-        shutil.rmtree(Path(pyspark.__file__).parent / "work", ignore_errors=True)
-    assert done.returncode == 0, done.stderr
-    assert marker.exists()
-    assert_in_order(sorted(number(line.encode()) for line in done.stdout.split()), 400)
+def test_an_executor_that_is_killed_loses_and_repeats_nothing(losing_an_executor: Losing) -> None:
+    output, error = losing_an_executor.process.communicate(timeout=550)
+    assert losing_an_executor.process.returncode == 0, error
+    assert losing_an_executor.marker.exists()
+    assert_in_order(sorted(number(line.encode()) for line in output.split()), 400)

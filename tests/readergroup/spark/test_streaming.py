@@ -66,8 +66,6 @@ def test_a_query_goes_on_from_its_checkpoint_over_splits_and_merges(
     query = run(start(maxEventsPerTrigger="100"))
     assert_in_order(recorded(tmp_path / "record"), 900)
     assert max(progress["numInputRows"] for progress in query.recentProgress) <= 100
-    run(start())
-    assert_in_order(recorded(tmp_path / "record"), 900)
 
 
 def test_a_query_follows_splits_and_merges_while_it_runs(client: rg.Client, start: Start, tmp_path: Path) -> None:
@@ -98,16 +96,6 @@ def test_a_query_ends_at_its_end_cut_and_starts_anew_there(client: rg.Client, st
     stands_at = query.lastProgress["sources"][0]["endOffset"]
     run(start(checkpoint="other", startingOffsets=stands_at))
     assert recorded(tmp_path / "record") == list(range(70, 100))
-
-
-def test_a_query_whose_stream_is_another_one_by_now_fails(client: rg.Client, start: Start) -> None:
-    client.streams.create(STREAM)
-    write(client, range(10))
-    run(start())
-    client.streams.delete(STREAM)
-    client.streams.create(STREAM)
-    with pytest.raises(StreamingQueryException, match="deleted, and another one.*checkpointLocation"):
-        start().awaitTermination(100)
 
 
 def test_a_query_that_lost_data_fails_unless_told_to_go_on(client: rg.Client, start: Start, tmp_path: Path) -> None:

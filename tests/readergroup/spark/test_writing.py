@@ -28,6 +28,11 @@ Save = Callable[..., None]
 
 
 @pytest.fixture
+def url(shared_store_url: str) -> str:
+    return shared_store_url
+
+
+@pytest.fixture
 def save(url: str) -> Save:
     def save(frame: DataFrame, *, stream: str = TARGET, mode: str = "append", **options: str) -> None:
         frame.write.format("readergroup").options(url=url, stream=stream, **options).mode(mode).save()
@@ -44,6 +49,7 @@ def numbers(spark: SparkSession, start: int, end: int) -> DataFrame:
     return spark.range(start, end, 1, 3).selectExpr(*columns)
 
 
+@pytest.mark.stores("postgresql", "nats")
 def test_a_frame_is_appended_once_under_its_txn_id(spark: SparkSession, client: rg.Client, save: Save) -> None:
     client.streams.create(TARGET, scaling=rg.ScalingPolicy.fixed(2))
     save(numbers(spark, 0, 500), txnId="monday")
