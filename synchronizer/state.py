@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Generic, Self, TypeVar, Union, get_args, get_origin
+from typing import Any, ClassVar, Final, Generic, Self, TypeVar, Union, get_args, get_origin
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -13,6 +13,9 @@ from pydantic_core import PydanticSerializationError
 
 from .errors import CorruptStateError, InvalidArgumentError, UnknownUpdateError
 from .revisioned import Revision
+
+#: What most updates fit in when they are packed. The buffer grows.
+_BUFFER_BYTES: Final = 512
 
 
 class State(BaseModel):
@@ -262,7 +265,8 @@ def _validate(model: type[M], fields: dict[str, Any], **facts: object) -> M:
 
 def _pack(value: Any) -> bytes:
     try:
-        return bytes(msgpack.packb(value, default=_packable))
+        # As packb, whose buffer of a megabyte takes longer to come by than most values to pack.
+        return bytes(msgpack.Packer(default=_packable, buf_size=_BUFFER_BYTES).pack(value))
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InvalidArgumentError):
             raise

@@ -466,8 +466,8 @@ class NatsStore(SegmentStore):
 
     def _appended(self, plans: Sequence[_Plan], messages: Sequence[_Message], last: int) -> tuple[Appended, ...]:
         """Remember what was stored, ``last`` being the sequence of the last message."""
-        sequences = dict(zip((message.subject for message in messages), count(last - len(messages) + 1), strict=False))
         # Of several messages on one subject the last one counts, as it does in the dictionary.
+        sequences = {message.subject: sequence for sequence, message in enumerate(messages, last - len(messages) + 1)}
         results = []
         for plan in plans:
             segment, data = plan.part.segment, plan.part.data
@@ -488,6 +488,8 @@ class NatsStore(SegmentStore):
         for part in parts:
             size += len(part.data)
             messages += len(part.data) // self._part_bytes + 3 + len(part.attributes)
+            for name, change in part.attributes.items():
+                self._check_value(name, change)
         if size > self.guarantees.largest_append or messages > MAX_BATCH:
             raise InvalidArgumentError(
                 "the append is too large for the servers; split it, or raise their max_payload",
@@ -495,15 +497,15 @@ class NatsStore(SegmentStore):
                 limit=self.guarantees.largest_append,
                 max_payload=self._connection.max_payload,
             )
-        for part in parts:
-            for name, change in part.attributes.items():
-                needed = len(change.new or b"") + sum(map(len, name_header(name).values())) + 4 * _HEADER_BYTES
-                if needed > self._connection.max_payload:
-                    raise InvalidArgumentError(
-                        "the value of an attribute is larger than a message to the servers; raise their max_payload",
-                        attribute=name,
-                        max_payload=self._connection.max_payload,
-                    )
+
+    def _check_value(self, name: str, change: AttributeChange) -> None:
+        needed = len(change.new or b"") + sum(map(len, name_header(name).values())) + 4 * _HEADER_BYTES
+        if needed > self._connection.max_payload:
+            raise InvalidArgumentError(
+                "the value of an attribute is larger than a message to the servers; raise their max_payload",
+                attribute=name,
+                max_payload=self._connection.max_payload,
+            )
 
     # Storing
 
