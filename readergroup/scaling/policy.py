@@ -85,7 +85,8 @@ def decide(
         reason = _bound(policy, load)
     elif desired > wanted:
         reason = f"at least {_count(policy.min_readers, 'reader')}"
-    changed = desired != min(max(before, policy.min_readers), most)
+    # By load, also where a bound would have asked for the same.
+    changed = before < min(wanted, desired) or before > max(wanted, desired)
     changed_at = now if changed else float("-inf") if history is None else history.changed_at
     decision = ScalingDecision(
         desired_readers=desired, current_readers=load.number_of_readers, reason=reason, revision=load.revision

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from readergroup import ReaderScalingPolicy, Revision, ScalingDecision
 from readergroup.scaling.policy import GroupLoad, ScalingHistory, decide
+
+REVISION = Revision(120, 0)
 
 policies = st.builds(
     lambda low, more, target, cooldown: ReaderScalingPolicy(
@@ -30,7 +32,7 @@ loads = st.builds(
 
 def load(segments: int, readers: int, *, behind: float = 0, events: int | None = None) -> GroupLoad:
     waiting = (1 if behind else 0) if events is None else events
-    return GroupLoad(segments, readers, waiting, behind, Revision(120, 0))
+    return GroupLoad(segments, readers, waiting, behind, REVISION)
 
 
 class Decisions:
@@ -140,6 +142,12 @@ def test_every_decision_keeps_the_bounds(policy: ReaderScalingPolicy, looks: lis
 
 
 @given(policies, st.lists(st.tuples(loads, st.floats(0, 100))), loads)
+@example(ReaderScalingPolicy(min_readers=2, max_readers=3, target_lag_seconds=1), [], GroupLoad(3, 0, 1, 2.0, REVISION))
+@example(
+    ReaderScalingPolicy(max_readers=4, cooldown_seconds=1),
+    [(load(0, 0), 0.0), (load(4, 0, events=1), 0.0), (load(3, 0), 1.0)],
+    load(2, 0),
+)
 def test_a_decision_stands_if_it_is_asked_for_again(
     policy: ReaderScalingPolicy, looks: list[tuple[GroupLoad, float]], last: GroupLoad
 ) -> None:
