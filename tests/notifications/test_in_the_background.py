@@ -344,6 +344,7 @@ def test_a_notifier_that_cannot_be_woken_says_so_once_and_polls_at_its_interval(
         for value in range(1, 4):
             elsewhere.update_state_unconditionally(Add())
             heard.wait_for(value)
+        eventually(lambda: "cannot be woken" in caplog.text, "it says so")
     assert caplog.text.count("cannot be woken") == 1
 
 

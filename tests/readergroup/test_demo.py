@@ -28,7 +28,7 @@ from readergroup.demo.ownership import Ownership
 from readergroup.demo.picture import draw
 from readergroup.demo.story import Sample, Story
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 100.0
 
 # ---------------------------------------------------------------------- the check, on wrong data
 
