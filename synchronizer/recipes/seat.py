@@ -325,7 +325,8 @@ class Seat:
         except ClosedError:
             raise
         except ReaderGroupError as error:
-            self._complain("renew", error)
+            if lease is self._lease:  # else another stay has begun meanwhile
+                self._complain("renew", error)
             return self._clock.monotonic() + RETRY_SECONDS
 
     def work(self) -> float:
