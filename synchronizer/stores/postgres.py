@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -187,7 +186,6 @@ class PostgresStore(SegmentStore):
         self._lock_sessions: deque[Connection] = deque()
         self._listener: Listener | None = None
         self._waiters = Waiters(self._open_watch, self._changed, self._clock, expect=self._expect)
-        _open_stores.add(self)
 
     def create(self, segment: str) -> bool:
         _check_name(segment)
@@ -339,7 +337,6 @@ class PostgresStore(SegmentStore):
         if self._closed or os.getpid() != self._process_id:
             return
         self._closed = True
-        _open_stores.discard(self)
         self._waiters.close()
         if self._listener:
             release_listener(self._address)
@@ -604,10 +601,6 @@ class PostgresStore(SegmentStore):
     def _check_open(self) -> None:
         contract.check_open(self._process_id, self._closed, self.url)
 
-    def abandon_in_child(self) -> None:
-        """Leave everything to the parent process: closing an inherited connection would end the parent's session."""
-        _inherited.append((self._connections, self._lock_sessions, self._waiters, self._listener))
-
 
 _SEALED, _SOURCE_NOT_SEALED, _NO_SOURCE = 2, 4, 5
 
@@ -685,16 +678,3 @@ def _longer(connection: Connection, seconds: float) -> Iterator[None]:
             yield
     finally:
         connection.call_timeout = usual
-
-
-_open_stores: weakref.WeakSet[PostgresStore] = weakref.WeakSet()
-#: What a forked child inherited, kept so that it does not close it.
-_inherited: list[object] = []
-
-
-def _abandon_stores_in_child() -> None:
-    for store in list(_open_stores):
-        store.abandon_in_child()
-
-
-os.register_at_fork(after_in_child=_abandon_stores_in_child)

@@ -16,6 +16,7 @@ from pathlib import Path
 from synchronizer.store import Appended, Conflict, SegmentCopy
 from synchronizer.stores import open_store
 from synchronizer.stores.file_lock import Gate
+from synchronizer.stores.sqlite import SqliteStore
 
 RECORD = 12
 LONG = 60.0
@@ -115,6 +116,15 @@ def hold_the_gate(connection: Connection, path: Path) -> None:
         connection.send("holding")
         os.kill(os.getpid(), signal.SIGSTOP)
     connection.send("released")
+
+
+def fork_while_holding_the_gate(connection: Connection, path: Path) -> None:
+    """Answers with the child, which lives on."""
+    with SqliteStore(str(path)) as store, store._gate.held(LONG):
+        child = os.fork()
+        if child:
+            connection.send(child)
+        signal.pause()
 
 
 def wait_for_changes(connection: Connection, path: Path, seconds: float) -> None:

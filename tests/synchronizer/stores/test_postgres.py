@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import threading
@@ -449,6 +450,24 @@ def test_a_forked_child_opens_a_store_of_its_own(store: SegmentStore, postgres_u
         os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     assert store.append("s", b"parent") == Appended(11, 17)
+
+
+def test_a_forked_child_that_forgets_a_store_ends_no_session_of_its_parent(
+    postgres_url: str, admin: psycopg.Connection
+) -> None:
+    stores = [open_store(named(postgres_url))]
+    stores[0].create("s")
+    sessions = f"SELECT pid FROM pg_stat_activity WHERE {OF_THE_STORE} ORDER BY pid"
+    before = admin.execute(sessions).fetchall()
+    child = os.fork()
+    if not child:
+        stores.clear()
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    stores[0].info("s")
+    assert admin.execute(sessions).fetchall() == before != []
+    stores[0].close()
 
 
 # Space

@@ -29,6 +29,7 @@ from .processes import (
     append_when_told,
     contend,
     copy_until_killed,
+    fork_while_holding_the_gate,
     hold_the_gate,
     receive,
     running,
@@ -183,6 +184,19 @@ def test_a_writer_that_is_killed_in_mid_write_blocks_nobody(path: Path) -> None:
             receive(connection)
             stopped.kill()
         assert store.append("s", b"kept") == Appended(0, 4)
+
+
+def test_a_writer_that_is_killed_in_mid_write_blocks_nobody_though_its_forked_child_lives(path: Path) -> None:
+    with running(fork_while_holding_the_gate, path) as (parent, connection):
+        child = receive(connection)
+        assert isinstance(child, int) and parent.pid
+        try:
+            parent.kill()
+            os.waitid(os.P_PID, parent.pid, os.WEXITED | os.WNOWAIT)
+            with SqliteStore(str(path), write_timeout=2.0) as store:
+                assert store.append("s", b"kept") == Appended(0, 4)
+        finally:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_a_store_can_be_opened_and_read_while_a_writer_is_stopped(path: Path) -> None:
