@@ -131,7 +131,7 @@ class Barrier:
         place = _place(seat.find())
         if place is None:  # it may have one by the time when it is taken out
             try:
-                place = _place(next(iter(seat.give_up(timeout=ASK_SECONDS)), None))
+                place = _place(seat.give_up(timeout=ASK_SECONDS))
             except ReaderGroupError as error:
                 raise OutcomeUnknownError(
                     "the store did not say in time whether all had come; the others may have passed", name=self.name

@@ -186,15 +186,17 @@ class Seat:
             self._start(lease, "members", self.work, self._wait_to_work)
         return True
 
-    def give_up(self, *, timeout: float | None = None) -> Sequence[Member]:
-        """Let the others go on at once; the members that this took out, as they were then.
+    def give_up(self, *, timeout: float | None = None) -> Member | None:
+        """Let the others go on at once; the member of this seat, as it was when this took it out.
 
         From the beginning of the call on, the seat is no longer held. Where the store does not answer in time the error
         is raised, and the lease runs out. A `take` under way in another thread is not waited for: it gives up what it
         gets.
         """
+        lease = self._lease
         leases = self._withdraw()
-        return self._leave(leases, timeout) if leases else ()
+        gone = self._leave(leases, timeout) if leases else ()
+        return next((each for each in gone if lease is not None and each.lease == lease.name), None)
 
     def give_up_or_warn(self) -> None:
         """`give_up`, for who goes anyhow. A store that does not answer those who keep the seat is not asked."""

@@ -134,6 +134,19 @@ def test_who_passes_in_the_moment_when_he_gives_up_has_passed(
     assert others[0].ended() == 1
 
 
+def test_who_gives_up_is_not_taken_for_one_that_this_process_left_behind(store: SegmentStore) -> None:
+    barrier = a_barrier(store)
+    for _ in range(2):  # they have passed, and are there still
+        seat = Seat(barrier.synchronizer, "a", 10.0, changed=lambda: False, threads=False)
+        seat.take()
+    lease = barrier.synchronizer.state.members[0].lease
+    waiting = Waiting(barrier, timeout=0.5)
+    wait_for_waiting(a_barrier(store), 1)
+    barrier._left_behind.add(lease)
+    assert isinstance(waiting.ended(), DeadlineExceededError)
+    assert len(barrier.synchronizer.fetch_updates().members) == 1
+
+
 def test_where_the_store_is_away_at_the_deadline_nobody_can_know(store: SegmentStore) -> None:
     failing = FailingStore(store)
     barrier = a_barrier(failing)
