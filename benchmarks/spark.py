@@ -93,7 +93,7 @@ def _writing(run: _Runs, store: Store) -> Iterator[Result]:
         target=1.5,
         better="less",
         beside=f"{median(ours):.2f} s; Parquet {median(parquet):.2f} s",
-        held_back_by="what is staged is copied by the commit; SQLite writes each to its log, then to its place",
+        held_back_by="SQLite writes each byte to its log, then to its place, for one task at a time",
     )
 
 
