@@ -111,8 +111,24 @@ class Rows:
                 "function of one's own, to set such events aside",
                 segment=segment_id(self._stream, batch["segment_id"][index].as_py()),
                 offset=batch["offset"][index].as_py(),
+                **self._misfit(event),
                 error=str(error),
             ) from error
+
+    def _misfit(self, event: bytes) -> Mapping[str, object]:
+        """The first column that the event does not fit; nothing where it is no event of columns at all."""
+        assert self._loads is not None
+        try:
+            decoded = self._loads(event)
+        except _ERRORS:
+            return {}
+        for field in self._events if isinstance(decoded, dict) else ():
+            kind = self._schema.field(field.name).type
+            try:
+                pyarrow.array([decoded.get(field.name)], field.type).cast(kind)
+            except _ERRORS:
+                return {"column": field.name, "type": str(kind)}
+        return {}
 
     def _columns_of(self, events: list[bytes]) -> Mapping[str, pyarrow.Array]:
         assert self._loads is not None

@@ -112,6 +112,21 @@ def test_an_event_that_does_not_fit_is_named(damaged: bytes, client: rg.Client) 
         decoded(client, [b"{}", damaged, b"{}"], rows)
 
 
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (b'{"id":1,"at":5}', r"offset=0 column='at' type='timestamp\[us"),
+        (b'{"id":"x"}', "offset=0 column='id' type='int64' error="),
+        (b"no JSON", "offset=0 error="),
+        (b"5", "offset=0 error="),
+    ],
+)
+def test_the_column_that_an_event_does_not_fit_is_named(event: bytes, told: str, client: rg.Client) -> None:
+    schema = StructType([StructField("id", LongType()), StructField("at", TimestampType())])
+    with pytest.raises(rg.CorruptDataError, match=told):
+        decoded(client, [event], Rows(schema, options(serializer="json")))
+
+
 def test_columns_come_in_the_order_that_was_asked_for(client: rg.Client) -> None:
     assert default_schema(options(columns="offset,event")) == "offset bigint, event binary"
     rows = Rows(StructType([StructField("offset", LongType()), StructField("event", BinaryType())]), options())
