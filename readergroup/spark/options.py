@@ -31,7 +31,7 @@ class ReadOptions(BaseModel):
     stream: str
     starting: Place | None = None
     ending: Place | None = None
-    max_bytes_per_partition: int = 64 * 1024 * 1024
+    max_bytes_per_partition: int = 128 * 1024 * 1024
     min_partitions: int = 1
     max_bytes_per_trigger: int | None = None
     max_events_per_trigger: int | None = None

@@ -26,19 +26,34 @@ class Ranges(InputPartition):
 
 
 def planned(client: Client, ranges: Sequence[SegmentRange], options: ReadOptions) -> list[InputPartition]:
-    """The ranges, divided and put together for tasks. Those of a segment stay in their order."""
+    """The ranges, divided and put together for tasks. Those of a segment stay in their order.
+
+    There is the same number of tasks for each of ``min_partitions`` cores, and about the same in each task.
+    """
     total = sum(each.size for each in ranges)
-    size = min(options.max_bytes_per_partition, max(1, -(-total // options.min_partitions)))
+    rounds = max(1, -(-total // (options.max_bytes_per_partition * options.min_partitions)))
+    size = max(1, -(-total // (rounds * options.min_partitions)))
     for _ in range(_TRIES):
         parts = patience_of(client).call(partial(_divided, client, ranges, size))
         if len(parts) >= options.min_partitions:
             break
         size = max(1, size // 2)  # a part ends with a block, and so may be much longer
-    return [Ranges(each) for each in packed(parts, size, options.min_partitions)]
+    return [Ranges(each) for each in packed(parts, size + size // 8, options.min_partitions)]
 
 
 def _divided(client: Client, ranges: Sequence[SegmentRange], size: int) -> list[SegmentRange]:
-    return [part for each in ranges for part in client.batch.divide(each, size)]
+    """The ranges, divided wherever another ``size`` bytes are full, or nearly so."""
+    parts: list[SegmentRange] = []
+    room, little = size, size // 8
+    for each in ranges:
+        while each.size > room + little:
+            part = next(client.batch.divide(each, room))
+            parts.append(part)
+            each, room = each.model_copy(update={"start": part.end}), size
+        if each.size:
+            parts.append(each)
+            room = room - each.size if room - each.size > little else size
+    return parts
 
 
 class _HasSize(Protocol):
