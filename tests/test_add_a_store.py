@@ -6,9 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from synchronizer import Appended, AttributeChange, Conflict, SegmentStore, Unkn
 from tests.distributions import install_sample
 from tests.servers.unavailable import ServerUnavailable
 from tests.servers.valkey import ValkeyServer
+from tests.waiting import until
 
 SAMPLE = Path(__file__).parent.parent / "samples" / "add_a_store"
 LONG = 60.0
@@ -201,10 +201,3 @@ def appends(store: SegmentStore, segment: str) -> bool:
         return isinstance(store.append(segment, b"more"), Appended)
     except rg.StoreFullError:
         return False
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -17,6 +17,7 @@ from tests.chaos.hosts import Fault, Host, ServerHost, StoreKind, left_over, ope
 from tests.chaos.hosts import host as host_of
 from tests.chaos.recovery import try_out
 from tests.servers.unavailable import ServerUnavailable
+from tests.waiting import until
 
 LONG = 30.0
 FAULT_SECONDS: Final = 0.3
@@ -59,13 +60,6 @@ def far_store(host: Host, url: str) -> Iterator[SegmentStore]:
 def near_store(url: str) -> Iterator[SegmentStore]:
     with open_store(url) as store:
         yield store
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_an_append_whose_answer_is_lost_has_an_unknown_outcome_and_is_stored_once(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 
@@ -66,12 +65,3 @@ class Heard:
             if not self._changed.wait_for(lambda: value in [n.value for n in self.notifications], timeout):
                 pytest.fail(f"{value} was not told within {timeout} s: {self.notifications}")
             return [n.value for n in self.notifications]
-
-
-def eventually(condition: Callable[[], bool], what: str, timeout: float = 10.0) -> None:
-    """Wait for a condition that nothing tells of."""
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {timeout} s: {what}")
-        time.sleep(0.005)

@@ -10,7 +10,8 @@ import pytest
 
 from notifications import NotificationKey
 from synchronizer import ClosedError, open_store
-from tests.notifications.counting import Add, Counted, CountNotifier, Heard, counter, eventually
+from tests.notifications.counting import Add, Counted, CountNotifier, Heard, counter
+from tests.waiting import until
 
 TURN_TIMEOUT_SECONDS = 1.0
 
@@ -51,7 +52,7 @@ def listen_in_a_fork(url: str, pipe: Connection) -> None:
         heard = Heard()
         notifier.register_listener(heard)
         pipe.send([heard.wait_for(0), sorted(t.name for t in threading.enumerate() if t.name == "APScheduler")])
-    eventually(lambda: threading.active_count() == 1, "the threads have ended")
+    until(lambda: threading.active_count() == 1, "the threads have ended")
     pipe.send([t.name for t in threading.enumerate()])
 
 

@@ -26,7 +26,8 @@ from synchronizer import (
     replica,
 )
 from synchronizer.testing import FailingStore, Operation
-from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter, eventually
+from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter
+from tests.waiting import until
 
 GOLDEN = Path(__file__).parents[1] / "wire" / "durable-listener-v1.msgpack"
 ATTRIBUTE = "listener/CountNotifier/sizer"
@@ -673,10 +674,10 @@ def test_a_call_that_takes_long_keeps_its_turn(
         other.register_listener(second, durable="sizer")
         clock, turn = visits.clock, other._durables[ATTRIBUTE]._turn
         began = clock.monotonic()
-        eventually(lambda: clock.monotonic() - began > 1.5, "that is three times as long")
+        until(lambda: clock.monotonic() - began > 1.5, "that is three times as long")
         unregister()  # it waits until the call has returned
         seen = turn.look().counter
-        eventually(lambda: turn.look().counter > seen + 1, "it is renewed meanwhile")
+        until(lambda: turn.look().counter > seen + 1, "it is renewed meanwhile")
         assert second.values == []
         let_go.set()
         elsewhere.update_state_unconditionally(Add())
@@ -710,9 +711,9 @@ def test_what_was_heard_while_another_one_took_the_turn_is_forgotten(
         assert second.wait_for(2) == [1, 2]
         failing.unavailable = False
         listening = one._durables[ATTRIBUTE]
-        eventually(lambda: listening._heard is None, "the first one knows that it has lost its turn")
+        until(lambda: listening._heard is None, "the first one knows that it has lost its turn")
         other.unregister_all_listeners()
-        eventually(lambda: listening._turn.valid_until > 0, "the first one has it again")
+        until(lambda: listening._turn.valid_until > 0, "the first one has it again")
         let_go.set()
         elsewhere.update_state_unconditionally(Add())
         assert first.wait_for(3) == [0, 1, 3]
@@ -781,7 +782,7 @@ def test_its_threads_end_with_it(notifier: CountNotifier) -> None:
     def ended() -> bool:
         return not [thread.name for thread in threading.enumerate() if "sizer" in thread.name]
 
-    eventually(ended, "the threads have ended")
+    until(ended, "the threads have ended")
     notifier.register_listener(heard, durable="sizer")
     notifier.close()
     assert ended()

@@ -16,7 +16,8 @@ from notifications import Change, system
 from notifications.scheduler import SHARED
 from synchronizer import ClosedError, DeadlineExceededError, InvalidArgumentError, SegmentStore, StateSynchronizer
 from synchronizer.testing import FailingStore
-from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter, eventually
+from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores(in_turn=True)
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.stores(in_turn=True)
 def no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
-    eventually(lambda: _ours(before) == [], "the notifier's threads have ended")
+    until(lambda: _ours(before) == [], "the notifier's threads have ended")
 
 
 def _ours(before: set[threading.Thread]) -> list[str]:
@@ -94,7 +95,7 @@ def test_changes_during_an_outage_of_the_store_are_told_one_by_one_after_it(
         failing.unavailable = True
         for _ in range(3):
             elsewhere.update_state_unconditionally(Add())
-        eventually(lambda: "poll 1 of visits in a row failed" in caplog.text, "the failure is logged")
+        until(lambda: "poll 1 of visits in a row failed" in caplog.text, "the failure is logged")
         failing.unavailable = False
         assert heard.wait_for(3) == [0, 1, 2, 3]
 
@@ -211,7 +212,7 @@ def test_polling_starts_again_after_the_last_listener_left(
         elsewhere.update_state_unconditionally(Add())
         heard.wait_for(value)
         notifier.unregister_all_listeners()
-        eventually(lambda: _ours(before) == [], "nothing runs for nobody")
+        until(lambda: _ours(before) == [], "nothing runs for nobody")
     assert heard.values == [0, 1, 1, 2, 2, 3]
 
 
@@ -224,7 +225,7 @@ def test_a_registration_that_fails_leaves_nothing_running(visits: StateSynchroni
     with Broken(visits) as notifier:
         with pytest.raises(RuntimeError):
             notifier.register_listener(Heard())
-        eventually(lambda: _ours(before) == [], "nothing runs for nobody")
+        until(lambda: _ours(before) == [], "nothing runs for nobody")
 
 
 class FragileNotifier(CountNotifier):
@@ -251,11 +252,11 @@ def test_failing_polls_are_logged_and_repeated_after_growing_pauses(
     with FragileNotifier(visits, interval_seconds=0.02) as notifier:
         notifier.failures_to_come = 5
         notifier.register_listener(heard)
-        eventually(lambda: notifier.failures_to_come == 0 and len(notifier.polled_at) > 6, "the polls recover")
+        until(lambda: notifier.failures_to_come == 0 and len(notifier.polled_at) > 6, "the polls recover")
         elsewhere.update_state_unconditionally(Add())
         heard.wait_for(1)
         polls = len(notifier.polled_at)
-        eventually(lambda: len(notifier.polled_at) > polls + 2, "the polls go on")
+        until(lambda: len(notifier.polled_at) > polls + 2, "the polls go on")
     pauses = [later - earlier for earlier, later in zip(notifier.polled_at, notifier.polled_at[1:], strict=False)]
     for number in range(5):
         assert pauses[number] >= 0.02 * 2**number
@@ -277,8 +278,8 @@ def test_a_poll_that_takes_longer_than_the_interval_is_not_complained_about(
 
     with SlowNotifier(visits, interval_seconds=0.02) as notifier:
         notifier.register_listener(Heard())
-        eventually(lambda: any(name.startswith("polls of") for name in polls), "APScheduler polls")
-        eventually(lambda: len(polls) > 3, "and again")
+        until(lambda: any(name.startswith("polls of") for name in polls), "APScheduler polls")
+        until(lambda: len(polls) > 3, "and again")
         go_on.set()
     assert [r for r in caplog.records if "apscheduler" in r.name] == []
 
@@ -298,7 +299,7 @@ def test_what_grows_and_is_not_taken_up_does_not_make_the_waker_spin(visits: Sta
     pause = threading.Event()
     with Watching(visits, interval_seconds=60) as notifier:
         notifier.register_listener(Heard())
-        eventually(lambda: polls >= 2, "the waker was woken")
+        until(lambda: polls >= 2, "the waker was woken")
         pause.wait(0.3)
     assert polls <= 8  # each after a pause twice as long as the one before
 
@@ -344,7 +345,7 @@ def test_a_notifier_that_cannot_be_woken_says_so_once_and_polls_at_its_interval(
         for value in range(1, 4):
             elsewhere.update_state_unconditionally(Add())
             heard.wait_for(value)
-        eventually(lambda: "cannot be woken" in caplog.text, "it says so")
+        until(lambda: "cannot be woken" in caplog.text, "it says so")
     assert caplog.text.count("cannot be woken") == 1
 
 
@@ -438,7 +439,7 @@ def test_a_poll_may_close_the_notifier(visits: StateSynchronizer[Counter]) -> No
 
     with Closing(visits, interval_seconds=60) as notifier:
         notifier.register_listener(Heard())
-        eventually(lambda: len(took) > 0, "the poll has closed it")
+        until(lambda: len(took) > 0, "the poll has closed it")
     assert took[0] < 3
 
 
@@ -523,7 +524,7 @@ def test_an_async_listener_that_raises_or_whose_loop_is_gone_counts_as_failing(
     notifier.register_listener(heard)
     elsewhere.update_state_unconditionally(Add())
     heard.wait_for(1)
-    eventually(lambda: notifier.listener_failures == 2, "the closed loop is counted")
+    until(lambda: notifier.listener_failures == 2, "the closed loop is counted")
 
 
 def test_closing_on_the_loop_does_not_wait_for_a_listener_of_that_loop(notifier: CountNotifier) -> None:

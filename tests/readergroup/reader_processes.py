@@ -101,11 +101,3 @@ def deliveries(diary: Path) -> list[Delivery]:
         return []
     lines = diary.read_text().split("\n")[:-1]
     return [Delivery(*json.loads(line)) for line in lines]
-
-
-def until(condition: Callable[[], bool], what: str, seconds: float = LONG) -> None:
-    end = time.monotonic() + seconds
-    never = threading.Event()
-    while not condition():
-        assert time.monotonic() < end, f"not in time: {what}"
-        never.wait(0.02)

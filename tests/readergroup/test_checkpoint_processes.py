@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import readergroup as rg
-from tests.readergroup.reader_processes import GROUP, STREAM, kill, receive, running, until
+from tests.readergroup.reader_processes import GROUP, STREAM, kill, receive, running
+from tests.waiting import until
 
 KEYS = 12
 

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import termios
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ import readergroup as rg
 from readergroup.cli import app
 from tests.servers.nats import NatsServer, nats_server_binary
 from tests.servers.unavailable import ServerUnavailable
+from tests.waiting import until
 
 PATIENCE_SECONDS = 30.0
 COMMAND = (sys.executable, "-m", "readergroup.cli")
@@ -299,7 +299,7 @@ def test_a_group_of_other_streams_is_refused(orders: Cli) -> None:
 def test_a_reader_has_the_id_that_it_is_given(orders: Cli) -> None:
     process = orders.process("read", "shop/orders", "--group", "g", "--follow", "--reader", "me")
     try:
-        wait_for(lambda: list(group_state(orders)["readers"]) == ["me"])
+        until(lambda: list(group_state(orders)["readers"]) == ["me"])
     finally:
         process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENCE_SECONDS) == 0
@@ -621,7 +621,7 @@ def test_while_the_server_is_away_commands_say_so_in_lines_and_can_be_ended(cli:
         watching = cli.process("watch", "g", "--json")
         reading = cli.process("read", "shop/orders", "--group", "g", "--follow")
         assert read_line(watching)
-        wait_for(lambda: bool(group_state(cli)["readers"]))
+        until(lambda: bool(group_state(cli)["readers"]))
         server.kill()
         for process in (reading, watching):
             process.send_signal(signal.SIGINT)
@@ -662,13 +662,6 @@ def read_line(process: subprocess.Popen[str], *, saying: str = "") -> str:
         return next((line for line in process.stdout if saying in line), "")
     finally:
         timer.cancel()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "this did not happen in time"
-        time.sleep(0.05)
 
 
 @pytest.fixture(autouse=True)

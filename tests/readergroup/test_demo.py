@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from readergroup.demo.feeding import Feeder
 from readergroup.demo.ownership import Ownership
 from readergroup.demo.picture import draw
 from readergroup.demo.story import Sample, Story
+from tests.waiting import until
 
 PATIENCE_SECONDS = 100.0
 
@@ -251,15 +251,15 @@ def test_the_writer_waits_for_the_readers_and_for_leave(tmp_path: Path) -> None:
         feeder = Feeder(client, "demo/lines", of_path(tmp_path), backlog=1000)
         feeder.start()
         feeder.let(may_write=2500)
-        wait_until(lambda: feeder.written == 1000)
+        until(lambda: feeder.written == 1000, seconds=PATIENCE_SECONDS)
         feeder.let(read=1000)
-        wait_until(lambda: feeder.written == 2000)
+        until(lambda: feeder.written == 2000, seconds=PATIENCE_SECONDS)
         feeder.let(read=2000)
-        wait_until(lambda: feeder.written == 2500)
+        until(lambda: feeder.written == 2500, seconds=PATIENCE_SECONDS)
         feeder.let(read=2500)
         assert feeder.written == 2500 and not feeder.done
         feeder.let(may_write=5000, read=5000)
-        wait_until(lambda: feeder.done)
+        until(lambda: feeder.done, seconds=PATIENCE_SECONDS)
         assert (feeder.written, feeder.failure) == (5000, None)
 
 
@@ -472,14 +472,6 @@ def test_without_matplotlib_the_demo_says_how_to_install_it(monkeypatch: pytest.
     result = CliRunner().invoke(app, ["demo"])
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
     assert "pip install 'readergroup[demo]'" in result.stderr
-
-
-def wait_until(condition: object) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "this did not happen in time"
-        time.sleep(0.005)
 
 
 def test_the_corpus_keeps_count_of_what_cannot_be_read(tmp_path: Path) -> None:

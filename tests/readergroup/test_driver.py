@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,6 +17,7 @@ from synchronizer import Map, StateSynchronizer, TransitionFeed, Update
 from synchronizer.leases import in_turn
 from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, take
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores(in_turn=True)
 LONG = 20.0
@@ -26,14 +27,6 @@ LONG = 20.0
 def world(store_url: str) -> Iterator[World]:
     with a_world(store_url) as world:
         yield world
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + LONG
-    never = threading.Event()
-    while not condition():
-        assert time.monotonic() < end, f"not in time: {what}"
-        never.wait(0.005)
 
 
 def threads() -> set[str]:

@@ -26,8 +26,8 @@ from tests.readergroup.reader_processes import (
     read_all,
     receive,
     running,
-    until,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores
 TIMEOUT = 3.0

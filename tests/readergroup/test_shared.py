@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 import readergroup as rg
-from tests.synchronizer.accounts import eventually
+from tests.waiting import until
 
 
 class Shop(BaseModel):
@@ -42,7 +42,7 @@ def test_they_and_their_listeners_end_with_the_client(store_url: str) -> None:
     started = [thread for thread in threading.enumerate() if thread.name.startswith("updates of ")]
     assert len(started) == 3
     client.close()
-    eventually(lambda: not any(thread.is_alive() for thread in started), "the threads have ended")
+    until(lambda: not any(thread.is_alive() for thread in started), "the threads have ended")
     with pytest.raises(rg.ClosedError):
         prices["pear"] = 3
     with pytest.raises(rg.ClosedError):

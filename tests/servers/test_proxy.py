@@ -7,12 +7,13 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
 from tests.servers.proxy import TcpProxy
+from tests.waiting import until
 
 LONG = 20.0
 
@@ -76,13 +77,6 @@ def ask(client: socket.socket, request: bytes, *, timeout: float = LONG) -> byte
             raise ConnectionResetError
         answer += data
     return answer
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_it_passes_on_large_requests_and_answers_as_they_are(client: socket.socket) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
-
-import pytest
 
 from synchronizer import (
     AppendResult,
@@ -24,6 +21,7 @@ from synchronizer import (
     open_store,
 )
 from synchronizer.testing import FailingStore, Operation
+from tests.waiting import until
 
 LONG = 20.0
 
@@ -164,15 +162,6 @@ def threads(number: int) -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition that nothing tells of."""
-    end = time.monotonic() + LONG
-    while not condition():
-        if time.monotonic() > end:
-            pytest.fail(f"not within {LONG} s: {what}")
-        time.sleep(0.002)
-
-
 def joined(replica: Replica, number: int) -> None:
     """Wait until ``number`` calls are in the batch that goes next."""
 
@@ -180,7 +169,7 @@ def joined(replica: Replica, number: int) -> None:
         batch = replica._writer._open
         return batch is not None and len(batch.calls) == number
 
-    eventually(are_there, f"{number} calls in the open batch")
+    until(are_there, f"{number} calls in the open batch")
 
 
 def answer(future: Future[Any]) -> Any:

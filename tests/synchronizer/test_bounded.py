@@ -8,7 +8,8 @@ from pathlib import Path
 
 import synchronizer
 from synchronizer import AppliedUpdate, Revision, SegmentStore, open_store
-from tests.synchronizer.accounts import Account, Add, Put, eventually, opened
+from tests.synchronizer.accounts import Account, Add, Put, opened
+from tests.waiting import until
 
 KEYS = 20
 COMPACTION_BYTES = 8_000
@@ -46,7 +47,7 @@ def test_the_log_and_the_memory_of_every_process_stay_bounded() -> None:
             for number in range(500):
                 writer.update_state_unconditionally(Put(key=f"key-{number % KEYS}", value=number), Add())
                 most = max(most, kept(store))
-            eventually(lambda: heard == writer.revision, "the listener")
+            until(lambda: heard == writer.revision, "the listener")
             return most
 
         tracemalloc.start(FRAMES)

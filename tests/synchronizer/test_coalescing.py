@@ -23,12 +23,12 @@ from tests.synchronizer.accounts import (
     Replica,
     Take,
     answer,
-    eventually,
     failing,
     joined,
     opened,
     threads,
 )
+from tests.waiting import until
 
 
 def test_calls_that_come_while_an_append_is_on_its_way_go_out_as_one() -> None:
@@ -240,7 +240,7 @@ class TestDeadlines:
             second.await_reached()
             clock.advance(5)
             # One of them sends, and learns from the store what the other one does not wait for.
-            eventually(lambda: any(future.done() for future in batch), "the deadline of the one who does not send")
+            until(lambda: any(future.done() for future in batch), "the deadline of the one who does not send")
             second.release()
             errors = [future.exception(LONG) for future in batch]
             answer(first)
@@ -284,7 +284,7 @@ class TestDeadlines:
             clock.advance(1)
             second.release()
             # Whoever of the two sends: the hasty one does not know, the patient one does.
-            eventually(lambda: batch[0].done(), "the deadline of the hasty one")
+            until(lambda: batch[0].done(), "the deadline of the hasty one")
             clock.advance(1)
             with pytest.raises(OutcomeUnknownError):
                 answer(batch[0])
@@ -326,7 +326,7 @@ class TestDeadlines:
             second = pool.submit(replica.update_state_unconditionally, Put(key=large, value=1))
             joined(replica, 1)
             third = pool.submit(replica.update_state_unconditionally, Put(key=large, value=2), timeout=5)
-            eventually(lambda: replica._follower.barred_thread is not None, "the third call deciding")
+            until(lambda: replica._follower.barred_thread is not None, "the third call deciding")
             clock.advance(5)
             with pytest.raises(DeadlineExceededError):
                 answer(third)
@@ -447,7 +447,7 @@ def test_an_entry_is_decided_on_what_came_after_an_append_of_which_nothing_is_he
             return [Add(amount=100)]
 
         late = pool.submit(replica.update_state, add)
-        eventually(lambda: bool(seen) and seen[0] >= 10, "the generator sees what the log holds")
+        until(lambda: bool(seen) and seen[0] >= 10, "the generator sees what the log holds")
         barrier.release()
         for each in (held, waiting, late):
             answer(each)

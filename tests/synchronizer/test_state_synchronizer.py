@@ -44,12 +44,12 @@ from tests.synchronizer.accounts import (
     Put,
     Take,
     answer,
-    eventually,
     joined,
     just_before,
     opened,
     threads,
 )
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores(in_turn=True)
 
@@ -166,7 +166,7 @@ class TestConditionalUpdates:
             first = pool.submit(replica.update_state_unconditionally, Add())
             barrier.await_reached()
             second = pool.submit(replica.update_state_unconditionally, Add())
-            eventually(lambda: replica._writer._open is not None, "the second call in the open batch")
+            until(lambda: replica._writer._open is not None, "the second call in the open batch")
             barrier.release()
             assert answer(first).value == 1
             assert answer(second).value == 2
@@ -284,7 +284,7 @@ class TestAttributes:
             barrier.await_reached()
             calls += [pool.submit(replica.update_state_with_attributes, count) for _ in range(2)]
             joined(replica, 1)
-            eventually(lambda: replica._follower.barred_thread is not None, "the other one waiting for room")
+            until(lambda: replica._follower.barred_thread is not None, "the other one waiting for room")
             barrier.release()
             for call in calls:
                 answer(call)
@@ -306,7 +306,7 @@ class TestAttributes:
                 for call in range(2)
             ]
             joined(replica, 1)
-            eventually(lambda: replica._follower.barred_thread is not None, "the other one waiting for room")
+            until(lambda: replica._follower.barred_thread is not None, "the other one waiting for room")
             barrier.release()
             for call in calls:
                 answer(call)
@@ -375,9 +375,9 @@ class TestDeadlines:
         with threads(1) as pool:
             before = len(store.operations)
             waiting = pool.submit(calls[call])
-            eventually(lambda: len(store.operations) > before, "an attempt")
+            until(lambda: len(store.operations) > before, "an attempt")
             clock.advance(6.9)
-            eventually(lambda: len(store.operations) > before + 1, "another attempt")
+            until(lambda: len(store.operations) > before + 1, "another attempt")
             assert not waiting.done()
             clock.advance(0.1)
             with pytest.raises(DeadlineExceededError):
@@ -492,7 +492,7 @@ class TestFollowing:
             store.unavailable = True
             before = len(store.operations)
             other.update_state_unconditionally(Add())
-            eventually(lambda: len(store.operations) > before, "an attempt during the outage")
+            until(lambda: len(store.operations) > before, "an attempt during the outage")
             store.unavailable = False
             assert answer(following).value == 1
 
@@ -517,7 +517,7 @@ class TestFollowing:
 
         watching = threading.Thread(target=watch)
         watching.start()
-        eventually(lambda: bool(seen), "the present state")
+        until(lambda: bool(seen), "the present state")
         begun = time.monotonic()
         replica.close()
         watching.join(LONG)
@@ -646,7 +646,7 @@ class TestClosing:
         before = len(store.operations)
         with threads(2) as pool:
             waiting = [pool.submit(replica.fetch_updates), pool.submit(replica.update_state_unconditionally, Add())]
-            eventually(lambda: len(store.operations) > before + 2, "attempts")
+            until(lambda: len(store.operations) > before + 2, "attempts")
             replica.close()
             for future in waiting:
                 with pytest.raises(ClosedError):

@@ -11,7 +11,8 @@ import pytest
 from synchronizer import AppliedUpdate, ClosedError, Revision, StateSynchronizer, UnknownUpdateError, Update, open_store
 from synchronizer.replica import MAX_TRANSITIONS
 from synchronizer.testing import FailingStore
-from tests.synchronizer.accounts import Account, Add, Put, eventually, just_before, opened
+from tests.synchronizer.accounts import Account, Add, Put, just_before, opened
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores(in_turn=True)
 
@@ -38,10 +39,10 @@ class Audit:
         return [applied.state.value if applied.state else None for applied in self.heard]
 
     def await_calls(self, number: int) -> None:
-        eventually(lambda: len(self.heard) >= number, f"{number} calls of the listener")
+        until(lambda: len(self.heard) >= number, f"{number} calls of the listener")
 
     def await_value(self, value: int) -> None:
-        eventually(lambda: self.values[-1:] == [value], f"the value {value}")
+        until(lambda: self.values[-1:] == [value], f"the value {value}")
 
 
 def test_every_update_is_told_once_with_its_own_revision_and_the_state_that_it_made(store: FailingStore) -> None:
@@ -132,7 +133,7 @@ def test_a_listener_that_fell_behind_its_queue_hears_each_update_as_soon_as_the_
     assert [transition.gap for transition in feed._queue] == [True]
     store.unavailable = True
     released.set()
-    eventually(lambda: any("told of later" in record.getMessage() for record in caplog.records), "a warning")
+    until(lambda: any("told of later" in record.getMessage() for record in caplog.records), "a warning")
     store.unavailable = False
     audit.await_value(3)
     assert audit.values == [1, 2, 3]
@@ -199,12 +200,12 @@ def test_its_thread_has_a_name_and_ends_when_it_is_told_to_or_with_the_synchroni
     assert [thread.name for thread in (*first.threads, *second.threads)] == ["updates of account"] * 2
     end()
     end()
-    eventually(lambda: not any(thread.is_alive() for thread in first.threads), "the end of the thread")
+    until(lambda: not any(thread.is_alive() for thread in first.threads), "the end of the thread")
     replica.update_state_unconditionally(Add())
     second.await_calls(2)
     assert first.values == [1]
     replica.close()
-    eventually(lambda: not any(thread.is_alive() for thread in second.threads), "the end of the thread")
+    until(lambda: not any(thread.is_alive() for thread in second.threads), "the end of the thread")
     with pytest.raises(ClosedError):
         replica.on_update(first)
 
@@ -217,7 +218,7 @@ def test_it_goes_on_after_an_outage_longer_than_the_timeout(
     replica.on_update(audit)
     with caplog.at_level(logging.WARNING, "synchronizer"):
         store.unavailable = True
-        eventually(lambda: any("told of later" in record.getMessage() for record in caplog.records), "a warning")
+        until(lambda: any("told of later" in record.getMessage() for record in caplog.records), "a warning")
         opened(store.inner).update_state_unconditionally(Add())
         store.unavailable = False
         audit.await_value(1)
@@ -238,7 +239,7 @@ def test_an_update_that_this_release_does_not_know_ends_it_with_an_error_in_the_
     new = StateSynchronizer(store.inner, "account", state_type=Account, updates=[Add, Later])
     with caplog.at_level(logging.ERROR, "synchronizer"):
         new.update_state_unconditionally(Later())
-        eventually(lambda: not any(thread.is_alive() for thread in audit.threads), "the end of the thread")
+        until(lambda: not any(thread.is_alive() for thread in audit.threads), "the end of the thread")
     (record,) = caplog.records
     assert record.exc_info and isinstance(record.exc_info[1], UnknownUpdateError)
 

@@ -14,8 +14,9 @@ import pytest
 import readergroup as rg
 from readergroup.record.entries import LagSample
 from readergroup.streams.config import number_of
-from tests.readergroup.reader_processes import GROUP, STREAM, kill, receive, running, until
+from tests.readergroup.reader_processes import GROUP, STREAM, kill, receive, running
 from tests.readergroup.record.recorder_processes import record
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores(in_turn=True)
 CHANGES = 20

@@ -6,20 +6,12 @@ import hashlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from readergroup import Client, DeadLetter, Event, EventBatch, PydanticSerializer
-
-
-def until(condition: Callable[[], object], *, seconds: float = 60) -> None:
-    """Wait for the condition to hold."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass in time"
-        time.sleep(0.01)
+from tests.waiting import until
 
 
 class InThread:

@@ -10,7 +10,8 @@ import readergroup as rg
 from readergroup.scaling import autoscale
 from readergroup.scaling.autoscale import TURN, Told
 from synchronizer import Clock, Turn
-from tests.readergroup.scaling.handlers import Fault, until, write
+from tests.readergroup.scaling.handlers import Fault, write
+from tests.waiting import until
 
 STREAM = "shop/orders"
 POLICY = rg.ReaderScalingPolicy(min_readers=1, max_readers=8, target_lag_seconds=1000, cooldown_seconds=1000)

@@ -25,9 +25,9 @@ from tests.readergroup.scaling.handlers import (
     InThread,
     Note,
     dead_letters,
-    until,
     write,
 )
+from tests.waiting import until
 
 STREAM = "shop/orders"
 DEAD = "shop/orders-dead"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import readergroup as rg
 from tests.readergroup.spark.streams import STREAM, assert_in_order, number, recorded, write
+from tests.waiting import until
 
 Start = Callable[..., StreamingQuery]
 
@@ -40,13 +40,6 @@ def start(spark: SparkSession, url: str, tmp_path: Path) -> Start:
 def run(query: StreamingQuery) -> StreamingQuery:
     assert query.awaitTermination(100)
     return query
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_query_goes_on_from_its_checkpoint_over_splits_and_merges(
@@ -77,7 +70,7 @@ def test_a_query_follows_splits_and_merges_while_it_runs(client: rg.Client, star
         for part, scale in enumerate(scales, 1):
             client.streams.scale(STREAM, **scale)  # type: ignore[arg-type]
             write(client, range(part * 100, part * 100 + 100))
-        wait_until(lambda: len(recorded(tmp_path / "record")) >= 400 or query.exception() is not None)
+        until(lambda: len(recorded(tmp_path / "record")) >= 400 or query.exception() is not None)
         assert query.exception() is None
     finally:
         query.stop()

@@ -17,7 +17,8 @@ from readergroup.streams.deletions import LOOK_EVERY, PATIENCE_SECONDS, QUEUE, D
 from readergroup.streams.manager import StreamManager
 from synchronizer import EventQueue, NotFoundError, SegmentStore, open_store
 from synchronizer.testing import FailingStore, InstantClock, Operation
-from tests.synchronizer.accounts import LONG, eventually
+from tests.synchronizer.accounts import LONG
+from tests.waiting import until
 
 NAME, OTHER = "shop/orders", "shop/others"
 GOLDEN = Path(__file__).parents[2] / "wire" / "deletion-v1.msgpack"
@@ -210,8 +211,8 @@ def test_after_a_kill_it_is_done_in_the_background_by_a_thread_that_ends(store: 
     later = StreamManager(store)
     create(later, OTHER)
     later.delete(OTHER)
-    eventually(lambda: data(store) == [], "what the other process has left is deleted")
-    eventually(lambda: "deletions of streams" not in [each.name for each in threading.enumerate()], "the thread ends")
+    until(lambda: data(store) == [], "what the other process has left is deleted")
+    until(lambda: "deletions of streams" not in [each.name for each in threading.enumerate()], "the thread ends")
     later.close()
 
 

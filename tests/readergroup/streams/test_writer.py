@@ -19,7 +19,6 @@ from readergroup.streams.state import StreamState
 from readergroup.streams.writer import MAX_UNSTORED_BYTES, EventWriter
 from synchronizer import (
     ClosedError,
-    Deadline,
     DeadlineExceededError,
     InvalidArgumentError,
     ManualClock,
@@ -28,10 +27,10 @@ from synchronizer import (
     SealedError,
     SegmentStore,
     StoreUnavailableError,
-    SystemClock,
     open_store,
 )
 from synchronizer.testing import FailingStore, Operation
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores(in_turn=True)
 NAME = "shop/orders"
@@ -100,14 +99,6 @@ def once(failing: FailingStore, verb: str, action: Callable[[], object], after: 
                 action()
 
     failing.before = before
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = SECONDS) -> None:
-    clock = SystemClock()
-    deadline = Deadline(clock, seconds)
-    while not condition():
-        assert not deadline.passed
-        clock.wait(threading.Event(), 0.001)
 
 
 # ---------------------------------------------------------------------- what is written
@@ -579,7 +570,7 @@ def test_what_is_left_over_for_two_merged_segments_is_all_stored_in_the_successo
 
     failing.before = before
     writer.write(b"0", "Foo")  # the first round, which takes until the others are written
-    wait_until(lambda: failing.count("append") > 0)
+    until(lambda: failing.count("append") > 0)
     for event, key in ((b"1", "Foo"), (b"2", "0"), (b"3", "0"), (b"4", "Foo")):
         writer.write(event, key)
     everything_is_written.set()
@@ -599,7 +590,7 @@ def test_what_waits_behind_an_append_that_finds_a_seal_follows_it_in_order(
 
     once(failing, "append", scale)
     writer.write(b"first", "Foo")
-    wait_until(lambda: failing.count("append") > 0)
+    until(lambda: failing.count("append") > 0)
     padding = bytes(400_000)  # so that it makes several batches
     for event in numbered(10):
         for key in ("Foo", "0"):
@@ -725,7 +716,7 @@ def test_scales_while_several_processes_write(shared_store_url: str) -> None:
         processes = [spawn.Process(target=_write_in_a_process, args=(shared_store_url, number)) for number in range(2)]
         for process in processes:
             process.start()
-        wait_until(lambda: len(all_events(streams)) > 0, TO_START_SECONDS)
+        until(lambda: len(all_events(streams)) > 0, seconds=TO_START_SECONDS)
         for _ in range(5):
             streams.scale(NAME, split=[streams.fetch_state(NAME).current[0]])
             streams.scale(NAME, merge=list(streams.fetch_state(NAME).current[:2]))

@@ -21,8 +21,8 @@ from synchronizer import (
 from synchronizer.recipes.election import LeaderElection
 from synchronizer.recipes.members import UPDATES, Members
 from synchronizer.testing import FailingStore, Operation
-from tests.readergroup.reader_processes import until
 from tests.synchronizer.recipes.stepped import TIMEOUT, World, a_world
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores(in_turn=True)
 

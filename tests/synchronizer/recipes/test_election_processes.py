@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.readergroup.reader_processes import kill, receive, running, until
+from tests.readergroup.reader_processes import kill, receive, running
 from tests.synchronizer.recipes.candidate_processes import Sink, check_and_write_late, lead, stopped_until
+from tests.waiting import until
 
 TIMEOUT = 1.0
 #: Nothing waits for it to pass.

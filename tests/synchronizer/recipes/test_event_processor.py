@@ -29,7 +29,8 @@ from synchronizer.recipes.event_consumer import TRUNCATE_BYTES
 from synchronizer.recipes.event_frames import OVERHEAD_BYTES
 from synchronizer.recipes.event_queue import CONSUMER, handled_upto
 from synchronizer.testing import FailingStore, InstantClock, Operation
-from tests.synchronizer.accounts import LONG, eventually, just_before
+from tests.synchronizer.accounts import LONG, just_before
+from tests.waiting import until
 
 SEGMENT = "queue/jobs"
 TIMEOUT_SECONDS = 9.0
@@ -691,12 +692,12 @@ class TestThreads:
                 seen.add(store.attributes(SEGMENT)[CONSUMER])
                 return len(seen) > 4
 
-            eventually(renewed, "the turn is renewed")
+            until(renewed, "the turn is renewed")
             lasting.set()
 
         other = Handler()
         with self.started(store, Handler(long), consumer_timeout_seconds=timeout) as first:
-            eventually(lambda: first.active, "the first has the turn")
+            until(lambda: first.active, "the first has the turn")
             with self.started(store, other, consumer_timeout_seconds=timeout) as second:
                 assert lasting.wait(LONG)
                 first.drain(timeout=LONG)
@@ -706,7 +707,7 @@ class TestThreads:
     def test_the_next_takes_over_when_one_is_closed(self, store: FailingStore) -> None:
         one, two = Handler(), Handler()
         first = self.started(store, one)
-        eventually(lambda: first.active, "the first has the turn")
+        until(lambda: first.active, "the first has the turn")
         with self.started(store, two) as second:
             second.add(b"0000")
             second.drain(timeout=LONG)
@@ -721,13 +722,13 @@ class TestThreads:
             processor.add(b"0000")
             processor.drain(timeout=LONG)
             store.unavailable = True
-            eventually(lambda: "does not answer" in caplog.text, "it is told")
+            until(lambda: "does not answer" in caplog.text, "it is told")
             store.unavailable = False
             processor.add(b"0001")
             processor.drain(timeout=LONG)
             assert caplog.text.count("does not answer") == 1
             store.unavailable = True
-            eventually(lambda: caplog.text.count("does not answer") == 2, "it is told again")
+            until(lambda: caplog.text.count("does not answer") == 2, "it is told again")
         assert handler.handled == numbers(2)
         assert "the turn is not given up, and runs out" in caplog.text
 
@@ -760,7 +761,7 @@ class TestThreads:
 
     def test_a_closed_store_ends_it(self, store: FailingStore) -> None:
         processor = self.started(store, Handler())
-        eventually(lambda: processor.active, "it works")
+        until(lambda: processor.active, "it works")
         store.close()
         with pytest.raises(ClosedError):
             processor.join(LONG)

@@ -12,9 +12,9 @@ import pytest
 
 from synchronizer import EventProcessor, EventQueue, SegmentStore, TurnValue, open_store
 from synchronizer.recipes.event_queue import CONSUMER, handled_upto
-from tests.synchronizer.accounts import eventually
 from tests.synchronizer.recipes.queue_processes import MAX_BATCH, QUEUE, TIMEOUT_SECONDS, add_until_killed, consume
 from tests.synchronizer.stores.processes import LONG, receive, running
+from tests.waiting import until
 
 SEGMENT = f"queue/{QUEUE}"
 EVENTS = 200
@@ -101,7 +101,7 @@ def test_s7_a_stopped_one_that_was_replaced_stores_nothing_when_it_wakes(
                 assert holder(store) == its_holder
             with EventQueue(store, QUEUE) as jobs:
                 jobs.add(b"31")
-            eventually(lambda: position(store) == store.info(SEGMENT).length, "the first one handles the rest")
+            until(lambda: position(store) == store.info(SEGMENT).length, "the first one handles the rest")
         finally:
             os.kill(process.pid, signal.SIGCONT)
     assert mine[-1] == 30

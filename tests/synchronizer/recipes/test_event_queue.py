@@ -30,7 +30,8 @@ from synchronizer.recipes.dead_letters import ROOM_BYTES
 from synchronizer.recipes.event_adding import ADDERS, BATCH_BYTES
 from synchronizer.recipes.event_frames import OVERHEAD_BYTES, read_frames
 from synchronizer.testing import FailingStore, InstantClock
-from tests.synchronizer.accounts import Barrier, LateStore, answer, eventually, just_before, threads
+from tests.synchronizer.accounts import Barrier, LateStore, answer, just_before, threads
+from tests.waiting import until
 
 SEGMENT = "queue/jobs"
 
@@ -57,7 +58,7 @@ def stored(store: SegmentStore) -> list[bytes]:
 
 def waiting(queue: EventQueue, number: int) -> None:
     """Wait until so many calls are in the append that goes next."""
-    eventually(lambda: len(queue._adding._open.parts) == number, f"{number} calls in the open batch")
+    until(lambda: len(queue._adding._open.parts) == number, f"{number} calls in the open batch")
 
 
 @pytest.mark.stores(in_turn=True)
@@ -156,14 +157,14 @@ def test_who_gives_up_takes_his_event_with_him_and_the_others_go_on(store: LateS
     store.unavailable = True
     with threads(2) as pool:
         leader = pool.submit(jobs.add, b"hasty", timeout=1)
-        eventually(lambda: jobs._adding._sending is not None, "the first is being sent")
+        until(lambda: jobs._adding._sending is not None, "the first is being sent")
         other = pool.submit(jobs.add, b"patient", timeout=100)
         waiting(jobs, 1)
         clock.advance(1.5)
         with pytest.raises(DeadlineExceededError):
             answer(leader)
         store.unavailable = False
-        eventually(lambda: bool(clock.advance(1)) or other.done(), "the other has its answer")
+        until(lambda: bool(clock.advance(1)) or other.done(), "the other has its answer")
         answer(other)
     assert stored(store) == [b"first", b"patient"]
 
@@ -362,7 +363,7 @@ def test_who_joins_while_room_is_looked_for_needs_room_too(store: LateStore) -> 
         waiting(jobs, 2)
         looks = store.count("info")
         barrier.release()
-        eventually(lambda: store.count("info") > looks, "room is looked for again")
+        until(lambda: store.count("info") > looks, "room is looked for again")
         assert jobs.outstanding_bytes <= bound
         processor(store, []).step()
         answer(leader)
@@ -376,14 +377,14 @@ def test_who_does_not_wait_so_long_for_room_takes_his_event_out(store: LateStore
     jobs.add(bytes(21))
     with threads(2) as pool:
         hasty = pool.submit(jobs.add, b"hst", timeout=1)
-        eventually(lambda: jobs._adding._is_led, "it waits for room")
+        until(lambda: jobs._adding._is_led, "it waits for room")
         patient = pool.submit(jobs.add, b"ptt", timeout=100)
         waiting(jobs, 2)
         clock.advance(1.5)
         with pytest.raises(DeadlineExceededError, match="full"):
             answer(hasty)
         processor(store, []).step()
-        eventually(lambda: bool(clock.advance(1)) or patient.done(), "there is room")
+        until(lambda: bool(clock.advance(1)) or patient.done(), "there is room")
         answer(patient)
     assert stored(store) == [bytes(21), b"ptt"]
 
@@ -425,7 +426,7 @@ def test_what_waits_for_room_ends_with_the_queue(store: LateStore) -> None:
     jobs.add(b"1")
     with threads(2) as pool:
         waiters = [pool.submit(jobs.add, b"too much") for _ in range(2)]
-        eventually(lambda: jobs._adding._is_led, "somebody waits for room")
+        until(lambda: jobs._adding._is_led, "somebody waits for room")
         jobs.close()
         for waiter in waiters:
             assert isinstance(waiter.exception(20), ClosedError)

@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
-from tests.readergroup.reader_processes import kill, receive, running, until
+from tests.readergroup.reader_processes import kill, receive, running
 from tests.synchronizer.recipes.candidate_processes import stopped_until
 from tests.synchronizer.recipes.lock_processes import come_and_go, stays
+from tests.waiting import until
 
 TIMEOUT = 1.0
 

@@ -18,8 +18,8 @@ from synchronizer import (
 from synchronizer.leases import WATCHERS
 from synchronizer.recipes.membership import Membership
 from synchronizer.testing import FailingStore, Operation
-from tests.readergroup.reader_processes import until
 from tests.synchronizer.recipes.stepped import TIMEOUT, World, a_world
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores(in_turn=True)
 

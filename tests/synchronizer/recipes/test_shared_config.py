@@ -8,7 +8,8 @@ from pydantic import AliasChoices, BaseModel, Field, model_validator
 
 from synchronizer import ConfigEntries, InvalidArgumentError, SharedConfig, ValueChange, open_store
 from synchronizer.testing import FailingStore
-from tests.synchronizer.accounts import eventually, just_before
+from tests.synchronizer.accounts import just_before
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores(in_turn=True)
 
@@ -205,7 +206,7 @@ def test_listeners_hear_the_configuration_before_and_after(two: Two) -> None:
     other.put("greeting", "hi")
     other.put("owner", "Ada")
     one.clear()
-    eventually(lambda: len(of_all) == 3 and len(of_owners) == 2, "all changes")
+    until(lambda: len(of_all) == 3 and len(of_owners) == 2, "all changes")
     assert of_all == [("hi", None), ("hi", "Ada"), ("hello", None)]
     assert of_owners == [(None, "Ada"), ("Ada", None)]
 
@@ -224,7 +225,7 @@ def test_a_listener_hears_on_when_a_field_was_put_wrong_and_right(
     entries = ConfigEntries(store, "shop")
     entries["opens_at"] = "early"
     entries["opens_at"] = 10
-    eventually(lambda: heard == [(9, 10)], "from the last that was valid to the next")
+    until(lambda: heard == [(9, 10)], "from the last that was valid to the next")
     assert "field='opens_at'" in caplog.text and "Traceback" not in caplog.text
 
 
@@ -245,7 +246,7 @@ def test_a_listener_that_raises_is_named(two: Two, caplog: pytest.LogCaptureFixt
 
     two[0].register_listener(careless)
     two[1].put("opens_at", 10)
-    eventually(lambda: "careless at" in caplog.text, "the name in the log")
+    until(lambda: "careless at" in caplog.text, "the name in the log")
 
 
 def test_watching_gives_the_newest(two: Two) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from synchronizer import ClosedError, InvalidArgumentError, SharedCounter, ValueChange, open_store
 from synchronizer.testing import FailingStore
-from tests.synchronizer.accounts import eventually
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores(in_turn=True)
 
@@ -84,7 +84,7 @@ def test_listeners_hear_each_value(two: Two) -> None:
     one.add(2)
     one.add(0)
     other.put(9)
-    eventually(lambda: len(heard) == 3, "three changes")
+    until(lambda: len(heard) == 3, "three changes")
     assert heard == [(0, 1), (1, 3), (3, 9)]
     unregister()
 

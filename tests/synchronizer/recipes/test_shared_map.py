@@ -20,7 +20,7 @@ from synchronizer import (
     open_store,
 )
 from synchronizer.testing import FailingStore
-from tests.synchronizer.accounts import eventually
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores(in_turn=True)
 
@@ -327,7 +327,7 @@ class Heard:
         self.changes.append((change.key, change.before, change.after))
 
     def await_changes(self, *changes: tuple[str, int | None, int | None]) -> None:
-        eventually(lambda: len(self.changes) >= len(changes), f"{changes}, not only {self.changes}")
+        until(lambda: len(self.changes) >= len(changes), f"{changes}, not only {self.changes}")
         assert self.changes == list(changes)
 
 
@@ -361,7 +361,7 @@ class TestListening:
         heard = Heard()
         one.register_listener(heard)
         other["pear"] = 3
-        eventually(lambda: "pear" in one, "the copy has what the other process put")
+        until(lambda: "pear" in one, "the copy has what the other process put")
 
     def test_changes_that_came_before_it_was_registered_are_heard_if_the_copy_did_not_have_them(
         self, two: tuple[Prices, Prices]
@@ -387,7 +387,7 @@ class TestListening:
             other["a"] = 1
             other["b"] = 2
             heard.await_changes(("a", None, 1), ("b", None, 2))
-            eventually(lambda: "of b" in caplog.text, "both failures are logged")
+            until(lambda: "of b" in caplog.text, "both failures are logged")
         assert "of a" in caplog.text
 
     def test_it_hears_nothing_once_it_is_unregistered(self, two: tuple[Prices, Prices]) -> None:
@@ -411,7 +411,7 @@ class TestListening:
         (name,) = heard.threads
         assert "map/prices" in name
         one.close()
-        eventually(lambda: name not in {thread.name for thread in threading.enumerate()}, "its thread has ended")
+        until(lambda: name not in {thread.name for thread in threading.enumerate()}, "its thread has ended")
 
     def test_changes_behind_a_compaction_come_as_one(self, two: tuple[Prices, Prices], store: FailingStore) -> None:
         one, other = two

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict
 
 from synchronizer import ClosedError, InvalidArgumentError, SetChange, SharedSet, open_store
 from synchronizer.testing import FailingStore
-from tests.synchronizer.accounts import answer, eventually, threads
+from tests.synchronizer.accounts import answer, threads
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores(in_turn=True)
 
@@ -148,7 +149,7 @@ def test_listeners_hear_what_came_in_and_went_out(two: tuple[Names, Names]) -> N
     one.discard("ada")
     other.clear()
     expected = [({"ada"}, set()), ({"bob"}, set()), (set(), {"ada"}), (set(), {"bob"})]
-    eventually(lambda: len(heard) == 4, "four changes")
+    until(lambda: len(heard) == 4, "four changes")
     assert heard == expected
 
 

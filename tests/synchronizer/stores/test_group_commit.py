@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,6 +13,7 @@ from synchronizer.store import Appended, Conflict
 from synchronizer.stores.file_lock import Gate
 from synchronizer.stores.group_commit import Batch, GroupCommit
 from synchronizer.stores.sqlite import SqliteStore
+from tests.waiting import until
 
 LONG = 30.0
 
@@ -192,13 +192,6 @@ def test_an_append_that_does_not_fit_does_not_fail_the_others(tmp_path: Path) ->
 def held_by_another(directory: Path) -> AbstractContextManager[None]:
     """As while another process writes."""
     return Gate(str(directory / "store.db.lock")).held(LONG)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.001)
 
 
 def count_commits(store: SqliteStore) -> list[None]:

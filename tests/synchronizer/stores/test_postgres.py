@@ -29,6 +29,7 @@ from synchronizer.stores import open_store, postgres_connections, postgres_schem
 from tests.servers.postgres import GUARDED_ROLE, PostgresServer
 from tests.synchronizer.stores.postgres_processes import append_when_told, open_at_once
 from tests.synchronizer.stores.processes import receive, running
+from tests.waiting import until
 
 LONG = 60.0
 RECORD = 12
@@ -69,13 +70,6 @@ def server_of(url: str) -> str:
 
 def schema_of(url: str) -> str:
     return url.rpartition("schema=")[2].partition("&")[0]
-
-
-def until(condition: Callable[[], object], seconds: float = LONG) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.005)
 
 
 def waits_for_a_lock(admin: psycopg.Connection, count: int = 1) -> bool:
