@@ -59,3 +59,18 @@ def test_there_are_as_many_tasks_as_are_asked_for_where_there_are_as_many_blocks
         assert len(tasks) >= min(asked_for, blocks)
         assert len(tasks) <= 2 * asked_for
         assert sum(each.size for task in tasks for each in task) == total
+
+
+def test_tasks_are_of_about_one_size_and_as_many_for_each_core(client: rg.Client, url: str) -> None:
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(3))
+    write(client, range(3000), block=20, padding=1000)
+    whole = client.batch.segment_ranges(STREAM)
+    total = sum(each.size for each in whole)
+    for cores, parts, expected in ((1, 5, 5), (2, 5, 6), (4, 5, 8)):
+        options = read_options(
+            {"url": url, "stream": STREAM, "minPartitions": str(cores), "maxBytesPerPartition": str(-(-total // parts))}
+        )
+        tasks = [task.ranges for task in planned(client, whole, options) if isinstance(task, Ranges)]
+        sizes = [sum(each.size for each in task) for task in tasks]
+        assert len(sizes) == expected
+        assert max(sizes) < 1.3 * total / expected
