@@ -389,7 +389,7 @@ class PostgresStore(SegmentStore):
         changes: Mapping[str, AttributeChange],
     ) -> AppendResult:
         names = sorted(changes)
-        columns = _columns(names, changes)
+        columns = _columns(names, changes) if names else ()
         statement = _APPEND_MANY
         is_plain = len(names) <= _FEW_ATTRIBUTES
         if is_plain:
