@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -11,6 +9,7 @@ from pathlib import Path
 
 import readergroup as rg
 from tests.readergroup.reader_processes import kill, receive, running
+from tests.synchronizer.recipes.candidate_processes import stopped_until
 
 TIMEOUT = 1.0
 LONG = 60.0
@@ -54,11 +53,6 @@ def test_nobody_waits_for_one_who_died_or_is_stopped_and_later_all_pass(shared_s
         first, one = start("a")
         all_pass()
         two_wait()
-        assert first.pid is not None
-        os.kill(first.pid, signal.SIGSTOP)
-        try:
-            assert receive(another) == BROKEN
-        finally:
-            os.kill(first.pid, signal.SIGCONT)
-        assert receive(one) == BROKEN
+        stopped_until(first, another.poll)
+        assert receive(another) == receive(one) == BROKEN
         all_pass()
