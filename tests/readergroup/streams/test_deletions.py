@@ -200,20 +200,20 @@ def test_a_deletion_that_meets_another_stream_of_the_name_announces_that_too(
     assert data(store) == []
 
 
-@pytest.mark.stores("sqlite")
-def test_after_a_kill_it_is_done_in_the_background_by_a_thread_that_ends(store: SegmentStore, store_url: str) -> None:
-    create(StreamManager(store))
-    process = multiprocessing.get_context("spawn").Process(target=delete_and_be_killed, args=(store_url,))
-    process.start()
-    process.join(LONG)
-    assert process.exitcode == -signal.SIGKILL
-    assert len(data(store)) == 3
-    later = StreamManager(store)
-    create(later, OTHER)
-    later.delete(OTHER)
-    until(lambda: data(store) == [], "what the other process has left is deleted")
-    until(lambda: "deletions of streams" not in [each.name for each in threading.enumerate()], "the thread ends")
-    later.close()
+def test_after_a_kill_it_is_done_in_the_background_by_a_thread_that_ends(shared_store_url: str) -> None:
+    with open_store(shared_store_url) as store:
+        create(StreamManager(store))
+        process = multiprocessing.get_context("spawn").Process(target=delete_and_be_killed, args=(shared_store_url,))
+        process.start()
+        process.join(LONG)
+        assert process.exitcode == -signal.SIGKILL
+        assert len(data(store)) == 3
+        later = StreamManager(store)
+        create(later, OTHER)
+        later.delete(OTHER)
+        until(lambda: data(store) == [], "what the other process has left is deleted")
+        until(lambda: "deletions of streams" not in [each.name for each in threading.enumerate()], "the thread ends")
+        later.close()
 
 
 def delete_and_be_killed(url: str) -> None:
