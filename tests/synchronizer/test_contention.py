@@ -19,8 +19,9 @@ from tests.synchronizer.accounts import Account, Add, Put, Replica, opened
 
 LONG = 100.0
 PROCESSES = 8
-#: Updates that all of them make together, before it is seen how many each has made.
-TOGETHER = 800
+#: Updates that all of them make together, before it is seen how many each has made. Whoever runs alone for a thousand
+#: is found out.
+TOGETHER = 200
 #: The entry with the value of the state at which all of them end.
 END = "end"
 
