@@ -117,7 +117,7 @@ def received(contender: Contender) -> object:
 
 def check_fairness(replica: Replica, contenders: list[Contender]) -> None:
     """A half of the mean and more is what each is to make; other load takes some of it, and now and then more."""
-    for _ in range(3):
+    for _ in range(10):
         before = replica.fetch_updates()
         after = replica.wait_for(lambda state, goal=before.value + TOGETHER: state.value >= goal, timeout=LONG)
         counts = [after.entries.get(each.name, 0) - before.entries.get(each.name, 0) for each in contenders]
