@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Final
+from typing import Any, Final
 
 import pyarrow
 import pyarrow.compute
@@ -25,7 +26,7 @@ from ..client import Client
 from ..errors import EventTooLargeError
 from ..streams.block import MAX_EVENT_BYTES
 from ..streams.gathering import MAX_UNSTORED_BYTES
-from ..streams.staging import StagedPart
+from ..streams.staging import StagedPart, Staging
 from ..streams.transaction import Transactions
 from .connection import client_of
 from .options import WriteOptions
@@ -104,14 +105,19 @@ class _Sink:
         self._client.streams.fetch_state(options.stream)  # raises for a stream that there is not
 
     def stage(self, key: str, batches: Iterable[pyarrow.RecordBatch]) -> Staged:
-        """In a task: stage what the rows hold."""
+        """In a task: stage what the rows hold, while Java makes the next ones."""
         staging = None
         with ExitStack() as giving_up_at_an_error:
+            storing: Future[None] | None = None
             for rows in _gathered(batches):
                 if staging is None:
                     staging = giving_up_at_an_error.enter_context(self._transactions.stage(self._options.stream, key))
-                for batch in batches_by_segment(*_arrays(rows), staging.segment_of):
-                    staging.write_batch(batch)
+                    thread = giving_up_at_an_error.enter_context(ThreadPoolExecutor(1, "readergroup-sink"))
+                if storing is not None:
+                    storing.result()
+                storing = thread.submit(_store, rows, staging)
+            if storing is not None:
+                storing.result()
             return Staged(_task().partitionId(), key, None if staging is None else staging.finish())
 
     def commit(self, messages: Messages, number: int, *, is_only_one: bool = False) -> None:
@@ -204,6 +210,11 @@ def _gathered(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Table]
             waiting, size = [], 0
     if waiting:
         yield pyarrow.Table.from_batches(waiting)
+
+
+def _store(rows: pyarrow.Table, staging: Staging[Any]) -> None:
+    for batch in batches_by_segment(*_arrays(rows), staging.segment_of):
+        staging.write_batch(batch)
 
 
 def _arrays(rows: pyarrow.Table) -> tuple[pyarrow.BinaryArray, pyarrow.StringArray | None]:
