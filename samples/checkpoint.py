@@ -67,7 +67,7 @@ def main(folder: Path) -> None:
         group.reset(checkpoint)
         for process in start(url, folder, kept(folder, "nightly"), may_fail=False):
             process.join(60)
-        print(sum(kept(folder, "end").values()), "orders, each counted once")
+        print(f"{sum(kept(folder, 'end').values())} orders, each counted once")
 
 
 if __name__ == "__main__":

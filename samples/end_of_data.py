@@ -19,7 +19,7 @@ def main(folder: Path) -> None:
 
         job = client.groups.create("monthly", streams=["shop/orders"], end={"shop/orders": until})
         with job.reader("reader-1") as reader:
-            print(sum(1 for _ in reader), "events")
+            print(f"{sum(1 for _ in reader)} events")
         print("read to", job.end_of_data_notifier.wait(timeout=10).cuts["shop/orders"])
 
 

@@ -17,16 +17,16 @@ def main(folder: Path) -> None:
 
         with group.reader(
             "reader-1",
-            on_assign=lambda segment: print("reader-1 takes", segment),
-            on_release=lambda segment: print("reader-1 gives", segment),
+            on_assign=lambda segment: print(f"reader-1 takes {segment}"),
+            on_release=lambda segment: print(f"reader-1 gives {segment}"),
         ) as first:
             first.read_batch(100)
-            print("reader-1 has", len(first.assigned_segments), "segments")
-            with group.reader("reader-2", on_assign=lambda segment: print("reader-2 takes", segment)) as second:
+            print(f"reader-1 has {len(first.assigned_segments)} segments")
+            with group.reader("reader-2", on_assign=lambda segment: print(f"reader-2 takes {segment}")) as second:
                 while len(first.assigned_segments) > 2:
                     first.read_batch(100, timeout=0.1)
                 second.read_batch(100)
-                print("reader-2 has", len(second.assigned_segments), "segments")
+                print(f"reader-2 has {len(second.assigned_segments)} segments")
 
 
 if __name__ == "__main__":

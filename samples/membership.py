@@ -24,16 +24,16 @@ def main(folder: Path) -> None:
 
         @harbour.on_joined
         def joined(member: str) -> None:
-            print(member, "has joined")
+            print(f"{member} has joined")
 
         @harbour.on_left
         def left(member: str) -> None:
-            print(member, "has left")
+            print(f"{member} has left")
             gone.release()
 
         @harbour.on_dead
         def dead(member: str) -> None:
-            print(member, "is dead")
+            print(f"{member} is dead")
             gone.release()
 
         spawn = multiprocessing.get_context("spawn")

@@ -38,7 +38,7 @@ def main(folder: Path) -> None:
         with dead.reader("reader-1", serializer=rg.PydanticSerializer(rg.DeadLetter)) as reader:
             letters = [event.data for event in reader]
         for letter in letters:
-            print(letter.data.decode(), letter.error, f"after {letter.attempts} attempts")
+            print(f"{letter.data.decode()} {letter.error} after {letter.attempts} attempts")
         print(f"{len(letters)} order set aside")
 
 
