@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from typing import Unpack
 
 from ..clock import Deadline
@@ -23,7 +22,7 @@ from ..errors import (
 from ..state_synchronizer import StateSynchronizer
 from ..store import SegmentStore
 from .members import BROKEN, UPDATES, Break, Member, nobody
-from .seat import ASK_SECONDS, Seat
+from .seat import ASK_SECONDS, Seat, Seats
 from .shared import SynchronizerOptions
 
 
@@ -64,11 +63,8 @@ class Barrier:
                 "it was begun with another number of parties; use that", name=name, parties=begun_with, given=parties
             )
         self._clock = self.synchronizer.clock
-        self._timeout_seconds = member_timeout_seconds
-        self._threads = threads
-        self._lock = threading.Lock()
-        self._seats: set[Seat] = set()  # of those here who wait
-        self._left_behind: set[str] = set()  # see `Seat`
+        #: Of those here who wait.
+        self._seats = Seats(self.synchronizer, member_timeout_seconds, changed=lambda: False, threads=threads)
         self._closed = False
 
     def wait(self, *, timeout: float | None = None) -> int:
@@ -80,23 +76,11 @@ class Barrier:
         """
         self._check_open()
         deadline = Deadline(self._clock, self.synchronizer.timeout if timeout is None else timeout)
-        member = self.party or f"{socket.gethostname()}/{os.getpid()}"
-        seat = Seat(
-            self.synchronizer,
-            member,
-            self._timeout_seconds,
-            changed=lambda: False,
-            threads=self._threads,
-            left_behind=self._left_behind,
-        )
-        with self._lock:
-            self._seats.add(seat)
+        seat = self._seats.add(self.party or f"{socket.gethostname()}/{os.getpid()}")
         try:
             return self._wait(seat, deadline)
         finally:
-            with self._lock:
-                self._seats.discard(seat)
-            seat.give_up_or_warn()
+            self._seats.give_up(seat)
 
     @property
     def n_waiting(self) -> int:
@@ -110,17 +94,12 @@ class Barrier:
     def close(self) -> None:
         """End all waiting here, which breaks the barrier for those elsewhere. Twice is no error."""
         self._closed = True
-        with self._lock:
-            seats = list(self._seats)
-        for seat in seats:
-            seat.give_up_or_warn()
+        self._seats.give_up_all()
         self.synchronizer.close()
 
     def step(self) -> float:
         """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
-        with self._lock:
-            seats = list(self._seats)
-        return min((seat.step() for seat in seats), default=float("inf"))
+        return self._seats.step()
 
     def __repr__(self) -> str:
         return f"Barrier({self.name!r}, {self.synchronizer.store.url!r}, parties={self.parties})"

@@ -18,7 +18,7 @@ from ..errors import ClosedError, DeadlineExceededError, InvalidArgumentError, L
 from ..state_synchronizer import StateSynchronizer
 from ..store import SegmentStore
 from .members import UPDATES, Member, nobody
-from .seat import ASK_SECONDS, Seat
+from .seat import ASK_SECONDS, Seat, Seats
 from .shared import SynchronizerOptions
 
 #: How much longer than the timeout it may take until a dead holder is taken out.
@@ -103,13 +103,11 @@ class Lock:
                 "it was begun with another number of permits; use that", name=name, permits=places, given=self.permits
             )
         self._clock = self.synchronizer.clock
-        self._timeout_seconds = member_timeout_seconds
-        self._threads = threads
+        #: Of those here who wait or hold.
+        self._seats = Seats(self.synchronizer, member_timeout_seconds, changed=self._end_lingering, threads=threads)
         self._lock = threading.Lock()
-        self._seats: set[Seat] = set()  # of those here who wait or hold
         self._holding: dict[Seat, int] = {}  # the threads that hold
         self._lingering: _Lingering | None = None
-        self._left_behind: set[str] = set()  # see `Seat`
         self._closed = False
 
     def acquire(self, *, timeout: float | None = None) -> HeldLock:
@@ -125,23 +123,14 @@ class Lock:
                 f"this thread holds the {self.kind} already; pass on what it has", name=self.name
             )
         deadline = Deadline(self._clock, self.synchronizer.timeout if timeout is None else timeout)
-        seat = Seat(
-            self.synchronizer,
-            self.owner,
-            self._timeout_seconds,
-            changed=self._end_lingering,
-            threads=self._threads,
-            left_behind=self._left_behind,
-        )
-        with self._lock:
-            self._seats.add(seat)
+        seat = self._seats.add(self.owner)
         try:
             found = self._wait_in_line(seat, deadline)
         except DeadlineExceededError:
             self._linger(seat)
             raise
         except BaseException:
-            self._give_up(seat)
+            self._seats.give_up(seat)
             raise
         self._holding[seat] = threading.get_ident()
         return HeldLock(self, seat, found.incarnation)
@@ -153,17 +142,12 @@ class Lock:
     def close(self) -> None:
         """Release the lock, if it is held here, and end all waiting for it here. Twice is no error."""
         self._closed = True
-        with self._lock:
-            seats = list(self._seats)
-        for seat in seats:
-            self._give_up(seat)
+        self._seats.give_up_all()
         self.synchronizer.close()
 
     def step(self) -> float:
         """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
-        with self._lock:
-            seats = list(self._seats)
-        return min((seat.step() for seat in seats), default=float("inf"))
+        return self._seats.step()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.synchronizer.store.url!r})"
@@ -186,12 +170,7 @@ class Lock:
 
     def _release(self, seat: Seat) -> None:
         self._holding.pop(seat, None)
-        self._give_up(seat)
-
-    def _give_up(self, seat: Seat) -> None:
-        with self._lock:
-            self._seats.discard(seat)
-        seat.give_up_or_warn()
+        self._seats.give_up(seat)
 
     # ------------------------------------------------------------------ holders that are dead
 
@@ -207,7 +186,7 @@ class Lock:
                 takes = self.synchronizer.state.timeout_seconds + TAKEOVER_SECONDS
                 self._lingering = _Lingering(seat, holders, self._clock.monotonic() + takes)
                 return
-        self._give_up(seat)
+        self._seats.give_up(seat)
 
     def _end_lingering(self) -> bool:
         """Give the seat up whose holder has released the lock, or is dead, or lives."""
@@ -219,7 +198,7 @@ class Lock:
             if is_same and self._clock.monotonic() < found.until:
                 return False
             self._lingering = None
-        self._give_up(found.seat)
+        self._seats.give_up(found.seat)
         return False
 
 

@@ -11,6 +11,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Final, Literal
 
@@ -396,3 +397,51 @@ class Seat:
         if str(error) != self._complaints.get(part):
             self._complaints[part] = str(error)
             _logger.warning("%s: %s", self._synchronizer.name, error)
+
+
+class Seats:
+    """The seats that the threads of one process have at the same time, each for as long as it waits or holds."""
+
+    def __init__(
+        self,
+        synchronizer: StateSynchronizer[Members],
+        timeout_seconds: float,
+        *,
+        changed: Callable[[], bool],
+        threads: bool,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._seats: set[Seat] = set()
+        self._left_behind: set[str] = set()
+        self._new = partial(
+            Seat,
+            synchronizer,
+            timeout_seconds=timeout_seconds,
+            changed=changed,
+            threads=threads,
+            left_behind=self._left_behind,
+        )
+
+    def add(self, member: str) -> Seat:
+        """A seat for this member, to be taken, and given up by `give_up`."""
+        seat = self._new(member)
+        with self._lock:
+            self._seats.add(seat)
+        return seat
+
+    def give_up(self, seat: Seat) -> None:
+        with self._lock:
+            self._seats.discard(seat)
+        seat.give_up_or_warn()
+
+    def give_up_all(self) -> None:
+        for seat in self._snapshot():
+            self.give_up(seat)
+
+    def step(self) -> float:
+        """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
+        return min((seat.step() for seat in self._snapshot()), default=float("inf"))
+
+    def _snapshot(self) -> Sequence[Seat]:
+        with self._lock:
+            return list(self._seats)

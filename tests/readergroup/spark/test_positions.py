@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from readergroup.spark.options import read_options
 from readergroup.spark.stream_reading import StreamReader
 from tests.readergroup.spark.streams import STREAM, write
 from tests.readergroup.spark.test_stream_reader import ALL, EVENT, Offset, ReadMaxBytes, batches, scaled_stream
+from tests.waiting import until
 
 Start = Callable[..., tuple[StreamReader, Offset]]
 
@@ -169,9 +169,10 @@ def test_the_lease_of_a_query_is_renewed_while_a_batch_is_read(client: rg.Client
     group = client.groups.create("query", streams=[STREAM], reader_timeout_seconds=0.6)
     reader, at = start()
     reader.latestOffset(at, ALL)
-    seen = {bytes(each) for each in group._manager.leases().values()}
-    deadline = time.monotonic() + 30
-    while len(seen) < 4:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-        seen |= {bytes(each) for each in group._manager.leases().values()}
+    seen: set[bytes] = set()
+
+    def is_renewed() -> bool:
+        seen.update(bytes(each) for each in group._manager.leases().values())
+        return len(seen) >= 4
+
+    until(is_renewed, "three renewals", seconds=30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -25,6 +26,7 @@ from synchronizer.recipes.barrier import Barrier
 from synchronizer.recipes.members import BROKEN, Break, Join, Leave, Members, nobody
 from synchronizer.recipes.seat import Seat
 from synchronizer.testing import FailingStore
+from tests.waiting import CallInThread
 
 pytestmark = pytest.mark.stores(in_turn=True)
 LONG = 60.0
@@ -40,26 +42,11 @@ def a_barrier(store: SegmentStore, parties: int = 2, party: str | None = None) -
     return Barrier(store, "start", parties, party=party)
 
 
-class Waiting:
+class Waiting(CallInThread[int]):
     """A thread that waits at the barrier."""
 
     def __init__(self, barrier: Barrier, timeout: float = LONG) -> None:
-        self._result: int | Exception | None = None
-        self._barrier = barrier
-        self._timeout = timeout
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._result = self._barrier.wait(timeout=self._timeout)
-        except Exception as error:
-            self._result = error
-
-    def ended(self) -> int | Exception:
-        self._thread.join(LONG)
-        assert self._result is not None
-        return self._result
+        super().__init__(partial(barrier.wait, timeout=timeout))
 
 
 def wait_for_waiting(barrier: Barrier, number: int) -> None:
@@ -142,7 +129,7 @@ def test_who_gives_up_is_not_taken_for_one_that_this_process_left_behind(store: 
     lease = barrier.synchronizer.state.members[0].lease
     waiting = Waiting(barrier, timeout=0.5)
     wait_for_waiting(a_barrier(store), 1)
-    barrier._left_behind.add(lease)
+    barrier._seats._left_behind.add(lease)
     assert isinstance(waiting.ended(), DeadlineExceededError)
     assert len(barrier.synchronizer.fetch_updates().members) == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -20,6 +21,7 @@ from synchronizer import (
 from synchronizer.recipes.lock import HeldLock, Lock, Semaphore
 from synchronizer.recipes.seat import Seat
 from synchronizer.testing import FailingStore
+from tests.waiting import CallInThread
 
 pytestmark = pytest.mark.stores(in_turn=True)
 LONG = 60.0
@@ -41,26 +43,11 @@ def dead_holder(store: SegmentStore, timeout_seconds: float) -> None:
     assert lock.acquire(timeout=LONG).fencing_token
 
 
-class Waiting:
+class Waiting(CallInThread[HeldLock]):
     """A thread that waits for the lock."""
 
     def __init__(self, lock: Lock, timeout: float = LONG) -> None:
-        self.result: HeldLock | Exception | None = None
-        self._lock = lock
-        self._timeout = timeout
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.result = self._lock.acquire(timeout=self._timeout)
-        except Exception as error:
-            self.result = error
-
-    def ended(self) -> HeldLock | Exception:
-        self._thread.join(LONG)
-        assert self.result is not None
-        return self.result
+        super().__init__(partial(lock.acquire, timeout=timeout))
 
     def held(self) -> HeldLock:
         found = self.ended()
