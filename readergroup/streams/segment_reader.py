@@ -8,11 +8,23 @@ from typing import Final
 from synchronizer import SegmentStore, TruncatedError
 
 from ..errors import CorruptDataError
-from .block import HEADER_BYTES, MAX_BLOCK_BYTES, Block, enclosing_block_start, parse_blocks, starts_block
+from .block import (
+    HEADER_BYTES,
+    MAX_BLOCK_BYTES,
+    MAX_EVENT_BYTES,
+    Block,
+    enclosing_block_start,
+    parse_blocks,
+    starts_block,
+)
 
 READ_BYTES: Final = 1024 * 1024
 #: What is read to find the end of the block around an offset: the events of a block, and its trailer.
 _REST_OF_BLOCK_BYTES: Final = MAX_BLOCK_BYTES + 64
+
+# glibc gives the memory of a read back to the system, and the next read takes it again page by page, which costs as
+# much as the reading. In a process that freed a larger piece once, as after the largest event, it keeps some megabytes.
+bytes(MAX_EVENT_BYTES)
 
 
 class SegmentReader:
