@@ -175,6 +175,14 @@ class SegmentStore(ABC):
         `MAX_APPEND_BYTES` and more than `MAX_ATTRIBUTE_CHANGES` raise `InvalidArgumentError`.
         """
 
+    def append_unread(self, segment: str, data: bytes, *, expected_offset: int | None = None) -> AppendResult:
+        """As `append`, for bytes that nobody relies on before this is acknowledged, such as those of a transaction.
+
+        A store may let others see them a moment before they are durable, and so hold up its other writers for less;
+        and whoever waits for the segment may not hear of them. By default it is the same as `append`.
+        """
+        return self.append(segment, data, expected_offset=expected_offset)
+
     @abstractmethod
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
         """At most ``max_bytes`` bytes from ``offset`` on, as many as are there; empty exactly at the end.

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Final
 
 import pyarrow
 import pyarrow.compute
@@ -21,18 +22,20 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 
 from synchronizer import DeadlineExceededError, InvalidArgumentError, ReaderGroupError
 
-from ..batch.encoding import batches_by_segment
+from ..batch.encoding import BATCH_BYTES, batches_by_segment
 from ..client import Client
 from ..errors import EventTooLargeError
 from ..streams.block import MAX_EVENT_BYTES
 from ..streams.gathering import MAX_UNSTORED_BYTES
-from ..streams.staging import StagedPart, Staging
+from ..streams.staging import StagedPart
 from ..streams.transaction import Transactions
 from .connection import client_of
 from .options import WriteOptions
 
 logger = logging.getLogger("readergroup.spark")
 
+#: Batches that wait to be stored: while another task's is stored, or the store makes order.
+_BATCHES_AHEAD: Final = 4
 #: The types that a column may have.
 _COLUMNS: Final = {"event": (BinaryType, StringType), "routing_key": (StringType,)}
 
@@ -107,17 +110,18 @@ class _Sink:
     def stage(self, key: str, batches: Iterable[pyarrow.RecordBatch]) -> Staged:
         """In a task: stage what the rows hold, while Java makes the next ones."""
         staging = None
+        storing: deque[Future[None]] = deque()
         with ExitStack() as giving_up_at_an_error:
-            storing: Future[None] | None = None
             for rows in _gathered(batches):
                 if staging is None:
                     staging = giving_up_at_an_error.enter_context(self._transactions.stage(self._options.stream, key))
                     thread = giving_up_at_an_error.enter_context(ThreadPoolExecutor(1, "readergroup-sink"))
-                if storing is not None:
-                    storing.result()
-                storing = thread.submit(_store, rows, staging)
-            if storing is not None:
-                storing.result()
+                for batch in batches_by_segment(*_arrays(rows), staging.segment_of):
+                    storing.append(thread.submit(staging.write_encoded, staging.encode(batch)))
+                    if len(storing) > _BATCHES_AHEAD:
+                        storing.popleft().result()
+            for each in storing:
+                each.result()
             return Staged(_task().partitionId(), key, None if staging is None else staging.finish())
 
     def commit(self, messages: Messages, number: int, *, is_only_one: bool = False) -> None:
@@ -198,23 +202,20 @@ def _check_columns(schema: StructType) -> None:
 
 
 def _gathered(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Table]:
-    """The rows, many at a time: each segment of the stream gets its share of them in one piece."""
+    """The rows, many at a time: with routing keys each segment gets its share of them, without them one gets all."""
     waiting: list[pyarrow.RecordBatch] = []
     size = 0
     for batch in batches:
-        if batch.num_rows:
-            waiting.append(batch)
-            size += batch.nbytes
-        if size >= MAX_UNSTORED_BYTES:
+        if not batch.num_rows:
+            continue
+        limit = MAX_UNSTORED_BYTES if "routing_key" in batch.schema.names else BATCH_BYTES
+        if waiting and size + batch.nbytes > limit:
             yield pyarrow.Table.from_batches(waiting)
             waiting, size = [], 0
+        waiting.append(batch)
+        size += batch.nbytes
     if waiting:
         yield pyarrow.Table.from_batches(waiting)
-
-
-def _store(rows: pyarrow.Table, staging: Staging[Any]) -> None:
-    for batch in batches_by_segment(*_arrays(rows), staging.segment_of):
-        staging.write_batch(batch)
 
 
 def _arrays(rows: pyarrow.Table) -> tuple[pyarrow.BinaryArray, pyarrow.StringArray | None]:

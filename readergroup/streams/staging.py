@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Final, Generic, Protocol, Self, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from synchronizer import (
     Appended,
@@ -69,6 +69,14 @@ class EncodableBatch(Protocol):
     @property
     def events(self) -> Sized: ...
     def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes: ...
+
+
+class EncodedBatch(NamedTuple):
+    """Events for one segment of the stream, as they are stored."""
+
+    segment: int
+    events: int
+    data: bytes
 
 
 class _Lane:
@@ -147,12 +155,18 @@ class Staging(Generic[T]):
             return self._find_keyless().number
         return self._find(routing_key).number
 
-    def write_batch(self, batch: EncodableBatch) -> None:
-        """Add events that are for one segment, by `segment_of`; they are stored at once."""
+    def encode(self, batch: EncodableBatch) -> EncodedBatch:
+        """Events that are for one segment, by `segment_of`, for `write_encoded`. Other threads may write meanwhile."""
+        data = batch.encode(self._sent + 1, self._writer_id, int(self._clock.time() * 1_000_000))
+        self._sent += len(batch.events)
+        return EncodedBatch(batch.segment, len(batch.events), data)
+
+    def write_encoded(self, batch: EncodedBatch) -> None:
+        """Add these events, and store them at once."""
         self._check_open()
         lane = self._lanes[batch.segment]
         self._send([lane])
-        self._events += len(batch.events)
+        self._events += batch.events
         with self._giving_up():
             self._store_batch(lane, batch)
 
@@ -229,7 +243,7 @@ class Staging(Generic[T]):
                 if lane.batch.events:
                     batch, lane.batch = lane.batch, Batch(lane.number)
                     self._waiting -= batch.size
-                    self._store_batch(lane, batch)
+                    self._store_batch(lane, self.encode(batch))
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -240,15 +254,13 @@ class Staging(Generic[T]):
             self._given_up = True
             raise
 
-    def _store_batch(self, lane: _Lane, batch: EncodableBatch) -> None:
+    def _store_batch(self, lane: _Lane, batch: EncodedBatch) -> None:
         patience = self._patience()
         if not lane.lengths or lane.lengths[-1] >= STAGED_BYTES:
             lane.lengths.append(0)
             patience.call(partial(self._store.create, self._last_name(lane)))
-        data = batch.encode(self._sent + 1, self._writer_id, int(self._clock.time() * 1_000_000))
-        self._append(self._last_name(lane), data, lane.lengths[-1], patience)
-        lane.lengths[-1] += len(data)
-        self._sent += len(batch.events)
+        self._append(self._last_name(lane), batch.data, lane.lengths[-1], patience)
+        lane.lengths[-1] += len(batch.data)
 
     def _last_name(self, lane: _Lane) -> str:
         *_, name = staged_segments(self._prefix, self._name, [lane.number] * len(lane.lengths))
@@ -258,7 +270,7 @@ class Staging(Generic[T]):
         """Append at ``offset``: nobody else does, so what is found behind it after a lost answer is this."""
         while True:
             try:
-                answer = self._store.append(name, data, expected_offset=offset)
+                answer = self._store.append_unread(name, data, expected_offset=offset)
             except NotFoundError as error:
                 raise self._was_dropped() from error
             except (StoreUnavailableError, StoreFullError):

@@ -16,12 +16,14 @@ R = TypeVar("R")
 class Step(Generic[C]):
     """One thread's part of a commit. ``run`` checks before it writes: if it raises, it has written nothing.
 
-    ``wakes`` says that somebody may wait for what it does.
+    ``wakes`` says that somebody may wait for what it does. With ``alone``, a commit that begins with it admits no
+    other.
     """
 
-    def __init__(self, run: Callable[[C], object], *, weight: int = 0, wakes: bool = True) -> None:
+    def __init__(self, run: Callable[[C], object], *, weight: int = 0, wakes: bool = True, alone: bool = False) -> None:
         self.weight = weight
         self.wakes = wakes
+        self.alone = alone
         self.leads = False
         self.is_settled = False
         self._run = run
@@ -67,7 +69,7 @@ class Batch(Generic[C]):
     def newcomers(self) -> Iterator[Step[C]]:
         """The steps not yet run: the first one, then those that have come meanwhile, until nobody has."""
         yield self.steps[0]
-        while admitted := self._admit():
+        while not self.steps[0].alone and (admitted := self._admit()):
             self.steps += admitted
             yield from admitted
 
@@ -88,9 +90,9 @@ class GroupCommit(Generic[C]):
         self._is_closed = False
         self._queue: deque[Step[C]] = deque()
 
-    def run(self, run: Callable[[C], R], *, weight: int = 0, wakes: bool = True) -> R:
+    def run(self, run: Callable[[C], R], *, weight: int = 0, wakes: bool = True, alone: bool = False) -> R:
         """What ``run`` returns or raises, when it is committed."""
-        step: Step[C] = Step(run, weight=weight, wakes=wakes)
+        step: Step[C] = Step(run, weight=weight, wakes=wakes, alone=alone)
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the store is closed")

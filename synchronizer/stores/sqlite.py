@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import sqlite3
+import sys
 import threading
 import weakref
 from collections import deque
@@ -115,6 +117,8 @@ class SqliteStore(SegmentStore):
             if not is_prepared:
                 self._prepare()
             self._writer = self._connect()
+            #: Leaves it to `_flush_log` to wait for the disk.
+            self._unread_writer = self._connect(synchronous="NORMAL")
             (self._page_bytes,) = self._writer.execute("PRAGMA page_size").fetchone()
             opened.pop_all()  # nothing failed: all stays open
         self._fair_lock = FairLock(f"{self._path}.fair")
@@ -158,6 +162,19 @@ class SqliteStore(SegmentStore):
                 weight=len(data),
                 wakes=bool(data),  # there are many renewals of leases, which nobody waits for
             )
+        except OutcomeUnknownError as error:
+            return UnknownOutcome(error)
+
+    def append_unread(self, segment: str, data: bytes, *, expected_offset: int | None = None) -> AppendResult:
+        check_append(segment, data, expected_offset, None)
+        append = Append(segment, data, expected_offset)
+        try:
+            answer = self._write(
+                lambda connection: sqlite_steps.append(connection, append), weight=len(data), wakes=False, alone=True
+            )
+            if isinstance(answer, Appended):
+                self._flush_log()
+            return answer
         except OutcomeUnknownError as error:
             return UnknownOutcome(error)
 
@@ -251,9 +268,11 @@ class SqliteStore(SegmentStore):
 
     # Writing
 
-    def _write(self, run: Callable[[sqlite3.Connection], T], *, weight: int = 0, wakes: bool = True) -> T:
+    def _write(
+        self, run: Callable[[sqlite3.Connection], T], *, weight: int = 0, wakes: bool = True, alone: bool = False
+    ) -> T:
         self._check_open()
-        return self._commits.run(run, weight=weight, wakes=wakes)
+        return self._commits.run(run, weight=weight, wakes=wakes, alone=alone)
 
     def _execute(self, batch: Batch[sqlite3.Connection]) -> None:
         try:
@@ -266,15 +285,17 @@ class SqliteStore(SegmentStore):
 
     def _commit(self, batch: Batch[sqlite3.Connection]) -> None:
         """Run the steps in one transaction; if that cannot be, each in one of its own."""
-        failure = self._try_to_commit(batch.newcomers())
+        connection = self._unread_writer if batch.steps[0].alone else self._writer
+        failure = self._try_to_commit(batch.newcomers(), connection)
         if failure and len(batch.steps) > 1 and not failure.may_be_stored:
             for step in batch.steps:
-                self._settle([step], self._try_to_commit([step]))
+                self._settle([step], self._try_to_commit([step], connection))
         else:
             self._settle(batch.steps, failure)
 
-    def _try_to_commit(self, steps: Iterable[Step[sqlite3.Connection]]) -> _Failure | None:
-        connection = self._writer
+    def _try_to_commit(
+        self, steps: Iterable[Step[sqlite3.Connection]], connection: sqlite3.Connection
+    ) -> _Failure | None:
         is_committing = wakes = False
         try:
             if connection.in_transaction:  # the thread that began it was interrupted
@@ -287,7 +308,7 @@ class SqliteStore(SegmentStore):
             is_committing = True
             connection.execute("COMMIT")
         except sqlite3.Error as error:
-            self._roll_back()
+            self._roll_back(connection)
             return _Failure(error, may_be_stored=is_committing and not _wrote_nothing(error))
         if wakes and connection.total_changes != changes_before:
             self._notify.announce()
@@ -302,12 +323,31 @@ class SqliteStore(SegmentStore):
         self._bytes_since_checkpoint += sum(step.weight for step in steps)
         self._bytes_since_checkpoint += _COMMIT_OVERHEAD_PAGES * self._page_bytes
 
-    def _roll_back(self) -> None:
+    def _roll_back(self, connection: sqlite3.Connection) -> None:
         try:
-            if self._writer.in_transaction:
-                self._writer.execute("ROLLBACK")
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
         except sqlite3.Error:
             _logger.warning("rolling back failed; the next write tries again: path=%r", self._path, exc_info=True)
+
+    def _flush_log(self) -> None:
+        """Wait until all that was committed is on the disk, without the gate.
+
+        A log that is begun anew meanwhile had all in it moved into the file, and flushed, before.
+        """
+        try:
+            log = os.open(f"{self._path}-wal", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if sys.platform == "darwin":
+                    fcntl.fcntl(log, fcntl.F_FULLFSYNC)
+                else:
+                    os.fdatasync(log)
+            finally:
+                os.close(log)
+        except OSError as error:
+            raise OutcomeUnknownError(
+                "the disk did not take what was committed; repeat the call to find out", path=self._path
+            ) from error
 
     def _checkpoint_if_due(self) -> None:
         """Move the write-ahead log into the file. The caller holds the gate."""
@@ -391,7 +431,7 @@ class SqliteStore(SegmentStore):
 
     # Opening and closing
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self, *, synchronous: str = "FULL") -> sqlite3.Connection:
         connection = sqlite3.connect(
             f"file:{quote(self._path)}?mode=rwc",
             uri=True,
@@ -399,7 +439,7 @@ class SqliteStore(SegmentStore):
             check_same_thread=False,
             timeout=self._write_timeout,
         )
-        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
         connection.execute("PRAGMA fullfsync = 1")  # macOS: reach the disk, not only its cache
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute("PRAGMA secure_delete = 0")  # some systems overwrite what is freed: as much again to write
@@ -429,10 +469,11 @@ class SqliteStore(SegmentStore):
         while self._idle_readers:
             self._idle_readers.pop().close()
         self._writer.close()
+        self._unread_writer.close()
 
     def abandon_in_child(self) -> None:
         """Leave everything to the parent process. Closing an inherited connection could damage the parent's locks."""
-        _inherited.extend((self._writer, self._idle_readers, self._waiters))
+        _inherited.extend((self._writer, self._unread_writer, self._idle_readers, self._waiters))
         self._gate.close()
         self._notify.close()
 

@@ -229,6 +229,19 @@ class SegmentStoreConformance:
         assert store.read("s", 0, 100) == b"0123456789"
         assert store.attributes("s") == {"a": b"1"}
 
+    def test_an_append_of_what_nobody_reads_yet_is_as_any_other(self, store: SegmentStore) -> None:
+        _segment(store)
+        assert store.append_unread("s", b"one") == Appended(0, 3)
+        assert store.append_unread("s", b"two!", expected_offset=3) == Appended(3, 7)
+        assert store.append_unread("s", b"lost", expected_offset=3) == Conflict(7, b"two!")
+        assert store.append("s", b"!", expected_offset=7) == Appended(7, 8)
+        assert store.read("s", 0, 100) == b"onetwo!!"
+        store.seal("s")
+        with pytest.raises(SealedError):
+            store.append_unread("s", b"late")
+        with pytest.raises(NotFoundError):
+            store.append_unread("unknown", b"x")
+
     def test_a_conflict_holds_the_first_bytes_that_were_not_seen(self, store: SegmentStore) -> None:
         data = _pattern(3 * MAX_DELTA_BYTES)
         _segment(store, data[:1000])

@@ -97,7 +97,7 @@ def test_batches_are_staged_with_what_is_written_one_by_one(client: rg.Client) -
             events = pyarrow.array([event for event, _ in rows[start : start + 400]], pyarrow.binary())
             keys = pyarrow.array([key for _, key in rows[start : start + 400]])
             for batch in batches_by_segment(events, keys, staging.segment_of):
-                staging.write_batch(batch)
+                staging.write_encoded(staging.encode(batch))
         for event, key in rows[900:]:
             staging.write(event, key)
         part = staging.finish()

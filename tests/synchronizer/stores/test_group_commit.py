@@ -50,14 +50,14 @@ class Commits:
             until(lambda before=before: len(self.group._queue) > before)
         return futures
 
-    def add(self, number: int) -> int:
+    def add(self, number: int, *, alone: bool = False) -> int:
         def run(stored: list[object]) -> int:
             if number < 0:
                 raise NotFoundError("a step that fails")
             stored.append(number)
             return number * 10
 
-        return self.group.run(run)
+        return self.group.run(run, alone=alone)
 
 
 @pytest.fixture
@@ -82,6 +82,19 @@ def test_threads_that_come_during_a_commit_share_the_next_one(commits: Commits) 
         assert [future.result(LONG) for future in [first, *queued]] == [0, 10, 20, 30, 40]
     assert [count for _, count in commits.batches] == [1, 4]
     assert commits.stored == [0, 1, 2, 3, 4]
+
+
+def test_a_commit_of_a_step_that_is_alone_admits_no_other(commits: Commits) -> None:
+    commits.may_commit.clear()
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(commits.add, 0)
+        assert commits.is_committing.wait(LONG)
+        alone = threads.submit(commits.add, 1, alone=True)
+        until(lambda: len(commits.group._queue) == 1)
+        others = commits.queue_up(threads, range(2, 4))
+        commits.may_commit.set()
+        assert [future.result(LONG) for future in [first, alone, *others]] == [0, 10, 20, 30]
+    assert [count for _, count in commits.batches] == [1, 1, 2]
 
 
 def test_a_step_that_fails_does_not_fail_the_others(commits: Commits) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -28,6 +29,8 @@ from synchronizer.errors import (
 from synchronizer.store import ANY, Appended, AttributeChange, Conflict, SegmentStore, UnknownOutcome
 from synchronizer.stores import open_store
 from synchronizer.stores.sqlite import APPLICATION_ID, FORMAT, SqliteStore
+
+LONG = 30.0
 
 
 @pytest.fixture
@@ -396,3 +399,48 @@ def appended(result: object) -> Appended:
 
 def total_size(path: Path) -> int:
     return sum(os.stat(f"{path}{suffix}").st_size for suffix in ("", "-wal"))
+
+
+def test_what_nobody_reads_yet_is_on_the_disk_when_it_is_acknowledged_and_others_do_not_wait_for_that(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_flushing, may_flush = threading.Event(), threading.Event()
+    flushed: list[bytes] = []
+
+    def flush(file: int) -> None:
+        flushed.append(os.pread(file, os.fstat(file).st_size, 0))
+        is_flushing.set()
+        assert may_flush.wait(LONG)
+
+    monkeypatch.setattr(os, "fdatasync", flush)
+    with opened(path) as store, opened(path) as other, ThreadPoolExecutor() as threads:
+        store.create("s")
+        append = threads.submit(store.append_unread, "s", b"staged " * 10_000)
+        assert is_flushing.wait(LONG)
+        other.create("meanwhile")
+        assert isinstance(other.append("meanwhile", b"x"), Appended)
+        assert isinstance(store.append("meanwhile", b"y"), Appended)
+        assert not append.done()
+        may_flush.set()
+        assert append.result(LONG) == Appended(0, 70_000)
+    assert len(flushed) == 1 and b"staged staged" in flushed[0]
+
+
+def test_a_disk_that_does_not_take_what_nobody_reads_yet_leaves_the_outcome_open(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(file: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with opened(path) as store:
+        store.create("s")
+        monkeypatch.setattr(os, "fdatasync", fail)
+        answer = store.append_unread("s", b"data", expected_offset=0)
+        assert isinstance(answer, UnknownOutcome) and isinstance(answer.cause, OutcomeUnknownError)
+        assert store.append_unread("s", b"data", expected_offset=0) == Conflict(4, b"data")
+
+
+def test_only_what_nobody_reads_yet_is_committed_without_waiting_for_the_disk(path: Path) -> None:
+    with SqliteStore(str(path)) as store:
+        levels = [each.execute("PRAGMA synchronous").fetchone() for each in (store._writer, store._unread_writer)]
+    assert levels == [(2,), (1,)]  # FULL and NORMAL
