@@ -129,13 +129,12 @@ def _table(block: Block) -> NDArray[numpy.void] | None:
     packed = memoryview(block.packed_events)
     start = 1 if count < 16 else 3 if count < 65_536 else 5
     width, rest = divmod(len(packed) - start, count)
-    prefix = _PREFIX_BYTES[packed[start]]
-    size = int.from_bytes(packed[start + 1 : start + prefix])
-    if rest or not size or prefix + size != width:
+    prefix = bytes(packed[start : start + _PREFIX_BYTES[packed[start]]])
+    size = int.from_bytes(prefix[1:])
+    if rest or not size or len(prefix) + size != width:
         return None
-    table = numpy.frombuffer(packed, _element_type(prefix, size), count, start)
-    prefixes = table["prefix"]
-    return None if (prefixes != prefixes[0]).any() else table["event"]
+    table = numpy.frombuffer(packed, _element_type(len(prefix), size), count, start)
+    return table["event"] if table["prefix"].tobytes() == prefix * count else None
 
 
 @lru_cache
@@ -153,7 +152,8 @@ def _offsets(part: Part, table: NDArray[numpy.void] | None) -> NDArray[numpy.int
     if table is not None:
         size = table.itemsize
         element = size + (2 if size < 256 else 3 if size < 65_536 else 5)
-        starts = numpy.arange(block.events_end - element * len(block), block.events_end, element)
+        end = block.events_end
+        starts = numpy.arange(end - element * len(block), end, element)
     else:
         sizes = numpy.fromiter(map(len, block.data), numpy.int64, len(block))
         elements = sizes + 2 + (sizes >= 256) + 2 * (sizes >= 65_536)
