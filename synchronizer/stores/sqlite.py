@@ -117,10 +117,9 @@ class SqliteStore(SegmentStore):
             if not is_prepared:
                 self._prepare()
             self._writer = self._connect()
-            #: Leaves it to `_flush_log` to wait for the disk.
-            self._unread_writer = self._connect(synchronous="NORMAL")
             (self._page_bytes,) = self._writer.execute("PRAGMA page_size").fetchone()
             opened.pop_all()  # nothing failed: all stays open
+        self._unread_writer: sqlite3.Connection | None = None
         self._fair_lock = FairLock(f"{self._path}.fair")
         self._commits: GroupCommit[sqlite3.Connection] = GroupCommit(self._execute)
         self._bytes_since_checkpoint = _size_of(f"{self._path}-wal")
@@ -285,7 +284,7 @@ class SqliteStore(SegmentStore):
 
     def _commit(self, batch: Batch[sqlite3.Connection]) -> None:
         """Run the steps in one transaction; if that cannot be, each in one of its own."""
-        connection = self._unread_writer if batch.steps[0].alone else self._writer
+        connection = self._writer_of_unread() if batch.steps[0].alone else self._writer
         failure = self._try_to_commit(batch.newcomers(), connection)
         if failure and len(batch.steps) > 1 and not failure.may_be_stored:
             for step in batch.steps:
@@ -329,6 +328,13 @@ class SqliteStore(SegmentStore):
                 connection.execute("ROLLBACK")
         except sqlite3.Error:
             _logger.warning("rolling back failed; the next write tries again: path=%r", self._path, exc_info=True)
+
+    def _writer_of_unread(self) -> sqlite3.Connection:
+        """A connection that leaves it to `_flush_log` to wait for the disk."""
+        if self._unread_writer is None:
+            with _translated_errors(self._path):
+                self._unread_writer = self._connect(synchronous="NORMAL")
+        return self._unread_writer
 
     def _flush_log(self) -> None:
         """Wait until all that was committed is on the disk, without the gate.
@@ -469,7 +475,8 @@ class SqliteStore(SegmentStore):
         while self._idle_readers:
             self._idle_readers.pop().close()
         self._writer.close()
-        self._unread_writer.close()
+        if self._unread_writer is not None:
+            self._unread_writer.close()
 
     def abandon_in_child(self) -> None:
         """Leave everything to the parent process. Closing an inherited connection could damage the parent's locks."""

@@ -442,5 +442,7 @@ def test_a_disk_that_does_not_take_what_nobody_reads_yet_leaves_the_outcome_open
 
 def test_only_what_nobody_reads_yet_is_committed_without_waiting_for_the_disk(path: Path) -> None:
     with SqliteStore(str(path)) as store:
-        levels = [each.execute("PRAGMA synchronous").fetchone() for each in (store._writer, store._unread_writer)]
+        store.create("s")
+        store.append_unread("s", b"data")
+        levels = [each.execute("PRAGMA synchronous").fetchone() for each in (store._writer, store._writer_of_unread())]
     assert levels == [(2,), (1,)]  # FULL and NORMAL
