@@ -75,7 +75,6 @@ class EncodedBatch(NamedTuple):
     """Events for one segment of the stream, as they are stored."""
 
     segment: int
-    events: int
     data: bytes
 
 
@@ -125,8 +124,7 @@ class Staging(Generic[T]):
         self._lane_of_key: dict[str, _Lane] = {}
         self._turn = secrets.randbelow(len(state.current))  # whose turn it is to get the events without a key
         self._writer_id = secrets.token_bytes(16)
-        self._events = 0
-        self._sent = 0  # events
+        self._encoded = 0  # events
         self._waiting = 0  # bytes
         self._given_up = False
         self._part: StagedPart | None = None
@@ -140,7 +138,6 @@ class Staging(Generic[T]):
         lane = self._find_keyless() if routing_key is None else self._find(routing_key)
         before = lane.batch.size
         lane.batch.add(data, routing_key, headers)
-        self._events += 1
         self._waiting += lane.batch.size - before
         if lane.batch.size >= BATCH_BYTES:
             self._turn += routing_key is None
@@ -157,16 +154,15 @@ class Staging(Generic[T]):
 
     def encode(self, batch: EncodableBatch) -> EncodedBatch:
         """Events that are for one segment, by `segment_of`, for `write_encoded`. Other threads may write meanwhile."""
-        data = batch.encode(self._sent + 1, self._writer_id, int(self._clock.time() * 1_000_000))
-        self._sent += len(batch.events)
-        return EncodedBatch(batch.segment, len(batch.events), data)
+        data = batch.encode(self._encoded + 1, self._writer_id, int(self._clock.time() * 1_000_000))
+        self._encoded += len(batch.events)
+        return EncodedBatch(batch.segment, data)
 
     def write_encoded(self, batch: EncodedBatch) -> None:
         """Add these events, and store them at once."""
         self._check_open()
         lane = self._lanes[batch.segment]
         self._send([lane])
-        self._events += batch.events
         with self._giving_up():
             self._store_batch(lane, batch)
 
@@ -184,7 +180,7 @@ class Staging(Generic[T]):
                 generation=self._generation,
                 name=self._name,
                 segments=self._numbers,
-                events=self._events,
+                events=self._encoded,
                 size=sum(sum(lane.lengths) for lane in self._lanes.values()),
             )
         return self._part
