@@ -22,7 +22,6 @@ events of 100 bytes.
 from __future__ import annotations
 
 import struct
-import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -30,6 +29,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 import msgpack
+from isal import isal_zlib
 
 from ..errors import CorruptDataError
 from .routing import key_hash
@@ -102,7 +102,7 @@ def encode_packed_block(
     length = HEADER_BYTES + len(packed_columns) + len(packed_events) + _TRAILER.size
     fields = _FIELDS.pack(length, count, len(packed_columns), written_at, writer_id, first_number)
     body = b"".join((fields, packed_columns, packed_events, _TRAILER.pack(_TRAILER_MARK, length)))
-    return _HEAD.pack(MAGIC, zlib.crc32(body)) + body
+    return _HEAD.pack(MAGIC, isal_zlib.crc32(body)) + body
 
 
 def _encode_keys(keys: Sequence[str | None]) -> object:
@@ -325,7 +325,7 @@ def block_length(segment: str, offset: int, view: memoryview) -> int:
 
 def _checked_block(segment: str, offset: int, view: memoryview) -> Block:
     _, checksum = _HEAD.unpack_from(view)
-    if zlib.crc32(view[_HEAD.size :]) != checksum:
+    if isal_zlib.crc32(view[_HEAD.size :]) != checksum:
         raise CorruptDataError("the block is damaged: its checksum is wrong", segment=segment, offset=offset)
     return Block(segment, offset, view)
 
