@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import socket
+from functools import cache
 from typing import Final
 
 from pydantic import SecretStr
@@ -11,6 +14,9 @@ from pydantic import SecretStr
 from synchronizer import Deadline, InvalidArgumentError, Patience, SystemClock, UnsupportedError, open_store
 
 from ..client import Client
+
+#: Room for two batches. Linux gives less where ``net.core.wmem_max`` says so.
+_PIPE_BYTES: Final = 2 * 1024 * 1024
 
 _clients: Final[dict[tuple[int, str], Client]] = {}
 
@@ -54,3 +60,13 @@ def check_address(url: SecretStr, *, one_host: bool) -> None:
             "the processes of Spark run in folders of their own; write the whole path, after four slashes: "
             "'sqlite:////var/lib/shop.db'"
         )
+
+
+@cache
+def widen_pipe() -> None:
+    """In a worker: let the pipe to Java take a whole batch, so that the next one is made while Java takes it."""
+    for file in map(int, os.listdir("/dev/fd")):
+        # What is no socket, or has no peer, raises.
+        with contextlib.suppress(OSError), socket.fromfd(file, socket.AF_UNIX, socket.SOCK_STREAM) as pipe:
+            if not isinstance(pipe.getpeername(), tuple):  # else it is no Unix domain socket, and widens by itself
+                pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PIPE_BYTES)

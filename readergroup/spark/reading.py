@@ -19,7 +19,7 @@ from ..client import Client
 from ..streams.config import StreamCut, number_of
 from ..streams.places import check_offset
 from ..streams.state import StreamState
-from .connection import client_of, patience_of
+from .connection import client_of, patience_of, widen_pipe
 from .options import Place, ReadOptions
 from .planning import Ranges, planned
 from .retention import DataLoss, moved_to_data
@@ -72,6 +72,7 @@ def record_batches(partition: InputPartition, rows: Rows, options: ReadOptions) 
     """The rows of the partition's events, some thousands at a time."""
     if not isinstance(partition, Ranges):  # what Spark makes of a plan without partitions
         return
+    widen_pipe()
     client = client_of(options.url)
     loss = DataLoss(fail=options.fail_on_data_loss)
     for each in partition.ranges:
