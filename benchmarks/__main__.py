@@ -21,7 +21,7 @@ from .notifying import notify
 from .reading import iterate, read_batch
 from .recipes import bounded, recipes
 from .sharing import share
-from .spark import spark, spark_5m
+from .spark import spark
 from .stores import STORES, Store
 from .takeover import takeover
 from .updating import contend, update
@@ -35,7 +35,6 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "bulk": bulk,
     "copy": copy,
     "spark": spark,
-    "spark-5m": spark_5m,
     "share": share,
     "write": write,
     "update": update,
@@ -50,8 +49,6 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "wake": wake,
     "idle": idle,
 }
-#: What is measured unless something else is asked for.
-BY_DEFAULT: Final = tuple(name for name in BENCHMARKS if name != "spark-5m")
 #: What is measured on servers unless it is asked for: where the server matters most.
 ON_SERVERS: Final = ("read-batch", "bulk", "share", "write", "update", "contend", "wait", "wake", "idle")
 
@@ -59,7 +56,7 @@ ON_SERVERS: Final = ("read-batch", "bulk", "share", "write", "update", "contend"
 def main(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="NAME", help=f"{', '.join(BENCHMARKS)}; without a name all but spark-5m"),
+        typer.Argument(metavar="NAME", help=f"{', '.join(BENCHMARKS)}; all without a name"),
     ] = None,
     stores: Annotated[
         list[str] | None, typer.Option("--store", metavar="STORE", help=f"{', '.join(STORES)}; all without this option")
@@ -71,7 +68,7 @@ def main(
     _check_known(stores or (), STORES)
     results: list[Measured] = []
     for store in stores or STORES:
-        results += _run_on(store, names or (BY_DEFAULT if store == "sqlite" else ON_SERVERS))
+        results += _run_on(store, names or (BENCHMARKS if store == "sqlite" else ON_SERVERS))
     if as_:
         print(as_json(results))
     else:

@@ -26,8 +26,7 @@ from .measuring import alternate, folder
 from .stores import Store
 
 STREAM: Final = "bench/events"
-EVENTS: Final = 1_000_000
-MANY_EVENTS: Final = 5_000_000
+EVENTS: Final = 5_000_000
 ROUNDS: Final = 5
 COLUMNS: Final = "event,segment_id,offset"
 _EVENT_BYTES: Final = 100
@@ -38,7 +37,7 @@ _PIECE_BYTES: Final = 1024 * 1024
 Run = Callable[[], Callable[[], object] | None]
 
 
-def spark(store: Store, events: int = EVENTS) -> Iterator[Result]:
+def spark(store: Store) -> Iterator[Result]:
     """Reading a stream beside Parquet and beside tuples, writing beside Parquet, copying beside a plain copy."""
     try:
         readergroup.spark.check_java()
@@ -49,29 +48,23 @@ def spark(store: Store, events: int = EVENTS) -> Iterator[Result]:
         client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(_SEGMENTS))
         rng = random.Random(1)
         with client.writer(STREAM) as writer:
-            for number in range(events):  # all different: Parquet writes down once what is the same
+            for number in range(EVENTS):  # all different: Parquet writes down once what is the same
                 writer.write(rng.randbytes(_EVENT_BYTES), routing_key=f"key-{number % 1000}")
-        run = _Runs(session, client, url, place, events)
+        run = _Runs(session, client, url, place)
         run.source().write.option("compression", "none").parquet(run.parquet_path)
         yield from _reading(run, store)
         yield from _writing(run, store)
         yield from _copying(run, store)
 
 
-def spark_5m(store: Store) -> Iterator[Result]:
-    """The same of five million events."""
-    yield from spark(store, MANY_EVENTS)
-
-
 def _reading(run: _Runs, store: Store) -> Iterator[Result]:
-    """The aims are for many events: what every read costs is the same for few."""
     parquet, ours, tuples = _seconds(run.read_parquet, run.read_source, run.read_tuples)
-    read = f"Spark reads {run.events:,} events"
+    read = f"Spark reads {EVENTS:,} events"
     yield Figure(
         what=f"{read}, beside spark.read.parquet of them, {store.title}",
         value=median(ours) / median(parquet),
         unit="x",
-        target=1.5 if run.events >= MANY_EVENTS else None,
+        target=1.5,
         better="less",
         beside=f"{median(ours):.2f} s; Parquet {median(parquet):.2f} s",
         held_back_by="each event goes through a pipe from Python to Java",
@@ -80,14 +73,14 @@ def _reading(run: _Runs, store: Store) -> Iterator[Result]:
         what=f"{read}, beside a source that yields tuples, {store.title}",
         value=median(tuples) / median(ours),
         unit="x",
-        target=3.0 if run.events >= MANY_EVENTS else None,
+        target=3.0,
         beside=f"tuples {median(tuples):.2f} s",
     )
 
 
 def _writing(run: _Runs, store: Store) -> Iterator[Result]:
     parquet, ours, durable = _seconds(run.write_parquet, run.write_stream, run.write_parquet_to_disk)
-    written = f"Spark writes {run.events:,} events"
+    written = f"Spark writes {EVENTS:,} events"
     yield Figure(
         what=f"{written}, beside writing them as Parquet, {store.title}",
         value=median(ours) / median(parquet),
@@ -110,7 +103,7 @@ def _writing(run: _Runs, store: Store) -> Iterator[Result]:
 def _copying(run: _Runs, store: Store) -> Iterator[Result]:
     plain, ours = _seconds(run.copy_plainly, run.copy_in_tasks)
     yield Figure(
-        what=f"Spark copies {run.events:,} events in its tasks, beside a loop of reads and appends, {store.title}",
+        what=f"Spark copies {EVENTS:,} events in its tasks, beside a loop of reads and appends, {store.title}",
         value=median(ours) / median(plain),
         unit="x",
         target=1.2,
@@ -151,8 +144,7 @@ def _session(place: Path) -> Iterator[SparkSession]:
 class _Runs:
     """What is measured, each of it once."""
 
-    def __init__(self, session: SparkSession, client: rg.Client, url: str, place: Path, events: int) -> None:
-        self.events = events
+    def __init__(self, session: SparkSession, client: rg.Client, url: str, place: Path) -> None:
         self.parquet_path = str(place / "events.parquet")
         self._session = session
         self._client = client
