@@ -297,8 +297,9 @@ class SqliteStore(SegmentStore):
     ) -> _Failure | None:
         is_committing = wakes = False
         try:
-            if connection.in_transaction:  # the thread that began it was interrupted
-                connection.execute("ROLLBACK")
+            for writer in (self._writer, self._unread_writer):
+                if writer is not None and writer.in_transaction:  # the thread that began it was interrupted
+                    writer.execute("ROLLBACK")
             changes_before = connection.total_changes
             connection.execute("BEGIN IMMEDIATE")
             for step in steps:

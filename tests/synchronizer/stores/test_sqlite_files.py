@@ -446,3 +446,13 @@ def test_only_what_nobody_reads_yet_is_committed_without_waiting_for_the_disk(pa
         store.append_unread("s", b"data")
         levels = [each.execute("PRAGMA synchronous").fetchone() for each in (store._writer, store._writer_of_unread())]
     assert levels == [(2,), (1,)]  # FULL and NORMAL
+
+
+@pytest.mark.parametrize("is_unread", [False, True])
+def test_a_write_that_was_interrupted_holds_up_no_other(path: Path, is_unread: bool) -> None:
+    with SqliteStore(str(path), write_timeout=0.2) as store:
+        store.create("s")
+        (store._writer_of_unread() if is_unread else store._writer).execute("BEGIN IMMEDIATE")
+        first, second = (store.append, store.append_unread) if is_unread else (store.append_unread, store.append)
+        assert first("s", b"one") == Appended(0, 3)
+        assert second("s", b"two") == Appended(3, 6)
