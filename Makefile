@@ -1,6 +1,7 @@
 # make demo    the main job, on this Python's standard library or on INPUT=path      make demo-spark    on Spark
 # make test    the whole test suite          make check       lint, types, layers
 # make test-stores STORES=nats    what takes a store, all of it on these (memory,sqlite,postgresql,nats,nats-cluster)
+# make test-lowest   with the lowest versions that pyproject.toml allows
 # make bench   the figures                   make wheel-test  the built wheel is whole and works
 # make simulate SEEDS=n   whole groups under faults, in virtual time
 # make chaos SCHEDULES=n  real processes, killed and stopped           make soak MINUTES=n  everything at once, for long
@@ -21,10 +22,10 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 WHEEL := build/wheel
 PACKAGES := synchronizer notifications readergroup
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-spark test java test-stores check bench simulate chaos soak wheel-test clean
+.PHONY: help demo demo-spark test java test-stores test-lowest check bench simulate chaos soak wheel-test clean
 
 help:
-	@sed -n '1,6s/^# //p' Makefile
+	@sed -n '1,7s/^# //p' Makefile
 
 # Each stamp stands for one set of dependencies, and is as new as the pyproject.toml that was installed.
 $(VENV)/bin/python:
@@ -68,6 +69,22 @@ java: $(VENV)/.installed-spark
 # `make test` runs everything on one store and a part on every other one; this runs everything on all STORES.
 test-stores: $(VENV)/.installed-dev
 	$(BIN)/pytest $(TESTS) --quiet --numprocesses $(WORKERS) --dist worksteal --stores $(STORES)
+
+# What the lower bounds promise: each dependency at its lowest version, what these bring at their newest.
+LOWEST := build/lowest
+LOWEST_TESTS := tests/test_arguments.py tests/synchronizer/test_state.py tests/synchronizer/test_map.py \
+    tests/readergroup/test_wire.py tests/readergroup/streams/test_state.py tests/readergroup/streams/test_serializers.py \
+    tests/readergroup/batch tests/readergroup/record tests/readergroup/test_cli.py tests/readergroup/test_cli_transfer.py
+
+test-lowest:
+	rm -rf $(LOWEST)
+	@$(PYTHON) -m venv $(LOWEST)
+	@$(LOWEST)/bin/python -m pip install -qq --disable-pip-version-check uv
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
+	    --editable '.[nats,postgres,arrow]'
+	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python \
+	    cryptography greenlet hypothesis pytest pytest-timeout pytest-xdist
+	$(LOWEST)/bin/python -m pytest $(LOWEST_TESTS) --quiet -k 'not nats and not postgres'
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -126,7 +126,7 @@ def _look(store: Store, readers: int, *, rank: int) -> float:
                     else [lease_attribute(f"{each.incarnation:016x}") for each in chosen.values()]
                 )
                 values = segments.attributes("group", PREFIX, names=names)
-                assert not observer.observe(now, chosen, values, 10.0, renewed_at=now)
+                assert not observer.observe(now, chosen, values, 10.0, renewed_at=now, asked_at=now)
 
         return 1 / rate(LOOKS, looks).wall
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from apscheduler.schedulers.base import BaseScheduler
 
-from synchronizer import Clock, Deadline, ReaderGroupError, SegmentStore, growing_pause
+from synchronizer import Clock, Deadline, Flag, ReaderGroupError, SegmentStore, check_callable, growing_pause
+from synchronizer.arguments import check_duration
+from synchronizer.background import BackgroundThread, survive
 
 from .scheduler import SHARED, add_job
 
@@ -43,6 +46,9 @@ class BackgroundPolling:
         interval_seconds: float,
         scheduler: BaseScheduler | None,
     ) -> None:
+        check_duration(interval_seconds, "interval_seconds", above_zero=True, finite=True)
+        check_callable(poll, "what polls")
+        check_callable(known, "what is asked for lengths")
         self._poll = poll
         self._known = known
         self._name = name
@@ -54,13 +60,13 @@ class BackgroundPolling:
         self._poller: int | None = None  # the thread that polls now
         self._failures = 0  # in a row
         self._not_before = 0.0
-        self._stopping = threading.Event()
+        self._stopping = Flag()
         self._wakers: list[threading.Thread] = []
         self._remove_job: Callable[[], None] | None = None
 
     def start(self) -> None:
         """Begin with a poll now. Not to be called again before `stop`."""
-        self._stopping = threading.Event()
+        self._stopping = Flag()
         self._not_before = 0.0
         name = f"polls of {self._name}"
         if self._scheduler is None:
@@ -68,9 +74,18 @@ class BackgroundPolling:
         else:
             job = add_job(self._scheduler, self._poll_at_interval, interval_seconds=self._interval_seconds, name=name)
             self._remove_job = job.remove
-        waker = threading.Thread(target=self._wake, args=(self._stopping,), name=f"waker of {self._name}", daemon=True)
+        waker = BackgroundThread(
+            partial(self._wake, self._stopping),
+            name=f"waker of {self._name}",
+            clock=self._clock,
+            stopping=self._stopping,
+        )
+        try:
+            waker.start()
+        except BaseException:
+            self.stop()
+            raise
         self._wakers = [w for w in self._wakers if w.is_alive()] + [waker]
-        waker.start()
 
     def stop(self) -> None:
         """End soon, without waiting for a poll that runs. Stopping twice is no error."""
@@ -81,6 +96,7 @@ class BackgroundPolling:
 
     def join(self, timeout: float) -> None:
         """After `stop`: wait for the threads, and for a poll that runs. Returns at once in such a poll."""
+        check_duration(timeout, "timeout")
         if self._poller == threading.get_ident():
             return
         deadline = Deadline(self._clock, timeout)
@@ -114,6 +130,8 @@ class BackgroundPolling:
                 failures = 0
             except Exception as error:
                 failures += 1
+                if not isinstance(error, ReaderGroupError):
+                    survive(error, f"waker of {self._name}", log=False)
                 if failures == 1 and not stopping.is_set():
                     _logger.warning(
                         "%s cannot be woken now, and polls every %.3g s: %s", self._name, _MAX_PAUSE_SECONDS, error
@@ -147,6 +165,8 @@ class BackgroundPolling:
         self._failures += 1
         # The store, or the state, may be well again at any moment; a fault in the code is not.
         passes = isinstance(error, ReaderGroupError)
+        if not passes:
+            survive(error, f"polls of {self._name}", log=False)
         first, most = (
             (_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS) if passes else (self._interval_seconds, MAX_BACKOFF_SECONDS)
         )

@@ -20,6 +20,7 @@ from synchronizer import (
     RENEWALS,
     AttributeChange,
     ClosedError,
+    Flag,
     InvalidArgumentError,
     ReaderGroupError,
     Revision,
@@ -34,6 +35,7 @@ from synchronizer import (
     growing_pause,
     observe_interval,
 )
+from synchronizer.background import BackgroundThread, survive
 
 from .mailbox import N
 from .system import CLOSE_TIMEOUT_SECONDS, Listener, Subscription
@@ -155,15 +157,20 @@ class DurableListening(Generic[S, N]):
         self._record_at = float("-inf")
         self._pending: list[Transition[S]] = []  # all after what was heard, and what is being heard
         self._to_tell: Sequence[N] | None = None  # of the first of them
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"turn of {self._name}", daemon=True) if thread else None
+        self._wake = Flag()
+        self._thread = BackgroundThread(self._run, name=f"turn of {self._name}", clock=self._clock) if thread else None
 
     def start(self) -> None:
         """Begin to listen, as far as the store lets it."""
-        if self._thread is not None:
-            self._thread.start()
-        else:
+        if self._thread is None:
             self._step_or_warn()
+            return
+        try:
+            self._thread.start()
+        except BaseException:
+            self._thread, self._ended = None, True
+            self._caller.close()
+            raise
 
     def look(self) -> None:
         """Tell what has changed: soon, or, without a thread, now, and raise what went wrong."""
@@ -221,9 +228,10 @@ class DurableListening(Generic[S, N]):
             raise
         except Exception as error:
             self._troubles += 1
-            if self._troubles.bit_count() == 1:  # the 1st, 2nd, 4th and so on
-                is_fault = not isinstance(error, ReaderGroupError)
-                _logger.warning("%s hears nothing now: %s", self._name, error, exc_info=error if is_fault else None)
+            if not isinstance(error, ReaderGroupError):
+                survive(error, f"turn of {self._name}")
+            elif self._troubles.bit_count() == 1:  # the 1st, 2nd, 4th and so on
+                _logger.warning("%s hears nothing now: %s", self._name, error)
             return self._clock.monotonic() + self._interval_seconds
 
     @property

@@ -6,6 +6,8 @@ import threading
 from collections import deque
 from typing import Generic, TypeVar
 
+from synchronizer import Flag
+
 from .notification import Notification
 
 N = TypeVar("N", bound=Notification)
@@ -25,7 +27,7 @@ class Mailbox(Generic[N]):
         self.coalesced = 0
         self.closed = False
         #: Set while there is something to take, and for ever after `close`.
-        self.filled = threading.Event()
+        self.filled = Flag()
 
     def put(self, notification: N) -> None:
         with self._lock:

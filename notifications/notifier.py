@@ -29,7 +29,10 @@ from synchronizer import (
     StateSynchronizer,
     Transition,
     TransitionFeed,
+    check_callable,
+    check_returned,
 )
+from synchronizer.arguments import check_count, check_duration
 
 from .background import BackgroundPolling
 from .durable import DEFAULT_TURN_TIMEOUT_SECONDS, DurableListening, attribute_of, forget
@@ -70,14 +73,12 @@ class PollingNotifier(ABC, Generic[S, N]):
         scheduler: BaseScheduler | None = None,
         turn_timeout_seconds: float = DEFAULT_TURN_TIMEOUT_SECONDS,
     ) -> None:
-        if interval_seconds <= 0:
-            raise InvalidArgumentError("the interval between polls is more than 0", interval_seconds=interval_seconds)
-        if turn_timeout_seconds <= 0:
-            raise InvalidArgumentError(
-                "the timeout of a turn is more than 0", turn_timeout_seconds=turn_timeout_seconds
-            )
-        if queue_size < 1:
-            raise InvalidArgumentError("a listener's queue holds at least one notification", queue_size=queue_size)
+        check_duration(interval_seconds, "interval_seconds", above_zero=True, finite=True)
+        check_duration(turn_timeout_seconds, "turn_timeout_seconds", above_zero=True, finite=True)
+        check_count(queue_size, "queue_size")
+        check_callable(self.detect, "detect", may_yield=True, notifier=type(self).__name__)
+        check_callable(self.before_poll, "before_poll", notifier=type(self).__name__)
+        check_callable(self.watched, "watched", notifier=type(self).__name__)
         self.synchronizer = synchronizer
         self.source = synchronizer.name if source is None else source
         self._clock = synchronizer.clock
@@ -230,12 +231,14 @@ class PollingNotifier(ABC, Generic[S, N]):
         """Look for changes now, in this thread, and queue them for the listeners. Raises what went wrong."""
         self._check_open()
         try:
-            self.before_poll()
+            check_returned(self.before_poll(), "before_poll", source=self.source)  # type: ignore[func-returns-value]
         finally:
             self._fetch_and_tell()
 
     def close(self) -> None:
         """Unregister all and end the threads, waiting a few seconds at most for what they are in. Twice is no error."""
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
         with self._order:
             self._closed = True
             self.unregister_all_listeners()
@@ -296,7 +299,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         if transition.after is None:
             return ()
         change = self._change(before, transition, gap=gap, missed=missed)
-        return _numbered(self.detect(before, transition.after, change))
+        return self._detected(before, transition.after, change)
 
     def _change(self, before: S | None, transition: Transition[S], *, gap: bool, missed: bool) -> Change:
         if before is None:
@@ -334,7 +337,12 @@ class PollingNotifier(ABC, Generic[S, N]):
         self._drained = self.synchronizer.revision
         self._feed = self.synchronizer.transitions()
         if self._in_background:
-            self._polling.start()
+            try:
+                self._polling.start()
+            except BaseException:
+                self._feed.close()
+                self._feed = None
+                raise
 
     def _end_if_unheard(self) -> None:
         if self._feed is not None and not self._is_heard:
@@ -345,7 +353,7 @@ class PollingNotifier(ABC, Generic[S, N]):
     def _present_value(self) -> Sequence[N]:
         if self._state is None:
             return ()
-        return _numbered(self.detect(None, self._state, self._make_change(self._revision, PRESENT_VALUE)))
+        return self._detected(None, self._state, self._make_change(self._revision, PRESENT_VALUE))
 
     def _register_durable(self, listener: Listener[N], name: str) -> Callable[[], None]:
         attribute = attribute_of(type(self), name)
@@ -366,7 +374,11 @@ class PollingNotifier(ABC, Generic[S, N]):
                 )
         registered = listening
         if present is None:
-            registered.start()
+            try:
+                registered.start()
+            except BaseException:
+                self._unregister_durable(attribute, registered)
+                raise
         return lambda: self._unregister_durable(attribute, registered)
 
     def _find_out_durably(self, transition: Transition[S], missed: bool) -> Sequence[N]:
@@ -411,7 +423,9 @@ class PollingNotifier(ABC, Generic[S, N]):
         length = self.synchronizer.applied_length
         # What was applied here may not have been told yet. No segment has a negative length, so that one has "grown".
         told = self._drained == self.synchronizer.revision
-        return {self.synchronizer.segment: length if told else -length - 1, **self.watched()}
+        watched = self.watched()
+        check_returned(watched, "watched", source=self.source)
+        return {self.synchronizer.segment: length if told else -length - 1, **watched}
 
     def _check_open(self) -> None:
         if self._closed:
@@ -419,6 +433,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         if os.getpid() != self._process_id:  # where its threads are not, and its lock may be held for ever
             raise ClosedError("the notifier belongs to the parent process; open one after the fork", source=self.source)
 
-
-def _numbered(notifications: Iterable[N]) -> Sequence[N]:
-    return [notification.at(index) for index, notification in enumerate(notifications)]
+    def _detected(self, before: S | None, after: S, change: Change) -> Sequence[N]:
+        found = self.detect(before, after, change)
+        check_returned(found, "detect", may_yield=True, source=self.source)
+        return [notification.at(index) for index, notification in enumerate(found)]

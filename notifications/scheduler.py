@@ -13,6 +13,8 @@ from apscheduler.executors.base import BaseExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.base import BaseScheduler
 
+from synchronizer.background import starting
+
 #: APScheduler reports every job that is added and every run that comes too early for a slow job; neither is news here.
 _quiet = logging.getLogger(f"{__name__}.apscheduler")
 _quiet.setLevel(logging.ERROR)
@@ -65,7 +67,8 @@ class SharedScheduler:
 
 def _started_scheduler() -> BaseScheduler:
     scheduler = BackgroundScheduler(timezone=UTC, logger=_quiet, executors={"default": _ThreadPerRun()})
-    scheduler.start()
+    with starting("the scheduler of all notifiers"):
+        scheduler.start()
     return scheduler
 
 

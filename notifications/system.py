@@ -12,7 +12,9 @@ from typing import Any, Final, Generic, overload
 
 from blinker import Signal
 
-from synchronizer import ClosedError, InvalidArgumentError
+from synchronizer import ClosedError, InvalidArgumentError, check_callable, check_returned, is_async
+from synchronizer.arguments import check_count, check_duration
+from synchronizer.background import BackgroundThread
 
 from .mailbox import Mailbox, N
 from .notification import Notification
@@ -37,20 +39,20 @@ class Subscription(Generic[N]):
     def __init__(
         self, listener: Listener[N], *, name: str, queue_size: int, thread: bool, on_failure: Callable[[], None]
     ) -> None:
-        if not callable(listener):
-            raise InvalidArgumentError("a listener is called with a notification", listener=type(listener).__name__)
+        check_count(queue_size, "queue_size")
         self.listener = listener
         self._on_failure = on_failure
         self._mailbox: Mailbox[N] = Mailbox(queue_size)
         self._loop = _running_loop()
-        if self._loop is None and _is_coroutine_function(listener):
+        check_callable(listener, "a listener", may_await=True, name=name)
+        if self._loop is None and is_async(listener):
             raise InvalidArgumentError(
                 "an async listener runs on the event loop of its registration: register it in a coroutine", name=name
             )
         self._turn = asyncio.Lock()  # first come, first served: keeps the order where nobody waits for a coroutine
         self._abandoned: Future[None] = Future()
         self._calling = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=f"listener of {name}", daemon=True) if thread else None
+        self._thread = BackgroundThread(self._run, name=f"listener of {name}") if thread else None
         if self._thread is not None:
             self._thread.start()
 
@@ -103,6 +105,7 @@ class Subscription(Generic[N]):
 
     def join(self, timeout: float) -> None:
         """Wait for the call that the listener is in, and for the thread. Returns at once in that call itself."""
+        check_duration(timeout, "timeout")
         if self._thread is None or self.is_this_thread:
             return
         if self.is_this_loop or (self._loop is not None and not self._loop.is_running()):
@@ -126,7 +129,10 @@ class Subscription(Generic[N]):
         while (notification := self._mailbox.take()) is not None:
             try:
                 result = self.listener(notification)
-                if not inspect.isawaitable(result) or self._await(result):
+                if not inspect.isawaitable(result):
+                    check_returned(result, "a listener")
+                    self._returned()
+                elif self._await(result):
                     self._returned()
             except (Exception, SystemExit) as error:
                 self._failed(error)
@@ -180,6 +186,7 @@ class NotificationSystem:
     """
 
     def __init__(self, *, queue_size: int = DEFAULT_QUEUE_SIZE, threads: bool = True) -> None:
+        check_count(queue_size, "queue_size")
         #: How often listeners raised.
         self.failures = 0
         self._queue_size = queue_size
@@ -260,7 +267,3 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-def _is_coroutine_function(listener: Callable[..., object]) -> bool:
-    return inspect.iscoroutinefunction(listener) or inspect.iscoroutinefunction(type(listener).__call__)

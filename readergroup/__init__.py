@@ -51,6 +51,7 @@ from synchronizer import UnknownUpdateError as UnknownUpdateError
 from synchronizer import UnsupportedError as UnsupportedError
 from synchronizer import Update as Update
 from synchronizer import ValueChange as ValueChange
+from synchronizer import background_errors as background_errors
 
 from .batch.client import BatchClient as BatchClient
 from .batch.ranges import SegmentRange as SegmentRange

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
-from synchronizer import Deadline, DeadlineExceededError, NotFoundError, TransitionFeed
+from synchronizer import (
+    Deadline,
+    DeadlineExceededError,
+    NotFoundError,
+    OutcomeUnknownError,
+    Revision,
+    Transition,
+    TransitionFeed,
+)
 
 from .checkpoint import CheckpointState
 from .errors import CheckpointFailedError, CheckpointTimeoutError
 from .state import ReaderGroupState
-from .state_manager import ReaderGroupStateManager
+from .state_manager import ReaderGroupStateManager, has_room
+from .updates import CreateCheckpoint, FailCheckpoint, PassCheckpoint
 
 #: How much longer than asked for a checkpoint that failed is to take, to be given up.
 _GIVE_UP_SECONDS: Final = 1.0
@@ -31,9 +41,9 @@ def _begin(manager: ReaderGroupStateManager, name: str, silent: bool, deadline: 
     """Begin it as soon as it is among those that may be under way; what `begin_checkpoint` returns."""
     while (after := manager.begin_checkpoint(name, silent=silent, timeout=deadline.remaining())) is None:
         try:
-            manager.synchronizer.wait_for(_has_room, timeout=deadline.remaining())
+            manager.synchronizer.wait_for(partial(has_room, silent=silent), timeout=deadline.remaining())
         except DeadlineExceededError as error:
-            others = manager.state.outstanding_checkpoints
+            others = [each for each in manager.state.outstanding_checkpoints if bool(each.silent) == silent]
             raise CheckpointTimeoutError(
                 "others are under way, as many as may be; see max_outstanding_checkpoints",
                 checkpoint=name,
@@ -41,11 +51,6 @@ def _begin(manager: ReaderGroupStateManager, name: str, silent: bool, deadline: 
                 readers=", ".join(sorted(others[0].waiting)) if others else "",
             ) from error
     return after
-
-
-def _has_room(state: ReaderGroupState) -> bool:
-    asked_for = [each for each in state.outstanding_checkpoints if not each.automatic]
-    return len(asked_for) < state.config.max_outstanding_checkpoints
 
 
 class _Taking:
@@ -58,6 +63,7 @@ class _Taking:
         self._name = name
         self._feed = feed
         self._after = after
+        self._begun_by = manager.synchronizer.revision
         self._seen: CheckpointState | None = None
 
     def wait(self, deadline: Deadline) -> CheckpointState:
@@ -87,10 +93,11 @@ class _Taking:
         """Whether it is, by all states up to this one."""
         for transition in self._feed.drain():
             if self._seen is None or not self._seen.completed:
-                self._look_for(transition.after)
+                self._look_for(transition)
         return self._seen is not None and self._seen.completed
 
-    def _look_for(self, state: ReaderGroupState | None) -> None:
+    def _look_for(self, transition: Transition[ReaderGroupState]) -> None:
+        state = transition.after
         if state is None:
             raise NotFoundError("the group was deleted", checkpoint=self._name)
         for each in state.checkpoints or ():
@@ -98,8 +105,28 @@ class _Taking:
             if is_it and each.name == self._name:
                 self._seen = each
                 return
+        if transition.gap and transition.revision >= self._begun_by:
+            raise OutcomeUnknownError(
+                "the checkpoint was completed or given up while this process was away, and the group no longer keeps "
+                "it; take another",
+                checkpoint=self._name,
+            )
         if self._seen is not None:
+            self._seen = _without_others(self._seen, transition)
+        if self._seen is not None and not self._seen.completed:
             raise CheckpointFailedError(
                 "the checkpoint was given up: the group was reset meanwhile, or its state had no room for it",
                 checkpoint=self._name,
             )
+
+
+def _without_others(seen: CheckpointState, transition: Transition[ReaderGroupState]) -> CheckpointState:
+    """What one entry made of the checkpoint, if no other had been there. One of these that was completed by the same
+    entry may have taken its place among those that a state keeps. As it was, if it was given up."""
+    assert transition.before is not None, "it was there before"
+    state = transition.before.replace(checkpoints=(seen,))
+    for index, update in enumerate(transition.updates):
+        of_another = isinstance(update, FailCheckpoint | PassCheckpoint) and update.checkpoint != seen.token
+        if not of_another and not isinstance(update, CreateCheckpoint):
+            state = update.apply_to(state, Revision(transition.revision.offset, index))
+    return next((each for each in state.checkpoints or () if each.token == seen.token), seen)

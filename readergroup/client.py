@@ -40,6 +40,7 @@ from synchronizer import (
     Update,
     open_store,
 )
+from synchronizer.arguments import check_count, check_duration
 
 from .batch.client import BatchClient
 from .group import ReaderGroupManager
@@ -67,6 +68,7 @@ def connect(
     timeout: float = DEFAULT_TIMEOUT_SECONDS,
     state_limit_bytes: int = DEFAULT_STATE_LIMIT_BYTES,
     clock: Clock | None = None,
+    must_exist: bool = False,
 ) -> Client:
     """The client of the store at ``url``, or at the address in the environment variable READERGROUP_URL.
 
@@ -74,15 +76,21 @@ def connect(
     ``sqlite:////var/shop.db`` one with its whole path, ``memory://`` a store of this client's own;
     ``postgresql://user@host/db`` and ``nats://host:4222`` are for many machines, and take options: docs/operations.md.
 
+    A store that is not there is made: the log says so at INFO. With ``must_exist`` it is not made, and `NotFoundError`
+    is raised, so that an address that is misspelt does not look like an empty store.
+
     ``state_limit_bytes`` is how large the state of a group, the metadata of a stream, or a shared state may become;
     all processes should say the same. What would exceed it raises `StateTooLargeError`.
     """
+    check_duration(timeout, "timeout")
+    check_count(state_limit_bytes, "state_limit_bytes")
     if url is None:
         url = os.environ.get("READERGROUP_URL")
         if not url:
             raise InvalidArgumentError("give connect a URL such as 'sqlite:///shop.db', or set READERGROUP_URL")
     clock = clock or SystemClock()
-    client = Client(open_store(url, clock=clock), timeout=timeout, state_limit_bytes=state_limit_bytes, clock=clock)
+    store = open_store(url, clock=clock, must_exist=must_exist)
+    client = Client(store, timeout=timeout, state_limit_bytes=state_limit_bytes, clock=clock)
     client._address = url
     return client
 
@@ -98,6 +106,8 @@ class Client:
         state_limit_bytes: int = DEFAULT_STATE_LIMIT_BYTES,
         clock: Clock | None = None,
     ) -> None:
+        check_duration(timeout, "timeout")
+        check_count(state_limit_bytes, "state_limit_bytes")
         self.store = store
         self.timeout = timeout
         self.state_limit_bytes = state_limit_bytes
@@ -113,6 +123,7 @@ class Client:
         # Those that are held or waited for.
         self._locks: WeakValueDictionary[tuple[type[Lock], str], Lock] = WeakValueDictionary()
         self._guard = threading.Lock()
+        self._process_id = os.getpid()
 
     @overload
     def writer(self, stream: str, *, timeout: float | None = None) -> EventWriter[bytes]: ...
@@ -238,6 +249,7 @@ class Client:
         )
 
     def _lock(self, kind: type[Lock], name: str, **options: Any) -> Lock:
+        check_duration(options["member_timeout_seconds"], "member_timeout_seconds", above_zero=True, finite=True)
         with self._guard:  # one for all threads, so that it knows which of them hold it
             lock = self._locks.get((kind, name))
             if lock is None:
@@ -255,7 +267,9 @@ class Client:
         return opened
 
     def close(self) -> None:
-        """Close everything that was opened with this client. Twice is no error."""
+        """Close everything that was opened with this client. Twice is no error. In a forked child it does nothing."""
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
         with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
             if self._address is not None:
                 closing.callback(self.store.close)

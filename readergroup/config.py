@@ -12,18 +12,17 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainSerializer,
     SerializerFunctionWrapHandler,
-    ValidationError,
+    WrapSerializer,
     model_serializer,
     model_validator,
 )
 
-from synchronizer import InvalidArgumentError, Map
+from synchronizer import Map
+from synchronizer.configuration import Configuration
 
 from .streams.config import StreamCut, check_stream_name
 
@@ -34,6 +33,8 @@ def new_reader_id() -> str:
     return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
+MAX_PROCESSING_SECONDS: Final = 300.0
+
 Start = StreamCut | Literal["head", "tail"]
 #: Fields that came later, which a release before knows only if they are used.
 _WRITTEN_IF_USED: Final = ("automatic_checkpoint_interval_seconds", "max_outstanding_checkpoints")
@@ -43,30 +44,32 @@ def _or_never(seconds: object) -> object:
     return math.inf if seconds is None else seconds
 
 
-class ReaderGroupConfig(BaseModel):
+_SecondsOrNever = Annotated[float, BeforeValidator(_or_never), Field(strict=True, gt=0)]
+
+
+class ReaderGroupConfig(Configuration):
     """What a reader group reads and how it keeps time. Durations are seconds.
 
     ``start`` and ``end`` bound single streams; a stream that is not named there is read from its head and without end.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     streams: Annotated[tuple[str, ...], Field(min_length=1)]
     start: Annotated[Mapping[str, Start], AfterValidator(Map), PlainSerializer(dict)] = Map()
     end: Annotated[Mapping[str, StreamCut], AfterValidator(Map), PlainSerializer(dict)] = Map()
     #: A reader whose lease was not renewed for so long is declared dead and its segments are given to others.
-    reader_timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] = 10.0
+    reader_timeout_seconds: Annotated[float, Field(strict=True, gt=0, le=86_400)] = 10.0
     #: How stale a reader's view of the group may be on a store without push.
-    refresh_interval_seconds: Annotated[float, Field(gt=0, le=3_600)] = 1.0
+    refresh_interval_seconds: Annotated[float, Field(strict=True, gt=0, le=3_600)] = 1.0
     #: How often positions are committed: what a crash may repeat.
-    position_interval_seconds: Annotated[float, Field(gt=0, le=3_600)] = 1.0
-    #: A reader that has one event or batch in hand for longer stops renewing its lease. None: it may take for ever.
-    max_processing_seconds: Annotated[float, Field(gt=0)] | None = None
+    position_interval_seconds: Annotated[float, Field(strict=True, gt=0, le=3_600)] = 1.0
+    #: A reader that was not asked for anything for longer, since its last call returned, stops renewing its lease; so
+    #: it counts as dead, and comes back when it is asked again. None, which is kept as infinity: it may take for ever.
+    max_processing_seconds: _SecondsOrNever = MAX_PROCESSING_SECONDS
     #: How often a checkpoint is taken by itself, while there are readers with ``on_checkpoint``. None, which is kept as
     #: infinity: never.
-    automatic_checkpoint_interval_seconds: Annotated[float, BeforeValidator(_or_never), Field(gt=0)] = 30.0
+    automatic_checkpoint_interval_seconds: _SecondsOrNever = 30.0
     #: So many checkpoints that were asked for may be under way together; and so many completed ones are kept.
-    max_outstanding_checkpoints: Annotated[int, Field(ge=1, le=100)] = 3
+    max_outstanding_checkpoints: Annotated[int, Field(strict=True, ge=1, le=100)] = 3
 
     @model_validator(mode="after")
     def _check_streams(self) -> ReaderGroupConfig:
@@ -91,17 +94,22 @@ class ReaderGroupConfig(BaseModel):
         return fields
 
     @classmethod
-    def of(cls, **fields: object) -> ReaderGroupConfig:
-        """The config with these fields; `InvalidArgumentError` says which of them is wrong and why."""
-        try:
-            return cls.model_validate(fields)
-        except ValidationError as error:
-            raise InvalidArgumentError(f"the config of the reader group is wrong: {reasons(error)}") from error
+    def of(cls, **fields: Any) -> ReaderGroupConfig:
+        """The config with these fields, of which the type checker knows nothing."""
+        return cls(**fields)
 
 
-def reasons(error: ValidationError) -> str:
-    """What pydantic found wrong, in one line."""
-    return "; ".join(
-        ": ".join(filter(None, (".".join(map(str, e["loc"])), str(e["msg"]).removeprefix("Value error, "))))
-        for e in error.errors()
-    )
+def _as_stored(config: object) -> object:
+    """Groups of releases in which nothing limited a reader by default keep what they were created with."""
+    return {"max_processing_seconds": None, **config} if isinstance(config, Mapping) else config
+
+
+def _to_store(config: ReaderGroupConfig, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    fields: dict[str, Any] = write(config)
+    if config.max_processing_seconds == math.inf:
+        del fields["max_processing_seconds"]
+    return fields
+
+
+#: The config in a state, and in an update of it.
+StoredConfig = Annotated[ReaderGroupConfig, BeforeValidator(_as_stored), WrapSerializer(_to_store)]

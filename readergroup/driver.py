@@ -11,16 +11,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 from synchronizer import (
     ClosedError,
+    Flag,
     NotFoundError,
     ReaderGroupError,
     Revision,
     StateTooLargeError,
 )
+from synchronizer.background import BackgroundThread, survive
 from synchronizer.leases import DeathWatch
 
 from . import balance
@@ -32,6 +35,8 @@ _logger = logging.getLogger(__name__)
 
 #: How long hand-overs may take before a group that is not balanced beside them is balanced nevertheless.
 HAND_OVER_SECONDS: Final = 0.5
+#: How long an automatic checkpoint waits for readers to pass it, or as long as these may take over an event.
+CHECKPOINT_SECONDS: Final = 600.0
 #: How soon what has failed is tried again.
 RETRY_SECONDS: Final = 0.1
 
@@ -63,8 +68,8 @@ class GroupDriver:
         self._readers: WeakValueDictionary[str, DrivenReader] = WeakValueDictionary()
         #: The store did not answer, when it was asked last for a reader's lease.
         self.is_cut_off = False
-        self._renewals_changed = threading.Event()  # another time may be the next
-        self._pause = threading.Event()  # never set
+        self._renewals_changed = Flag()  # another time may be the next
+        self._pause = Flag()  # never set
         self._complaint: str | None = None  # what was logged last
         self._failed = False  # in this round
         self._pace = Pace(self._clock)
@@ -75,15 +80,20 @@ class GroupDriver:
         self._settled: Revision | None = None  # of the state that there is nothing to propose for
         self._propose_at: float | None = None
         self._newest_checkpoint: tuple[int, float] | None = None  # the newest, and when it was first seen
+        self._under_way: tuple[int, float] | None = None  # the automatic checkpoint, and when it was first seen
         self._proposes_for: Revision | None = None  # the newest when that was decided
 
     def join(self, reader: DrivenReader) -> None:
         """Work for the reader from now on."""
         with self._lock:
             self._readers[reader.reader_id] = reader
-            if self._threaded:
-                self._start("leases", self.renew, self._wait_for_renewals)
-                self._start("group", self.work, self._wait_for_work)
+            try:
+                if self._threaded:
+                    self._start("leases", self.renew, self._wait_for_renewals)
+                    self._start("group", self.work, self._wait_for_work)
+            except BaseException:
+                del self._readers[reader.reader_id]
+                raise
         self._renewals_changed.set()
 
     def leave(self, reader: DrivenReader) -> None:
@@ -105,10 +115,14 @@ class GroupDriver:
 
     def _start(self, name: str, step: Callable[[], float], wait: Callable[[float], None]) -> None:
         if name not in self._threads or not self._threads[name].is_alive():
-            self._threads[name] = threading.Thread(
-                target=self._run, args=(name, step, wait), name=f"{self._synchronizer.name}-{name}", daemon=True
+            thread = BackgroundThread(
+                partial(self._run, name, step, wait),
+                name=f"{self._synchronizer.name}-{name}",
+                clock=self._clock,
+                most_seconds=RETRY_SECONDS,
             )
-            self._threads[name].start()
+            self._threads[name] = thread  # first: an interrupt may come when it has started
+            thread.start()
 
     def _run(self, name: str, step: Callable[[], float], wait: Callable[[float], None]) -> None:
         try:
@@ -121,7 +135,7 @@ class GroupDriver:
         """Whether there is a reader to work for. The last look of a thread that ends is under the lock of `join`."""
         with self._lock:
             if not self._readers:
-                del self._threads[name]
+                self._threads.pop(name, None)
             return bool(self._readers)
 
     def _wait_for_renewals(self, timeout: float) -> None:
@@ -144,7 +158,7 @@ class GroupDriver:
                 self._follow_in_turn(grown)
         except ClosedError:
             raise
-        except ReaderGroupError as error:
+        except Exception as error:
             self._complain(error)
             self._clock.wait(self._pause, min(timeout, RETRY_SECONDS))
 
@@ -164,8 +178,10 @@ class GroupDriver:
                 due = min(due, reader.renew_if_due())
             except ClosedError:
                 raise
-            except ReaderGroupError as error:
+            except Exception as error:
                 is_cut_off = True  # and stays due
+                if not isinstance(error, ReaderGroupError):
+                    survive(error, f"{self._synchronizer.name}-leases")
                 _logger.info("reader %s of %s: %s", reader.reader_id, self._synchronizer.name, error)
                 due = min(due, self._clock.monotonic() + RETRY_SECONDS)
         self.is_cut_off = is_cut_off
@@ -177,12 +193,20 @@ class GroupDriver:
         """Follow, observe and balance, and return when that is due again. Never raises but `ClosedError`."""
         self._failed = False
         due = float("inf")
-        for step in (self._fetch, self._observe, self._follow, self._balance, self._begin_checkpoint, self._tell):
+        for step in (
+            self._fetch,
+            self._observe,
+            self._follow,
+            self._balance,
+            self._give_up_checkpoint,
+            self._begin_checkpoint,
+            self._tell,
+        ):
             try:
                 due = min(due, step())
             except ClosedError:
                 raise
-            except ReaderGroupError as error:
+            except Exception as error:
                 self._failed = True
                 self._complain(error)
                 due = min(due, self._clock.monotonic() + RETRY_SECONDS)
@@ -190,9 +214,11 @@ class GroupDriver:
             self._complaint = None
         return due
 
-    def _complain(self, error: ReaderGroupError) -> None:
+    def _complain(self, error: Exception) -> None:
         """Log it, a trouble that lasts once."""
-        if str(error) != self._complaint:
+        if not isinstance(error, ReaderGroupError):
+            survive(error, f"{self._synchronizer.name}-group")
+        elif str(error) != self._complaint:
             self._complaint = str(error)
             _logger.warning("%s: %s", self._synchronizer.name, error)
 
@@ -286,6 +312,29 @@ class GroupDriver:
             return due
         self._newest_checkpoint = newest, now
         self._manager.begin_automatic_checkpoint(after=newest)
+        return now
+
+    def _give_up_checkpoint(self) -> float:
+        """Give up an automatic checkpoint that readers do not pass, so that the next one can begin."""
+        state, now = self._manager.state, self._clock.monotonic()
+        found = next((each for each in state.outstanding_checkpoints if each.automatic), None)
+        if found is None:
+            self._under_way = None
+            return float("inf")
+        if self._under_way is None or self._under_way[0] != found.token:
+            self._under_way = found.token, now
+        limit = state.config.max_processing_seconds
+        seconds = CHECKPOINT_SECONDS if limit == float("inf") else max(CHECKPOINT_SECONDS, limit)
+        due = self._under_way[1] + seconds + self._stagger(state.readers)
+        if now < due:
+            return due
+        self._under_way = None
+        waiting = self._manager.fail_checkpoint(found.token)
+        if waiting is not None:
+            _logger.warning(
+                "%s: the checkpoint %s is given up after %.3g s, because these readers have not passed it: %s",
+                *(self._synchronizer.name, found.name, seconds, ", ".join(sorted(waiting))),
+            )
         return now
 
     def _stagger(self, readers: Mapping[str, ReaderState]) -> float:

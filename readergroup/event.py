@@ -167,6 +167,12 @@ class EventBatch(Sequence[Event[T]]):
         """Microseconds since 1970, by the writer's clock."""
         return [part.block.written_at for part in self._parts for _ in range(part.start, part.stop)]
 
+    @property
+    def start(self) -> int:
+        """The offset of the first event."""
+        first = self._parts[0]
+        return first.block.offset_of(first.start)
+
     @cached_property
     def end(self) -> int:
         """Where the reader stands in the segment when the batch is processed."""

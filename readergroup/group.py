@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -84,6 +85,7 @@ class ReaderGroup:
         self._recordings: WeakSet[NotificationRecording] = WeakSet()
         self._scalers: dict[ReaderScalingPolicy, Scaler] = {}
         self._closed = False
+        self._process_id = os.getpid()
         self._lock = threading.Lock()
         self.segment_notifier = SegmentNotifier(self._manager, source=name)
         self.end_of_data_notifier = EndOfDataNotifier(synchronizer, source=name)
@@ -191,11 +193,15 @@ class ReaderGroup:
     ) -> ReaderPool[Any]:
         """A pool of workers that hand each event to ``handle``, or each batch to ``handle_batch``; ``run`` runs it.
 
+        A handler is a plain function. An ``async def`` is refused with `InvalidArgumentError`, and one that returns an
+        awaitable stops the pool with it, with the event unprocessed: nobody would await it.
+
         ``readers`` is their number, or the policy that decides it from the segments and the lag; its bounds are those
         of this pool. Worker processes are spawned, so all that is given here has to pickle, and they may not start
         processes by ``multiprocessing`` themselves. Without ``retry`` a handler has one attempt, and what fails ends
         the pool. While an event, or a batch, is retried, all segments of its worker wait. With dead letters, a batch
         that failed for the last time is handed over once more event by event, and those that fail alone are set aside.
+        An event that its worker processes die over is set aside too, after as many deaths, and three at least.
         """
         pool = ReaderPool(
             self._client,
@@ -320,7 +326,7 @@ class ReaderGroup:
         """Change fields of the config while the group runs, and return the new one. What it reads is fixed."""
 
         def change(state: ReaderGroupState) -> Iterable[ConfigureGroup]:
-            config = ReaderGroupConfig.of(**{**dict(state.config), **changes})
+            config = ReaderGroupConfig(**{**dict(state.config), **changes})
             return () if config == state.config else (ConfigureGroup(config=config),)
 
         return self.synchronizer.update_state(change).config
@@ -373,6 +379,8 @@ class ReaderGroup:
 
     def close(self) -> None:
         """Close pools, autoscaling, readers, recordings and notifiers. The client does it. Twice is no error."""
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
         with self._lock:
             self._closed = True
             running = list(self._running)
@@ -414,6 +422,7 @@ class ReaderGroupManager:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._groups: dict[str, ReaderGroup] = {}
+        self._process_id = os.getpid()
         self._lock = threading.RLock()
         self._closed = False
 
@@ -426,11 +435,13 @@ class ReaderGroupManager:
         config raises `ReaderGroupExistsError`.
         """
         if config is None:
-            config = ReaderGroupConfig.of(streams=streams or (), **fields)
+            config = ReaderGroupConfig(**{"streams": streams or (), **fields})
         try:
             group = self.get(name)
         except NotFoundError:
             group = self._open(name, initial_state(config, self._client.streams))
+        if "max_processing_seconds" not in config.model_fields_set:  # its default was another one once
+            config = config.model_copy(update={"max_processing_seconds": group.config.max_processing_seconds})
         if group.config != config:
             raise ReaderGroupExistsError(
                 "a group of this name exists with another config; see group.configure, or delete it first",
@@ -514,6 +525,8 @@ class ReaderGroupManager:
 
     def close(self) -> None:
         """Close all groups that were opened here. Twice is no error."""
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
         with self._lock:
             self._closed = True
             groups = list(self._groups.values())

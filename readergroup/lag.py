@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Final
 
@@ -86,7 +87,7 @@ def _segment_lag(
     except TruncatedError as error:  # in between
         return _segment_lag(store, name, owner, error.start_offset, end, now)
     behind = max(0, end - offset)
-    events = sum(map(len, blocks))
+    events = sum(bisect_left(block.offsets, end) for block in blocks)
     if blocks and blocks[-1].end < end:
         events = max(1, round(events * behind / (blocks[-1].end - offset)))
     seconds = max(0.0, now - blocks[0].written_at / 1_000_000) if blocks else 0.0

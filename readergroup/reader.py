@@ -7,6 +7,7 @@ place, and completed. The background work for its lease is the `GroupDriver`'s.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 from collections import deque
@@ -20,6 +21,7 @@ from synchronizer import (
     ClosedError,
     Deadline,
     DeadlineExceededError,
+    Flag,
     InvalidArgumentError,
     NotFoundError,
     OutcomeUnknownError,
@@ -29,7 +31,9 @@ from synchronizer import (
     StoreUnavailableError,
     TransitionFeed,
     TruncatedError,
+    checked,
 )
+from synchronizer.arguments import check_count, check_duration
 from synchronizer.leases import Lease
 
 from .checkpoint import CheckpointState
@@ -43,7 +47,7 @@ from .source import Source
 from .state import ReaderGroupState, SegmentState
 from .state_manager import ReaderGroupStateManager, check_same_stream
 from .streams.config import SegmentId, check_name, stream_of
-from .streams.serializers import Serializer
+from .streams.serializers import Serializer, check_serializer
 from .updates import RemoveReader
 
 T = TypeVar("T")
@@ -96,25 +100,27 @@ class Reader(Generic[T]):
         timeout: float = 30.0,
         on_close: Callable[[Reader[T]], object] | None = None,
     ) -> None:
+        check_duration(timeout, "timeout")
         self.reader_id = check_name(reader_id, "reader")
         self._manager = manager
         self._driver = driver
         self._synchronizer = manager.synchronizer
         self._store = manager.synchronizer.store
         self._clock = manager.synchronizer.clock
-        self._serializer = serializer
+        self._serializer = check_serializer(serializer)
         self._auto_commit = auto_commit
-        self._on_assign = on_assign
-        self._on_release = on_release
-        self._on_checkpoint = on_checkpoint
+        self._on_assign = None if on_assign is None else checked(on_assign, "on_assign")
+        self._on_release = None if on_release is None else checked(on_release, "on_release")
+        self._on_checkpoint = None if on_checkpoint is None else checked(on_checkpoint, "on_checkpoint")
         self._timeout = timeout
         self._on_close = on_close
 
         self._thread: int | None = None
         # Not an event: its lock could be held by the very thread that a signal handler interrupts.
         self._stopped = False
-        self._pause = threading.Event()  # never set
+        self._pause = Flag()  # never set
         self._closed = False
+        self._process_id = os.getpid()
         self._is_cut_off = False  # from the store, as was logged
         self._gone: ReaderNotInGroupError | None = None  # removed for good
 
@@ -136,13 +142,23 @@ class Reader(Generic[T]):
         self._batch_source: Source[T] | None = None
         self._handed = 0
         self._done = 0
-        self._in_hand_since: float | None = None
+        #: When the last call, or the last event handed out, left the reader to the application. None: it is in a call.
+        self._left_at: float | None = None
+        self._is_overdue = False  # as was logged
 
         self._feed: TransitionFeed[ReaderGroupState] = self._synchronizer.transitions()
         self._committed: Positions = {}
         self._commit_at = 0.0
         self._lease = self._new_lease()
-        self._join(None)
+        try:
+            self._join(None)
+        except BaseException:
+            if self._clock.monotonic() < self._lease.valid_until:
+                self.close()  # it has joined, but there is no thread to renew its lease
+            else:
+                self._feed.close()
+            raise
+        self._left_at = self._clock.monotonic()
 
     # ------------------------------------------------------------------ reading
 
@@ -161,7 +177,7 @@ class Reader(Generic[T]):
             if batch is None:
                 return None
             self._handed = 1
-        self._in_hand_since = self._clock.monotonic()
+        self._left_at = self._clock.monotonic()
         return batch[self._handed - 1]
 
     def read_batch(self, max_events: int = 1000, timeout: float | None = None) -> EventBatch[T]:
@@ -169,18 +185,21 @@ class Reader(Generic[T]):
 
         Raises what `read` raises.
         """
-        if max_events < 1:
-            raise InvalidArgumentError("a batch has at least one event", max_events=max_events)
+        if type(max_events) is not int or max_events < 1:  # the quick test of what is nearly always given
+            check_count(max_events, "max_events")
         deadline = self._enter(timeout)
         batch = self._next_batch(max_events, deadline)
         if batch is None:
             return EventBatch((), SegmentId(""), "", 0, self._serializer)
         self._handed = len(batch)
-        self._in_hand_since = self._clock.monotonic()
         return batch
 
     def batches(self, max_events: int = 1000) -> Iterator[EventBatch[T]]:
         """Batches, waiting for more, until the end of the data or `stop`."""
+        check_count(max_events, "max_events")
+        return self._batches(max_events)
+
+    def _batches(self, max_events: int) -> Iterator[EventBatch[T]]:
         self._enter(None)
         while not self._stopped:
             try:
@@ -203,7 +222,7 @@ class Reader(Generic[T]):
             if batch is None:
                 continue
             for index in range(len(batch)):
-                self._in_hand_since = now = monotonic()
+                self._left_at = now = monotonic()
                 if now >= self._lease.valid_until:
                     break
                 self._handed = index + 1
@@ -242,7 +261,11 @@ class Reader(Generic[T]):
                     "the event's segment is no longer this reader's", reader=self.reader_id, segment=event.segment
                 )
             source_of_event.committed = max(source_of_event.committed, event.next_offset)
-        self._renew_until(deadline)
+        self._left_at = None
+        try:
+            self._renew_until(deadline)
+        finally:
+            self._left_at = self._clock.monotonic()
 
     def position(self) -> Position:
         """Where the reader stands in each of its segments: before that, everything is processed."""
@@ -261,7 +284,7 @@ class Reader(Generic[T]):
         A store that is away is waited for a few seconds at most. Then the lease runs out, and others go on from the
         last commit, which is logged; with ``at`` it is raised.
         """
-        if self._closed:
+        if self._closed or os.getpid() != self._process_id:
             return
         if at is not None:
             self._manager.check_position(at)
@@ -340,15 +363,40 @@ class Reader(Generic[T]):
             return float("inf")  # until the reader has joined, or joined again
         now, config = self._clock.monotonic(), self._config
         interval = config.reader_timeout_seconds / RENEWALS
-        since, limit = self._in_hand_since, config.max_processing_seconds
-        if limit is not None and since is not None and now - since > limit:
+        left_at = self._left_at
+        if left_at is not None and now - left_at > config.max_processing_seconds:
+            self._note_overdue(now - left_at)
             return now + interval  # no renewal: liveness decides
+        self._is_overdue = False
         if now >= self._lease.renewed_at + interval or (now >= self._commit_at and self._held() != self._committed):
             if not self._renew():
                 return float("inf")
         elif now >= self._commit_at:
             self._commit_at = now + config.position_interval_seconds
         return min(self._lease.renewed_at + interval, self._commit_at)
+
+    def _note_overdue(self, seconds: float) -> None:
+        if not self._is_overdue:
+            self._is_overdue = True
+            _logger.warning(
+                "reader %s of %s was not asked for anything for %.3g s and no longer renews its lease: others take "
+                "over its segments, and it joins again at its next call; if handlers may take so long, raise "
+                "max_processing_seconds",
+                *(self.reader_id, self._synchronizer.name, seconds),
+            )
+
+    def go_on(self) -> None:
+        """The application is at work with what it has in hand: from now on its time counts anew. In its thread."""
+        self._left_at = self._clock.monotonic()
+
+    @contextmanager
+    def _in_callback(self) -> Iterator[None]:
+        """Inside a call, the application is at work."""
+        self._left_at = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self._left_at = None
 
     @property
     def keeps_checkpoints(self) -> bool:
@@ -458,7 +506,6 @@ class Reader(Generic[T]):
         self._take_over_progress()
         self._batch = None
         self._handed = self._done = 0
-        self._in_hand_since = None
         if batch is not None and source is not None and handed < len(batch):
             source.put_back(batch.parts_after(handed))
 
@@ -471,6 +518,13 @@ class Reader(Generic[T]):
             self._done = self._handed
         self._empty_hand()
         self._waited_for_idle = False
+        self._left_at = None
+        try:
+            return self._await_batch(max_events, deadline)
+        finally:
+            self._left_at = self._clock.monotonic()
+
+    def _await_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
         while not self._stopped:
             try:
                 batch = self._look_for_batch(max_events, deadline)
@@ -688,7 +742,8 @@ class Reader(Generic[T]):
         """Let the application keep what it needs, once, and go on. The state tells when it is done."""
         if self._kept_at is None or self._kept_at[0] != checkpoint.token:
             if self._on_checkpoint is not None and not checkpoint.silent:
-                self._on_checkpoint(checkpoint.name)
+                with self._in_callback():
+                    self._on_checkpoint(checkpoint.name)
             # Whatever is committed until the store has heard of it comes after the checkpoint.
             self._kept_at = checkpoint.token, {segment: source.held for segment, source in self._sources.items()}
         token, held = self._kept_at
@@ -717,7 +772,8 @@ class Reader(Generic[T]):
 
     def _announce_release(self, source: Source[T]) -> None:
         if self._on_release is not None and not source.leaving:
-            self._on_release(source.segment)
+            with self._in_callback():
+                self._on_release(source.segment)
         source.leaving = True
 
     def _acquire(self, state: ReaderGroupState) -> None:
@@ -728,7 +784,8 @@ class Reader(Generic[T]):
                 if segment in self._sources:
                     continue
                 if self._on_assign is not None:
-                    self._on_assign(segment)
+                    with self._in_callback():
+                        self._on_assign(segment)
                 taken_over[segment] = Source(
                     self._store,
                     segment,

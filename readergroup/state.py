@@ -19,7 +19,7 @@ from pydantic import (
 from synchronizer import Map, NotFoundError, State
 
 from .checkpoint import Checkpoint, CheckpointState
-from .config import ReaderGroupConfig
+from .config import StoredConfig
 from .errors import ReaderNotInGroupError
 from .overview import Overview
 from .streams.config import SegmentId, StreamCut, stream_of
@@ -121,7 +121,7 @@ class FollowedStream(_Value):
 class ReaderGroupState(State):
     """Who is in the group, which segments it reads, who owns each of them, and from where."""
 
-    config: ReaderGroupConfig
+    config: StoredConfig
     #: Which `balance.PLANNER` moves the segments of this group.
     planner: int = 1
     streams: Map[str, FollowedStream] = Map()

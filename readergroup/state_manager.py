@@ -166,8 +166,7 @@ class ReaderGroupStateManager:
         """
 
         def begin(state: ReaderGroupState) -> tuple[Updates, int | None]:
-            asked_for = [each for each in state.outstanding_checkpoints if not each.automatic]
-            if len(asked_for) >= state.config.max_outstanding_checkpoints:
+            if not has_room(state, silent=silent):
                 return (), None
             newest = max((each.token for each in state.checkpoints or ()), default=0)
             return [CreateCheckpoint(name=name, silent=silent or None)], newest
@@ -306,6 +305,13 @@ class ReaderGroupStateManager:
             return Proposal([each for each, _ in resets], None)
 
         self._update_and_balance(reset, timeout)
+
+
+def has_room(state: ReaderGroupState, *, silent: bool) -> bool:
+    """Whether another checkpoint may begin: those that applications are told of, and the others, count by themselves,
+    so that whoever asks where the group stands holds up no checkpoint."""
+    alike = [each for each in state.outstanding_checkpoints if not each.automatic and bool(each.silent) == silent]
+    return len(alike) < state.config.max_outstanding_checkpoints
 
 
 def newest_checkpoint(state: ReaderGroupState) -> int:

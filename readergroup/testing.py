@@ -45,7 +45,7 @@ from .scaling.pool import ReaderPool
 from .scaling.worker import MAX_BATCH_EVENTS, Worker
 from .streams.block import Block, encode_block
 from .streams.config import SegmentId
-from .streams.serializers import BytesSerializer, JsonSerializer, PydanticSerializer, Serializer
+from .streams.serializers import BytesSerializer, JsonSerializer, PydanticSerializer, Serializer, checked_dumps
 
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ def make_event(
     """
     serializer = serializer or _serializer_for(data)
     block = encode_block(
-        [serializer.dumps(data)],
+        [checked_dumps(serializer)(data)],
         written_at=round(written_at * 1_000_000),
         writer_id=bytes(16),
         first_number=0,

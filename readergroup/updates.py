@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from synchronizer import InvalidArgumentError, Map, Revision, Update
 
 from .checkpoint import AUTOMATIC, CheckpointState, kept
-from .config import ReaderGroupConfig
+from .config import StoredConfig
 from .state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
 from .streams.config import SegmentId, stream_of
 
@@ -214,7 +214,7 @@ class RecordWeights(Update[ReaderGroupState], tag="record_weights"):
 class ConfigureGroup(Update[ReaderGroupState], tag="configure"):
     """Change how the group keeps time. What it reads stays."""
 
-    config: ReaderGroupConfig
+    config: StoredConfig
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         reads = ("streams", "start", "end")

@@ -1,10 +1,16 @@
 """A small piece of state that is the same in many processes, and the segment stores it lives on."""
 
+from .background import background_errors as background_errors
+from .callables import check_callable as check_callable
+from .callables import check_returned as check_returned
+from .callables import checked as checked
+from .callables import is_async as is_async
 from .clock import Clock as Clock
 from .clock import Deadline as Deadline
 from .clock import ManualClock as ManualClock
 from .clock import SystemClock as SystemClock
 from .clock import growing_pause as growing_pause
+from .clock import wait_on as wait_on
 from .errors import AlreadyExistsError as AlreadyExistsError
 from .errors import BrokenBarrierError as BrokenBarrierError
 from .errors import ClosedError as ClosedError
@@ -24,6 +30,7 @@ from .errors import StoreUnavailableError as StoreUnavailableError
 from .errors import TruncatedError as TruncatedError
 from .errors import UnknownUpdateError as UnknownUpdateError
 from .errors import UnsupportedError as UnsupportedError
+from .flag import Flag as Flag
 from .liveness import OBSERVE_SECONDS as OBSERVE_SECONDS
 from .liveness import RENEWALS as RENEWALS
 from .liveness import STOP_AFTER as STOP_AFTER

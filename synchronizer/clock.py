@@ -7,7 +7,9 @@ import threading
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "Deadline", "ManualClock", "SystemClock", "growing_pause"]
+from .arguments import check_duration
+
+__all__ = ["Clock", "Deadline", "ManualClock", "SystemClock", "growing_pause", "wait_on"]
 
 
 class Clock(Protocol):
@@ -71,11 +73,33 @@ class ManualClock:
                 self._moved.wait(0.002)
         return event.is_set()
 
+    def wait_on(self, event: threading.Event, timeout: float) -> None:
+        """Wait for ``event`` for a moment of real time: who waits looks again, at the clock as well."""
+        event.wait(0.002 if timeout > 0 else 0)
+
+
+def wait_on(clock: Clock, event: threading.Event, timeout: float) -> None:
+    """Wait for ``event``, which another thread sets, for up to ``timeout`` seconds of ``clock``.
+
+    It may return sooner: look again at what is awaited.
+    """
+    check_duration(timeout, "timeout")
+    if isinstance(clock, ManualClock):
+        clock.wait_on(event, timeout)
+    else:
+        event.wait(timeout)
+
 
 class Deadline:
-    """A point in time after which a call gives up. ``Deadline(clock, None)`` never comes."""
+    """A point in time after which a call gives up. ``Deadline(clock, None)`` never comes.
+
+    The timeout of a public call comes here as it was given, so it is checked here.
+    """
 
     def __init__(self, clock: Clock, timeout: float | None) -> None:
+        # The quick test of what is nearly always given.
+        if type(timeout) is not float or not timeout >= 0.0:
+            check_duration(timeout, "timeout", or_none=True)
         self._clock = clock
         self._at = None if timeout is None else clock.monotonic() + timeout
 

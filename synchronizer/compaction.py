@@ -54,7 +54,7 @@ class Compactor(Generic[S]):
             return False  # a newer one has replaced it already, and deleted it
         new = Mark(replica.revision, replica.next_offset, snapshot, state_format)
         if not self._follower.retry(deadline, lambda: self._log.move_mark(old, new)):
-            self._follower.retry(deadline, lambda: self._log.store.delete(snapshot))
+            self._follower.retry(deadline, lambda: self._log.store.forget(snapshot))
             return False
         self._follower.mark = new
         # Up to the place before, so that who follows closely does not notice.
@@ -66,11 +66,12 @@ class Compactor(Generic[S]):
     def compact_if_due(self, deadline: Deadline) -> None:
         if self._compaction_bytes is None or self._follower.replica.next_offset < self._due:
             return
-        with self._follower.changed:
-            if self._compacting:
-                return
-            self._compacting = True
+        begun = False
         try:
+            with self._follower.lock:
+                if self._compacting:
+                    return
+                self._compacting = begun = True
             self._follower.mark = self._follower.retry(deadline, self._log.mark)
             self._schedule()  # another process may have been first
             if self._follower.replica.next_offset >= self._due:
@@ -79,7 +80,8 @@ class Compactor(Generic[S]):
         except ReaderGroupError as error:
             _logger.warning("compaction of %s failed: %s", self._log.segment, error)
         finally:
-            self._compacting = False
+            if begun:
+                self._compacting = False
 
     def compact_or_warn(self, deadline: Deadline, *, keep_last: bool = True) -> None:
         """Compact for a caller whose update is stored, whatever becomes of the compaction."""

@@ -269,10 +269,13 @@ class LeaseObserver:
         timeout_seconds: float,
         *,
         renewed_at: float,
+        asked_at: float,
     ) -> list[str]:
         """Take note of the leases of these holders as they are now and return those holders that are dead.
 
-        ``renewed_at`` is when this process last sent a renewal of its own that was accepted.
+        ``renewed_at`` is when this process last sent a renewal of its own that was accepted, ``asked_at`` when it
+        began to read ``values``. A silence lasts from the end of the read that returned a value first to the beginning
+        of the last one that did, so that a slow read makes none longer.
         """
         in_contact = now - min(self._last, renewed_at) <= CONTACT * timeout_seconds
         # Under a timeout that has just been made shorter, a holder may not have known how soon to renew.
@@ -288,7 +291,7 @@ class LeaseObserver:
             if before is None or before.value != value:
                 before = _Seen(value, now, renewed=before is not None)
             seen[key] = before
-            if now - before.since >= timeout_seconds:
+            if asked_at - before.since >= timeout_seconds:
                 dead.append(holder)
         self._seen = seen
         return dead
@@ -329,7 +332,7 @@ class DeathWatch:
         watched = self._observer.choose(now, holders, self._in_turn(holders), own)
         values = read(None if watched is holders else [holders[holder] for holder in watched])
         at = self._clock.monotonic()
-        dead = self._observer.observe(at, watched, values, timeout_seconds, renewed_at=renewed_at())
+        dead = self._observer.observe(at, watched, values, timeout_seconds, renewed_at=renewed_at(), asked_at=now)
         if dead and self._remove_at is None:
             self._remove_at = now + self.stagger(holders, own)
         if dead and self._remove_at is not None and now < self._remove_at:

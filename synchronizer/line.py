@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 import threading
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Final
 
 from .clock import Clock, Deadline, growing_pause
-from .errors import StoreUnavailableError
+from .errors import ReaderGroupError
 from .store import SegmentStore
 
 #: A lost race counts for so much, an append for 1 off; from ``POLITE_FROM`` on a process queues for the store's fair
@@ -98,10 +98,11 @@ class Line:
             return False
         try:
             lock = self._store.fair_lock(self._segment, deadline.remaining(patience))
+            self._place = threading.get_ident(), lock  # before it is taken: an interrupted thread lets go of it
             has_turn = lock.__enter__()
-        except StoreUnavailableError:
+        except ReaderGroupError:  # what is asked of the store next meets the same, if it lasts
+            self._place = None
             return False
-        self._place = threading.get_ident(), lock
         if has_turn:
             self._trust.line_moved()
         else:  # whoever has it may be stopped
@@ -111,10 +112,12 @@ class Line:
         return has_turn
 
     def leave(self) -> None:
-        """Let the next process have its turn, if it was this thread that stood in line."""
-        if self._place is not None and self._place[0] == threading.get_ident():
-            lock, self._place = self._place[1], None
-            lock.__exit__(None, None, None)
+        """Let the next process have its turn, if it was this thread that stood in line. It may be called twice."""
+        place = self._place
+        if place is not None and place[0] == threading.get_ident():
+            with suppress(ReaderGroupError):  # the store lets go of it when it can
+                place[1].__exit__(None, None, None)
+            self._place = None
 
     def _others_stand_in_line(self) -> bool:
         """Whether others wait whom this process would keep waiting by winning every race. Looked up now and then."""
@@ -128,7 +131,7 @@ class Line:
                     self._trust.line_moved()
                     self._look_every = min(2 * self._look_every, LOOK_AT_LEAST_EVERY)
                     return False
-        except StoreUnavailableError:
+        except ReaderGroupError:
             return False
         self._contention = MAX_CONTENTION
         self._look_every = LOOK_EVERY

@@ -21,6 +21,7 @@ from .errors import (
     TruncatedError,
     UnknownUpdateError,
 )
+from .flag import Bell, Flag
 from .patience import Patience
 from .replica import Replica, Transition, TransitionFeed
 from .revisioned import Entry, Mark, Revision, RevisionedStream
@@ -30,6 +31,8 @@ R = TypeVar("R")
 
 #: How often a reload is tried when each snapshot is replaced by a newer one while it is read.
 _MAX_RELOADS: Final = 20
+#: How often the store has to say that the log is damaged or gone before the replica stops for good.
+LOOKS: Final = 3
 
 
 class Measured(NamedTuple):
@@ -42,35 +45,37 @@ class Measured(NamedTuple):
 class LogFollower(Generic[S]):
     """The replica of one process, as far as it has applied the log. Threads share it.
 
-    ``replica`` is read without a lock, and replaced with ``changed`` held. Entries that cannot be applied stop the
-    follower for good: every later call raises the error.
+    ``replica`` is read without a lock, and replaced with it held. Entries that cannot be applied, also when
+    they are read again, stop the follower for good: every later call raises the error.
     """
 
     def __init__(self, log: RevisionedStream, codec: StateCodec[S], clock: Clock) -> None:
         self.log = log
         self.codec = codec
         self.clock = clock
-        self.closing = threading.Event()
+        self.closing = Flag()
         self.barred_thread: int | None = None  # the one that runs a generator, which must not call
-        self.changed = threading.Condition()  # guards what follows
+        self.lock = threading.RLock()  # guards what follows
+        self.changed = Bell()
         self.replica: Replica[S] = Replica()
         self.mark: Mark | None = None  # as last seen
         self.reloads = 0  # from snapshots past what was applied here
         self.measured = Measured(0, 0)
-        #: Called with every entry that was applied from the log, with ``changed`` held.
+        #: Called with every entry that was applied from the log, with the lock held.
         self.on_entry: Callable[[Entry], None] = lambda entry: None
         self._broken: ReaderGroupError | None = None
+        self._untold: Sequence[Transition[S]] = ()  # what the feeds do not have of how `replica` came about
         self._feeds: tuple[ref[TransitionFeed[S]], ...] = ()  # one that nobody holds is not filled any more
         self._pid = os.getpid()
 
     def transitions(self) -> TransitionFeed[S]:
-        with self.changed:
+        with self.lock:
             feed = TransitionFeed(self.replica, self._forget)
             self._feeds = (*self._held_feeds(), ref(feed))
             return feed
 
     def _forget(self, feed: TransitionFeed[S]) -> None:
-        with self.changed:
+        with self.lock:
             self._feeds = tuple(each for each in self._held_feeds() if each() is not feed)
 
     def _held_feeds(self) -> list[ref[TransitionFeed[S]]]:
@@ -83,7 +88,8 @@ class LogFollower(Generic[S]):
 
     def fetch(self, deadline: Deadline) -> Replica[S]:
         """Apply the log up to where it ended when the call began, at least."""
-        reloads = 0
+        reloads = looks = 0
+        doubts = self.patience(deadline)
         while True:
             self.check_usable()
             try:
@@ -96,8 +102,12 @@ class LogFollower(Generic[S]):
                     ) from None
                 continue
             except (CorruptStateError, UnknownUpdateError) as error:
-                self.stop(error)
-                raise
+                looks += 1
+                if looks == LOOKS:
+                    self._stop(error)
+                    raise
+                doubts.wait()  # one answer may be wrong, such as that of a server that is being replaced
+                continue
             if at_end:
                 return self.replica
             if deadline.passed:
@@ -151,34 +161,49 @@ class LogFollower(Generic[S]):
 
     def apply(self, entries: Sequence[Entry]) -> None:
         """Apply those of ``entries`` that are next."""
-        with self.changed:
+        with self.lock:
             for entry in entries:
                 if entry.offset != self.replica.next_offset:
                     continue  # another thread has applied it, or a snapshot that is newer
-                self.replica, transition = self.replica.follow(entry, self.codec, self.log.segment)
+                replica, transition = self.replica.follow(entry, self.codec, self.log.segment)
                 if transition.before is None:
                     self.measured = Measured(len(entry.body), entry.end)
                 self.on_entry(entry)
-                self._tell(transition)
+                self._go_on_from(replica, [transition])
 
     def take_over(self, tail: Replica[S], transitions: Sequence[Transition[S]]) -> None:
         """Go on from ``tail``, which ``transitions`` lead to, but for what came in through the log meanwhile."""
-        with self.changed:
+        with self.lock:
             if self.replica.next_offset < tail.next_offset:
-                for transition in transitions:
-                    if transition.revision.offset >= self.replica.next_offset:
-                        self._tell(transition)
-                self.replica = tail
+                here = self.replica.next_offset
+                self._go_on_from(tail, [each for each in transitions if each.revision.offset >= here])
 
-    def stop(self, error: ReaderGroupError) -> None:
+    @property
+    def is_stopped(self) -> bool:
+        """Whether every later call raises what stopped it."""
+        return self._broken is not None
+
+    def _stop(self, error: ReaderGroupError) -> None:
         """Let every later call raise ``error``."""
         self._broken = error
 
-    def _tell(self, transition: Transition[S]) -> None:
-        for each in self._feeds:
-            feed = each()
-            if feed is not None:
-                feed.put(transition)
+    def _go_on_from(self, replica: Replica[S], transitions: Sequence[Transition[S]]) -> None:
+        """Replace the replica by the one that ``transitions`` lead to, and tell the feeds. Lock held."""
+        self._tell()
+        self.replica, self._untold = replica, transitions
+        try:
+            self._tell()
+        except BaseException:  # interrupted: a feed that has one already passes it over
+            self._tell()
+            raise
+
+    def _tell(self) -> None:
+        for transition in self._untold:
+            for each in self._feeds:
+                feed = each()
+                if feed is not None:
+                    feed.put(transition)
+        self._untold = ()
 
     def _reload(self, deadline: Deadline, *, past: int = 0) -> bool:
         """Go on from the newest snapshot; False if there is none that is past the offset ``past``."""
@@ -191,12 +216,12 @@ class LogFollower(Generic[S]):
             except NotFoundError:
                 continue  # a newer mark has replaced it
             replica = Replica.from_snapshot(mark, body, self.codec)
-            with self.changed:
+            with self.lock:
                 self.mark, self.measured = mark, Measured(len(body), mark.next_offset)
                 if replica.next_offset > self.replica.next_offset:
-                    before, self.replica = self.replica, replica
+                    transition = Transition(self.replica.state, replica.state, replica.revision, gap=True)
                     self.reloads += 1
-                    self._tell(Transition(before.state, replica.state, replica.revision, gap=True))
+                    self._go_on_from(replica, [transition])
             return True
         raise DeadlineExceededError(
             "each snapshot was replaced while it was read", segment=self.log.segment, tries=_MAX_RELOADS

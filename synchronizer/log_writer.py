@@ -38,7 +38,7 @@ from .line import Line
 from .log_follower import LogFollower, Measured
 from .patience import Patience
 from .replica import Replica, Transition
-from .revisioned import Entry, decode_entries, encode_entry, log_is_shorter
+from .revisioned import Entry, decode_entries, encode_entry
 from .state import S
 from .store import MAX_ATTRIBUTE_CHANGES, Appended, AttributeChange, Conflict
 
@@ -76,37 +76,58 @@ class _Batch(Generic[S]):
 
     def __init__(self, base: Replica[S]) -> None:
         self.base = base
-        self.tail = base  # after all entries of the batch
-        self.entries: list[bytes] = []
-        self.calls: list[int] = []
-        self.transitions: list[Transition[S]] = []
-        self.attributes: dict[str, AttributeChange] = {}
+        self.last: _NewEntry[S] | None = None  # one is added by one assignment, which no interrupt cuts in two
         self.status = _Status.UNDECIDED
         self.error: ReaderGroupError | None = None
-        self.callers = 0  # that wait for the outcome
+        self.callers: set[_Call[S]] = set()  # that wait for the outcome
         self.lost_answer: BaseException | None = None  # to an append of the batch
-        self.landed = False  # its entries were seen in the log
+        self.landed = False  # its entries are known to be in the log
         self.reloads = 0  # of the replica before the batch was first sent
+
+    @property
+    def tail(self) -> Replica[S]:
+        """After all entries of the batch."""
+        return self.base if self.last is None else self.last.after
+
+    @property
+    def entries(self) -> list[_NewEntry[S]]:
+        entries = []
+        entry = self.last
+        while entry is not None:
+            entries.append(entry)
+            entry = entry.previous
+        return entries[::-1]
+
+    @property
+    def attributes(self) -> Mapping[str, AttributeChange]:
+        return {name: change for entry in self.entries for name, change in entry.attributes.items()}
 
     @property
     def size(self) -> int:
         return self.tail.next_offset - self.base.next_offset
 
-    def has_room_for(self, entry: _NewEntry[S], attributes: Mapping[str, AttributeChange]) -> bool:
-        return not self.entries or (
-            self.size + len(entry.data) <= MAX_BATCH_BYTES
-            and len(self.attributes) + len(attributes) <= MAX_ATTRIBUTE_CHANGES
-            and self.attributes.keys().isdisjoint(attributes)
+    def has_room_for(self, entry: _NewEntry[S]) -> bool:
+        if self.last is None:
+            return True
+        if self.size + len(entry.data) > MAX_BATCH_BYTES:
+            return False
+        if not entry.attributes:
+            return True
+        attributes = self.attributes
+        return (
+            attributes.keys().isdisjoint(entry.attributes)
+            and len(attributes) + len(entry.attributes) <= MAX_ATTRIBUTE_CHANGES
         )
-
-    def add(self, entry: _NewEntry[S]) -> None:
-        self.entries.append(entry.data)
-        self.calls.append(entry.call)
-        self.transitions.append(entry.transition)
-        self.tail = entry.after
 
     def end(self, status: _Status, error: ReaderGroupError | None = None) -> None:
         self.status, self.error = status, error
+
+
+class _Call(Generic[S]):
+    """One call of `LogWriter.submit`, and the batch that its caller waits for, or waited for last."""
+
+    def __init__(self) -> None:
+        self.batch: _Batch[S] | None = None
 
 
 @dataclass(slots=True)
@@ -118,6 +139,8 @@ class _NewEntry(Generic[S]):
     data: bytes
     after: Replica[S]
     transition: Transition[S]
+    attributes: Mapping[str, AttributeChange]
+    previous: _NewEntry[S] | None = None
 
 
 @dataclass(slots=True)
@@ -143,30 +166,35 @@ class LogWriter(Generic[S]):
         self._state_limit_bytes = state_limit_bytes
         self._process_id = secrets.token_bytes(8)
         self._calls = itertools.count(1)
-        self._deciding = threading.Lock()  # held by the one thread that runs a generator
-        self._changed = follower.changed  # guards what follows
+        self._deciding = threading.RLock()  # held by the one thread that runs a generator
+        self._lock, self._changed = follower.lock, follower.changed  # guards what follows
         self._open: _Batch[S] | None = None
         self._sending: _Batch[S] | None = None
-        self._has_leader = False  # a thread that sends it
+        self._leader: _Call[S] | None = None  # sends it
         self._line = Line(self._log.store, self._log.segment, follower.clock)
         follower.on_entry = self._look_for_own
 
     def submit(self, decide: Callable[[S | None], Decision[R]], deadline: Deadline) -> Outcome[S, R]:
         """Run ``decide`` until its decision stands: its entry is stored, or it saw the newest state and has none."""
+        call: _Call[S] = _Call()
         try:
-            return self._settle(decide, deadline)
+            return self._settle(decide, call, deadline)
         finally:
-            self._line.leave()
+            try:
+                self._leave(call)
+            except BaseException:  # interrupted: it can be repeated
+                self._leave(call)
+                raise
 
-    def _settle(self, decide: Callable[[S | None], Decision[R]], deadline: Deadline) -> Outcome[S, R]:
+    def _settle(self, decide: Callable[[S | None], Decision[R]], call: _Call[S], deadline: Deadline) -> Outcome[S, R]:
         fetched = False  # since the call began
         while True:
-            attempt = self._decide(decide, deadline)
+            attempt = self._decide(decide, call, deadline)
             if not attempt.has_entry and not fetched:
                 self._follower.fetch(deadline)
                 fetched = True
                 continue
-            status = self._outcome(attempt, deadline)
+            status = self._outcome(attempt, call, deadline)
             if status is _Status.STORED:
                 if attempt.error is not None:
                     raise attempt.error
@@ -180,11 +208,11 @@ class LogWriter(Generic[S]):
                     "every attempt lost against another process; nothing was written", segment=self._segment
                 )
 
-    def _outcome(self, attempt: _Attempt[S, R], deadline: Deadline) -> _Status:
+    def _outcome(self, attempt: _Attempt[S, R], call: _Call[S], deadline: Deadline) -> _Status:
         if attempt.batch is None:
             return _Status.STORED
         try:
-            return self._await(attempt.batch, deadline)
+            return self._await(attempt.batch, call, deadline)
         except OutcomeUnknownError as error:
             if attempt.has_entry:
                 raise
@@ -193,15 +221,17 @@ class LogWriter(Generic[S]):
                 segment=self._segment,
             ) from error
 
-    def _decide(self, decide: Callable[[S | None], Decision[R]], deadline: Deadline) -> _Attempt[S, R]:
+    def _decide(self, decide: Callable[[S | None], Decision[R]], call: _Call[S], deadline: Deadline) -> _Attempt[S, R]:
         """Run ``decide`` on the newest state here, that of the batch in the making if there is one, and join that."""
-        self._await_turn(deadline)
+        thread = threading.get_ident()
+        self._follower.check_usable()
         try:
+            self._await_turn(deadline)
             self._follower.check_usable()
             if self._line.join_if_polite(deadline):
                 self._follower.fetch(deadline)
-            self._follower.barred_thread = threading.get_ident()
-            while (attempt := self._try(decide, deadline)) is None:
+            self._follower.barred_thread = thread
+            while (attempt := self._try(decide, call, deadline)) is None:
                 self._follower.check_usable(deciding=True)
                 if deadline.passed:
                     raise DeadlineExceededError(
@@ -209,8 +239,13 @@ class LogWriter(Generic[S]):
                     )
             return attempt
         finally:
-            self._follower.barred_thread = None
-            self._deciding.release()
+            # Up to the release nothing is called, so no interrupt comes. It raises if this thread was not let in.
+            if self._follower.barred_thread == thread:
+                self._follower.barred_thread = None
+            try:  # noqa: SIM105  which would be a call
+                self._deciding.release()
+            except RuntimeError:
+                pass
 
     def _await_turn(self, deadline: Deadline) -> None:
         """One generator runs at a time, so that each sees the result of the one before."""
@@ -224,18 +259,20 @@ class LogWriter(Generic[S]):
                     "the generator of another call did not return in time", segment=self._segment
                 )
 
-    def _try(self, decide: Callable[[S | None], Decision[R]], deadline: Deadline) -> _Attempt[S, R] | None:
+    def _try(
+        self, decide: Callable[[S | None], Decision[R]], call: _Call[S], deadline: Deadline
+    ) -> _Attempt[S, R] | None:
         """One run of ``decide``; None if the state has gone on meanwhile, or there was no room for its entry."""
-        with self._changed:
+        with self._lock:
             under, base = self._tip()
         try:
             decision = decide(base.state)
-            entry = None if decision.body is None else self._new_entry(decision.body, base)
+            entry = None if decision.body is None else self._new_entry(decision.body, base, decision.attributes)
         except Exception as error:
             return _Attempt(under, error=error)
         if entry is None:
             return _Attempt(under, decision, state=base.state)
-        batch = self._join(entry, decision.attributes, deadline)
+        batch = self._join(entry, call, deadline)
         return None if batch is None else _Attempt(batch, decision, state=entry.after.state)
 
     def _tip(self) -> tuple[_Batch[S] | None, Replica[S]]:
@@ -252,7 +289,7 @@ class LogWriter(Generic[S]):
         batch = self._open or sending
         return batch, batch.tail
 
-    def _new_entry(self, body: bytes, base: Replica[S]) -> _NewEntry[S]:
+    def _new_entry(self, body: bytes, base: Replica[S], attributes: Mapping[str, AttributeChange]) -> _NewEntry[S]:
         if len(body) > MAX_BATCH_BYTES:
             raise InvalidArgumentError("the updates of one call are too large", segment=self._segment, bytes=len(body))
         call = next(self._calls)
@@ -261,7 +298,7 @@ class LogWriter(Generic[S]):
         # What is applied is what was written, read back: here as in every other process.
         after, transition = base.apply(entry, self._follower.codec.read_back(body))
         self._check_size(base, after)
-        return _NewEntry(base, call, data, after, transition)
+        return _NewEntry(base, call, data, after, transition, attributes)
 
     def _check_size(self, before: Replica[S], after: Replica[S]) -> None:
         """Refuse what makes a state that is over the limit larger.
@@ -282,39 +319,47 @@ class LogWriter(Generic[S]):
             )
         self._follower.measured = Measured(size, after.next_offset)
 
-    def _join(
-        self, entry: _NewEntry[S], attributes: Mapping[str, AttributeChange], deadline: Deadline
-    ) -> _Batch[S] | None:
+    def _join(self, entry: _NewEntry[S], call: _Call[S], deadline: Deadline) -> _Batch[S] | None:
         """Put the entry into the open batch. None if it has to be decided anew: the state has gone on meanwhile, or
         there was no room in the batch, which has been waited for."""
-        with self._changed:
+        with self._lock:
             _, tip = self._tip()
             if tip.place != entry.base.place:
                 return None
             batch = self._open or _Batch(tip)
-            if not batch.has_room_for(entry, attributes):
-                self._changed.wait_for(lambda: self._open is not batch, deadline.remaining(1.0))
-                return None
-            batch.add(entry)
-            batch.attributes.update(attributes)
-            self._open = batch
-            return batch
+            if batch.has_room_for(entry):
+                self._wait_for(batch, call)
+                entry.previous = batch.last
+                batch.last = entry
+                self._open = batch
+                return batch
+            change = self._changed.next_ring()
+        change.wait(deadline.remaining(1.0))
+        return None
 
-    def _await(self, batch: _Batch[S], deadline: Deadline) -> _Status:
+    def _wait_for(self, batch: _Batch[S], call: _Call[S]) -> None:
+        call.batch = batch  # first: so whoever is interrupted leaves it
+        batch.callers.add(call)
+
+    def _await(self, batch: _Batch[S], call: _Call[S], deadline: Deadline) -> _Status:
         """Wait until the batch is decided, sending it if it is the next to go and nobody else does."""
-        with self._changed:
-            batch.callers += 1
-            try:
-                while batch.status is _Status.UNDECIDED:
-                    if not self._has_leader and (self._sending or self._open) is batch:
-                        self._lead(batch, deadline)
-                    elif deadline.passed:
-                        self._give_up(batch)
-                    else:
-                        self._changed.wait(deadline.remaining(1.0))
-            finally:
-                self._leave(batch)
-            return batch.status
+        while True:
+            with self._lock:
+                self._wait_for(batch, call)
+                if batch.status is not _Status.UNDECIDED:
+                    return batch.status
+                if self._leader is None and (self._sending or self._open) is batch:
+                    self._leader = call
+                    if self._sending is None:
+                        self._open, self._sending, batch.reloads = None, batch, self._follower.reloads
+                elif deadline.passed:
+                    self._give_up(batch)
+                change = self._changed.next_ring()
+            if self._leader is call:
+                self._send(batch, deadline)
+                self._end_leading(call)
+            else:
+                change.wait(deadline.remaining(1.0))
 
     def _give_up(self, batch: _Batch[S]) -> None:
         """The deadline of a caller who is not sending the batch himself."""
@@ -324,36 +369,40 @@ class LogWriter(Generic[S]):
             )
         raise DeadlineExceededError("the deadline came before the update was sent", segment=self._segment)
 
-    def _leave(self, batch: _Batch[S]) -> None:
-        """A caller has his answer, or gives up before there is one."""
-        batch.callers -= 1
-        if batch.status is not _Status.UNDECIDED:
+    def _leave(self, call: _Call[S]) -> None:
+        """A caller has his answer, or gives up before there is one. It may be called twice."""
+        self._line.leave()
+        batch = call.batch
+        if batch is None or (batch.status is not _Status.UNDECIDED and self._leader is not call):
             return
-        if self._open is batch:
-            self._drop_open()  # not sent yet: the others in it decide again without this call
-        elif batch.callers == 0:
-            self._end_sending(batch, _Status.AGAIN)  # nobody is left who asks what became of it
+        self._end_leading(call)
+        with self._lock:
+            batch.callers.discard(call)
+            if batch.status is not _Status.UNDECIDED:
+                return
+            if self._open is batch:
+                self._drop_open()  # not sent yet: the others in it decide again without this call
+            elif self._sending is batch and not batch.callers:
+                self._end_sending(batch, _Status.AGAIN)  # nobody is left who asks what became of it
 
-    def _lead(self, batch: _Batch[S], deadline: Deadline) -> None:
-        """Send the batch and tell everyone in it what became of it. Called, and returns, with the lock held.
+    def _end_leading(self, call: _Call[S]) -> None:
+        """Tell everyone in the batch that ``call`` has sent what became of it. It may be called twice.
 
-        What is raised is this caller's alone, mostly his deadline. The others go on: if an answer was lost, one of
+        What was raised is that caller's alone, mostly his deadline. The others go on: if an answer was lost, one of
         them takes over to find out, and if none was, they decide again.
         """
-        if self._sending is None:
-            self._open, self._sending, batch.reloads = None, batch, self._follower.reloads
-        self._has_leader = True
-        self._changed.release()
-        try:
-            self._send(batch, deadline)
-        finally:
-            self._changed.acquire()
-            self._has_leader = False
-            if batch.status is not _Status.UNDECIDED:
-                self._end_sending(batch, batch.status)
-            elif batch.lost_answer is None:
-                self._end_sending(batch, _Status.AGAIN)
-            self._changed.notify_all()
+        with self._lock:
+            if self._leader is call:
+                batch = self._sending
+                if batch is not None:
+                    if batch.status is _Status.UNDECIDED and batch.landed:
+                        batch.status = _Status.STORED
+                    if batch.status is not _Status.UNDECIDED:
+                        self._end_sending(batch, batch.status)
+                    elif batch.lost_answer is None:
+                        self._end_sending(batch, _Status.AGAIN)
+                self._leader = None
+            self._changed.ring()
 
     def _end_sending(self, batch: _Batch[S], status: _Status) -> None:
         self._sending = None
@@ -363,9 +412,9 @@ class LogWriter(Generic[S]):
 
     def _drop_open(self) -> None:
         if self._open is not None:
-            self._open.end(_Status.AGAIN)
+            self._open.status = _Status.AGAIN
             self._open = None
-            self._changed.notify_all()
+            self._changed.ring()
 
     def _send(self, batch: _Batch[S], deadline: Deadline) -> None:
         """Append the batch at the end of its base, and decide it. Raises at the deadline."""
@@ -389,12 +438,14 @@ class LogWriter(Generic[S]):
             self._line.lost_race()
 
     def _append(self, batch: _Batch[S], deadline: Deadline) -> None:
-        data = b"".join(batch.entries)
+        entries = batch.entries
+        data = b"".join([entry.data for entry in entries])
+        attributes = batch.attributes
         patience: Patience | None = None
         while True:
             problem: BaseException
             try:
-                answer = self._log.append(data, batch.base.next_offset, batch.attributes)
+                answer = self._log.append(data, batch.base.next_offset, attributes)
             except StoreUnavailableError as error:
                 problem = error
             except ReaderGroupError as error:
@@ -403,7 +454,8 @@ class LogWriter(Generic[S]):
                 return batch.end(_Status.FAILED, error)
             else:
                 if isinstance(answer, Appended):
-                    self._follower.take_over(batch.tail, batch.transitions)
+                    batch.landed = True
+                    self._follower.take_over(batch.tail, [entry.transition for entry in entries])
                     return batch.end(_Status.STORED)
                 if isinstance(answer, Conflict):
                     return self._settle_conflict(batch, answer, deadline)
@@ -414,15 +466,12 @@ class LogWriter(Generic[S]):
     def _settle_conflict(self, batch: _Batch[S], conflict: Conflict, deadline: Deadline) -> None:
         """Apply what the batch lost to. After a lost answer that may be the batch itself."""
         base = batch.base
+        is_plausible = conflict.length >= base.next_offset
         try:
-            if conflict.length < base.next_offset:
-                raise log_is_shorter(self._segment, base.next_offset)
-            entries = decode_entries(self._segment, conflict.delta, base.next_offset, base.checksum)
-            self._follower.apply(entries)
-        except (CorruptStateError, UnknownUpdateError) as error:
-            self._follower.stop(error)
-            raise
-        if self._follower.replica.next_offset < conflict.length:
+            self._follower.apply(decode_entries(self._segment, conflict.delta, base.next_offset, base.checksum))
+        except (CorruptStateError, UnknownUpdateError):
+            is_plausible = False
+        if not is_plausible or self._follower.replica.next_offset < conflict.length:  # what is read decides
             self._follower.fetch(deadline)
         if batch.landed:
             batch.end(_Status.STORED)
@@ -438,7 +487,7 @@ class LogWriter(Generic[S]):
 
     def _look_for_own(self, entry: Entry) -> None:
         if self._sending is not None and entry.process_id == self._process_id:
-            self._sending.landed |= entry.call in self._sending.calls
+            self._sending.landed |= entry.call in [each.call for each in self._sending.entries]
 
     @property
     def _segment(self) -> str:

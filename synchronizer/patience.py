@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from .clock import Clock, Deadline
 from .errors import StoreFullError, StoreUnavailableError
+from .flag import Flag
 
 R = TypeVar("R")
 
@@ -21,7 +22,7 @@ class Patience:
     def __init__(self, clock: Clock, deadline: Deadline, stop: threading.Event | None = None) -> None:
         self._clock = clock
         self._deadline = deadline
-        self._stop = stop or threading.Event()
+        self._stop = stop or Flag()
         self._pause = _FIRST_PAUSE_SECONDS
 
     def wait(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Generic, NamedTuple
 
+from .callables import check_returned
 from .errors import CorruptStateError, InvalidArgumentError, ReaderGroupError
 from .revisioned import Entry, Mark, Revision
 from .state import S, StateCodec, Update
@@ -68,6 +69,7 @@ class Replica(NamedTuple, Generic[S]):
 def _applied(update: Update[S], state: S, revision: Revision) -> S:
     after = update.apply_to(state, revision)
     if type(after) is not type(state):
+        check_returned(after, "apply_to", update=type(update).__name__)
         raise InvalidArgumentError(
             "apply_to has to return a state of the same class",
             update=type(update).__name__,
@@ -123,6 +125,7 @@ class TransitionFeed(Generic[S]):
         self._close = close
         self._lock = threading.Lock()
         self._queue: deque[Transition[S]] = deque()
+        self._last = present.revision if present.next_offset else None
         if present.state is not None:
             self._queue.append(Transition(None, present.state, present.revision))
 
@@ -137,9 +140,15 @@ class TransitionFeed(Generic[S]):
         self._close(self)
 
     def put(self, transition: Transition[S]) -> None:
+        """Add what comes next. One that was put before is passed over, so an interrupted call can be repeated."""
         with self._lock:
-            if len(self._queue) >= MAX_TRANSITIONS:
-                first = self._queue[0]
-                self._queue.clear()
-                transition = Transition(first.before, transition.after, transition.revision, gap=True)
-            self._queue.append(transition)
+            if self._last is not None and transition.revision <= self._last:
+                return
+            queue = self._queue
+            if len(queue) >= MAX_TRANSITIONS:
+                queue = deque()
+                transition = Transition(self._queue[0].before, transition.after, transition.revision, gap=True)
+            # No interrupt comes between these three: it would come after the call at the earliest.
+            self._last = transition.revision
+            self._queue = queue
+            queue.append(transition)

@@ -33,6 +33,8 @@ _HEADER = struct.Struct("<B8sQI")
 _OVERHEAD = _PREFIX.size + _HEADER.size
 
 _READ_BYTES: Final = 1024 * 1024
+#: More than the longest entry.
+_MAX_ENTRY_BYTES: Final = 2 * MAX_APPEND_BYTES
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -183,22 +185,23 @@ class RevisionedStream:
         Raises `TruncatedError` where they are gone, `CorruptStateError` where they are damaged or the log is shorter
         than it was.
         """
-        size = _READ_BYTES
+        data = b""
         while True:
             try:
-                data = self.store.read(self.segment, offset, size)
+                part = self.store.read(self.segment, offset + len(data), _READ_BYTES)
             except InvalidArgumentError as error:
                 raise log_is_shorter(self.segment, offset) from error
+            data += part
             entries = decode_entries(self.segment, data, offset, previous)
             end = entries[-1].end if entries else offset
             if end == offset + len(data):
-                return entries, len(data) < size
+                return entries, len(part) < _READ_BYTES
             if entries:
                 return entries, False
-            # Not one whole entry: it is longer than what was asked for, or it is cut off at the end of the log.
-            if offset + len(data) >= self.store.info(self.segment).length:
+            # Not one whole entry: it is longer than what was asked for, or the store gave less, or it is damaged.
+            is_all = not part or offset + len(data) >= self.store.info(self.segment).length
+            if is_all or len(data) > _MAX_ENTRY_BYTES:
                 raise _damaged(self.segment, offset)
-            size = min(2 * max(size, len(data)), 2 * MAX_APPEND_BYTES)
 
     def append(self, data: bytes, offset: int, attributes: Mapping[str, AttributeChange]) -> AppendResult:
         """Append encoded entries if the log ends at ``offset`` and the attributes are as expected."""
@@ -256,13 +259,14 @@ class RevisionedStream:
     def delete_snapshots(self, mark: Mark) -> None:
         """Delete every snapshot that is not newer than ``mark``, but for its own.
 
-        A compaction that is still writing one of them can no longer win: it expects an older mark.
+        A compaction that is still writing one of them can no longer win: it expects an older mark. What it makes after
+        this is deleted by the next call, so the names need not be remembered.
         """
         newest, _, _ = mark.snapshot.rpartition("-")
         for snapshot in list(self.store.list(self._snapshots)):
             revision, _, _ = snapshot.rpartition("-")
             if revision <= newest and snapshot != mark.snapshot:
-                self.store.delete(snapshot)
+                self.store.forget(snapshot)
 
     @property
     def _snapshots(self) -> str:

@@ -11,6 +11,7 @@ import msgpack
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticSerializationError
 
+from .callables import check_callable
 from .errors import CorruptStateError, InvalidArgumentError, UnknownUpdateError
 from .revisioned import Revision
 
@@ -78,6 +79,7 @@ class Update(BaseModel, Generic[S]):
     def __init_subclass__(cls, *, tag: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.tag = tag
+        check_callable(cls.apply_to, "apply_to", update=cls.__name__)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:

@@ -6,12 +6,13 @@ decided by the store. `LogFollower` applies the log, `LogWriter` puts calls into
 
 from __future__ import annotations
 
-import inspect
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
+from .arguments import check_count, check_duration
+from .callables import check_callable, check_returned
 from .clock import Clock, Deadline, ManualClock, SystemClock
 from .compaction import COMPACTION_BYTES, Compactor
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
@@ -69,6 +70,9 @@ class StateSynchronizer(Generic[S]):
         compaction_bytes: int | None = COMPACTION_BYTES,
         rng: random.Random | None = None,
     ) -> None:
+        check_duration(timeout, "timeout")
+        check_count(state_limit_bytes, "state_limit_bytes")
+        check_count(compaction_bytes, "compaction_bytes", at_least=0, or_none=True)
         if initial is None and state_type is None:
             raise InvalidArgumentError("give the initial state, or state_type to open one that exists", name=name)
         if initial is not None and not isinstance(initial, State):
@@ -155,7 +159,7 @@ class StateSynchronizer(Generic[S]):
 
         With a `ManualClock` nothing runs in the background: `poll_listeners` calls it, in the thread that calls that.
         """
-        check_listener(listener)
+        check_callable(listener, "a listener")
         self._follower.check_usable()
         by_hand = isinstance(self.clock, ManualClock)
         listening = UpdateListening(self._follower, listener, after=after, timeout=self.timeout, thread=not by_hand)
@@ -182,6 +186,7 @@ class StateSynchronizer(Generic[S]):
 
     def wait_for_growth(self, timeout: float) -> bool:
         """Whether the log is longer than what was applied here, waiting for it up to ``timeout`` seconds."""
+        check_duration(timeout, "timeout")
         self._follower.check_usable()
         return bool(self.store.wait({self.segment: self.applied_length}, timeout))
 
@@ -190,8 +195,11 @@ class StateSynchronizer(Generic[S]):
         deadline = self._deadline(timeout)
         while True:
             state = self._follower.fetch(deadline).state
-            if state is not None and predicate(state):
-                return state
+            if state is not None:
+                holds = predicate(state)
+                check_returned(holds, "a condition", name=self.name)
+                if holds:
+                    return state
             if deadline.passed:
                 raise DeadlineExceededError("no state fulfilled the condition in time", name=self.name)
             self._follower.retry(deadline, lambda: self.wait_for_growth(deadline.remaining(1.0)))
@@ -241,7 +249,9 @@ class StateSynchronizer(Generic[S]):
         def end(present: S | None) -> Decision[bool]:
             if present is None:
                 return Decision(False)
-            return Decision(True, self._codec.encode_tombstone(), attributes() if attributes else NO_ATTRIBUTES)
+            changes = NO_ATTRIBUTES if attributes is None else attributes()
+            check_returned(changes, "a function for attributes")
+            return Decision(True, self._codec.encode_tombstone(), changes)
 
         deleted, _ = self._submit(end, timeout)
         if deleted:
@@ -263,7 +273,9 @@ class StateSynchronizer(Generic[S]):
         """`update_state` whose generator also says what the caller gets back: that of its last, successful run."""
 
         def propose(state: S) -> Proposal[S, R]:
-            updates, value = generator(state)
+            answer = generator(state)
+            check_returned(answer, "a generator of updates")
+            updates, value = answer
             return Proposal(_updates(updates), value)
 
         return self.update_state_with_attributes(propose, timeout=timeout)
@@ -287,6 +299,7 @@ class StateSynchronizer(Generic[S]):
             if state is None:
                 raise self._does_not_exist()
             proposal = generator(state)
+            check_returned(proposal, "a generator of updates")
             if proposal.updates:
                 return Decision(proposal.value, self._codec.encode_updates(proposal.updates), proposal.attributes)
             if proposal.attributes:
@@ -336,17 +349,9 @@ class StateSynchronizer(Generic[S]):
         return NotFoundError("the state does not exist or was deleted; initialize it", name=self.name)
 
 
-def check_listener(listener: Callable[..., object]) -> None:
-    """Refuse what could not be called, or only be begun, in a thread without a loop."""
-    if not callable(listener) or inspect.iscoroutinefunction(listener):
-        raise InvalidArgumentError(
-            "a listener is a plain function; it may hand over to a loop with asyncio.run_coroutine_threadsafe",
-            found=repr(listener),
-        )
-
-
 def _updates(found: Iterable[Update[S]]) -> tuple[Update[S], ...]:
     """What a generator returned. By mistake it is a single update, whose iterator gives its fields, or nothing."""
+    check_returned(found, "a generator of updates", may_yield=True)
     if isinstance(found, Update) or not hasattr(found, "__iter__"):
         raise _no_updates(found)
     updates = tuple(found)

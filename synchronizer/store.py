@@ -2,7 +2,8 @@
 
 A segment is a named, append-only sequence of bytes with small named values (attributes) beside it. Offsets are
 absolute byte offsets and never reused: truncation moves the start, not the offsets. Each verb is one atomic step.
-A name that was deleted is never used again, so a name always means the same segment.
+A name that was deleted is never used again, so a name always means the same segment. Only a name that nobody else can
+use may be forgotten.
 
 Losing a race is an answer (`Conflict`), a missing segment is an exception (`NotFoundError`). A backend has no retry,
 no cache and no timeout policy of its own beyond what its verbs say.
@@ -15,9 +16,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
-from .errors import InvalidArgumentError
+from .boundary import guard
+from .errors import InvalidArgumentError, NotFoundError
 
 MAX_NAME_LENGTH: Final = 1024
 #: How many of the bytes that the loser of an append has not seen come with the answer.
@@ -136,12 +138,20 @@ class SegmentStore(ABC):
 
     Every verb raises `NotFoundError` for a segment that does not exist (or was deleted), `ClosedError` after
     ``close``, and `StoreUnavailableError` when the store cannot be reached: then an append had no effect; ``create``,
-    ``delete``, ``truncate``, ``seal`` and ``copy_segments``, which may be repeated, may have had theirs.
+    ``delete``, ``truncate``, ``seal`` and ``copy_segments``, which may be repeated, may have had theirs. A backend has
+    to translate only the errors that it knows: what else its verbs raise becomes `UnknownOutcome` or
+    `StoreUnavailableError` before it reaches the caller, unless its class says ``translate_errors=False``.
     """
 
     #: The address this store was opened with, without a password.
     url: str
     guarantees: Guarantees
+
+    def __init_subclass__(cls, *, translate_errors: bool = True, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if translate_errors:
+            for name, verb in guard(vars(cls), UnknownOutcome).items():
+                setattr(cls, name, verb)
 
     @abstractmethod
     def create(self, segment: str) -> bool:
@@ -150,6 +160,19 @@ class SegmentStore(ABC):
     @abstractmethod
     def delete(self, segment: str) -> None:
         """Delete the segment's bytes and attributes. Its name is not used again. Deleting twice is no error."""
+
+    def forget(self, segment: str) -> None:
+        """Delete the segment and its name: the store then knows it as little as one that was never created.
+
+        Only for a name that its creator alone ever creates and appends to, such as one with a random part: nothing
+        but memory of the name would keep a late `create` from making the segment again, empty. A deleted name takes
+        room for ever, a forgotten one does not. Forgetting what does not exist is no error. By default the same as
+        `delete`.
+        """
+        try:
+            self.delete(segment)
+        except NotFoundError:
+            return
 
     @abstractmethod
     def info(self, segment: str) -> SegmentInfo:
@@ -214,7 +237,8 @@ class SegmentStore(ABC):
 
         ``known`` maps each name to the length the caller has seen. A segment has changed if its length is another,
         or if it is sealed or deleted. Attribute changes and truncations alone wake nobody. A call cannot miss an
-        append made between the caller's last read and this call. A name that never was raises `NotFoundError`.
+        append made between the caller's last read and this call. A name that never was, or was forgotten, raises
+        `NotFoundError`.
         """
 
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:

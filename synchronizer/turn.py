@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from .arguments import check_duration
 from .clock import Clock
 from .errors import ReaderGroupError, StoreUnavailableError
 from .liveness import RENEWALS, STOP_AFTER
@@ -43,8 +44,9 @@ class _Seen(NamedTuple):
     """What an observer saw of another's turn, which has not changed since."""
 
     stored: bytes | None
+    #: When the read that returned it first was over: before that it may have been written.
     at: float
-    #: When it was looked at again after the last gap in looking.
+    #: The same of the first read after the last gap in looking.
     since: float
     #: How many gaps there were up to now, one after the other.
     gaps: int = 0
@@ -79,6 +81,7 @@ class Turn:
         rarely gets the turn of one who is gone at the third call; what he holds, others may take between his calls.
         Raises what the store raises; then it is not known who has the turn, and the next call finds out.
         """
+        check_duration(timeout_seconds, "timeout_seconds", above_zero=True, finite=True)
         with self._lock:
             now = self._clock.monotonic()
             if timeout_seconds != self._timeout_seconds:
@@ -165,20 +168,22 @@ class Turn:
             if not own or not self._is_mine:
                 return False
 
-    def _stood_still(self, now: float) -> bool:
+    def _stood_still(self, asked_at: float) -> bool:
         """Whether the value has not changed for the timeout, as this process saw it.
+
+        ``asked_at`` is when the read began that returned it now, which says nothing of what came after.
 
         In one gap in its looking the store may have been away, or all processes stopped; the holder is to have the time
         to go on. Whoever looks so rarely that there is nothing but gaps judges by two of them.
         """
-        is_gap = now - self._looked_at > self._timeout_seconds / RENEWALS
-        self._looked_at = now
-        seen = self._seen
+        is_gap = asked_at - self._looked_at > self._timeout_seconds / RENEWALS
+        self._looked_at = asked_at
+        seen, read_at = self._seen, self._clock.monotonic()
         if seen is None or seen.stored != self._stored:
-            seen = _Seen(self._stored, at=now, since=now)
+            seen = _Seen(self._stored, at=read_at, since=read_at)
         elif is_gap:
-            seen = seen._replace(since=now, gaps=seen.gaps + 1)
+            seen = seen._replace(since=read_at, gaps=seen.gaps + 1)
         else:
             seen = seen._replace(gaps=0)
         self._seen = seen
-        return now - (seen.at if seen.gaps > 1 else seen.since) >= self._timeout_seconds
+        return asked_at - (seen.at if seen.gaps > 1 else seen.since) >= self._timeout_seconds

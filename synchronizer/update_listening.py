@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Generic
 
-from .clock import Deadline
+from .background import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, BackgroundThread
+from .callables import check_returned
+from .clock import Deadline, growing_pause
 from .errors import ClosedError, ReaderGroupError
+from .flag import Flag
 from .log_follower import LogFollower
 from .replica import AppliedUpdate, Transition
 from .revisioned import Revision
@@ -43,9 +45,15 @@ class UpdateListening(Generic[S]):
         present = follower.replica.revision
         self._heard = present if after is None else after
         self._has_gap = self._heard < present
-        self._stopping = threading.Event()
+        self._stopping = Flag()
         if thread:
-            threading.Thread(target=self._run, name=f"updates of {follower.log.segment}", daemon=True).start()
+            try:
+                BackgroundThread(
+                    self._run, name=f"updates of {follower.log.segment}", clock=follower.clock, stopping=self._stopping
+                ).start()
+            except BaseException:
+                self._feed.close()
+                raise
 
     def stop(self) -> None:
         """Call the listener no more, but for a call that it is in."""
@@ -54,19 +62,24 @@ class UpdateListening(Generic[S]):
 
     def tell(self) -> int:
         """Call the listener with what was applied since the last time; the length of the log up to there."""
-        with self._follower.changed:
+        with self._follower.lock:
             length = self._follower.replica.next_offset
             transitions: Sequence[Transition[S]] = self._feed.drain()
         if self._has_gap or any(each.gap for each in transitions):
             self._has_gap = True
             transitions = self._follower.history(self._heard, self._deadline())
             self._has_gap = False
-        for transition in transitions:
-            for applied in transition.one_by_one():
-                self._call(applied)
+        try:
+            for transition in transitions:
+                for applied in transition.one_by_one():
+                    self._call(applied)
+        except BaseException:
+            self._has_gap = True  # what is left of them is read again
+            raise
         return length
 
     def _run(self) -> None:
+        failures = 0
         while not self._stopping.is_set():
             try:
                 length = self.tell()
@@ -74,20 +87,25 @@ class UpdateListening(Generic[S]):
                     continue  # this process wrote it
                 if self._follower.retry(self._deadline(), partial(self._grew, length)):
                     self._follower.fetch(self._deadline())
+                failures = 0
             except ClosedError:
                 return
             except ReaderGroupError as error:
-                if not error.retryable:
+                if self._follower.is_stopped:
                     _logger.error("no more updates are told of: %s", error, exc_info=error)
                     return
-                _logger.warning("updates are told of later: %s", error)
+                failures += 1
+                if failures.bit_count() == 1:  # the 1st, 2nd, 4th and so on
+                    _logger.warning("updates are told of later: %s", error)
+                pause = growing_pause(failures, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
+                self._follower.clock.wait(self._stopping, pause)
 
     def _call(self, applied: AppliedUpdate[S]) -> None:
         if applied.revision <= self._heard or self._stopping.is_set():
             return
         self._heard = applied.revision
         try:
-            self._listener(applied)
+            check_returned(self._listener(applied), "a listener")
         except (Exception, SystemExit) as error:
             _logger.error("a listener raised at revision %s: %r", applied.revision, self._listener, exc_info=error)
 

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 import pytest
 from hypothesis import settings
 
+from synchronizer import background_errors
 from tests.servers.fresh import fresh_store
 from tests.servers.nats import NatsCluster, NatsServer
 from tests.servers.postgres import PostgresServer
@@ -63,6 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "unexpected_errors: it makes errors that threads and stores do not know")
     config.addinivalue_line("markers", "stores(*names, in_turn=False): the stores it runs on in every run, or all")
 
 
@@ -129,6 +131,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reasons = Counter(report.longrepr[2] for report in terminalreporter.getreports("skipped"))
     for reason, tests in reasons.items():
         terminalreporter.write_line(f"{tests} {reason[:1].lower()}{reason[1:]}", yellow=True)
+
+
+# ---------------------------------------------------------------------- what must not happen in silence
+
+
+@pytest.fixture(autouse=True)
+def nothing_unexpected_was_survived(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No thread or store of this process met an error that it does not know, unless the test is marked as such."""
+    before = background_errors()
+    yield
+    if request.node.get_closest_marker("unexpected_errors") is None:
+        assert {kind: count for kind, count in background_errors().items() if count != before.get(kind)} == {}
 
 
 # ---------------------------------------------------------------------- the stores

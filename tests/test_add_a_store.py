@@ -69,7 +69,6 @@ def test_it_is_small() -> None:
     assert len([line for line in lines if line and not line.startswith("#")]) < 200
 
 
-@pytest.mark.timeout(300)  # it is a whole suite
 @pytest.mark.usefixtures("server")  # where none can be had, this is skipped
 def test_it_passes_the_suite_of_the_sdk(installed: Path) -> None:
     with ValkeyServer(sync="none") as fast:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -20,9 +22,14 @@ import pytest
 import yaml
 
 import readergroup as rg
+from synchronizer.stores.nats_address import parse_address
+from synchronizer.stores.nats_connection import NatsConnection
+from tests.servers.certificates import Authority
+from tests.servers.guard import Guard
 from tests.servers.nats import NatsServer, nats_server_binary
 from tests.servers.ports import free_port
 from tests.servers.unavailable import ServerUnavailable
+from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -184,51 +191,192 @@ def nodes() -> Mapping[str, Any]:
 def test_the_services_fit_the_configuration_of_the_nodes() -> None:
     compose = documents(DEPLOY / "compose.yaml")[0]
     configuration = (DEPLOY / "nats.conf").read_text()
-    assert re.findall(r"nats://([\w-]+):6222", configuration) == list(nodes())
     used = {volume.partition(":")[0] for service in compose["services"].values() for volume in service["volumes"]}
-    assert used - {"./nats.conf"} == compose["volumes"].keys()
+    assert used - {"./nats.conf", "./certificates/nodes"} == compose["volumes"].keys()
     for name, node in nodes().items():
-        assert node["environment"]["NATS_NAME"] == name
+        environment = node["environment"]
+        assert environment["NATS_NAME"] == name
+        assert re.findall(r"nats://node:\$\{NATS_ROUTE_PASSWORD\}@([\w-]+):6222", environment["NATS_ROUTES"]) == list(
+            nodes()
+        )
+        assert set(re.findall(r"\$(NATS_\w+)", configuration)) == environment.keys()
         assert f"{node['command'][1]}:ro" in node["volumes"][0]
+        assert node["volumes"][1] == "./certificates/nodes:/certificates:ro"
         store = re.search(r'store_dir: "(.*)"', configuration)
-        assert store and node["volumes"][1] == f"{name}:{store[1]}"
+        assert store and node["volumes"][2] == f"{name}:{store[1]}"
         assert "http: " in configuration and node["healthcheck"]["test"][-1].endswith(":8222/healthz")
         # What the store needs; see `OLDEST_VERSION`.
         version = re.fullmatch(r"nats:(\d+)\.(\d+)-alpine", node["image"])
         assert version and (int(version[1]), int(version[2])) >= (2, 12)
 
 
-def test_the_configuration_of_the_nodes_makes_a_cluster_that_serves_the_printed_address(tmp_path: Path) -> None:
-    """The file as it is, but for where this machine differs: ports, names of hosts, and the folder of the data."""
-    try:
-        program = nats_server_binary()
-    except ServerUnavailable as reason:
-        pytest.skip(f"no NATS server here: {reason}")
-    ports = {name: {old: free_port() for old in ("4222", "8222", "6222")} for name in nodes()}
-    started: list[subprocess.Popen[bytes]] = []
-    try:
-        for name, own in ports.items():
-            text = (DEPLOY / "nats.conf").read_text().replace('"/data"', f'"{tmp_path / name}"')
-            for node, others in ports.items():
-                text = text.replace(f"{node}:6222", f"127.0.0.1:{others['6222']}")
-            for old, new in own.items():
-                text = text.replace(f"0.0.0.0:{old}", f"127.0.0.1:{new}")
-            path = tmp_path / f"{name}.conf"
-            path.write_text(text)
-            command = [program, *nodes()[name]["command"][:1], str(path)]
-            process = subprocess.Popen(
-                command, env={**os.environ, "NATS_PASSWORD": "secret", "NATS_NAME": name}, stderr=subprocess.DEVNULL
-            )
-            started.append(process)
-        hosts = ",".join(f"127.0.0.1:{own['4222']}" for own in ports.values())
+class Nodes:
+    """Three servers on the file as it is, but for where this machine differs: ports, names of hosts, and folders."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            self._program = nats_server_binary()
+        except ServerUnavailable as reason:
+            pytest.skip(f"no NATS server here: {reason}")
+        self._folder = folder
+        self._ports = {name: {old: free_port() for old in ("4222", "8222", "6222")} for name in nodes()}
+        self._started = ExitStack()
+        self.authority = Authority(folder / "certificates")
+        self.authority.issue("node")
+
+    @property
+    def url(self) -> str:
+        """The address that is printed."""
+        hosts = ",".join(f"127.0.0.1:{own['4222']}" for own in self._ports.values())
         printed = re.search(r"nats://shop:\.\.\.@\S+\?(\S+)", (DEPLOY / "compose.yaml").read_text())
         assert printed
-        with _opened(f"nats://shop:secret@{hosts}?{printed[1]}") as client:
-            assert client.streams.create(STREAM)
-    finally:
-        for process in started:
+        return f"nats://shop:password1@{hosts}?{printed[1].replace('ca.pem', str(self.authority.certificate))}"
+
+    @property
+    def admin_url(self) -> str:
+        return self.url.replace("//shop:password1@", "//admin:password2@")
+
+    def routes(self, password: str) -> list[str]:
+        return [f"nats://node:{password}@127.0.0.1:{own['6222']}" for own in self._ports.values()]
+
+    def names_of_members(self) -> set[str]:
+        """The servers that any of the nodes has a route to."""
+        members = set()
+        for own in self._ports.values():
+            with urlopen(f"http://127.0.0.1:{own['8222']}/routez", timeout=LONG) as answer:
+                members |= {route["remote_name"] for route in json.load(answer)["routes"]}
+        return members
+
+    def refusals(self) -> int:
+        """How many servers the nodes have refused so far."""
+        logs = [self._log(name).read_text() for name in self._ports]
+        return sum(len(re.findall("TLS route handshake error|rid:.*authentication error", log)) for log in logs)
+
+    @contextmanager
+    def running(self, name: str, configuration: str, environment: Mapping[str, str] = {}) -> Iterator[None]:
+        """A server."""
+        path = self._folder / f"{name}.conf"
+        path.write_text(configuration)
+        (option,) = {node["command"][0] for node in nodes().values()}
+        with open(self._log(name), "wb") as output:
+            process = subprocess.Popen(
+                [self._program, option, str(path)], env={**os.environ, **environment}, stderr=output, stdout=output
+            )
+        guard = Guard(process.pid)
+        try:
+            yield
+        finally:
             process.kill()
             process.wait()
+            guard.dismiss()
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def __enter__(self) -> Nodes:
+        for name, own in self._ports.items():
+            text = (DEPLOY / "nats.conf").read_text().replace('"/data"', f'"{self._folder / name}"')
+            text = text.replace('"/certificates/', f'"{self.authority.certificate.parent}/')
+            for old, new in own.items():
+                text = text.replace(f"0.0.0.0:{old}", f"127.0.0.1:{new}")
+            environment = {
+                "NATS_NAME": name,
+                "NATS_PASSWORD": "password1",
+                "NATS_ADMIN_PASSWORD": "password2",
+                "NATS_ROUTE_PASSWORD": "password3",
+                "NATS_ROUTES": json.dumps(self.routes("password3")),
+            }
+            self._started.enter_context(self.running(name, text, environment))
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._started.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    with Nodes(tmp_path_factory.mktemp("nodes")) as cluster:
+        with _opened(cluster.url) as client:
+            assert client.streams.create(STREAM)
+        yield cluster
+
+
+def test_the_configuration_of_the_nodes_makes_a_cluster_that_serves_the_printed_address(cluster: Nodes) -> None:
+    with _opened(cluster.url) as client:
+        assert list(client.streams.list()) == [STREAM]
+    assert cluster.names_of_members() == set(nodes())
+
+
+def test_clients_of_the_nodes_need_tls_and_a_password(cluster: Nodes) -> None:
+    for wrong in (
+        cluster.url.replace("password1", "password3"),
+        cluster.url.partition("&tls_ca=")[0],
+        cluster.url.replace("//shop:password1@", "//"),
+    ):
+        with pytest.raises(rg.StoreUnavailableError):
+            rg.connect(f"{wrong}&timeout_seconds=2")
+
+
+def test_who_reads_and_writes_may_not_delete_what_the_nodes_store(cluster: Nodes) -> None:
+    deletion = "$JS.API.STREAM.DELETE.readergroup"
+    with closing(NatsConnection(parse_address(cluster.url))) as connection:
+        with pytest.raises(rg.StoreUnavailableError, match="may not publish"):
+            connection.ask(deletion, b"")
+    with closing(NatsConnection(parse_address(cluster.admin_url))) as connection:
+        assert "error" not in connection.ask(deletion.replace("DELETE", "INFO"), b"").document
+
+
+@pytest.mark.parametrize("certificate", ["none", "of another authority", "of the nodes"])
+def test_a_server_of_a_stranger_does_not_join_the_nodes(cluster: Nodes, tmp_path: Path, certificate: str) -> None:
+    """Else it could do what it likes with all that is stored. It has the password or a certificate, not both."""
+    name = f"stranger-{certificate.replace(' ', '-')}"
+    folder = cluster.authority.certificate.parent if certificate == "of the nodes" else tmp_path
+    if certificate == "of another authority":
+        Authority(folder).issue("node")
+    password = "guess" if certificate == "of the nodes" else "password3"
+    tls = (
+        ""
+        if certificate == "none"
+        else f'tls {{ cert_file: "{folder}/node.pem", key_file: "{folder}/node-key.pem",'
+        f' ca_file: "{cluster.authority.certificate}" }}'
+    )
+    configuration = f"""
+        server_name: {name}
+        listen: "127.0.0.1:{free_port()}"
+        cluster {{
+            name: readergroup
+            listen: "127.0.0.1:{free_port()}"
+            {tls}
+            routes: {json.dumps(cluster.routes(password))}
+        }}
+    """
+    before = cluster.refusals()
+    with cluster.running(name, configuration):
+        until(lambda: name in cluster.names_of_members() or cluster.refusals() >= before + 5)
+        assert name not in cluster.names_of_members()
+
+
+def test_the_script_makes_certificates_that_nodes_and_clients_accept(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl here")
+    made = tmp_path / "made"
+    subprocess.run([DEPLOY / "certificates.sh", made], check=True, capture_output=True)
+    assert {path.name for path in (made / "nodes").iterdir()} == {"ca.pem", "node.pem", "node-key.pem"}
+    server_side = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=made / "nodes" / "ca.pem")
+    server_side.load_cert_chain(made / "nodes" / "node.pem", made / "nodes" / "node-key.pem")
+    server_side.verify_mode = ssl.CERT_REQUIRED
+    client_side = ssl.create_default_context(cafile=made / "nodes" / "ca.pem")
+    client_side.load_cert_chain(made / "nodes" / "node.pem", made / "nodes" / "node-key.pem")
+    for name in (*nodes(), "localhost", "127.0.0.1"):
+        to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+        server = server_side.wrap_bio(to_server, to_client, server_side=True)
+        client = client_side.wrap_bio(to_client, to_server, server_hostname=name)
+        for _ in range(3):
+            for side in (client, server):
+                with suppress(ssl.SSLWantReadError):
+                    side.do_handshake()
+        assert client.version() == server.version() is not None
+        assert server.getpeercert()
 
 
 @contextmanager

@@ -20,13 +20,14 @@ from synchronizer.stores import nats_address, postgres_connections, postgres_sch
 from tests.servers.nats import NatsCluster, NatsServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.unavailable import ServerUnavailable
+from tests.waiting import PATIENCE_SECONDS
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "operations.md").read_text()
 STREAM = "shop/orders"
 GROUP = "billing"
 KEYS = 5
-LONG = 30.0
+LONG = PATIENCE_SECONDS
 
 
 def printed(name: str) -> str:
@@ -298,7 +299,7 @@ def test_none_of_the_rights_of_the_worker_can_be_left_out(
                     assert "42501" in caplog.text, f"{right} on {thing} is not needed"
             finally:
                 administrator.execute(f"GRANT {right} ON {thing} TO shop_worker")
-    assert len(rights) == 12
+    assert len(rights) == 13
 
 
 def _use(store: SegmentStore) -> None:
@@ -320,6 +321,7 @@ def _use(store: SegmentStore) -> None:
     store.delete(name)
     with pytest.raises(NotFoundError):
         store.info(name)
+    store.forget(name)
 
 
 def test_the_printed_looks_at_postgresql_show_the_store(server_with_roles: PostgresServer) -> None:

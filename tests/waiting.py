@@ -1,16 +1,23 @@
-"""Waiting for what nothing tells of, and for calls that wait themselves."""
+"""Waiting for what nothing tells of, and for calls that wait themselves.
+
+A test fails when nothing moves any more, not when the machine is busy: these bounds are far beyond what a call takes on
+a machine with ten times as much to do.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
+#: How long a test waits for what has to come. Only a test that fails takes so long.
+PATIENCE_SECONDS: Final = 300.0
 
-def until(condition: Callable[[], object], what: str = "what is awaited", *, seconds: float = 60.0) -> None:
+
+def until(condition: Callable[[], object], what: str = "what is awaited", *, seconds: float = PATIENCE_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
@@ -33,6 +40,6 @@ class CallInThread(Generic[T]):
             self.result = error
 
     def ended(self) -> T | Exception:
-        self._thread.join(60)
+        self._thread.join(PATIENCE_SECONDS)
         assert self.result is not None
         return self.result

@@ -7,11 +7,12 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final
 
-from synchronizer import InvalidArgumentError, SegmentStore, UnsupportedError
+from synchronizer import InvalidArgumentError, UnsupportedError
 
 from ..event import Part
 from ..streams.block import Block
 from ..streams.config import number_of, stream_of
+from ..streams.manager import StreamManager
 from .ranges import SegmentRange
 from .reading import Parts
 
@@ -52,10 +53,12 @@ def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
 class RecordBatches(Iterator[pyarrow.RecordBatch]):
     """The events of a range, at most `MAX_ROWS` at a time."""
 
-    def __init__(self, store: SegmentStore, segment_range: SegmentRange, columns: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, streams: StreamManager, segment_range: SegmentRange, columns: Sequence[str] | None = None
+    ) -> None:
         self.schema = schema(columns)
         self._range = segment_range
-        self._parts = Parts(store, segment_range)
+        self._parts = Parts(streams, segment_range)
 
     def __next__(self) -> pyarrow.RecordBatch:
         parts = self._parts.take(MAX_ROWS)

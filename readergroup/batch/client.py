@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from synchronizer import InvalidArgumentError, SegmentStore, TruncatedError
+from synchronizer import NotFoundError, SegmentStore, TruncatedError
+from synchronizer.arguments import check_count
 
 from ..streams.block import MAX_BLOCK_BYTES
 from ..streams.boundaries import next_boundary
@@ -48,8 +49,7 @@ class BatchClient:
         Ranges stand in an order in which they can be read one after the other: a segment comes after its predecessors.
         With ``max_bytes`` longer ranges are divided between two blocks, so that each has about that many.
         """
-        if max_bytes is not None and max_bytes < 1:
-            raise InvalidArgumentError("a range has at least one byte", max_bytes=max_bytes)
+        check_count(max_bytes, "max_bytes", or_none=True)
         state = self._streams.fetch_state(stream, timeout=timeout)
         first = self._streams.resolve(state, start, timeout=timeout)
         last = self._streams.resolve(state, end, timeout=timeout)
@@ -76,6 +76,10 @@ class BatchClient:
 
     def divide(self, segment_range: SegmentRange, max_bytes: int) -> Iterator[SegmentRange]:
         """Parts of the range, divided between two blocks, of about ``max_bytes`` each."""
+        check_count(max_bytes, "max_bytes")
+        return self._divide(segment_range, max_bytes)
+
+    def _divide(self, segment_range: SegmentRange, max_bytes: int) -> Iterator[SegmentRange]:
         start = segment_range.start
         while start < segment_range.end:
             end = segment_range.end
@@ -93,8 +97,7 @@ class BatchClient:
         than one scaling further than the one before, and what lies between two of them keeps each key's order.
         ``end``, if given, takes the place of the tail.
         """
-        if about_bytes < 1:
-            raise InvalidArgumentError("the next cut lies at least one byte further on", about_bytes=about_bytes)
+        check_count(about_bytes, "about_bytes")
         state = self._streams.fetch_state(cut.stream, timeout=timeout)
         offsets = state.check_cut(cut)
         last: Mapping[int, int] = {}
@@ -148,7 +151,8 @@ class BatchClient:
         self, segment_range: SegmentRange, *, serializer: Serializer[Any] | None = None, max_events: int = MAX_EVENTS
     ) -> Batches[Any]:
         """An iterator over the events of the range, many at a time; else as `read`."""
-        return Batches(self._store, segment_range, serializer or BytesSerializer(), max_events)
+        check_count(max_events, "max_events")
+        return Batches(self._streams, segment_range, serializer or BytesSerializer(), max_events)
 
     def record_batches(
         self, segment_range: SegmentRange, columns: Sequence[str] | None = None
@@ -159,7 +163,7 @@ class BatchClient:
         """
         from .arrow import RecordBatches
 
-        return RecordBatches(self._store, segment_range, columns)
+        return RecordBatches(self._streams, segment_range, columns)
 
     # ------------------------------------------------------------------ inside
 
@@ -173,6 +177,8 @@ class BatchClient:
                 if error.start_offset >= within.end:
                     return within.end
                 known = error.start_offset
+            except NotFoundError:  # the same, of all of it
+                return within.end
 
 
 def _shares(left: Mapping[int, int], about_bytes: int) -> Mapping[int, int]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NoReturn, TypeVar
 
-from synchronizer import InvalidArgumentError, SegmentStore
+from synchronizer import InvalidArgumentError, NotFoundError, TruncatedError
 
 from ..event import Event, EventBatch, Part
 from ..source import Source
-from ..streams.serializers import BytesSerializer, Serializer
+from ..streams.config import stream_of
+from ..streams.manager import StreamManager
+from ..streams.serializers import BytesSerializer, Serializer, check_serializer
 from .ranges import SegmentRange
 
 T = TypeVar("T")
@@ -21,11 +23,12 @@ MAX_EVENTS: Final = 10_000
 class Parts:
     """What a range is made of, some of it at a time. For one thread."""
 
-    def __init__(self, store: SegmentStore, segment_range: SegmentRange) -> None:
+    def __init__(self, streams: StreamManager, segment_range: SegmentRange) -> None:
         self._range = segment_range
-        self._store = store
+        self._streams = streams
+        self._is_gone = False  # as was told
         self._source = Source(
-            store,
+            streams.store,
             segment_range.segment,
             segment_range.incarnation,
             0,
@@ -36,28 +39,48 @@ class Parts:
 
     def take(self, max_events: int) -> list[Part]:
         """The next events, at most ``max_events``; nothing at the end."""
-        parts = self._source.take_parts(max_events)
-        if not parts and self._source.known_length < self._range.end:
+        try:
+            parts = self._source.take_parts(max_events)
+        except NotFoundError:
+            self._explain_missing()
+        if not parts and self._source.known_length < self._range.end and not self._is_gone:
             raise InvalidArgumentError(
                 "the range goes beyond the end of the segment; take ranges from segment_ranges",
                 range=str(self._range),
-                length=self._store.info(self._range.data_segment).length,
+                length=self._streams.store.info(self._range.data_segment).length,
             )
         return parts
+
+    def _explain_missing(self) -> NoReturn:
+        """Raise what became of the segment; if only its data is gone, the next call finds the end of the range."""
+        state = self._streams.fetch_state(stream_of(self._range.segment))
+        if state.incarnation != self._range.incarnation:
+            raise NotFoundError(
+                "the stream was deleted and created again; take ranges of the new one from segment_ranges",
+                range=str(self._range),
+            )
+        self._source.skip_to_end()
+        self._is_gone = True
+        raise TruncatedError(
+            "all data of the segment was truncated, and the stream has forgotten it; go on with other ranges",
+            segment=self._range.segment,
+            offset=self._source.known_length,
+            start_offset=self._range.end,
+        )
 
 
 class Batches(Iterator[EventBatch[T]]):
     """The events of a range, at most ``max_events`` at a time."""
 
     def __init__(
-        self, store: SegmentStore, segment_range: SegmentRange, serializer: Serializer[T], max_events: int
+        self, streams: StreamManager, segment_range: SegmentRange, serializer: Serializer[T], max_events: int
     ) -> None:
         if max_events < 1:
             raise InvalidArgumentError("a batch has at least one event", max_events=max_events)
         self._range = segment_range
-        self._serializer = serializer
+        self._serializer = check_serializer(serializer)
         self._max_events = max_events
-        self._parts = Parts(store, segment_range)
+        self._parts = Parts(streams, segment_range)
 
     def __next__(self) -> EventBatch[T]:
         parts = self._parts.take(self._max_events)

@@ -22,6 +22,8 @@ _NEAR_BYTES: Final = 2 * MAX_ENCODED_BYTES
 
 def cut_at(streams: StreamManager, stream: str, time: datetime, *, timeout: float | None = None) -> StreamCut:
     """As `BatchClient.cut_at`."""
+    if not isinstance(time, datetime):
+        raise InvalidArgumentError("a time is a datetime with its timezone, as datetime.now(UTC)", time=time)
     if time.tzinfo is None:
         raise InvalidArgumentError("say the timezone of the time, as datetime.now(UTC) does", time=time.isoformat())
     microseconds = (time - _EPOCH) // timedelta(microseconds=1)

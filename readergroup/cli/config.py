@@ -109,11 +109,19 @@ def shell(context: typer.Context, name: Name) -> None:
     """
     with _opened(context, name, may_create=True) as entries:
         at_prompt = Entries(entries)
-        for line in _lines(f"{name}> "):
-            if line.strip() == "exit":
-                return
-            if answer := at_prompt.answer(line):
-                print(answer, flush=True)
+        is_done = True
+        try:
+            for line in _lines(f"{name}> "):
+                if line.strip() == "exit":
+                    return
+                is_done = False
+                answer = at_prompt.answer(line)
+                is_done = True  # before the answer is seen: who presses Ctrl-C right after it ends the prompt
+                if answer:
+                    print(answer, flush=True)
+        except KeyboardInterrupt:
+            if not is_done:
+                raise
 
 
 @contextmanager
@@ -129,10 +137,9 @@ def _opened(context: typer.Context, name: str, *, may_create: bool = False) -> I
 
 
 def _lines(prompt: str) -> Iterator[str]:
-    """What is typed, or piped in, until its end or Ctrl-C; a command that Ctrl-C meets may be done or not."""
+    """What is typed, or piped in, until its end or Ctrl-C."""
     if not sys.stdin.isatty():
-        with suppress(KeyboardInterrupt):
-            yield from sys.stdin
+        yield from sys.stdin
         return
     with suppress(ImportError):
         import readline  # noqa: F401  lets `input` edit the line, and recall those before

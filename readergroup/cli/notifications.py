@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from notifications import Notification
-from synchronizer import InvalidArgumentError, Revision
+from synchronizer import Flag, InvalidArgumentError, Revision
 
 from .groups import Name
 from .screen import out, print_json, say
@@ -38,7 +37,7 @@ def notifications(
     notification.
     """
     first = _revision(start)
-    stop = threading.Event()
+    stop = Flag()
     with ended_by_signal(stop.set), session(context).connect() as client:
         record = client.groups.get(group).notification_record
         is_empty = True

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, Final
@@ -18,6 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from synchronizer import NotFoundError, ReaderGroupError, SegmentStore, open_store
+from synchronizer.background import BackgroundThread
 
 from ..client import Client
 from .screen import warn
@@ -154,7 +156,7 @@ def ended_by_signal(stop: Callable[[], object] = lambda: None) -> Iterator[Inter
         yield interruption
         return
     asked: SimpleQueue[bool] = SimpleQueue()  # what a signal handler may put into
-    threading.Thread(target=_say_if_it_takes_long, args=(asked,), name="interruption", daemon=True).start()
+    BackgroundThread(partial(_say_if_it_takes_long, asked), name="interruption").start()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def restore() -> None:

@@ -9,7 +9,8 @@ from typing import Annotated, Final, Literal
 import typer
 from pydantic import ValidationError
 
-from ..config import reasons
+from synchronizer.configuration import reasons
+
 from ..errors import StreamBeingCopiedError
 from ..streams.config import ScalingPolicy, SegmentId, StreamCut, StreamInfo, number_of
 from .screen import count, out, print_json, say, size, table

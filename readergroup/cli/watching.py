@@ -117,9 +117,11 @@ def _silent(group: ReaderGroup, leases: LeaseObserver) -> list[str]:
     """The readers that another one would declare dead: where one was alone and died, nobody does."""
     state, synchronizer = group.state, group.synchronizer
     held = {reader: found for reader, found in state.readers.items() if found.lease is not None}
+    asked_at = synchronizer.clock.monotonic()
     values = read_leases(synchronizer.store, synchronizer.segment, held.values())
     now = synchronizer.clock.monotonic()
-    return sorted(leases.observe(now, held, values, state.config.reader_timeout_seconds, renewed_at=now))
+    timeout_seconds = state.config.reader_timeout_seconds
+    return sorted(leases.observe(now, held, values, timeout_seconds, renewed_at=now, asked_at=asked_at))
 
 
 def behind(lag: GroupLag | LagSample) -> str:

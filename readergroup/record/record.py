@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from notifications import Notification
-from synchronizer import Clock, Deadline, NotFoundError, Patience, Revision, SegmentStore, TruncatedError
+from synchronizer import Clock, Deadline, Flag, NotFoundError, Patience, Revision, SegmentStore, TruncatedError
 
 from ..streams.segment_reader import SegmentReader
 from .entries import LIFE, RecordRange, decode_notification, record_segment
@@ -62,7 +62,7 @@ class NotificationRecord:
 
         What retention gives up before it is read is left out.
         """
-        stop = stop or threading.Event()
+        stop = stop or Flag()
         life, told = "", -1  # the offset of what was told last
         while not stop.is_set():
             present = self.range()

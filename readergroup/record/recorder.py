@@ -13,6 +13,7 @@ life cannot get into the record of another.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 from collections.abc import Iterator, Mapping
@@ -28,7 +29,6 @@ from synchronizer import (
     AttributeChange,
     ClosedError,
     Conflict,
-    InvalidArgumentError,
     ManualClock,
     NotFoundError,
     ReaderGroupError,
@@ -39,6 +39,7 @@ from synchronizer import (
     TruncatedError,
     UnknownOutcome,
 )
+from synchronizer.arguments import check_count, check_duration
 
 from ..driver import follow_streams
 from ..lag import GroupLag
@@ -106,13 +107,9 @@ class NotificationRecording:
         retention_seconds: float | None,
         retention_bytes: int | None,
     ) -> None:
-        limits = {
-            "lag_interval_seconds": lag_interval_seconds,
-            "retention_seconds": retention_seconds,
-            "retention_bytes": retention_bytes,
-        }
-        if any(limit is not None and limit <= 0 for limit in limits.values()):
-            raise InvalidArgumentError("give a number over 0, or None for none at all", **limits)
+        check_duration(lag_interval_seconds, "lag_interval_seconds", above_zero=True, finite=True, or_none=True)
+        check_duration(retention_seconds, "retention_seconds", above_zero=True, finite=True, or_none=True)
+        check_count(retention_bytes, "retention_bytes", or_none=True)
         self._group = group
         self._manager = manager
         self._synchronizer = manager.synchronizer
@@ -132,6 +129,7 @@ class NotificationRecording:
             interval_seconds=POLL_SECONDS,
             scheduler=None,
         )
+        self._process_id = os.getpid()
         self._lock = threading.Lock()  # guards what follows
         self._segment: str | None = None  # of the record, once it is known
         self._recorded = Recorded()  # as far as is known
@@ -157,6 +155,8 @@ class NotificationRecording:
 
     def close(self) -> None:
         """Record what there is to tell and end. Waits a few seconds at most. Twice is no error."""
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
         self._polling.stop()
         self._polling.join(CLOSE_SECONDS)
         if not self._lock.acquire(timeout=CLOSE_SECONDS):

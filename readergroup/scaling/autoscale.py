@@ -6,19 +6,23 @@ Of all processes that asked for it one at a time is called: the one that holds t
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from synchronizer import (
     ClosedError,
+    Flag,
     NotFoundError,
     ReaderGroupError,
     Turn,
     TurnValue,
+    checked,
     growing_pause,
     observe_interval,
 )
+from synchronizer.background import BackgroundThread, survive
 
 from .policy import ReaderScalingPolicy, ScalingDecision, ScalingHistory
 from .scaler import LOOK_SECONDS, Scaler
@@ -64,7 +68,7 @@ class Autoscaling:
     def __init__(self, group: ReaderGroup, policy: ReaderScalingPolicy, callback: Callback) -> None:
         self._group = group
         self._policy = policy
-        self._callback = callback
+        self._callback = checked(callback, "a callback for autoscaling")
         synchronizer = group.synchronizer
         self._clock = synchronizer.clock
         self._turn = Turn(synchronizer.store, synchronizer.segment, TURN, self._clock)
@@ -73,17 +77,24 @@ class Autoscaling:
         self._call: _Call | None = None
         self._failures = 0  # in a row
         self._call_at = float("-inf")
-        self._wake = threading.Event()
+        self._wake = Flag()
         self._closed = False
+        self._process_id = os.getpid()
         self._unregister = group.segment_notifier.register_listener(lambda _: self._on_segments())
-        self._thread = threading.Thread(target=self._run, name=f"autoscaling of {group.name}", daemon=True)
-        self._thread.start()
+        self._thread = BackgroundThread(self._run, name=f"autoscaling of {group.name}", clock=self._clock)
+        try:
+            self._thread.start()
+        except BaseException:
+            self._unregister()
+            raise
 
     def __call__(self, decision: ScalingDecision) -> object:
         return self._callback(decision)
 
     def close(self) -> None:
         """Call no more, and let another process. Waits a few seconds for a call under way. Twice is no error."""
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
         self._closed = True
         self._unregister()
         self._wake.set()
@@ -114,6 +125,8 @@ class Autoscaling:
             pass  # it runs out
         except ReaderGroupError as error:
             _logger.warning("the turn of %s could not be given up and runs out: %s", self._group.name, error)
+        except Exception as error:
+            survive(error, f"autoscaling of {self._group.name}")
 
     def _step_or_warn(self) -> float:
         try:
@@ -122,7 +135,9 @@ class Autoscaling:
             raise
         except ReaderGroupError as error:
             _logger.warning("autoscaling of %s: %s", self._group.name, error)
-            return self._clock.monotonic() + self._interval_seconds
+        except Exception as error:
+            survive(error, f"autoscaling of {self._group.name}")
+        return self._clock.monotonic() + self._interval_seconds
 
     def _step(self) -> float:
         """One round; when the next is due."""
@@ -205,7 +220,7 @@ class _Call:
         self.done = False
         self._callback = callback
         self._wake = wake
-        self.thread = threading.Thread(target=self._run, name="autoscaling callback", daemon=True)
+        self.thread = BackgroundThread(self._run, name="autoscaling callback")
         self.thread.start()
 
     def _run(self) -> None:

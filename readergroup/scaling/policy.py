@@ -8,12 +8,13 @@ from typing import Annotated, Final, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from synchronizer import Revision
+from synchronizer.configuration import Configuration
 
 #: A group is calm while its lag is under this part of the target: between that and the target nothing changes.
 CALM: Final = 0.5
 
 
-class ReaderScalingPolicy(BaseModel):
+class ReaderScalingPolicy(Configuration):
     """Between how many readers a group is to have, and what makes it more or fewer. Durations are seconds.
 
     More than the target of lag: more readers at once, in proportion. As many more as there are more segments, as soon
@@ -22,12 +23,10 @@ class ReaderScalingPolicy(BaseModel):
     committed positions, so a target under twice the group's ``position_interval_seconds`` is seldom met.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    min_readers: Annotated[int, Field(ge=1)] = 1
-    max_readers: Annotated[int, Field(ge=1)]
-    target_lag_seconds: Annotated[float, Field(gt=0)] = 5.0
-    cooldown_seconds: Annotated[float, Field(ge=0)] = 30.0
+    min_readers: Annotated[int, Field(strict=True, ge=1)] = 1
+    max_readers: Annotated[int, Field(strict=True, ge=1)]
+    target_lag_seconds: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)] = 5.0
+    cooldown_seconds: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 30.0
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:

@@ -7,6 +7,7 @@ that ended, `stop`, a signal) sets a flag that it looks at.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 from collections import deque
@@ -17,21 +18,26 @@ from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar
 from synchronizer import (
     ClosedError,
     Deadline,
+    Flag,
     HandlerError,
     InvalidArgumentError,
     NotFoundError,
     ReaderGroupError,
+    StoreUnavailableError,
+    check_callable,
     growing_pause,
 )
+from synchronizer.arguments import check_count, check_duration
 
 from ..config import new_reader_id
 from ..errors import ReaderNotInGroupError
-from ..streams.serializers import Serializer
+from ..streams.serializers import Serializer, check_serializer
+from .in_hand import InHand
 from .policy import ReaderScalingPolicy
 from .retry import RetryPolicy
 from .scaler import LOOK_SECONDS, Scaler
 from .worker import HandleBatch, HandleEvent, Task
-from .worker_process import ProcessWorker, pickled
+from .worker_process import Deaths, ProcessWorker, pickled
 from .worker_thread import ThreadWorker
 
 if TYPE_CHECKING:
@@ -47,6 +53,10 @@ TICK_SECONDS: Final = 0.1
 FIRST_PAUSE_SECONDS: Final = 0.1
 MAX_PAUSE_SECONDS: Final = 10.0
 _DEATHS_SECONDS: Final = 60.0
+#: How many events that killed a worker the pool remembers.
+_MOST_REMEMBERED: Final = 1000
+#: How long a store is asked to take out a worker that died; if it does not answer, the worker's lease runs out.
+_TAKE_OUT_SECONDS: Final = 2.0
 
 _logger = logging.getLogger(__name__)
 
@@ -63,6 +73,8 @@ class PoolWorker(Protocol):
     def alive(self) -> bool: ...
     @property
     def failure(self) -> BaseException | None: ...
+    @property
+    def left_in_hand(self) -> InHand | None: ...
 
     def stop(self) -> None: ...
     def end(self) -> None: ...
@@ -85,11 +97,12 @@ class ReaderPool(Generic[T]):
     ) -> None:
         if (handle is None) == (handle_batch is None):
             raise InvalidArgumentError("a pool takes either handle or handle_batch", group=group.name)
+        check_callable(handle or handle_batch, "a handler", group=group.name)
+        check_serializer(serializer)
         if workers not in ("thread", "process"):
             raise InvalidArgumentError("the workers of a pool are 'thread' or 'process'", workers=workers)
-        if isinstance(readers, int):
-            if readers < 1:
-                raise InvalidArgumentError("a pool has at least one reader", readers=readers)
+        if not isinstance(readers, ReaderScalingPolicy):
+            check_count(readers, "readers")
             readers = ReaderScalingPolicy(min_readers=readers, max_readers=readers)
         self._client = client
         self._group = group
@@ -101,11 +114,12 @@ class ReaderPool(Generic[T]):
         self._task = Task(client, group, handle, handle_batch, serializer, self._retry)
         self._pickled_task = pickled(self._task) if workers == "process" else None
 
+        self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._began = False
-        self._returned = threading.Event()
+        self._returned = Flag()
         self._thread: threading.Thread | None = None
-        self._wake = threading.Event()
+        self._wake = Flag()
         self._stopping = False
         self._ended = False  # the end of the data was reached
         self._failure: BaseException | None = None
@@ -115,6 +129,7 @@ class ReaderPool(Generic[T]):
         self._desired = readers.min_readers
         self._look_at = float("-inf")
         self._deaths: deque[float] = deque()
+        self._died_over: dict[InHand, int] = {}  # how many workers died over each, the last one at the end
         self._start_at = float("-inf")
 
     # ------------------------------------------------------------------ for the application
@@ -129,6 +144,7 @@ class ReaderPool(Generic[T]):
         Signals are heard if this is the main thread; their handlers are put back at the end. A second SIGINT
         interrupts the draining.
         """
+        check_duration(drain_timeout, "drain_timeout")
         with self._lock:
             if self._began:
                 raise InvalidArgumentError("a pool runs once; make another with group.pool", group=self._group.name)
@@ -162,6 +178,8 @@ class ReaderPool(Generic[T]):
 
     def close(self) -> None:
         """`stop`, and wait for `run` to return, unless this is called within it. Twice is no error."""
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
         self.stop()
         with self._lock:
             thread = self._thread
@@ -266,12 +284,16 @@ class ReaderPool(Generic[T]):
         for _ in range(self._desired - len(working)):
             if self._over:
                 return
-            self._workers.append(self._start())
+            try:
+                self._workers.append(self._start())
+            except StoreUnavailableError as error:  # there is no thread or process for it now
+                return self._start_later(f"a worker cannot be started: {error}")
 
     def _start(self) -> PoolWorker:
         reader_id = new_reader_id()
         if self._pickled_task is not None:
-            return ProcessWorker(self._pickled_task, reader_id)
+            deaths = [Deaths(*each) for each in self._died_over.items()]
+            return ProcessWorker(self._pickled_task, reader_id, deaths)
         return ThreadWorker(self._task, reader_id, self._wake.set)
 
     def _reap(self) -> None:
@@ -292,13 +314,43 @@ class ReaderPool(Generic[T]):
             _logger.error("worker %s failed, and the pool drains: %s", worker.reader_id, failure)
             self._failure = self._failure or failure
             return
+        if isinstance(failure, ChildProcessError) or not isinstance(failure, Exception):
+            self._count_death(worker)
+        if isinstance(worker, ProcessWorker):
+            self._take_out(worker)
+        self._start_later(f"worker {worker.reader_id} died: {failure}")
+
+    def _start_later(self, why: str) -> None:
         now = self._clock.monotonic()
         self._deaths.append(now)
         while now - self._deaths[0] > _DEATHS_SECONDS:
             self._deaths.popleft()
         pause = growing_pause(len(self._deaths), first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
         self._start_at = now + pause
-        _logger.warning("worker %s died, another takes its place in %.3g s: %s", worker.reader_id, pause, failure)
+        _logger.warning("the next worker is started in %.3g s: %s", pause, why)
+
+    def _count_death(self, worker: PoolWorker) -> None:
+        """Let all workers know what this one died over, before one of them gets it."""
+        what = worker.left_in_hand
+        if what is None:
+            return
+        deaths = self._died_over.pop(what, 0) + 1
+        self._died_over[what] = deaths
+        if len(self._died_over) > _MOST_REMEMBERED:
+            del self._died_over[next(iter(self._died_over))]
+        _logger.warning("worker %s died over %s, which %d did so far", worker.reader_id, what.pointer, deaths)
+        for other in self._workers:
+            if isinstance(other, ProcessWorker):
+                other.tell(Deaths(what, deaths))
+
+    def _take_out(self, worker: ProcessWorker) -> None:
+        """Give what a dead process had to others at once: nothing else can go on as this reader."""
+        try:
+            self._group._manager.remove_reader(
+                worker.reader_id, reached=worker.reached, cause="dead", timeout=_TAKE_OUT_SECONDS
+            )
+        except ReaderGroupError as error:
+            _logger.info("worker %s is taken out when its lease has run out: %s", worker.reader_id, error)
 
     # ------------------------------------------------------------------ the end
 
@@ -320,6 +372,8 @@ class ReaderPool(Generic[T]):
                         worker.reader_id,
                         timeout,
                     )
+                    if isinstance(worker, ProcessWorker):
+                        ending.callback(self._take_out, worker)  # afterwards
                     ending.callback(worker.end)
                 self._workers = []
 

@@ -6,19 +6,19 @@ Runs in the thread that calls it, so that threads, processes and tests do the sa
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from synchronizer import HandlerError, TruncatedError
+from synchronizer import Flag, HandlerError, TruncatedError, check_returned
 
 from ..errors import EventTooLargeError
 from ..event import Event, EventBatch
 from ..reader import Reader
 from ..streams.serializers import PydanticSerializer, Serializer
 from ..streams.writer import EventWriter
+from .in_hand import Hand, InHand
 from .retry import DeadLetter, RetryPolicy
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ HandleEvent = Callable[[Event[T]], object]
 HandleBatch = Callable[[EventBatch[T]], object]
 
 MAX_BATCH_EVENTS: Final = 1000
+#: A process may be killed for other reasons than its event, so this many must die before the event is set aside.
+LEAST_DEATHS: Final = 3
 
 _logger = logging.getLogger(__name__)
 
@@ -54,11 +56,13 @@ class _StoppedError(Exception):
 class Worker(Generic[T]):
     """Reads and handles until the end of the data or `stop`. While an event is retried, its reader reads nothing."""
 
-    def __init__(self, task: Task[T], reader_id: str) -> None:
+    def __init__(self, task: Task[T], reader_id: str, hand: Hand | None = None) -> None:
         self.reader_id = reader_id
         self._task = task
+        self._hand = hand
+        self._deaths: dict[InHand, int] = {}
         self._clock = task.client.clock
-        self._stopping = threading.Event()
+        self._stopping = Flag()
         self._reader: Reader[T] | None = None
         self._dead_letters: EventWriter[DeadLetter] | None = None
 
@@ -91,15 +95,25 @@ class Worker(Generic[T]):
         if self._reader is not None:
             self._reader.close()
 
+    def note_deaths(self, what: InHand, deaths: int) -> None:
+        """Record how many workers have died while they had this in hand. From any thread."""
+        self._deaths[what] = deaths
+
     def _work(self, reader: Reader[T]) -> bool:
         """Handle what comes; False where there is more to come, after a piece that was truncated before it was read."""
         try:
             if self._task.handle_batch is not None:
                 for batch in reader.batches(MAX_BATCH_EVENTS):
-                    self._handle_batch(self._task.handle_batch, batch)
+                    if self._hand is None:
+                        self._handle_batch(self._task.handle_batch, batch)
+                    else:
+                        self._handle_batch_in_sight(self._hand, self._task.handle_batch, batch)
             elif self._task.handle is not None:
-                for event in reader:
-                    self._handle_event(self._task.handle, event)
+                if self._hand is None:
+                    for event in reader:
+                        self._handle_event(self._task.handle, event)
+                else:
+                    self._handle_events_in_sight(self._hand, self._task.handle, reader)
         except TruncatedError as error:
             _logger.warning("worker %s goes on behind what was truncated: %s", self.reader_id, error)
             return False
@@ -113,29 +127,89 @@ class Worker(Generic[T]):
             for event in batch:
                 self._handle_event(self._task.handle, event)
 
+    # ------------------------------------------------------------------ where the parent sees it
+
+    def _handle_events_in_sight(self, hand: Hand, handle: HandleEvent[T], events: Iterable[Event[T]]) -> None:
+        batch: EventBatch[T] | None = None
+        is_suspect = False
+        for event in events:
+            if event._batch is not batch:
+                batch = event._batch
+                is_suspect = self._begin(hand, batch)
+            if not is_suspect:
+                self._handle_event(handle, event)
+                continue
+            hand.take_one(event)
+            if not self._set_aside_if_deadly(event):
+                self._handle_event(handle, event)
+            hand.put_down()
+
+    def _handle_batch_in_sight(self, hand: Hand, handle: HandleBatch[T], batch: EventBatch[T]) -> None:
+        """Where a worker died over events of it, one by one: each is committed, so that it is not repeated."""
+        if not self._begin(hand, batch):
+            self._handle_batch(handle, batch)
+            return
+        for index, event in enumerate(batch):
+            self._go_on()
+            hand.take_one(event)
+            if not self._set_aside_if_deadly(event):
+                self._handle_batch(handle, batch.only(index))
+            if self._reader is not None:
+                self._reader.commit(event)
+            hand.put_down()
+
+    def _begin(self, hand: Hand, batch: EventBatch[T]) -> bool:
+        """Begin with the batch; whether a worker died over events of it."""
+        hand.take(batch)
+        return bool(self._deaths) and any(each.overlaps(batch) for each in tuple(self._deaths))
+
+    def _deaths_over(self, event: Event[T]) -> int:
+        """How many workers died over the event; that over several, of which it is known to be the cause, included."""
+        found = InHand.of(event) if self._deaths else None
+        if found is None or found not in self._deaths:
+            return 0
+        return self._deaths[found] + any(found.is_among(each) for each in tuple(self._deaths))
+
+    def _set_aside_if_deadly(self, event: Event[T]) -> bool:
+        """Whether so many workers have died over the event that it is not handled again."""
+        deaths = self._deaths_over(event)
+        if deaths < max(self._task.retry.attempts, LEAST_DEATHS):
+            return False
+        error = ChildProcessError(f"{deaths} worker processes died while they handled the event")
+        self._set_aside(event, error, attempts=deaths)
+        return True
+
     # ------------------------------------------------------------------ when the handler fails
 
     def _handle_event(self, handle: HandleEvent[T], event: Event[T]) -> None:
         try:
-            handle(event)
+            returned = handle(event)
         except Exception as error:
             self._retry(partial(handle, event), event, error)
+        else:
+            if returned is not None:
+                _check_handled(returned, event)
 
     def _handle_batch(self, handle: HandleBatch[T], batch: EventBatch[T]) -> None:
         try:
-            handle(batch)
+            returned = handle(batch)
         except Exception as error:
             last = self._try_again(partial(handle, batch), batch[0], error)
             if last is None:
                 return
             if self._task.retry.dead_letters is None:
-                raise self._failed(batch[0], last) from last
+                raise self._failed(batch[0], last, self._task.retry.attempts) from last
             # One by one, once more: only what fails alone is set aside, and not what stood beside it.
             for index, event in enumerate(batch):
+                self._go_on()
                 try:
-                    handle(batch.only(index))
+                    returned = handle(batch.only(index))
                 except Exception as alone:
                     self._set_aside(event, alone)
+                else:
+                    _check_handled(returned, event)
+        else:
+            _check_handled(returned, batch[0])
 
     def _retry(self, call: Callable[[], object], event: Event[T], error: Exception) -> None:
         last = self._try_again(call, event, error)
@@ -145,7 +219,7 @@ class Worker(Generic[T]):
     def _try_again(self, call: Callable[[], object], event: Event[T], error: Exception) -> Exception | None:
         """After a first attempt that raised ``error``: call until it returns; the error of the last attempt."""
         retry = self._task.retry
-        for attempt in range(1, retry.attempts):
+        for attempt in range(1 + self._deaths_over(event), retry.attempts):
             delay = retry.delay_after(attempt)
             _logger.warning(
                 "attempt %d of %d at %s failed, the next is in %.3g s: %s: %s",
@@ -158,21 +232,29 @@ class Worker(Generic[T]):
             )
             if self._clock.wait(self._stopping, delay):
                 raise _StoppedError
+            self._go_on()
             try:
-                call()
+                returned = call()
             except Exception as raised:
                 error = raised
             else:
+                _check_handled(returned, event)
                 return None
         return error
 
-    def _set_aside(self, event: Event[T], error: Exception) -> None:
+    def _go_on(self) -> None:
+        """Each attempt has the time that the group gives a reader, else many of them would never be over."""
+        if self._reader is not None:
+            self._reader.go_on()
+
+    def _set_aside(self, event: Event[T], error: Exception, *, attempts: int | None = None) -> None:
         """Write the event to the dead letters, durably: when this returns it counts as processed."""
         retry = self._task.retry
+        attempts = retry.attempts if attempts is None else attempts
         if retry.dead_letters is None:
-            raise self._failed(event, error) from error
+            raise self._failed(event, error, attempts) from error
         letter = DeadLetter(
-            data=event.raw, pointer=event.pointer, error=f"{type(error).__name__}: {error}", attempts=retry.attempts
+            data=event.raw, pointer=event.pointer, error=f"{type(error).__name__}: {error}", attempts=attempts
         )
         if self._dead_letters is None:
             self._dead_letters = self._task.client.writer(retry.dead_letters, serializer=PydanticSerializer(DeadLetter))
@@ -180,15 +262,21 @@ class Worker(Generic[T]):
             self._dead_letters.write(letter, routing_key=event.routing_key, headers=event.headers)
         except EventTooLargeError as too_large:
             error.add_note(f"It could not be set aside: {too_large}")
-            raise self._failed(event, error) from error
+            raise self._failed(event, error, attempts) from error
         self._dead_letters.flush()
         _logger.error("%s is set aside in %s", event.pointer, retry.dead_letters, exc_info=error)
 
-    def _failed(self, event: Event[T], error: Exception) -> HandlerError:
+    def _failed(self, event: Event[T], error: Exception, attempts: int) -> HandlerError:
         return HandlerError(
             "the handler failed for the last time and the event stays unprocessed; mend the handler, or set such "
             "events aside with RetryPolicy(dead_letters=...)",
             pointer=str(event.pointer),
-            attempts=self._task.retry.attempts,
+            attempts=attempts,
             error=f"{type(error).__name__}: {error}",
         )
+
+
+def _check_handled(returned: object, event: Event[T]) -> None:
+    """Stop the pool if the handler returned what has not run yet. That is no failure of the event: it would be retried,
+    and then set aside, as all others."""
+    check_returned(returned, "a handler", pointer=str(event.pointer))

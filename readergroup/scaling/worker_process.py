@@ -1,7 +1,8 @@
 """A worker of a pool in a process of its own: the parent's handle on it, and what runs in the child.
 
-They talk through a pipe: "stop" and "end" go to the child, `Ready` and `Failure` come back. When the pipe breaks, the
-other side is gone; so a child never outlives its parent for long.
+They talk through a pipe: "stop", "end" and `Deaths` go to the child, `Ready` and `Failure` come back. When the pipe
+breaks, the other side is gone; so a child never outlives its parent for long. What the child has in hand, the parent
+sees in memory that they share.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ import pickle
 import signal
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from synchronizer import InvalidArgumentError
+from synchronizer import Flag, InvalidArgumentError, StoreUnavailableError
+from synchronizer.background import BackgroundThread
 
 from ..errors import WorkerError
+from ..liveness import Positions
+from .in_hand import InHand, SharedHand
 from .worker import Task, Worker
 
 #: How long a worker whose parent died may take for what it has in hand.
@@ -45,6 +49,13 @@ def pickled(task: Task[Any]) -> bytes:
                 **{name: repr(value)},
             ) from error
     return pickle.dumps(task)
+
+
+class Deaths(NamedTuple):
+    """How many workers have died while they had this in hand."""
+
+    what: InHand
+    number: int
 
 
 @dataclass(frozen=True)
@@ -82,18 +93,29 @@ def _picklable(error: BaseException) -> BaseException:
 class ProcessWorker:
     """Starts at once. The caller looks at `alive`, which also takes up what the process has sent."""
 
-    def __init__(self, task: bytes, reader_id: str) -> None:
+    def __init__(self, task: bytes, reader_id: str, deaths: Sequence[Deaths]) -> None:
         self.reader_id = reader_id
+        self._hand = SharedHand()
         self.stopping = False
         self._failure: BaseException | None = None
         self._ready = False
         self._pipe, theirs = _spawn.Pipe()
         # Daemonic, so that a program that ends without ending its pool is not waited for by its own children.
         self._process = _spawn.Process(
-            target=work_in_process, args=(task, reader_id, theirs), name=f"worker {reader_id}", daemon=True
+            target=work_in_process,
+            args=(task, reader_id, theirs, self._hand, deaths),
+            name=f"worker {reader_id}",
+            daemon=True,
         )
-        self._process.start()
-        theirs.close()
+        try:
+            self._process.start()
+        except OSError as error:
+            self._pipe.close()
+            raise StoreUnavailableError(
+                "the system has no process left; end others, or raise the limits of this user", error=str(error)
+            ) from error
+        finally:
+            theirs.close()
 
     @property
     def pid(self) -> int:
@@ -120,6 +142,18 @@ class ProcessWorker:
             exit_code=code,
         )
 
+    @property
+    def left_in_hand(self) -> InHand | None:
+        return self._hand.found
+
+    @property
+    def reached(self) -> Positions:
+        return self._hand.reached
+
+    def tell(self, deaths: Deaths) -> None:
+        """Let it know what workers have died over."""
+        self._send(deaths)
+
     def stop(self) -> None:
         """Ask it to end after the event in hand."""
         self.stopping = True
@@ -135,7 +169,7 @@ class ProcessWorker:
             self._process.join()
             self._receive()
 
-    def _send(self, message: str) -> None:
+    def _send(self, message: str | Deaths) -> None:
         with contextlib.suppress(OSError):  # it has ended
             self._pipe.send(message)
 
@@ -157,17 +191,19 @@ class ProcessWorker:
 # ---------------------------------------------------------------------- in the child
 
 
-def work_in_process(task: bytes, reader_id: str, pipe: Connection) -> None:
+def work_in_process(task: bytes, reader_id: str, pipe: Connection, hand: SharedHand, deaths: Sequence[Deaths]) -> None:
     """The main function of a worker process."""
     parent = _Parent(pipe)
     signal.signal(signal.SIGINT, lambda number, frame: None)  # a Ctrl-C goes to all; the parent says what to do
     signal.signal(signal.SIGTERM, parent.on_terminate)
-    threading.Thread(target=parent.listen, name="parent", daemon=True).start()
+    BackgroundThread(parent.listen, name="parent").start()
     try:
         unpickled: Task[Any] = pickle.loads(task)
         with unpickled.client:
-            worker = Worker(unpickled, reader_id)
-            parent.stop_with(worker.stop)
+            worker = Worker(unpickled, reader_id, hand.open())
+            for each in deaths:
+                worker.note_deaths(*each)
+            parent.work_for(worker)
             worker.run(lambda: parent.tell(Ready()))
     except BaseException as error:
         parent.tell(Failure.of(error))
@@ -179,17 +215,20 @@ class _Parent:
     """The parent process as its worker sees it."""
 
     def __init__(self, pipe: Connection) -> None:
-        self.done = threading.Event()
+        self.done = Flag()
         self._pipe = pipe
         self._ending = False
         self._stopped = False
-        self._stop: Callable[[], object] | None = None
+        self._worker: Worker[Any] | None = None
+        self._deaths: list[Deaths] = []  # that were told before there was a worker
 
-    def stop_with(self, stop: Callable[[], object]) -> None:
-        """Call ``stop`` when the worker is to stop; at once if that was said already."""
-        self._stop = stop
+    def work_for(self, worker: Worker[Any]) -> None:
+        """Tell the worker what the parent says, and has said."""
+        self._worker = worker
+        for each in self._deaths:
+            worker.note_deaths(*each)
         if self._stopped:
-            stop()
+            worker.stop()
 
     def tell(self, message: Ready | Failure) -> None:
         with contextlib.suppress(OSError):  # the parent is gone
@@ -199,7 +238,10 @@ class _Parent:
         """Do what the parent says until it is gone, and then see to it that this process ends. In a thread."""
         try:
             while True:
-                if self._pipe.recv() == "stop":
+                message = self._pipe.recv()
+                if isinstance(message, Deaths):
+                    self._note(message)
+                elif message == "stop":
                     self._request_stop()
                 else:
                     self._break_off()
@@ -214,12 +256,17 @@ class _Parent:
         if self._ending:
             raise SystemExit("the worker did not end in time")
         # In a thread: the main thread may be anywhere, also inside the locks that stopping takes.
-        threading.Thread(target=self._request_stop, daemon=True).start()
+        BackgroundThread(self._request_stop, name="stop").start()
+
+    def _note(self, deaths: Deaths) -> None:
+        self._deaths.append(deaths)  # first: `work_for` may be at it
+        if self._worker is not None:
+            self._worker.note_deaths(*deaths)
 
     def _request_stop(self) -> None:
         self._stopped = True
-        if self._stop is not None:
-            self._stop()
+        if self._worker is not None:
+            self._worker.stop()
 
     def _break_off(self) -> None:
         """Raise SystemExit in the main thread, so that it leaves the group without what it has in hand."""

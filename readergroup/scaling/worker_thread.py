@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from synchronizer import ClosedError, ReaderGroupError
+from synchronizer.background import BackgroundThread
 
 from .worker import Task, Worker
 
@@ -27,12 +27,16 @@ class ThreadWorker:
         self._left = False
         self._on_end = on_end
         self._worker = Worker(task, reader_id)
-        self._thread = threading.Thread(target=self._run, name=f"worker {reader_id}", daemon=True)
+        self._thread = BackgroundThread(self._run, name=f"worker {reader_id}")
         self._thread.start()
 
     @property
     def alive(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def left_in_hand(self) -> None:
+        """What a thread has in hand does not end it, unless it ends the process."""
 
     def stop(self) -> None:
         """Ask it to end after the event in hand."""

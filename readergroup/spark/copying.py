@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Final
 
 from pydantic import SecretStr
@@ -13,13 +14,16 @@ from pyspark.sql import SparkSession
 
 from synchronizer import (
     AlreadyExistsError,
+    Flag,
     NotFoundError,
     ReaderGroupError,
     StoreUnavailableError,
     SystemClock,
     TruncatedError,
+    checked,
     open_store,
 )
+from synchronizer.background import BackgroundThread
 
 from ..client import Client
 from ..streams.config import StreamInfo
@@ -59,6 +63,7 @@ def copy(
     Segments are copied beside each other, each by one task at a time. A copy that was cut off, here or elsewhere, goes
     on where it was. ``on_progress`` is called about once a second, in a thread of its own.
     """
+    on_progress = None if on_progress is None else checked(on_progress, "on_progress")
     address = SecretStr(url)
     check_address(address, one_host=is_on_one_host(spark))
     clock = SystemClock()
@@ -94,8 +99,8 @@ def _progress(client: Client, parts: Sequence[CopyPart], tell: OnProgress | None
     if tell is None:
         yield
         return
-    stop = threading.Event()
-    thread = threading.Thread(target=_follow, args=(client, parts, tell, stop), name="copy-progress")
+    stop = Flag()
+    thread = BackgroundThread(partial(_follow, client, parts, tell, stop), name="copy-progress", stopping=stop)
     thread.start()
     try:
         yield

@@ -17,6 +17,8 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
+from synchronizer import checked
+
 from ..streams.config import SegmentId, StreamCut
 from .offsets import cut_of
 
@@ -53,7 +55,7 @@ class ProgressListener(StreamingQueryListener):
     """
 
     def __init__(self, callback: Callable[[QueryProgress], object] | None = None) -> None:
-        self._callback = callback or _log
+        self._callback = checked(callback or _log, "the callback of the progress listener")
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         for progress in progress_of(event.progress):

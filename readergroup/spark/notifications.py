@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -15,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from notifications import Notification
-from synchronizer import InvalidArgumentError, NotFoundError, Revision, SegmentStore, TruncatedError
+from synchronizer import Flag, InvalidArgumentError, NotFoundError, Revision, SegmentStore, TruncatedError
 
 from ..record.arrow import SCHEMA, record_batches
 from ..record.entries import RecordRange
@@ -171,7 +170,7 @@ class NotificationStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         client = client_of(self._options.url)
         found = self._present(start)
         if found is None:
-            client.clock.wait(threading.Event(), _IDLE_SECONDS)
+            client.clock.wait(Flag(), _IDLE_SECONDS)
             return start
         if (start["life"], start["offset"]) == (found.life, found.end):
             patience_of(client).call(lambda: client.store.wait({found.segment: found.end}, _IDLE_SECONDS))

@@ -11,6 +11,8 @@ from typing import Annotated, Final, Literal, NamedTuple, NewType, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, field_validator, model_validator
 
 from synchronizer import InvalidArgumentError, Map
+from synchronizer.arguments import check_count
+from synchronizer.configuration import Configuration
 
 #: ``scope/stream/number``, for example ``shop/orders/0``.
 SegmentId = NewType("SegmentId", str)
@@ -105,20 +107,19 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class ScalingPolicy(Record):
+class ScalingPolicy(Configuration):
     """How many segments a stream has. ``ScalingPolicy.fixed(4)``: four, until somebody scales it by hand."""
 
     kind: Literal["fixed"] = "fixed"
-    segments: int = Field(ge=1, le=MAX_SEGMENTS)
+    segments: int = Field(strict=True, ge=1, le=MAX_SEGMENTS)
 
     @classmethod
     def fixed(cls, segments: int) -> Self:
-        if not 1 <= segments <= MAX_SEGMENTS:
-            raise InvalidArgumentError(f"a stream has 1 to {MAX_SEGMENTS} segments", segments=segments)
+        check_count(segments, "segments", at_most=MAX_SEGMENTS)
         return cls(segments=segments)
 
 
-class StreamConfig(Record):
+class StreamConfig(Configuration):
     """What a stream was created, or last configured, with."""
 
     scaling: ScalingPolicy = ScalingPolicy(segments=1)
@@ -160,7 +161,7 @@ def _by_number(offsets: Mapping[SegmentId, int]) -> list[tuple[SegmentId, int]]:
     return sorted(offsets.items(), key=lambda item: number_of(item[0]))
 
 
-class StreamCut(Record):
+class StreamCut(Configuration):
     """A place in a stream: for each part of its key range one segment, and the offset of the next event there.
 
     A segment that is read to its end stands in a cut at its length. Text form: ``model_dump_json()``. Which of two

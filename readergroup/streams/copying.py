@@ -27,6 +27,7 @@ from synchronizer import (
     Conflict,
     Deadline,
     DeadlineExceededError,
+    Flag,
     InvalidArgumentError,
     Map,
     NotFoundError,
@@ -39,7 +40,9 @@ from synchronizer import (
     TruncatedError,
     UnsupportedError,
     Update,
+    checked,
 )
+from synchronizer.arguments import check_count
 
 from ..errors import CorruptDataError, StreamExistsError
 from .block import Block, Buffer, encode_block
@@ -86,8 +89,8 @@ def copy_stream(
     timeout: float | None,
 ) -> StreamInfo:
     """See `StreamManager.copy`."""
-    if threads < 1:
-        raise InvalidArgumentError("a copy takes at least one thread", threads=threads)
+    check_count(threads, "threads")
+    on_progress = None if on_progress is None else checked(on_progress, "on_progress")
     deadline = Deadline(manager.clock, timeout)
     state = begin_copy(manager, source, target, by=by, start=start, end=end)
     if state.is_being_copied:
@@ -362,7 +365,7 @@ class _Progress:
 def _copy_beside_each_other(
     manager: StreamManager, parts: Sequence[CopyPart], threads: int, progress: _Progress, deadline: Deadline
 ) -> None:
-    stop = threading.Event()
+    stop = Flag()
 
     def copy(part: CopyPart) -> None:
         before = 0

@@ -14,7 +14,18 @@ from typing import Final, NamedTuple
 
 import msgpack
 
-from synchronizer import Clock, EventProcessor, EventQueue, ManualClock, QueuedEvent, ReaderGroupError, SegmentStore
+from synchronizer import (
+    Clock,
+    EventProcessor,
+    EventQueue,
+    Flag,
+    ManualClock,
+    QueuedEvent,
+    ReaderGroupError,
+    SegmentStore,
+    StoreUnavailableError,
+)
+from synchronizer.background import BackgroundThread, survive
 
 QUEUE: Final = "readergroup/deletions"
 #: A process looks through the queue with its first deletion, and every so many.
@@ -56,7 +67,7 @@ class Deletions:
         self._timeout = timeout
         self._finish = finish
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
+        self._stopping = Flag()
         self._queue: EventQueue | None = None
         self._thread: threading.Thread | None = None
         self._announced = 0
@@ -78,8 +89,15 @@ class Deletions:
             if isinstance(self._clock, ManualClock):
                 self._run()
             else:
-                self._thread = threading.Thread(target=self._run, name="deletions of streams", daemon=True)
-                self._thread.start()
+                thread = BackgroundThread(
+                    self._run, name="deletions of streams", clock=self._clock, stopping=self._stopping
+                )
+                try:
+                    thread.start()
+                    self._thread = thread
+                except StoreUnavailableError as error:
+                    self._announced -= 1  # so that it is time at the next deletion
+                    _logger.warning("what deleted streams have left is looked for at the next deletion: %s", error)
 
     def close(self) -> None:
         """Stop after the stream in hand. Twice is no error."""
@@ -111,6 +129,8 @@ class Deletions:
                         self._clock.wait(self._stopping, _LOOK_SECONDS)
         except ReaderGroupError as error:
             _logger.warning("what deleted streams have left is looked for at the next deletion: %s", error)
+        except Exception as error:
+            survive(error, "deletions of streams")
 
     def _handle(self, event: QueuedEvent) -> None:
         deletion = Deletion.decode(event.data)

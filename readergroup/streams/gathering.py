@@ -69,6 +69,16 @@ class Batch:
             self.headers.append(headers)
             self.size += headers_bytes(headers) if headers else 0
 
+    def mend(self, count: int | None = None) -> None:
+        """After an interrupt: keep the events that are whole, of those behind the first ``count`` none."""
+        lists = [each for each in (self.events, self.keys, self.headers) if each is not None]
+        whole = min(map(len, lists))
+        for each in lists:
+            del each[whole if count is None else min(whole, count) :]
+        keys = sum(len(key) for key in self.keys if key)
+        headers = sum(headers_bytes(each) for each in self.headers or () if each)
+        self.size = sum(map(len, self.events)) + keys + headers + EVENT_BYTES * len(self.events)
+
     def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes:
         keys = None if self.keys.count(None) == len(self.keys) else self.keys
         return b"".join(

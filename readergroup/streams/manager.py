@@ -6,6 +6,8 @@ that belong to it. Every step can be repeated, so any client completes what anot
 
 from __future__ import annotations
 
+import logging
+import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ from synchronizer import (
     ClosedError,
     Deadline,
     DeadlineExceededError,
+    Flag,
     InvalidArgumentError,
     Map,
     NotFoundError,
@@ -28,9 +31,12 @@ from synchronizer import (
     SegmentInfo,
     SegmentStore,
     StateSynchronizer,
+    StoreFullError,
     SystemClock,
     Update,
+    checked,
 )
+from synchronizer.arguments import check_count, check_duration
 
 from ..errors import CorruptDataError, StreamBeingCopiedError, StreamExistsError
 from .committed import CommittedTransaction
@@ -57,12 +63,15 @@ from .state import (
     DeleteStream,
     FinishTransaction,
     ForgetSegments,
+    ForgetTransactions,
     PublishScale,
     Scale,
     SealStream,
     StreamState,
     TruncateStream,
 )
+
+_logger = logging.getLogger(__name__)
 
 #: How long a truncated segment's length and attributes are kept, for a writer that has yet to learn what it stored.
 WRITER_RETENTION_SECONDS: Final = 24 * 3600.0
@@ -84,13 +93,17 @@ class StreamManager:
         timeout: float = 30.0,
         state_limit_bytes: int = DEFAULT_STATE_LIMIT_BYTES,
     ) -> None:
+        check_duration(timeout, "timeout")
+        check_count(state_limit_bytes, "state_limit_bytes")
         self.store = store
         self.clock: Clock = clock or SystemClock()
         self.timeout = timeout
         self._state_limit_bytes = state_limit_bytes
         self._synchronizers: dict[str, StateSynchronizer[StreamState]] = {}
+        self._finished_keys: dict[str, set[str]] = {}  # of transactions, for each stream; nobody asks for them again
+        self._process_id = os.getpid()
         self._lock = threading.Lock()
-        self._closing = threading.Event()
+        self._closing = Flag()
         self._deletions = Deletions(store, self.clock, timeout, self._finish_deletion)
 
     # ------------------------------------------------------------------ one stream
@@ -213,7 +226,8 @@ class StreamManager:
     def delete(self, name: str, *, timeout: float | None = None) -> None:
         """Delete the stream and its data. Its writers and readers get `NotFoundError`; the name may be used again.
 
-        A copy that is not whole yet is given up.
+        A copy that is not whole yet is given up. While the store is full this takes half of ``timeout``; if it is cut
+        off then, delete the stream again.
         """
         deadline = self._deadline(timeout)
         while True:
@@ -228,7 +242,15 @@ class StreamManager:
         self, synchronizer: StateSynchronizer[StreamState], seen: StreamState, deadline: Deadline
     ) -> StreamState | None:
         """Let the metadata say that the stream is deleted; None if there is another one of the name by now."""
-        self._deletions.announce(seen.name, seen.incarnation, timeout=deadline.remaining())
+        try:
+            self._deletions.announce(seen.name, seen.incarnation, timeout=deadline.remaining() / 2)
+        except DeadlineExceededError as error:
+            if not isinstance(error.__cause__, StoreFullError):
+                raise
+            _logger.warning(
+                "the store is full, so the deletion of stream %s is not announced: if it is cut off, delete again",
+                seen.name,
+            )
 
         def end(now: StreamState) -> tuple[Iterable[Update[StreamState]], StreamState | None]:
             if now.incarnation != seen.incarnation:
@@ -290,6 +312,42 @@ class StreamManager:
                 return state
             # Deleted and created again meanwhile: what is pending now is the other stream's.
 
+    def forget_later(self, state: StreamState, key: str) -> None:
+        """Nobody will ask for this key of a transaction again: the next commit of this client forgets it.
+
+        ``state`` has seen the end of that transaction. If the process dies first, the key is forgotten when it is old.
+        """
+        if key in state.known_transactions.committers:
+            with self._lock:
+                self._finished_keys.setdefault(state.name, set()).add(key)
+
+    def forgettable(self, state: StreamState) -> Sequence[ForgetTransactions]:
+        """The update, if any, that lets the stream forget the keys that nobody will ask for again."""
+        with self._lock:
+            finished = sorted(self._finished_keys.get(state.name, ()))
+        keys = tuple(key for key in finished if key in state.known_transactions.committers)
+        return [ForgetTransactions(keys=keys)] if keys else []
+
+    def are_forgotten(self, name: str, updates: Iterable[ForgetTransactions]) -> None:
+        """These updates, from `forgettable`, are stored."""
+        with self._lock:
+            for update in updates:
+                self._finished_keys[name].difference_update(update.keys)
+
+    def forget_transactions(self, name: str) -> None:
+        """Let the stream forget these keys now. If that fails, they are forgotten when they are old."""
+        with self._lock:
+            if not self._finished_keys.get(name):
+                return
+        deadline = self._deadline(None)
+        try:
+            forgotten = self._existing(name, deadline).update_state_returning(
+                lambda state: (updates := self.forgettable(state), updates), timeout=deadline.remaining()
+            )
+        except ReaderGroupError:
+            return
+        self.are_forgotten(name, forgotten)
+
     def segment_lengths(
         self, state: StreamState, numbers: Iterable[int], *, timeout: float | None = None
     ) -> Mapping[int, int]:
@@ -321,16 +379,21 @@ class StreamManager:
         self, prefix: str, is_given_up: Callable[[StagedName], bool], *, timeout: float | None = None
     ) -> None:
         """Delete what is staged under the prefix and given up. What cannot be deleted now is when it is old."""
+        is_given_up = checked(is_given_up, "what says whether a part is given up")
         patience = self._patience(self._deadline(timeout))
         try:
             for segment in patience.call(lambda: list(self.store.list(prefix))):
                 if is_given_up(StagedName.of(segment)):
-                    self._delete_segment(segment, patience)
+                    patience.call(partial(self.store.forget, segment))
+        except InvalidArgumentError:
+            raise
         except ReaderGroupError:
             return
 
     def close(self) -> None:
         """Close the synchronizers of all streams. Twice is no error."""
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
         self._deletions.close()
         self._closing.set()
         with self._lock:
@@ -483,8 +546,12 @@ class StreamManager:
     def _delete_data(self, state: StreamState, deadline: Deadline) -> None:
         if state.incarnation:
             patience = self._patience(deadline)
+            staged = staging_prefix(state.name, state.incarnation)
             for segment in patience.call(lambda: list(self.store.list(state.data_prefix))):
-                self._delete_segment(segment, patience)
+                if segment.startswith(staged):
+                    patience.call(partial(self.store.forget, segment))
+                else:
+                    self._delete_segment(segment, patience)
 
     def _finish_deletion(self, deletion: Deletion) -> bool:
         """Delete what is left of the stream; False if its metadata does not say that it is deleted."""

@@ -6,6 +6,7 @@ UTF-16LE, seed 1741865571 (Pravega: ``HashHelper.hashToRange``), as a fraction o
 
 from __future__ import annotations
 
+import codecs
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
@@ -14,12 +15,15 @@ import mmh3
 
 _SEED: Final = 1741865571
 _UNIT: Final = 2.0**-52
+_ENCODING: Final = "utf-16-le"
+#: Python loads a codec when it is first used, which fails in a process that has no file descriptor left.
+codecs.lookup(_ENCODING)
 
 
 def key_hash(routing_key: str) -> int:
     """The key's 64-bit hash."""
     # "surrogatepass": a str may hold lone surrogates (a file name that is no UTF-8), and hashing one must not fail.
-    return mmh3.hash64(routing_key.encode("utf-16-le", "surrogatepass"), _SEED, signed=False)[0]
+    return mmh3.hash64(routing_key.encode(_ENCODING, "surrogatepass"), _SEED, signed=False)[0]
 
 
 def key_position(routing_key: str) -> float:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgpack
 from pydantic import BaseModel
 
-from synchronizer import InvalidArgumentError
+from synchronizer import InvalidArgumentError, check_callable, check_returned
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -20,6 +21,31 @@ class Serializer(Protocol[T]):
     def dumps(self, value: T, /) -> bytes: ...
 
     def loads(self, data: bytes, /) -> T: ...
+
+
+def check_serializer(serializer: Serializer[T]) -> Serializer[T]:
+    """``serializer``, unless what it does would be run by nobody."""
+    for name in ("dumps", "loads"):
+        check_callable(getattr(serializer, name, None), f"{name} of a serializer", serializer=type(serializer).__name__)
+    return serializer
+
+
+def checked_dumps(serializer: Serializer[T]) -> Callable[[T], bytes]:
+    """``dumps`` of a serializer that was written elsewhere, with a check that it returns bytes; else as it is."""
+    check_serializer(serializer)
+    if type(serializer) in _RETURN_BYTES:
+        return serializer.dumps
+
+    def dumps(value: T) -> bytes:
+        data = serializer.dumps(value)
+        if type(data) is not bytes:
+            check_returned(data, "dumps of a serializer", serializer=type(serializer).__name__)
+            raise InvalidArgumentError(
+                "dumps of a serializer returns bytes", serializer=type(serializer).__name__, found=type(data).__name__
+            )
+        return data
+
+    return dumps
 
 
 class BytesSerializer:
@@ -37,10 +63,19 @@ class BytesSerializer:
 
 
 class JsonSerializer:
-    """Events are JSON in UTF-8: what ``json`` takes, in its compact form."""
+    """Events are JSON in UTF-8: what ``json`` takes, in its compact form.
+
+    NaN and the infinities are no JSON, and refused: readers in other languages could not read the event.
+    """
 
     def dumps(self, value: Any, /) -> bytes:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        try:
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidArgumentError(
+                f"this value cannot be written as JSON: {error}", type=type(value).__name__
+            ) from error
+        return text.encode("utf-8", "surrogatepass")
 
     def loads(self, data: bytes, /) -> Any:
         return json.loads(data.decode("utf-8", "surrogatepass"))
@@ -50,20 +85,40 @@ class MsgpackSerializer:
     """Events are msgpack."""
 
     def dumps(self, value: Any, /) -> bytes:
-        return bytes(msgpack.packb(value, unicode_errors="surrogatepass"))
+        try:
+            return bytes(msgpack.packb(value, unicode_errors="surrogatepass"))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidArgumentError(
+                f"this value cannot be written as msgpack: {error}", type=type(value).__name__
+            ) from error
 
     def loads(self, data: bytes, /) -> Any:
         return msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogatepass")
 
 
 class PydanticSerializer(Generic[M]):
-    """Events are models of one class, as JSON. An event that does not fit it raises pydantic's ``ValidationError``."""
+    """Events are models of one class, as JSON. An event that does not fit it raises pydantic's ``ValidationError``.
+
+    A value of another class is refused. One of a subclass is written with its own fields, and is read as the model. NaN
+    is written as null, as pydantic does, unless the model's config has another ``ser_json_inf_nan``.
+    """
 
     def __init__(self, model: type[M]) -> None:
+        if not isinstance(model, type) or not issubclass(model, BaseModel):
+            raise InvalidArgumentError("give PydanticSerializer a class of models", found=repr(model))
         self.model = model
 
     def dumps(self, value: M, /) -> bytes:
+        if not isinstance(value, self.model):
+            raise InvalidArgumentError(
+                "this writer takes one class of models, and others could not read another",
+                takes=self.model.__name__,
+                type=type(value).__name__,
+            )
         return value.model_dump_json().encode()
 
     def loads(self, data: bytes, /) -> M:
         return self.model.model_validate_json(data)
+
+
+_RETURN_BYTES: Final = (BytesSerializer, JsonSerializer, MsgpackSerializer, PydanticSerializer)

@@ -27,13 +27,14 @@ from synchronizer import (
     StoreFullError,
     StoreUnavailableError,
 )
+from synchronizer.arguments import check_duration
 
 from .block import Headers
 from .committed import part_name
 from .config import Record, check_name, staged_segments, staging_prefix
 from .gathering import BATCH_BYTES, KNOWN_KEYS, MAX_UNSTORED_BYTES, Batch, check_key, check_size, checked_headers
 from .manager import StreamManager
-from .serializers import Serializer
+from .serializers import Serializer, checked_dumps
 
 T = TypeVar("T")
 
@@ -107,11 +108,12 @@ class Staging(Generic[T]):
     ) -> None:
         self.stream = stream
         self.key = check_name(key, "transaction key")
+        check_duration(timeout, "timeout", or_none=True)
         self.timeout = manager.timeout if timeout is None else timeout
         self._manager = manager
         self._store = manager.store
         self._clock = manager.clock
-        self._dumps = serializer.dumps
+        self._dumps = checked_dumps(serializer)
         state = manager.fetch_state(stream, timeout=self.timeout)
         if state.sealing:
             raise SealedError("the stream is sealed and takes no events", stream=stream)
@@ -190,7 +192,7 @@ class Staging(Generic[T]):
         self._given_up = True
         patience = self._patience()
         for name in staged_segments(self._prefix, self._name, self._numbers):
-            patience.call(partial(self._store.delete, name))
+            patience.call(partial(self._store.forget, name))
         for lane in self._lanes.values():
             lane.lengths.clear()
 

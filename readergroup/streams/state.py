@@ -399,8 +399,8 @@ class SealStream(Update[StreamState], tag="seal-stream"):
 class CommitTransaction(Update[StreamState], tag="commit-transaction"):
     """The decision: these parts are events of the stream, in this order. Whoever sees it may merge them.
 
-    Keys that were not used since ``unused_since`` are forgotten; parts that were begun before ``expired_before`` are
-    not committed any more.
+    Keys that were not used since ``unused_since`` are forgotten, 0 for none: to look for them costs as much as there
+    are keys. Parts that were begun before ``expired_before`` are not committed any more.
     """
 
     key: str
@@ -423,11 +423,13 @@ class CommitTransaction(Update[StreamState], tag="commit-transaction"):
         if self.number <= committer.number:
             raise InvalidArgumentError("this number was committed", stream=state.name, key=self.key, number=self.number)
         before.check_parts(self.key, self.generation, self.parts)
-        used = {key: each for key, each in before.committers.items() if each.at >= self.unused_since}
-        used[self.key] = Committer(number=self.number, generation=committer.generation + 1, at=self.at)
+        committers = before.committers
+        if self.unused_since > 0:
+            committers = Map({key: each for key, each in committers.items() if each.at >= self.unused_since})
+        known = Committer(number=self.number, generation=committer.generation + 1, at=self.at)
         after = StreamTransactions(
             sequence=before.sequence + bool(self.parts),
-            committers=Map(used),
+            committers=committers.set(self.key, known),
             expired_before=max(before.expired_before, self.expired_before),
         )
         if self.parts:
@@ -451,6 +453,24 @@ class FinishTransaction(Update[StreamState], tag="finish-transaction"):
         if self.forget:
             committers = committers.delete(before.open.key)
         return state.replace(transactions=before.model_copy(update={"open": None, "committers": committers}))
+
+
+class ForgetTransactions(Update[StreamState], tag="forget-transactions"):
+    """Nobody will ask for these keys again: their transactions are over, and whoever committed them knows it."""
+
+    keys: tuple[str, ...]
+
+    def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
+        before = state.known_transactions
+        if before.open is not None and before.open.key in self.keys:
+            raise InvalidArgumentError(
+                "a transaction is merged before its key is forgotten", stream=state.name, key=before.open.key
+            )
+        committers = before.committers
+        for key in self.keys:
+            if key in committers:
+                committers = committers.delete(key)
+        return state.replace(transactions=before.model_copy(update={"committers": committers}))
 
 
 class AbortTransaction(Update[StreamState], tag="abort-transaction"):
@@ -569,6 +589,7 @@ STREAM_UPDATES: tuple[type[Update[StreamState]], ...] = (
     SealStream,
     CommitTransaction,
     FinishTransaction,
+    ForgetTransactions,
     AbortTransaction,
     ConfigureStream,
     TruncateStream,

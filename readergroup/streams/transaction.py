@@ -16,7 +16,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar, overload
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, overload
 
 from synchronizer import (
     ClosedError,
@@ -30,6 +30,7 @@ from synchronizer import (
     StateTooLargeError,
     Update,
 )
+from synchronizer.arguments import check_count
 
 from .block import Headers
 from .committed import CommittedPart, begun_at
@@ -37,7 +38,7 @@ from .config import check_name, check_stream_name, staging_prefix
 from .manager import StreamManager
 from .serializers import BytesSerializer, Serializer
 from .staging import StagedPart, Staging
-from .state import AbortTransaction, CommitTransaction, StreamState
+from .state import AbortTransaction, CommitTransaction, ForgetTransactions, StreamState
 
 T = TypeVar("T")
 
@@ -95,7 +96,10 @@ class Transactions:
         then nothing is committed. After any other error the call may be repeated as it was; if the first one had
         committed, the second says False. With ``is_only_one`` nobody will ask for the key again, and it is forgotten.
         """
-        return _Commit(self._streams, stream, key, number, tuple(parts), is_only_one=is_only_one).run(timeout)
+        was_first = _Commit(self._streams, stream, key, number, tuple(parts), is_only_one=is_only_one).run(timeout)
+        if is_only_one:
+            self._streams.forget_transactions(stream)
+        return was_first
 
     def abort(self, stream: str, key: str, *, timeout: float | None = None) -> None:
         """Give up what was staged under the key and is not committed. What is committed stays."""
@@ -190,7 +194,10 @@ class Transaction(Generic[T]):
     def _was_committed(self) -> bool:
         """Whether a commit of which the outcome is unknown has arrived; if not, it never will."""
         state = _abort(self._streams, self.stream, self._key, self._timeout)
-        return state.known_transactions.committer(self._key).number > 0
+        was_committed = state.known_transactions.committer(self._key).number > 0
+        if not was_committed:
+            self._streams.forget_later(state, self._key)
+        return was_committed
 
     def _give_up(self) -> None:
         self._is_over = True
@@ -210,6 +217,13 @@ class Transaction(Generic[T]):
             raise InvalidArgumentError("a transaction belongs to the thread that began it", stream=self.stream)
 
 
+class _Answer(NamedTuple):
+    """What came of proposing an entry."""
+
+    was_first: bool | None
+    forgotten: Sequence[ForgetTransactions] = ()
+
+
 class _Commit:
     """One commit: the decision, and then the merge. Made again, it goes on where it was."""
 
@@ -226,8 +240,7 @@ class _Commit:
         self._streams = streams
         self._stream = check_stream_name(stream)
         self._key = check_name(key, "transaction key")
-        if number < 0:
-            raise InvalidArgumentError("the number of a transaction is not negative", stream=stream, number=number)
+        check_count(number, "number", at_least=0)
         self._number = number
         self._parts = parts
         self._is_only_one = is_only_one
@@ -291,22 +304,40 @@ class _Commit:
     def _append(self, entry: CommitTransaction, deadline: Deadline) -> bool | None:
         """Whether the entry was written; None if something has to be finished before."""
 
-        def propose(state: StreamState) -> tuple[Iterable[Update[StreamState]], bool | None]:
+        def propose(state: StreamState) -> tuple[Iterable[Update[StreamState]], _Answer]:
             self._check_same_stream(state)
             if self._was_committed(state):
-                return [], False
-            return ([], None) if state.is_pending and not state.sealing else ([entry], True)
+                return [], _Answer(False)
+            if state.is_pending and not state.sealing:
+                return [], _Answer(None)
+            is_time_to_look = entry.expired_before > state.known_transactions.expired_before
+            commit = entry if is_time_to_look else entry.model_copy(update={"unused_since": 0.0})
+            forgotten = self._streams.forgettable(state)
+            return [*forgotten, commit], _Answer(True, forgotten)
 
         synchronizer = self._streams.synchronizer(self._stream, timeout=deadline.remaining())
         try:
-            return synchronizer.update_state_returning(propose, timeout=deadline.remaining())
+            answer = synchronizer.update_state_returning(propose, timeout=deadline.remaining())
         except StateTooLargeError as error:
-            raise StateTooLargeError(
+            raise self._too_large(error, synchronizer.state) from error
+        self._streams.are_forgotten(self._stream, answer.forgotten)
+        return answer.was_first
+
+    def _too_large(self, error: StateTooLargeError, state: StreamState) -> StateTooLargeError:
+        facts = {**error.facts, "parts": len(self._parts), "keys": len(state.known_transactions.committers)}
+        if len(self._parts) > 1:
+            return StateTooLargeError(
                 "too many parts for one transaction: stage fewer and larger ones, or the events of a key in one part, "
                 "or connect with a higher state_limit_bytes",
-                **error.facts,
-                parts=len(self._parts),
-            ) from error
+                **facts,
+            )
+        return StateTooLargeError(
+            "the stream's metadata has no room for another transaction: connect all processes with a higher "
+            "state_limit_bytes; keys of processes that were killed in a commit are forgotten after a week",
+            stream=self._stream,
+            segments=len(state.segments),
+            **facts,
+        )
 
     def _was_committed(self, state: StreamState) -> bool:
         return self._number <= state.known_transactions.committer(self._key).number
@@ -334,6 +365,8 @@ class _Commit:
         """See that the transaction is merged, and delete what this makes superfluous."""
         forget = self._key if self._is_only_one else None
         state = self._streams.finish_pending(self._stream, timeout=deadline.remaining(), forget=forget)
+        if self._is_only_one:
+            self._streams.forget_later(state, self._key)  # where another process has merged it
         transactions = state.known_transactions
         if not was_first and (transactions.open is None or transactions.open.key != self._key):
             dropped = {part.name for part in self._parts}

@@ -144,8 +144,9 @@ class ValkeyStore(sc.SegmentStore):
         return sc.Appended(*facts)
 
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
-        start_offset, length, data = self._verb("read", segment, offset, max_bytes)
-        contract.check_read(segment, offset, max_bytes, start_offset, length)
+        contract.check_read_call(segment, offset, max_bytes)
+        *bounds, data = self._verb("read", segment, offset, max_bytes)
+        contract.check_read(segment, offset, max_bytes, *bounds)
         return bytes(data)
 
     def attributes(self, segment: str, prefix: str = "", *, names: Collection[str] | None = None) -> dict[str, bytes]:
@@ -155,6 +156,7 @@ class ValkeyStore(sc.SegmentStore):
         return {name: value for name, value in pairs if value is not None and name.startswith(prefix)}
 
     def truncate(self, segment: str, offset: int) -> None:
+        contract.check_truncate(segment, offset)
         contract.check_within(segment, offset, self._verb("truncate", segment, offset)[1])
 
     def seal(self, segment: str) -> sc.SegmentInfo:
@@ -162,15 +164,14 @@ class ValkeyStore(sc.SegmentStore):
         return sc.SegmentInfo(segment, start_offset, length, sealed=True)
 
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
-        for name in known:
-            contract.check_name(name)
+        contract.check_wait(known, timeout)
         deadline = sc.Deadline(self._clock, timeout)
         while not (changed := self._changed(known)) and not deadline.passed:
             # For a second at most, to hear that the store was closed; 0 would be for ever.
             milliseconds = max(1, int(deadline.remaining(1.0) * 1000))
-            streams = [self._key + "nothing", *(f"{self._key}chunks:{name}" for name in known)]  # at least one
-            ids = ["0-0", *(f"{length}-0" for length in known.values())]
-            self._request("XREAD", "COUNT", 1, "BLOCK", milliseconds, "STREAMS", *streams, *ids)
+            # At least one stream.
+            streams = {self._key + "nothing": "0-0"} | {f"{self._key}chunks:{n}": f"{known[n]}-0" for n in known}
+            self._request("XREAD", "COUNT", 1, "BLOCK", milliseconds, "STREAMS", *streams, *streams.values())
         return changed
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import os
 import socket
 from typing import Unpack
 
+from ..arguments import check_count
 from ..clock import Deadline
 from ..errors import (
     BrokenBarrierError,
@@ -46,8 +47,7 @@ class Barrier:
         threads: bool = True,
         **options: Unpack[SynchronizerOptions],
     ) -> None:
-        if parties < 1:
-            raise InvalidArgumentError("a barrier has at least one party", name=name, parties=parties)
+        check_count(parties, "parties")
         self.name = name
         self.parties = parties
         self.party = party

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final, Self, TypeVar, Unpack
 
+from ..background import BackgroundThread
+from ..callables import check_callable, check_returned
 from ..clock import Deadline
 from ..errors import ClosedError, DeadlineExceededError, LeaseLostError, ReaderGroupError
-from ..state_synchronizer import StateSynchronizer, check_listener
+from ..state_synchronizer import StateSynchronizer
 from ..store import SegmentStore
 from .members import UPDATES, Members, nobody
 from .seat import ASK_SECONDS, Seat
@@ -164,7 +166,7 @@ class LeaderElection:
         All listeners are called in one thread of the election, one after the other, so they return soon. One that
         raises is logged.
         """
-        check_listener(listener)
+        check_callable(listener, "a listener")
         self._on_elected.append(listener)
         self._start_telling()
         return listener
@@ -175,7 +177,7 @@ class LeaderElection:
         That is when this has resigned or was deposed, and also when the store is away and the lease may be over. If it
         was not, `on_elected` is called again, with the same token.
         """
-        check_listener(listener)
+        check_callable(listener, "a listener")
         self._on_lost.append(listener)
         self._start_telling()
         return listener
@@ -239,10 +241,11 @@ class LeaderElection:
         with self._lock:
             self._check_open()
             if self._threads and self._telling is None:
-                self._telling = threading.Thread(
-                    target=self._tell_until_closed, name=f"{self.synchronizer.name}-listeners", daemon=True
+                telling = BackgroundThread(
+                    self._tell_until_closed, name=f"{self.synchronizer.name}-listeners", clock=self._clock
                 )
-                self._telling.start()
+                telling.start()
+                self._telling = telling
 
     def _tell_until_closed(self) -> None:
         with suppress(ClosedError):  # the store was closed
@@ -277,6 +280,6 @@ def _leader_of(state: Members) -> str | None:
 
 def _call(listener: Callable[..., object], *arguments: int) -> None:
     try:
-        listener(*arguments)
+        check_returned(listener(*arguments), "a listener")
     except (Exception, SystemExit) as error:
         _logger.error("a listener raised: %r", listener, exc_info=error)

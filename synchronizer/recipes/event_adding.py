@@ -24,6 +24,7 @@ from ..errors import (
     StoreFullError,
     StoreUnavailableError,
 )
+from ..flag import Bell, Flag
 from ..patience import Patience
 from ..store import Appended, AttributeChange, Conflict, SegmentStore, UnknownOutcome
 
@@ -56,7 +57,7 @@ class Room:
         self._look = look
         self._known: Extent | None = None
         self._lock = threading.Lock()
-        self._moved = threading.Event()
+        self._moved = Flag()
         self._closed = False
 
     def has(self, size: int) -> bool:
@@ -113,28 +114,41 @@ class _Batch:
     """What the calls of several threads put into one append."""
 
     def __init__(self) -> None:
-        self.parts: dict[object, bytes] = {}  # by call, in order
-        self.callers = 0
-        self.size = 0
+        self.parts: dict[_Call, bytes] = {}  # in order
+        self.callers: set[_Call] = set()
         self.status = _Status.UNDECIDED
         self.error: ReaderGroupError | None = None
         self.number: bytes | None = None  # when it is sent
         self.lost_answer: BaseException | None = None
 
-    def add(self, call: object, data: bytes) -> None:
-        self.parts[call] = data
-        self.size += len(data)
-        self.callers += 1
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.parts.values()))
 
-    def leave(self, call: object) -> None:
-        """The call has its answer or gives up; without one, what it brought is taken out, unless it may be stored."""
-        self.callers -= 1
+    def add(self, call: _Call, data: bytes) -> None:
+        call.batch = self  # first: so whoever is interrupted leaves it
+        self.callers.add(call)
+        self.parts[call] = data
+
+    def leave(self, call: _Call) -> None:
+        """The call has its answer or gives up; without one, what it brought is taken out, unless it may be stored.
+
+        It may be called twice.
+        """
+        self.callers.discard(call)
         if self.status is _Status.UNDECIDED and self.lost_answer is None:
-            self.size -= len(self.parts.pop(call))
+            self.parts.pop(call, None)
 
     def end(self, status: _Status, error: ReaderGroupError | None = None) -> None:
         self.status = status
         self.error = error
+
+
+class _Call:
+    """One call of `Adding.add`, and the batch that it is in."""
+
+    def __init__(self) -> None:
+        self.batch: _Batch | None = None
 
 
 class Adding:
@@ -146,11 +160,12 @@ class Adding:
         self._clock = clock
         self._room = room
         self._batch_bytes = min(room.limit_bytes, BATCH_BYTES)
-        self._closing = threading.Event()
-        self._changed = threading.Condition()  # guards what follows
+        self._closing = Flag()
+        self._lock = threading.Lock()  # guards what follows
+        self._changed = Bell()
         self._open = _Batch()
         self._sending: _Batch | None = None
-        self._is_led = False  # a thread sends, or waits for room
+        self._leader: _Call | None = None  # sends, or waits for room
         self._name = ADDERS + secrets.token_hex(8)
         self._stored: bytes | None = None  # the number that the segment has
         self._numbers = 0
@@ -163,23 +178,18 @@ class Adding:
                 "the queue belongs to the process that this one was forked from; open it here anew",
                 segment=self._segment,
             )
-        call = object()
-        with self._changed:
+        call = _Call()
+        try:
             batch = self._join(call, data, deadline)
+            self._await(batch, call, deadline)
+        finally:
             try:
-                while batch.status is _Status.UNDECIDED:
-                    if batch is self._open:  # else it may be stored
-                        self._check_open()
-                    if not self._is_led and (self._sending or self._open) is batch:
-                        self._lead(batch, deadline)
-                    elif deadline.passed:
-                        self._give_up(batch)
-                    else:
-                        self._changed.wait(deadline.remaining(1.0))
-            finally:
-                self._leave(batch, call)
-            if batch.error is not None:
-                raise batch.error
+                self._leave(call)
+            except BaseException:  # interrupted: it can be repeated
+                self._leave(call)
+                raise
+        if batch.error is not None:
+            raise batch.error
 
     def close(self) -> None:
         """Take nothing more, and remove what the segment remembers of this process. Twice is no error."""
@@ -187,8 +197,8 @@ class Adding:
             return
         self._closing.set()
         self._room.close()
-        with self._changed:
-            self._changed.notify_all()
+        with self._lock:
+            self._changed.ring()
             stored = self._stored
         if stored is not None:
             with suppress(ReaderGroupError):  # it is forgotten in time
@@ -202,20 +212,39 @@ class Adding:
         if self._closing.is_set():
             raise ClosedError("the queue is closed; open another", segment=self._segment)
 
-    # ------------------------------------------------------------------ with the lock held
-
-    def _join(self, call: object, data: bytes, deadline: Deadline) -> _Batch:
+    def _join(self, call: _Call, data: bytes, deadline: Deadline) -> _Batch:
         while True:
-            self._check_open()
-            if not self._open.parts or self._open.size + len(data) <= self._batch_bytes:
-                self._open.add(call, data)
-                return self._open
+            with self._lock:
+                self._check_open()
+                if not self._open.parts or self._open.size + len(data) <= self._batch_bytes:
+                    self._open.add(call, data)
+                    return self._open
+                change = self._changed.next_ring()
             if deadline.passed:
                 raise DeadlineExceededError("others kept adding until the deadline", segment=self._segment)
-            self._changed.wait(deadline.remaining(1.0))
+            change.wait(deadline.remaining(1.0))
+
+    def _await(self, batch: _Batch, call: _Call, deadline: Deadline) -> None:
+        """Return when the batch is decided, sending it if it is the next to go and nobody else does."""
+        while True:
+            with self._lock:
+                if batch.status is not _Status.UNDECIDED:
+                    return
+                if batch is self._open:  # else it may be stored
+                    self._check_open()
+                if self._leader is None and (self._sending or self._open) is batch:
+                    self._leader = call
+                elif deadline.passed:
+                    self._give_up(batch)
+                change = self._changed.next_ring()
+            if self._leader is call:
+                self._send(batch, deadline)
+                self._end_leading(call)
+            else:
+                change.wait(deadline.remaining(1.0))
 
     def _give_up(self, batch: _Batch) -> None:
-        """The deadline of a caller who is not sending the batch himself."""
+        """The deadline of a caller who is not sending the batch himself. Lock held."""
         if self._sending is batch:
             batch.lost_answer = batch.lost_answer or DeadlineExceededError("it was on its way")
             raise OutcomeUnknownError(
@@ -223,34 +252,37 @@ class Adding:
             )
         raise DeadlineExceededError("the deadline came before the events were sent", segment=self._segment)
 
-    def _leave(self, batch: _Batch, call: object) -> None:
-        batch.leave(call)
-        if self._sending is batch and batch.callers == 0 and not self._is_led:
-            self._sending = None  # nobody is left who asks what became of it; the next number settles it
-        self._changed.notify_all()
+    def _leave(self, call: _Call) -> None:
+        """The call has its answer, or gives up. It may be called twice."""
+        batch = call.batch
+        if batch is None or (batch.status is not _Status.UNDECIDED and self._leader is not call):
+            return
+        self._end_leading(call)
+        with self._lock:
+            batch.leave(call)
+            if self._sending is batch and not batch.callers and self._leader is None:
+                self._sending = None  # nobody is left who asks what became of it; the next number settles it
+            self._changed.ring()
 
-    def _lead(self, batch: _Batch, deadline: Deadline) -> None:
-        """Send the batch, and let everyone in it know. What is raised is this caller's alone: the others go on."""
-        self._is_led = True
-        self._changed.release()
-        try:
-            self._send(batch, deadline)
-        finally:
-            self._changed.acquire()
-            self._is_led = False
-            if batch.status is not _Status.UNDECIDED:
-                self._sending = None
-            self._changed.notify_all()
+    def _end_leading(self, call: _Call) -> None:
+        """Let everyone in the batch know what became of it. What was raised is this caller's alone: the others go on.
 
-    # ------------------------------------------------------------------ without it
+        It may be called twice.
+        """
+        with self._lock:
+            if self._leader is call:
+                if self._sending is not None and self._sending.status is not _Status.UNDECIDED:
+                    self._sending = None
+                self._leader = None
+            self._changed.ring()
 
     def _send(self, batch: _Batch, deadline: Deadline) -> None:
         while self._sending is None:
             self._room.wait(batch.size, deadline)
-            with self._changed:
+            with self._lock:
                 if self._room.has(batch.size):  # others may have joined it
                     self._sending, self._open = batch, _Batch()
-        with self._changed:
+        with self._lock:
             data = b"".join(batch.parts.values())
         try:
             self._append(batch, data, deadline)
@@ -296,9 +328,10 @@ class Adding:
                 ) from problem
 
     def _end_stored(self, batch: _Batch, length: int) -> None:
+        # Both with no call in between, at which an interrupt could come: sent again, it would be stored twice.
+        batch.status = _Status.STORED
         self._stored = batch.number
         self._room.learn(length=length)
-        batch.end(_Status.STORED)
 
     def _settle(self, batch: _Batch, present: bytes | None) -> bool:
         """Whether the batch is stored, by the number that the segment has; if not, it is to be sent again."""

@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from ..callables import check_returned
 from ..clock import Clock
 from ..errors import HandlerError, TruncatedError
+from ..flag import Flag
 from ..liveness import STOP_AFTER, observe_interval
 from ..retries import Retries
 from ..store import MAX_ATTRIBUTE_CHANGES, AttributeChange, SegmentStore
@@ -86,7 +88,7 @@ class Consumer:
         self.handled = self.committed = 0
         self.processed_events = 0
         self.processed_bytes = 0
-        self.stopping = threading.Event()
+        self.stopping = Flag()
         self._store = store
         self._segment = segment
         self._queue = queue
@@ -126,8 +128,8 @@ class Consumer:
     def step(self) -> float:
         """Handle the next events, if there are any and it is this consumer's turn; when there is more to do.
 
-        Raises `HandlerError` for an event that failed for the last time and is not to be set aside, and what the store
-        raises.
+        Raises `HandlerError` for an event that failed for the last time and is not to be set aside,
+        `InvalidArgumentError` for a handler that returned what has not run yet, and what the store raises.
         """
         now = self._clock.monotonic()
         if not self._take_turn():
@@ -254,11 +256,13 @@ class Consumer:
     def _call(self, frames: Sequence[Frame]) -> Exception | None:
         began = self._clock.monotonic()
         try:
-            self._handler([QueuedEvent(frame.data, self._queue, frame.offset) for frame in frames])
+            returned = self._handler([QueuedEvent(frame.data, self._queue, frame.offset) for frame in frames])
         except Exception as error:
             return error
         finally:
             self._durations.append(self._clock.monotonic() - began)
+        if returned is not None:  # no failure of the event: it would be as that of all others
+            check_returned(returned, "a handler", queue=self._queue, offset=frames[0].offset)
         return None
 
     def _done(self, frames: Sequence[Frame]) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from typing import Final, TypedDict
 
+from ..arguments import check_count, check_duration
+from ..background import BackgroundThread, survive
+from ..callables import check_callable
 from ..clock import Clock, growing_pause
 from ..errors import ClosedError, DeadlineExceededError, InvalidArgumentError, ReaderGroupError
+from ..flag import Flag
 from ..liveness import observe_interval
 from ..patience import Patience
 from ..retries import Retries
@@ -66,16 +71,15 @@ class EventProcessor(EventQueue):
         threads: bool = True,
     ) -> None:
         together = max_batch
+        for given in (handler, batch_handler):
+            if given is not None:
+                check_callable(given, "a handler", queue=name)
         if handler is not None and batch_handler is None:
             batch_handler, together = _one_by_one(handler), 1
         elif handler is not None or batch_handler is None:
             raise InvalidArgumentError("give either a handler or a batch_handler", queue=name)
-        if max_batch < 1 or not consumer_timeout_seconds > 0:
-            raise InvalidArgumentError(
-                "max_batch is one at least, and the timeout more than nothing",
-                max_batch=max_batch,
-                consumer_timeout_seconds=consumer_timeout_seconds,
-            )
+        check_count(max_batch, "max_batch")
+        check_duration(consumer_timeout_seconds, "consumer_timeout_seconds", above_zero=True, finite=True)
         super().__init__(store, name, max_outstanding_bytes=max_outstanding_bytes, clock=clock, timeout=timeout)
         self._consumer = Consumer(
             store,
@@ -90,14 +94,23 @@ class EventProcessor(EventQueue):
             clock=self.clock,
             on_handled=lambda offset: self._room.learn(handled=offset),
         )
+        self._process_id = os.getpid()
         self._renewal_seconds = observe_interval(consumer_timeout_seconds)
         self._error: BaseException | None = None
-        self._stopped = threading.Event()
+        self._stopped = Flag()
         self._thread: threading.Thread | None = None
         if threads:
-            self._thread = threading.Thread(target=self._run, name=f"events of {name}", daemon=True)
-            self._thread.start()
-            threading.Thread(target=self._keep_turn, name=f"turn at events of {name}", daemon=True).start()
+            self._thread = BackgroundThread(self._run, name=f"events of {name}", clock=self.clock)
+            keeping = BackgroundThread(
+                self._keep_turn, name=f"turn at events of {name}", clock=self.clock, stopping=self._stopped
+            )
+            try:
+                self._thread.start()
+                keeping.start()
+            except BaseException:
+                self._consumer.stopping.set()  # of the one that has started
+                super().close()
+                raise
 
     @property
     def active(self) -> bool:
@@ -140,6 +153,7 @@ class EventProcessor(EventQueue):
 
     def join(self, timeout: float | None = None) -> bool:
         """Wait until the processor has stopped, and raise what it stopped with; False if it goes on."""
+        check_duration(timeout, "timeout", or_none=True)
         stopped = self._stopped.wait(timeout)
         self._check_error()
         return stopped
@@ -150,6 +164,9 @@ class EventProcessor(EventQueue):
         If that takes longer than ``timeout``, the processor's by default, this returns, and nobody else gets the event
         while this process and the store live. To handle first what is there, call `drain`.
         """
+        check_duration(timeout, "timeout", or_none=True)
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
         self._consumer.stopping.set()
         if self._thread is None:
             self._leave()
@@ -174,11 +191,13 @@ class EventProcessor(EventQueue):
                 try:
                     self._wait(self._consumer.step())
                     failures = 0
-                except ReaderGroupError as error:
-                    if not error.retryable:
+                except Exception as error:
+                    if isinstance(error, ReaderGroupError) and not error.retryable:
                         raise
                     failures += 1
-                    if failures == 1:
+                    if not isinstance(error, ReaderGroupError):
+                        survive(error, f"events of {self.name}")
+                    elif failures == 1:
                         _logger.warning("%s: the store does not answer, and is asked again: %s", self.name, error)
                     self.clock.wait(
                         stopping, growing_pause(failures, first=_FIRST_PAUSE_SECONDS, most=_MAX_PAUSE_SECONDS)
@@ -214,6 +233,8 @@ class EventProcessor(EventQueue):
                 return
             except ReaderGroupError as error:
                 _logger.debug("%s: the turn was not renewed: %s", self.name, error)
+            except Exception as error:
+                survive(error, f"turn at events of {self.name}")
 
     def _leave(self) -> None:
         try:
@@ -229,8 +250,8 @@ class EventProcessor(EventQueue):
 
 
 def _one_by_one(handler: Handler) -> BatchHandler:
-    def handle(events: Sequence[QueuedEvent]) -> None:
-        for event in events:
-            handler(event)
+    def handle(events: Sequence[QueuedEvent]) -> object:
+        (event,) = events
+        return handler(event)
 
     return handle

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Self, TypeVar
 
+from ..arguments import check_count, check_duration
 from ..clock import Clock, Deadline, SystemClock
 from ..errors import DeadlineExceededError, InvalidArgumentError
 from ..patience import Patience
@@ -47,8 +48,8 @@ class EventQueue:
     ) -> None:
         if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
             raise InvalidArgumentError(NAME_RULE, name=name)
-        if max_outstanding_bytes < 1:
-            raise InvalidArgumentError("a queue has room for a byte at least", limit=max_outstanding_bytes)
+        check_count(max_outstanding_bytes, "max_outstanding_bytes")
+        check_duration(timeout, "timeout")
         self.store = store
         self.name = name
         self.segment = f"queue/{name}"

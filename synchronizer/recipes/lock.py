@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, NamedTuple, Self, Unpack
 
+from ..arguments import check_count
 from ..clock import Deadline
 from ..errors import ClosedError, DeadlineExceededError, InvalidArgumentError, LeaseLostError
 from ..state_synchronizer import StateSynchronizer
@@ -211,7 +212,6 @@ class Semaphore(Lock):
     kind = "semaphore"
 
     def __init__(self, store: SegmentStore, name: str, permits: int, **options: Any) -> None:
-        if permits < 1:
-            raise InvalidArgumentError("a semaphore has at least one permit", name=name, permits=permits)
+        check_count(permits, "permits")
         self.permits = permits
         super().__init__(store, name, **options)

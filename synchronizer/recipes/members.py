@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ..arguments import check_duration
 from ..errors import InvalidArgumentError
 from ..revisioned import Revision
 from ..state import State, Update
@@ -114,8 +115,9 @@ UPDATES: Final = (Join, Leave, Break)
 
 def nobody(timeout_seconds: float, *, places: int | None = None, parties: int | None = None) -> Members:
     """The state to begin with."""
-    if not 0 < timeout_seconds <= MAX_TIMEOUT_SECONDS:
+    check_duration(timeout_seconds, "member_timeout_seconds", above_zero=True, finite=True)
+    if timeout_seconds > MAX_TIMEOUT_SECONDS:
         raise InvalidArgumentError(
-            "a timeout is more than 0 and at most 86400 seconds", timeout_seconds=timeout_seconds
+            "member_timeout_seconds is at most 86400, a day", member_timeout_seconds=timeout_seconds
         )
     return Members(timeout_seconds=timeout_seconds, places=places, parties=parties)

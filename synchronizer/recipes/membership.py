@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, Self, TypeVar, Unpack
 
+from ..callables import check_callable, check_returned
 from ..errors import ClosedError, DeadlineExceededError, ReaderGroupError
 from ..replica import AppliedUpdate
-from ..state_synchronizer import StateSynchronizer, check_listener
+from ..state_synchronizer import StateSynchronizer
 from ..store import SegmentStore
 from .members import UPDATES, Cause, Leave, Member, Members, nobody
 from .seat import ASK_SECONDS, Seat
@@ -111,7 +112,7 @@ class Membership:
         return self._listen("dead", listener)
 
     def _listen(self, what: str, listener: Listener) -> Listener:
-        check_listener(listener)
+        check_callable(listener, "a listener")
         with self._lock:
             self._check_open()
             self._listeners.append((what, listener))
@@ -137,7 +138,7 @@ class Membership:
         for told_of, listener in self._listeners:
             if told_of == what:
                 try:
-                    listener(member_id)
+                    check_returned(listener(member_id), "a listener")
                 except (Exception, SystemExit) as error:
                     _logger.error("a listener raised: %r", listener, exc_info=error)
 

@@ -8,6 +8,7 @@ when the next is due; tests call it instead of having threads.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -15,15 +16,20 @@ from functools import partial
 from itertools import islice
 from typing import Final, Literal
 
+from ..arguments import check_duration
+from ..background import BackgroundThread, survive
 from ..clock import Deadline
 from ..errors import (
     ClosedError,
+    CorruptStateError,
     InvalidArgumentError,
     NotFoundError,
     OutcomeUnknownError,
     ReaderGroupError,
     StoreUnavailableError,
+    UnknownUpdateError,
 )
+from ..flag import Flag
 from ..leases import DeathWatch, Lease, Observed, lease_attribute, lease_value, read_leases
 from ..liveness import RENEWALS
 from ..state import Update
@@ -73,13 +79,14 @@ class Seat:
         self._threaded = threads
         #: From the beginning of `take` to that of `give_up`, also where it was lost in between.
         self.wanted = False
+        self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._lease: Lease | None = None  # of the present stay
         self._left_behind = set() if left_behind is None else left_behind
         self._deaths = DeathWatch(self._clock)
         self._holders: tuple[tuple[Member, ...], Mapping[str, Member]] = ((), {})  # of the members seen last
         self._complaints: dict[str, str] = {}  # what was logged last, of each part of the work that fails
-        self._wake = threading.Event()  # of the thread that renews
+        self._wake = Flag()  # of the thread that renews
         self._waiting: set[threading.Event] = set()  # of those who wait for news
         self._ended: ClosedError | None = None
 
@@ -183,9 +190,18 @@ class Seat:
             self.give_up_or_warn()
             return False
         if self._threaded:
+            self._start_keeping(lease)
+        return True
+
+    def _start_keeping(self, lease: Lease) -> None:
+        wanted = self.wanted
+        try:
             self._start(lease, "lease", self.renew, self._wait_to_renew)
             self._start(lease, "members", self.work, self._wait_to_work)
-        return True
+        except BaseException:
+            self.give_up_or_warn()
+            self.wanted = wanted
+            raise
 
     def give_up(self, *, timeout: float | None = None) -> Member | None:
         """Let the others go on at once; the member of this seat, as it was when this took it out.
@@ -194,6 +210,7 @@ class Seat:
         is raised, and the lease runs out. A `take` under way in another thread is not waited for: it gives up what it
         gets.
         """
+        check_duration(timeout, "timeout", or_none=True)
         lease = self._lease
         leases = self._withdraw()
         gone = self._leave(leases, timeout) if leases else ()
@@ -201,6 +218,8 @@ class Seat:
 
     def give_up_or_warn(self) -> None:
         """`give_up`, for who goes anyhow. A store that does not answer those who keep the seat is not asked."""
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
         leases = self._withdraw()
         try:
             if leases and self._complaints.keys() & {"renew", "wait"}:
@@ -247,7 +266,7 @@ class Seat:
 
         Raises `ClosedError` where nothing changes any more.
         """
-        news = threading.Event()
+        news = Flag()
         with self._lock:
             self._waiting.add(news)
         try:
@@ -281,8 +300,11 @@ class Seat:
         return min(self.renew(), self.work())
 
     def _start(self, lease: Lease, name: str, step: Callable[[], float], wait: Callable[[float], None]) -> None:
-        threading.Thread(
-            target=self._run, args=(lease, step, wait), name=f"{self._synchronizer.name}-{name}", daemon=True
+        BackgroundThread(
+            partial(self._run, lease, step, wait),
+            name=f"{self._synchronizer.name}-{name}",
+            clock=self._clock,
+            most_seconds=RETRY_SECONDS,
         ).start()
 
     def _run(self, lease: Lease, step: Callable[[], float], wait: Callable[[float], None]) -> None:
@@ -308,9 +330,9 @@ class Seat:
             self._complaints.pop("wait", None)
         except ClosedError:
             raise
-        except ReaderGroupError as error:
+        except Exception as error:
             self._complain("wait", error)
-            self._clock.wait(threading.Event(), min(max(0.0, timeout), RETRY_SECONDS))
+            self._clock.wait(Flag(), min(max(0.0, timeout), RETRY_SECONDS))
 
     # ------------------------------------------------------------------ the work
 
@@ -327,7 +349,7 @@ class Seat:
             return lease.renewed_at + timeout_seconds / RENEWALS
         except ClosedError:
             raise
-        except ReaderGroupError as error:
+        except Exception as error:
             if lease is self._lease:  # else another stay has begun meanwhile
                 self._complain("renew", error)
             return self._clock.monotonic() + RETRY_SECONDS
@@ -340,7 +362,7 @@ class Seat:
             self._complaints.pop("follow", None)
         except ClosedError:
             raise
-        except ReaderGroupError as error:
+        except Exception as error:
             self._complain("follow", error)
             due = self._clock.monotonic() + RETRY_SECONDS
         if lease is None or lease.lost:
@@ -351,7 +373,7 @@ class Seat:
         try:
             state = self._synchronizer.fetch_updates(timeout=0.0)
         except ReaderGroupError as error:
-            if not error.retryable and lease is not None:
+            if isinstance(error, NotFoundError | CorruptStateError | UnknownUpdateError) and lease is not None:
                 lease.lose()  # the state was deleted, or cannot be read any more
             raise
         if lease is None or lease.lost:
@@ -392,9 +414,11 @@ class Seat:
     def _read_leases(self, members: Iterable[Member] | None) -> Mapping[str, bytes]:
         return read_leases(self._synchronizer.store, self._synchronizer.segment, members)
 
-    def _complain(self, part: str, error: ReaderGroupError) -> None:
+    def _complain(self, part: str, error: Exception) -> None:
         """Log it, a trouble that lasts once."""
-        if str(error) != self._complaints.get(part):
+        if not isinstance(error, ReaderGroupError):
+            survive(error, self._synchronizer.name)
+        elif str(error) != self._complaints.get(part):
             self._complaints[part] = str(error)
             _logger.warning("%s: %s", self._synchronizer.name, error)
 
@@ -410,6 +434,7 @@ class Seats:
         changed: Callable[[], bool],
         threads: bool,
     ) -> None:
+        self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._seats: set[Seat] = set()
         self._left_behind: set[str] = set()
@@ -430,11 +455,15 @@ class Seats:
         return seat
 
     def give_up(self, seat: Seat) -> None:
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
         with self._lock:
             self._seats.discard(seat)
         seat.give_up_or_warn()
 
     def give_up_all(self) -> None:
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
         for seat in self._snapshot():
             self.give_up(seat)
 

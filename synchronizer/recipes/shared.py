@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import ClassVar, Generic, Self, TypedDict, TypeVar
 
+from ..callables import checked
 from ..clock import Clock
 from ..errors import InvalidArgumentError
 from ..replica import AppliedUpdate
 from ..revisioned import Revision
 from ..state import S, Update
-from ..state_synchronizer import StateSynchronizer, check_listener
+from ..state_synchronizer import StateSynchronizer
 from ..store import SegmentStore
 
 T = TypeVar("T")
+C = TypeVar("C")  # a change, as a listener hears it
 
 _logger = logging.getLogger(__name__)
 
@@ -82,16 +84,16 @@ class Shared(Generic[S]):
 
     def _on_update(
         self,
-        listener: Callable[..., object],
+        listener: Callable[[C], object],
         read: Callable[[S], T],
-        tell: Callable[[T, T, AppliedUpdate[S]], None],
+        tell: Callable[[Callable[[C], object], T, T, AppliedUpdate[S]], None],
     ) -> Callable[[], None]:
         """Call ``tell`` with what ``read`` makes of the states before and after each update from the present copy on.
 
-        ``tell`` calls ``listener``, whose name is logged where that raises. A state that cannot be read is logged, and
-        passed over.
+        ``tell`` calls the listener that it is given; the name of ``listener`` is logged where that raises. A state that
+        cannot be read is logged, and passed over.
         """
-        check_listener(listener)
+        told = checked(listener, "a listener")
         state, revision = self.synchronizer.snapshot_of_state
         before = read(state)
 
@@ -105,7 +107,7 @@ class Shared(Generic[S]):
                 _logger.error("a listener of %s goes on at the next change that can be read: %s", self, error)
                 return
             earlier, before = before, now
-            tell(earlier, before, applied)
+            tell(told, earlier, before, applied)
 
         return self.synchronizer.on_update(hear, after=revision)
 

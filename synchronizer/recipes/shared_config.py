@@ -109,9 +109,11 @@ class SharedConfig(Shared[MapState], Generic[M]):
         if field is not None:
             self._codec(field)
 
-        def tell(before: M, after: M, applied: AppliedUpdate[MapState]) -> None:
+        def tell(
+            told: Callable[[ValueChange[M]], object], before: M, after: M, applied: AppliedUpdate[MapState]
+        ) -> None:
             if before != after if field is None else getattr(before, field) != getattr(after, field):
-                listener(ValueChange(before, after, applied.revision))
+                told(ValueChange(before, after, applied.revision))
 
         return self._on_update(listener, self._read, tell)
 

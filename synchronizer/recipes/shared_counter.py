@@ -78,9 +78,11 @@ class SharedCounter(Shared[CounterState]):
     def register_listener(self, listener: Callable[[ValueChange[int]], object]) -> Callable[[], None]:
         """Call ``listener`` with every change after the present copy; returns the function that ends it."""
 
-        def tell(before: int, after: int, applied: AppliedUpdate[CounterState]) -> None:
+        def tell(
+            told: Callable[[ValueChange[int]], object], before: int, after: int, applied: AppliedUpdate[CounterState]
+        ) -> None:
             if before != after:
-                listener(ValueChange(before, after, applied.revision))
+                told(ValueChange(before, after, applied.revision))
 
         return self._on_update(listener, lambda state: state.value, tell)
 

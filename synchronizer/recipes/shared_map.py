@@ -199,11 +199,16 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
         """
         wanted = key
 
-        def tell(before: MapState, after: MapState, applied: AppliedUpdate[MapState]) -> None:
+        def tell(
+            told: Callable[[EntryChange[V]], object],
+            before: MapState,
+            after: MapState,
+            applied: AppliedUpdate[MapState],
+        ) -> None:
             for key in _changed(before, after, applied) if wanted is None else [wanted]:
                 old, new = before.entries.get(key), after.entries.get(key)
                 if old != new:
-                    listener(EntryChange(key, self._known(key, old), self._known(key, new), applied.revision))
+                    told(EntryChange(key, self._known(key, old), self._known(key, new), applied.revision))
 
         return self._on_update(listener, whole, tell)
 

@@ -163,7 +163,9 @@ class SharedSet(Shared[SetState], MutableSet[T]):
     def register_listener(self, listener: Callable[[SetChange[T]], object]) -> Callable[[], None]:
         """Call ``listener`` with every change after the present copy; returns the function that ends it."""
 
-        def tell(before: SetState, after: SetState, applied: AppliedUpdate[SetState]) -> None:
+        def tell(
+            told: Callable[[SetChange[T]], object], before: SetState, after: SetState, applied: AppliedUpdate[SetState]
+        ) -> None:
             update = applied.update
             touched: AbstractSet[bytes] = (
                 {update.item} if isinstance(update, AddItem | DiscardItem) else before.items.keys() | after.items.keys()
@@ -171,7 +173,7 @@ class SharedSet(Shared[SetState], MutableSet[T]):
             added = self._decoded(item for item in touched if item not in before.items)
             removed = self._decoded(item for item in touched if item not in after.items)
             if added or removed:
-                listener(SetChange(added, removed, applied.revision))
+                told(SetChange(added, removed, applied.revision))
 
         return self._on_update(listener, whole, tell)
 

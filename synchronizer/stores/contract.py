@@ -18,7 +18,7 @@ from ..errors import (
     SealedError,
     TruncatedError,
 )
-from ..store import MAX_APPEND_BYTES, MAX_ATTRIBUTE_CHANGES, MAX_NAME_LENGTH, Append, AttributeChange, SegmentCopy
+from ..store import ANY, MAX_APPEND_BYTES, MAX_ATTRIBUTE_CHANGES, MAX_NAME_LENGTH, Append, AttributeChange, SegmentCopy
 
 _NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 
@@ -26,7 +26,11 @@ _NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 def check_open(process_id: int, is_closed: bool, url: str) -> None:
     """Refuse a call of a store that process ``process_id`` opened, in a forked child or after ``close``."""
     if os.getpid() != process_id:
-        raise ClosedError("the store belongs to the process that this one was forked from; open it here anew")
+        raise ClosedError(
+            "the store belongs to the process that this one was forked from; open it after the fork, not before, or"
+            " start this process with 'spawn' or 'forkserver'",
+            url=url,
+        )
     if is_closed:
         raise ClosedError("the store is closed", url=url)
 
@@ -57,6 +61,44 @@ def check_attributes(segment: str, prefix: str, names: Collection[str] | None) -
         check_name(name, "attribute")
 
 
+def check_offset(segment: str, offset: int) -> None:
+    """Refuse what cannot be an offset of any segment."""
+    if not isinstance(offset, int) or isinstance(offset, bool):
+        raise InvalidArgumentError("an offset is an int", segment=segment, offset=offset)
+    if offset < 0:
+        raise InvalidArgumentError("an offset is not negative", segment=segment, offset=offset)
+
+
+def check_truncate(segment: str, offset: int) -> None:
+    check_name(segment)
+    check_offset(segment, offset)
+
+
+def check_read_call(segment: str, offset: int, max_bytes: int) -> None:
+    check_name(segment)
+    check_offset(segment, offset)
+    if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
+        raise InvalidArgumentError("a read asks for at least one byte", segment=segment, max_bytes=max_bytes)
+
+
+def check_wait(known: Mapping[str, int], timeout: float) -> None:
+    for segment, length in known.items():
+        check_name(segment)
+        if not isinstance(length, int) or isinstance(length, bool):
+            raise InvalidArgumentError("a length is an int", segment=segment, length=length)
+    check_timeout(timeout)
+
+
+def check_fair_lock(segment: str, timeout: float) -> None:
+    check_name(segment)
+    check_timeout(timeout)
+
+
+def check_timeout(timeout: float) -> None:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout != timeout:
+        raise InvalidArgumentError("a timeout is a number of seconds", timeout=timeout)
+
+
 def check_append(
     segment: str, data: bytes, expected_offset: int | None, attributes: Mapping[str, AttributeChange] | None
 ) -> None:
@@ -67,13 +109,19 @@ def check_append(
         raise InvalidArgumentError(
             "the data is too large for one append; split it", segment=segment, bytes=len(data), limit=MAX_APPEND_BYTES
         )
-    if expected_offset is not None and expected_offset < 0:
-        raise InvalidArgumentError("an offset is not negative", segment=segment, expected_offset=expected_offset)
+    if expected_offset is not None:
+        check_offset(segment, expected_offset)
     changes = attributes or {}
     _check_number_of_changes(len(changes))
     for name, change in changes.items():
         check_name(name, "attribute")
-        if not isinstance(change.new, bytes | None):
+        if not isinstance(change, AttributeChange):
+            raise InvalidArgumentError(
+                "what changes an attribute is an AttributeChange", segment=segment, attribute=name
+            )
+        if not isinstance(change.new, bytes | None) or not (
+            change.expected is ANY or isinstance(change.expected, bytes | None)
+        ):
             raise InvalidArgumentError("the value of an attribute is bytes", segment=segment, attribute=name)
 
 
@@ -114,7 +162,9 @@ def check_copies(copies: Sequence[SegmentCopy]) -> None:
     for each in copies:
         check_name(each.source)
         check_name(each.segment)
-        if not 0 <= each.start <= each.end:
+        check_offset(each.segment, each.start)
+        check_offset(each.segment, each.end)
+        if each.start > each.end:
             raise InvalidArgumentError(
                 "a copy goes from an offset that is not negative to one not before it",
                 segment=each.segment,

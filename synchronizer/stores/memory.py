@@ -6,9 +6,10 @@ import os
 import threading
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 
 from ..clock import Clock, SystemClock
+from ..flag import Flag
 from ..store import (
     ANY,
     MAX_DELTA_BYTES,
@@ -31,11 +32,15 @@ from .contract import (
     check_concat,
     check_copies,
     check_copy,
+    check_fair_lock,
     check_name,
     check_open,
     check_prefix,
     check_read,
+    check_read_call,
     check_source,
+    check_truncate,
+    check_wait,
     check_within,
     name_is_used_up,
     not_found,
@@ -74,7 +79,7 @@ class _Segment:
 class _Waiter:
     def __init__(self, known: Mapping[str, int]) -> None:
         self.known = dict(known)
-        self.woken = threading.Event()
+        self.woken = Flag()
 
 
 class Memory:
@@ -84,7 +89,7 @@ class Memory:
         self.lock = threading.Lock()
         self.segments: dict[str, _Segment | None] = {}  # None: deleted
         self.waiters: set[_Waiter] = set()
-        self.fair_queues: dict[str, deque[threading.Event]] = {}
+        self.fair_queues: dict[str, deque[Flag]] = {}
 
     def segment(self, name: str) -> _Segment:
         segment = self.segments.get(name)
@@ -104,20 +109,60 @@ class Memory:
     def append(self, append: Append) -> Appended:
         held = self.segment(append.segment)
         offset = held.length
+        attributes = held.attributes
+        if append.attributes:
+            changed = {**attributes, **{name: change.new for name, change in append.attributes.items()}}
+            attributes = {name: value for name, value in changed.items() if value is not None}
+        # No call stands between these two, so no interrupt comes there.
         held.data += append.data
-        for name, change in append.attributes.items():
-            if change.new is None:
-                held.attributes.pop(name, None)
-            else:
-                held.attributes[name] = change.new
+        held.attributes = attributes
         if append.data:
             self.wake(append.segment)
         return Appended(offset, held.length)
 
+    def append_together(self, appends: Sequence[Append]) -> tuple[Appended, ...]:
+        segments = [self.segment(append.segment) for append in appends]
+        before = [(held, held.length, held.attributes) for held in segments]
+        try:
+            return tuple(self.append(append) for append in appends)
+        except BaseException:  # interrupted: all, or nothing
+            for held, length, attributes in before:
+                del held.data[length - held.start_offset :]
+                held.attributes = attributes
+            raise
+
     def wake(self, name: str) -> None:
-        for waiter in self.waiters:
+        for waiter in list(self.waiters):
             if name in waiter.known:
                 waiter.woken.set()
+
+
+class _Contender(AbstractContextManager[bool]):
+    """One that queues for the fair lock of a segment. It may be left twice, and before it was entered to the end."""
+
+    def __init__(self, memory: Memory, segment: str, clock: Clock, timeout: float) -> None:
+        self._memory = memory
+        self._segment = segment
+        self._clock = clock
+        self._timeout = timeout
+        self._turn = Flag()
+
+    def __enter__(self) -> bool:
+        with self._memory.lock:
+            queue = self._memory.fair_queues.setdefault(self._segment, deque())
+            queue.append(self._turn)
+            queue[0].set()
+        return self._clock.wait(self._turn, self._timeout)
+
+    def __exit__(self, *error: object) -> None:
+        with self._memory.lock:
+            queue = self._memory.fair_queues.get(self._segment, deque())
+            if self._turn in queue:
+                queue.remove(self._turn)
+            if queue:
+                queue[0].set()
+            else:
+                self._memory.fair_queues.pop(self._segment, None)
 
 
 class MemoryStore(SegmentStore):
@@ -145,7 +190,8 @@ class MemoryStore(SegmentStore):
 
     def create(self, segment: str) -> bool:
         check_name(segment)
-        with self._locked() as memory:
+        with self._opened().lock:
+            memory = self._opened()
             if segment not in memory.segments:
                 memory.segments[segment] = _Segment(segment)
                 return True
@@ -155,20 +201,30 @@ class MemoryStore(SegmentStore):
 
     def delete(self, segment: str) -> None:
         check_name(segment)
-        with self._locked() as memory:
+        with self._opened().lock:
+            memory = self._opened()
             if segment not in memory.segments:
                 raise not_found(segment)
             memory.segments[segment] = None
             memory.wake(segment)
 
+    def forget(self, segment: str) -> None:
+        check_name(segment)
+        with self._opened().lock:
+            memory = self._opened()
+            memory.segments.pop(segment, None)
+            memory.wake(segment)
+
     def info(self, segment: str) -> SegmentInfo:
         check_name(segment)
-        with self._locked() as memory:
+        with self._opened().lock:
+            memory = self._opened()
             return memory.segment(segment).info()
 
     def list(self, prefix: str = "") -> Iterator[str]:
         check_prefix(prefix)
-        with self._locked() as memory:
+        with self._opened().lock:
+            memory = self._opened()
             names = [name for name, held in memory.segments.items() if held is not None and name.startswith(prefix)]
         return iter(sorted(names))
 
@@ -182,17 +238,19 @@ class MemoryStore(SegmentStore):
     ) -> AppendResult:
         check_append(segment, data, expected_offset, attributes)
         append = Append(segment, data, expected_offset, attributes or {})
-        with self._locked() as memory:
+        with self._opened().lock:
+            memory = self._opened()
             return memory.conflict(append) or memory.append(append)
 
     def append_together(
         self, appends: Sequence[Append]
     ) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
         check_appends(appends)
-        with self._locked() as memory:
+        with self._opened().lock:
+            memory = self._opened()
             answers = {append.segment: memory.conflict(append) for append in appends}
             conflicts = {segment: conflict for segment, conflict in answers.items() if conflict}
-            return conflicts or tuple(memory.append(append) for append in appends)
+            return conflicts or memory.append_together(appends)
 
     def concat(
         self,
@@ -203,7 +261,8 @@ class MemoryStore(SegmentStore):
         attributes: Mapping[str, AttributeChange] | None = None,
     ) -> AppendResult:
         check_concat(segment, source, expected_offset, attributes)
-        with self._locked() as memory:
+        with self._opened().lock:
+            memory = self._opened()
             copied = memory.segment(source)
             check_source(source, copied.sealed)
             append = Append(segment, bytes(copied.data), expected_offset, attributes or {})
@@ -211,7 +270,8 @@ class MemoryStore(SegmentStore):
 
     def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
         check_copies(copies)
-        with self._locked() as memory:
+        with self._opened().lock:
+            memory = self._opened()
             known = {each.segment for each in copies} & memory.segments.keys()
             if not are_new(copies, {name: memory.segments[name] is None for name in known}):
                 return False
@@ -220,8 +280,9 @@ class MemoryStore(SegmentStore):
             return True
 
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
-        check_name(segment)
-        with self._locked() as memory:
+        check_read_call(segment, offset, max_bytes)
+        with self._opened().lock:
+            memory = self._opened()
             held = memory.segment(segment)
             check_read(segment, offset, max_bytes, held.start_offset, held.length)
             return held.bytes_from(offset, max_bytes)
@@ -230,33 +291,36 @@ class MemoryStore(SegmentStore):
         self, segment: str, prefix: str = "", *, names: Collection[str] | None = None
     ) -> Mapping[str, bytes]:
         check_attributes(segment, prefix, names)
-        with self._locked() as memory:
+        with self._opened().lock:
+            memory = self._opened()
             held = memory.segment(segment).attributes
             among = held if names is None else held.keys() & names
             return {name: held[name] for name in among if name.startswith(prefix)}
 
     def truncate(self, segment: str, offset: int) -> None:
-        check_name(segment)
-        with self._locked() as memory:
+        check_truncate(segment, offset)
+        with self._opened().lock:
+            memory = self._opened()
             held = memory.segment(segment)
             check_within(segment, offset, held.length)
             if offset > held.start_offset:
                 del held.data[: offset - held.start_offset]
-                held.start_offset = offset
+                held.start_offset = offset  # with no call in between
 
     def seal(self, segment: str) -> SegmentInfo:
         check_name(segment)
-        with self._locked() as memory:
+        with self._opened().lock:
+            memory = self._opened()
             held = memory.segment(segment)
             held.sealed = True
             memory.wake(segment)
             return held.info()
 
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
-        for name in known:
-            check_name(name)
+        check_wait(known, timeout)
         waiter = _Waiter(known)
-        with self._locked() as memory:
+        with self._opened().lock:
+            memory = self._opened()
             changed = self._changed(known)
             if changed:
                 return changed
@@ -264,32 +328,29 @@ class MemoryStore(SegmentStore):
             self._waiters.add(waiter)
         try:
             self._clock.wait(waiter.woken, timeout)
-            with self._locked():
+            with self._memory.lock:
+                self._check_open()
                 return self._changed(known)
         finally:
-            with self._memory.lock:
-                self._memory.waiters.discard(waiter)
-                self._waiters.discard(waiter)
+            self._memory.waiters.discard(waiter)
+            self._waiters.discard(waiter)
 
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
-        check_name(segment)
+        check_fair_lock(segment, timeout)
         self._check_open()
-        return self._in_turn(segment, timeout)
+        return _Contender(self._memory, segment, self._clock, timeout)
 
     def close(self) -> None:
         if os.getpid() != self._process_id:
             return
         with self._memory.lock:
             self._closed = True
-            for waiter in self._waiters:
+            for waiter in list(self._waiters):
                 waiter.woken.set()
 
-    @contextmanager
-    def _locked(self) -> Iterator[Memory]:
+    def _opened(self) -> Memory:
         self._check_open()
-        with self._memory.lock:
-            self._check_open()
-            yield self._memory
+        return self._memory
 
     def _check_open(self) -> None:
         check_open(self._process_id, self._closed, self.url)
@@ -303,24 +364,6 @@ class MemoryStore(SegmentStore):
             if held is None or held.sealed or held.length != length:
                 changed.add(name)
         return frozenset(changed)
-
-    @contextmanager
-    def _in_turn(self, segment: str, timeout: float) -> Iterator[bool]:
-        memory = self._memory
-        turn = threading.Event()
-        with memory.lock:
-            queue = memory.fair_queues.setdefault(segment, deque())
-            queue.append(turn)
-            queue[0].set()
-        try:
-            yield self._clock.wait(turn, timeout)
-        finally:
-            with memory.lock:
-                queue.remove(turn)
-                if queue:
-                    queue[0].set()
-                else:
-                    del memory.fair_queues[segment]
 
 
 def _as_expected(held: _Segment, expected_offset: int | None, changes: Mapping[str, AttributeChange]) -> bool:
@@ -344,3 +387,14 @@ def named_memory(name: str) -> Memory:
     """The memory of this name: the same one at every call in this process."""
     with _named_lock:
         return _named.setdefault(name, Memory())
+
+
+def _forget_names_in_child() -> None:
+    """The memory is that of the parent, and locks of it may be held by threads that are not here."""
+    global _named_lock
+    _named_lock = threading.Lock()
+    _named.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_names_in_child)

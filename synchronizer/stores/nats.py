@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import threading
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -28,6 +27,7 @@ from ..errors import (
     StoreUnavailableError,
     UnsupportedError,
 )
+from ..flag import Flag
 from ..store import (
     ANY,
     MAX_APPEND_BYTES,
@@ -47,20 +47,26 @@ from .contract import (
     check_append,
     check_appends,
     check_attributes,
+    check_fair_lock,
     check_name,
     check_open,
     check_prefix,
     check_read,
+    check_read_call,
+    check_truncate,
+    check_wait,
     check_within,
     name_is_used_up,
     not_found,
     sealed,
 )
 from .nats_address import parse_address
-from .nats_connection import Answer, AnswerLostError, NatsConnection, NotSentError, Outgoing
+from .nats_connection import AnswerLostError, NatsConnection, NotPermittedError, NotSentError
+from .nats_frames import Answer, Outgoing, error_in
 from .nats_hints import Hints, Value
 from .nats_line import FairLine
-from .nats_reading import REMOVED, SET, SegmentReader, Snapshot, read_answer
+from .nats_reading import SegmentReader, Snapshot, read_answer
+from .nats_rights import Api
 from .nats_waiting import NatsWaiters
 from .nats_wire import (
     ATTRIBUTE,
@@ -72,8 +78,10 @@ from .nats_wire import (
     MAX_BATCH,
     OPEN,
     PART,
+    REMOVED,
     ROLLUP,
     SEALED,
+    SET,
     Head,
     Subjects,
     head_header,
@@ -105,7 +113,7 @@ _LOOK_SECONDS: Final = 0.02
 #: After so long without an answer, what is asked of the stream itself is asked again.
 _ANSWER_SECONDS: Final = 1.0
 
-_warned = threading.Event()
+_warned = Flag()
 
 
 class NatsStore(SegmentStore):
@@ -132,6 +140,7 @@ class NatsStore(SegmentStore):
         self._is_closed = False
         self._timeout_seconds = address.timeout_seconds
         self._subjects = Subjects(address.stream)
+        self._api = Api(address.stream)
         self._connection = NatsConnection(address)
         try:
             replicas = self._open_stream(address.replicas, address.max_bytes, must_exist)
@@ -177,6 +186,7 @@ class NatsStore(SegmentStore):
             if sequence is not None:
                 self._hints.see_head(segment, Head(sequence - 2, 0, 0, 0, OPEN))
                 self._hints.see_life(segment, sequence - 1)
+                self._hints.see_changes(segment, sequence)
                 return True
             (head,) = self._reader.heads([segment])
             if head is not None and head.is_deleted:
@@ -198,6 +208,11 @@ class NatsStore(SegmentStore):
                 self._purge(self._subjects.changes(segment))
                 return
         raise self._contended(segment)
+
+    def forget(self, segment: str) -> None:
+        super().forget(segment)
+        self._purge(self._subjects.data(segment))
+        self._hints.forget(segment)
 
     def _try_delete(self, segment: str, head: Head) -> bool:
         mark = head_header(head.length, head.length, head.length, DELETED)
@@ -227,7 +242,7 @@ class NatsStore(SegmentStore):
         self._check_open()
         names = []
         for subject_filter in self._subjects.names(prefix):
-            for subject, messages in self._reader.subjects(subject_filter).items():
+            for subject, messages in self._reader.subjects(subject_filter).messages.items():
                 if messages != 1:
                     continue  # deleted
                 name = self._subjects.name_at(subject)
@@ -256,7 +271,7 @@ class NatsStore(SegmentStore):
         return self._append(appends) if appends else ()
 
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
-        check_name(segment)
+        check_read_call(segment, offset, max_bytes)
         self._check_open()
         if max_bytes < 1 or offset < 0:
             head, data = self._reader.head(segment), b""
@@ -277,7 +292,7 @@ class NatsStore(SegmentStore):
         }
 
     def truncate(self, segment: str, offset: int) -> None:
-        check_name(segment)
+        check_truncate(segment, offset)
         self._check_open()
         for _ in self._attempts(segment):
             head = self._reader.head(segment)
@@ -326,13 +341,12 @@ class NatsStore(SegmentStore):
         raise self._contended(segment)
 
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
-        for name in known:
-            check_name(name)
+        check_wait(known, timeout)
         self._check_open()
         return self._waiters.wait(known, timeout)
 
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
-        check_name(segment)
+        check_fair_lock(segment, timeout)
         self._check_open()
         return self._line.held(segment, timeout)
 
@@ -475,6 +489,7 @@ class NatsStore(SegmentStore):
             if data:
                 sequence = sequences[self._subjects.data(segment)]
                 self._see(segment, Head(sequence, plan.head.length, length, plan.head.start_offset, OPEN))
+            self._hints.see_changes(segment, sequences.get(self._subjects.changes(segment), 0))
             for name, change in plan.part.attributes.items():
                 subject = self._subjects.attribute(segment, name)
                 self._hints.see_value(segment, name, Value(change.new, sequences[subject]))
@@ -523,7 +538,7 @@ class NatsStore(SegmentStore):
         try:
             answer = self._connection.exchange(outgoing)[-1][0]
         except NotSentError as error:
-            raise self._connection.unavailable(str(error)) from error
+            raise self._connection.failed(error) from error
         if answer.is_from_nobody:
             raise self._connection.unavailable("no server leads the stream now, as while a new leader is elected")
         try:
@@ -546,19 +561,23 @@ class NatsStore(SegmentStore):
         try:
             return self._store(messages)
         except AnswerLostError as error:
-            raise self._connection.unavailable(str(error)) from error
+            raise self._connection.failed(error) from error
 
     def _stored_sequence(self, answer: Answer, messages: int) -> int | None:
-        document = answer.document
-        error = document.get("error")
-        if error is None:
+        try:
+            document = answer.document
+        except CorruptStoreError as error:
+            raise AnswerLostError(str(error)) from error
+        if "error" not in document:
             if messages > 1 and document.get("count") != messages:
                 raise CorruptStoreError(
                     "a server stored an atomic batch in parts; it is older than 2.12. Stop and restore a backup",
                     url=self.url,
                 )
+            if not isinstance(document.get("seq"), int):
+                raise AnswerLostError("the answer does not say the sequence of what was stored")
             return int(document["seq"])
-        code, description = error.get("err_code"), error.get("description")
+        code, description = error_in(document)
         if code in _CONFLICTS:
             return None
         if code in _FULL:
@@ -571,17 +590,13 @@ class NatsStore(SegmentStore):
 
     def _purge(self, subject: str, before: int | None = None) -> None:
         """Give up the messages on the subject, or those before a sequence."""
-        answer = self._connection.ask(self._purge_api, request(filter=subject, seq=before))
+        answer = self._connection.ask(self._api.purge, request(filter=subject, seq=before))
         read_answer(self._connection, answer)
 
     def _purge_unheard(self, subject: str, before: int) -> None:
         """The same at some time, or never: what stays takes room and means nothing."""
-        message = Outgoing(self._purge_api, request(filter=subject, seq=before), None, has_answer=False)
+        message = Outgoing(self._api.purge, request(filter=subject, seq=before), None, has_answer=False)
         self._connection.send(message)
-
-    @property
-    def _purge_api(self) -> str:
-        return f"$JS.API.STREAM.PURGE.{self._subjects.stream}"
 
     def _see(self, segment: str, head: Head) -> None:
         self._hints.see_head(segment, head)
@@ -600,27 +615,29 @@ class NatsStore(SegmentStore):
         return StoreUnavailableError("others changed the segment all the time; try again", segment=segment)
 
     def _long_name(self, subject: str) -> str:
-        answer = self._connection.ask(f"$JS.API.STREAM.MSG.GET.{self._subjects.stream}", request(last_by_subj=subject))
-        return stored(read_answer(self._connection, answer)).data.decode()
+        answer = self._connection.ask(self._api.get, request(last_by_subj=subject))
+        return stored(read_answer(self._connection, answer)).data.decode("utf-8", "replace")
 
     # The stream
 
     def _open_stream(self, replicas: int | None, max_bytes: int, must_exist: bool) -> int:
         """Make sure that the stream is there and fit for a store, and return the number of its replicas."""
-        answer = self._api("INFO")
-        if _code(answer) == _NOT_FOUND:
+        answer = self._manage(self._api.info)
+        if error_in(answer)[0] == _NOT_FOUND:
             if must_exist:
                 raise NotFoundError(
                     "there is no store on these servers; correct the address, or make one there",
                     url=self.url,
                     stream=self._subjects.stream,
                 )
-            answer = self._api("CREATE", _configuration(self._subjects, replicas or 1, max_bytes))
-            if _code(answer) == _OTHER_CONFIGURATION:  # another process was faster, with another address
-                answer = self._api("INFO")
+            answer = self._manage(self._api.create, _configuration(self._subjects, replicas or 1, max_bytes))
+            if error_in(answer)[0] == _OTHER_CONFIGURATION:  # another process was faster, with another address
+                answer = self._manage(self._api.info)
         if "error" in answer:
-            raise self._cannot_open(answer["error"])
-        configuration = answer["config"]
+            raise self._cannot_open(*error_in(answer))
+        configuration = answer.get("config")
+        if not isinstance(configuration, dict) or not isinstance(configuration.get("num_replicas"), int):
+            raise CorruptStoreError("the server's answer does not say how the stream is configured", url=self.url)
         self._check_configuration(configuration, replicas)
         self._await_leader()
         return int(configuration["num_replicas"])
@@ -632,7 +649,7 @@ class NatsStore(SegmentStore):
         """
         impossible = Outgoing(self._subjects.data(_PROBE), b"", {EXPECTED: str(1 << 62)})
         deadline = Deadline(SystemClock(), self._timeout_seconds)
-        nobody = threading.Event()
+        nobody = Flag()
         while True:
             if not self._insistently(impossible).is_from_nobody:
                 return
@@ -640,13 +657,10 @@ class NatsStore(SegmentStore):
                 raise self._connection.unavailable("no server leads the stream")
             SystemClock().wait(nobody, _LOOK_SECONDS)
 
-    def _api(self, verb: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
-        outgoing = Outgoing(
-            f"$JS.API.STREAM.{verb}.{self._subjects.stream}", json.dumps(body).encode() if body else b""
-        )
-        answer = self._insistently(outgoing)
+    def _manage(self, subject: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+        answer = self._insistently(Outgoing(subject, json.dumps(body).encode() if body else b""))
         if answer.is_from_nobody:
-            if not self._connection.is_jetstream_server:
+            if not self._connection.has_jetstream:
                 raise self._no_jetstream()
             raise self._connection.unavailable("JetStream takes no requests now")
         return answer.document
@@ -657,17 +671,16 @@ class NatsStore(SegmentStore):
         Of a stream that is being made, each server of a cluster may leave the answer to another one.
         """
         deadline = Deadline(SystemClock(), self._timeout_seconds)
-        nobody = threading.Event()
+        nobody = Flag()
         while True:
             try:
                 return self._connection.exchange([message], deadline.remaining(_ANSWER_SECONDS))[0][0]
             except (NotSentError, AnswerLostError) as error:
-                if deadline.passed:
-                    raise self._connection.unavailable(str(error)) from error
+                if deadline.passed or isinstance(error, NotPermittedError):
+                    raise self._connection.failed(error) from error
             SystemClock().wait(nobody, _LOOK_SECONDS)
 
-    def _cannot_open(self, error: Mapping[str, Any]) -> Exception:
-        code, description = error.get("err_code"), error.get("description")
+    def _cannot_open(self, code: int | None, description: str) -> Exception:
         if code in _NO_JETSTREAM:
             return self._no_jetstream()
         if code in _TOO_FEW_SERVERS:
@@ -688,7 +701,7 @@ class NatsStore(SegmentStore):
         return UnsupportedError("the server or the account has no JetStream; enable it", url=self.url)
 
     def _check_configuration(self, configuration: Mapping[str, Any], replicas: int | None) -> None:
-        found = configuration.get("metadata", {}).get(_FORMAT)
+        found = (configuration.get("metadata") or {}).get(_FORMAT)
         if found is None:
             raise AlreadyExistsError("the stream is not a store of this SDK; name another one", url=self.url)
         if found != FORMAT:
@@ -778,11 +791,6 @@ def _configuration(subjects: Subjects, replicas: int, max_bytes: int) -> Mapping
         "duplicate_window": 100_000_000,  # ns; no message has an id
         "metadata": {_FORMAT: FORMAT},
     }
-
-
-def _code(answer: Mapping[str, Any]) -> int | None:
-    code: int | None = answer.get("error", {}).get("err_code")
-    return code
 
 
 def _are_as_expected(part: Append, present: Snapshot) -> bool:

@@ -14,6 +14,7 @@ from ..errors import InvalidArgumentError
 
 _DEFAULT_PORT: Final = 4222
 _STREAM_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_SUBJECT: Final = re.compile(r"[!-)+-\-/-=?-~]+(\.[!-)+-\-/-=?-~]+)*")  # tokens without . * >
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")
 _OPTIONS: Final = (
     "stream",
@@ -76,7 +77,7 @@ def parse_address(url: str) -> NatsAddress:
         token=token,
         credentials_file=_file(options, "credentials"),
         nkey_file=_file(options, "nkey"),
-        inbox_prefix=options.get("inbox_prefix", "_INBOX"),
+        inbox_prefix=_inbox_prefix(options.get("inbox_prefix", "_INBOX")),
         tls=_tls(options),
         tls_hostname=options.get("tls_hostname"),
     )
@@ -121,6 +122,15 @@ def _stream(name: str) -> str:
     if not _STREAM_NAME.fullmatch(name):
         raise InvalidArgumentError("the name of a stream has letters, digits, - and _ only", stream=name)
     return name
+
+
+def _inbox_prefix(subject: str) -> str:
+    if not _SUBJECT.fullmatch(subject):
+        raise InvalidArgumentError(
+            "an inbox_prefix is a subject: words of visible ASCII characters, with dots between them, without * and >",
+            inbox_prefix=subject,
+        )
+    return subject
 
 
 def _replicas(text: str | None) -> int | None:

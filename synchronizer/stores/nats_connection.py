@@ -12,18 +12,22 @@ import re
 import ssl
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from pydantic_core import from_json
 
+from ..background import survive
+from ..clock import SystemClock
 from ..errors import ClosedError, ReaderGroupError, StoreUnavailableError, UnsupportedError
+from . import nats_loop
 from .nats_address import NatsAddress
+from .nats_client import PublicClient, Sendable, new_client
+from .nats_frames import Answer, Headers, Outgoing, framed
+from .nats_rights import right_for, rights_of
 
 _logger = logging.getLogger(__name__)
 
@@ -36,84 +40,22 @@ _CONNECT_SECONDS: Final = 2
 _PROBE_SECONDS: Final = 1.0
 _CANCELLATIONS: Final = 5
 _CANCELLATION_SECONDS: Final = 0.2
+#: A client that gave no sign of life for so long, while answers were due, is replaced by another one.
+_DEAF_SECONDS: Final = 15.0
 #: What a slow network or disk carries in any case.
 _SLOWEST_BYTES_PER_SECOND: Final = 1_000_000
-_NO_RESPONDERS: Final = "503"
-_HEADERS_BEGIN: Final = b"NATS/1.0\r\n"
+#: nats-py makes small letters of what servers say.
+_VIOLATION: Final = re.compile(r'permissions violation for (publish|subscription)[^"]*"([^"]*)"')
 
-Headers = Mapping[str, str]
-
-
-class Outgoing(NamedTuple):
-    """A message to the server."""
-
-    subject: str
-    data: bytes = b""
-    headers: Headers | None = None
-    has_answer: bool = True
-    has_many_answers: bool = False  # they end with one that has a status
-
-
-class Answer(NamedTuple):
-    headers: Headers
-    data: bytes
-
-    @property
-    def status(self) -> str | None:
-        return self.headers.get("Status")
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """The data of an answer in JSON."""
-        found: dict[str, Any] = from_json(self.data)
-        return found
-
-    @property
-    def is_from_nobody(self) -> bool:
-        """Whether the server knew nobody who takes the message: it had no effect."""
-        return self.status == _NO_RESPONDERS
-
-
-class _Client(Client):
-    """The client of nats-py, which connects, and again.
-
-    A demand for TLS is one here: nats-py speaks it only if the server wants to. And what is sent and answered does
-    not go through the queues and tasks of nats-py, each of which takes a further turn of the loop.
-    """
-
-    def __init__(self, on_answer: Callable[[bytes, Headers, bytes], None]) -> None:
-        super().__init__()
-        self._on_answer = on_answer
-        self._answers: int | None = None
-
-    async def listen_for_answers(self, subject: str) -> None:
-        self._answers = (await self.subscribe(subject))._id
-
-    def send(self, frames: bytes) -> bool:
-        """Send this at once, behind what nats-py has gathered; False if there is no connection."""
-        if not self.is_connected:
-            return False
-        assert self._transport is not None
-        self._transport.writelines([*self._pending, frames])
-        self._pending, self._pending_data_size = [], 0
-        return True
-
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        if sid == self._answers:
-            self._on_answer(subject, await self._process_headers(headers) or {}, data)
-        else:
-            await super()._process_msg(sid, subject, reply, data, headers)
-
-    def _connect_command(self) -> bytes:
-        """The first thing that is said to a server, each time; what raises here ends the connection."""
-        if "tls" in self.options and not self._server_info.get("tls_required"):
-            raise nats.errors.Error("the server does not require TLS, and the address does")
-        command: bytes = super()._connect_command()
-        return command
+_clock: Final = SystemClock()
 
 
 class NotSentError(Exception):
     """The message did not leave this process."""
+
+
+class NotPermittedError(NotSentError):
+    """The server refused the message: its user lacks a right."""
 
 
 class AnswerLostError(Exception):
@@ -123,17 +65,30 @@ class AnswerLostError(Exception):
 class _Exchange:
     """Messages that a thread sends, and the answers that it waits for."""
 
-    __slots__ = ("answers", "failure", "frames", "is_sent", "missing", "_done", "tokens")
+    __slots__ = ("answers", "expected", "failure", "messages", "missing", "heard", "_done", "_permission")
 
     def __init__(self) -> None:
-        self.frames = b""
+        self.messages: list[Sendable] = []
         self.answers: list[list[Answer]] = []
-        self.tokens: list[bytes] = []
+        self.expected: list[tuple[bytes, list[Answer], bool]] = []  # the token, the answers, whether they are many
         self.missing = 0
-        self.is_sent = False
         self.failure: Exception | None = None
+        self.heard: Callable[[list[list[Answer]]], None] | None = None
+        self._permission = [True]
         self._done = threading.Lock()
         self._done.acquire()
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether it was sent, or given up before that: it is not to be sent any more."""
+        return not self._permission
+
+    def take_permission(self) -> bool:
+        """True once: for the loop, which then sends it, or for the thread that gives it up unsent."""
+        try:
+            return self._permission.pop()
+        except IndexError:
+            return False
 
     def end(self, failure: Exception | None = None) -> None:
         """Wake the thread. Called in the loop, more than once where things cross."""
@@ -150,73 +105,106 @@ class NatsConnection:
 
     def __init__(self, address: NatsAddress) -> None:
         self._address = address
-        self._loop = _event_loop.acquire()
-        self._client = _Client(self._on_answer)
+        self._rights = rights_of(address.stream, address.inbox_prefix)
+        self._process_id = os.getpid()
+        self._lock = threading.Lock()
         self._is_closed = False
         self._refusal: ReaderGroupError | None = None
         self._last_error: Exception | None = None
         self._is_login_refused = False
         self._inbox = f"{address.inbox_prefix}.{uuid.uuid4().hex}.".encode()
         self._numbers = itertools.count()
-        self._expecting: dict[bytes, tuple[_Exchange, list[Answer], bool]] = {}
-        self._pending: dict[_Exchange, None] = {}  # in the order of their coming
         self._listeners: dict[str, Callable[[Headers], None]] = {}
-        self._subscriptions: dict[str, Subscription] = {}
         self._reconnected_callbacks: list[Callable[[], None]] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._is_connected = False
+        self._warnings: set[str] = set()
+        self._is_without_jetstream = False
+        self._refusal_of_inbox: StoreUnavailableError | None = None
+        self.max_payload = 0
+        self._loop: nats_loop.HiddenLoop | None = None
+        self._begin_anew()
         try:
-            self._run(self._open())
+            self._loop = nats_loop.acquire(self)
+            self._run(self._open(), address.timeout_seconds)
         except BaseException:
             self.close()
             raise
 
+    def _begin_anew(self) -> None:
+        """What belongs to one loop."""
+        self._expecting: dict[bytes, tuple[_Exchange, list[Answer], bool]] = {}
+        self._pending: dict[_Exchange, None] = {}  # in the order of their coming
+        self._subscriptions: dict[str, Subscription] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._client: PublicClient | None = None
+        self._is_connected = False
+        self._is_connecting = False
+        self._is_heard = True
+        self._silent_since = 0.0
+
     # What threads call
 
     @property
-    def max_payload(self) -> int:
-        return self._client.max_payload
+    def has_jetstream(self) -> bool:
+        """False if all servers that could be asked say that they have none."""
+        return not self._is_without_jetstream
 
-    @property
-    def is_jetstream_server(self) -> bool:
-        return bool(self._server_info.get("jetstream"))
-
-    def exchange(self, messages: Sequence[Outgoing], timeout_seconds: float | None = None) -> list[list[Answer]]:
+    def exchange(
+        self,
+        messages: Sequence[Outgoing],
+        timeout_seconds: float | None = None,
+        *,
+        heard: Callable[[list[list[Answer]]], None] | None = None,
+    ) -> list[list[Answer]]:
         """Send the messages in this order and return the answers to each of those that have some.
 
-        Waits for them as long as the address says, or ``timeout_seconds``.
+        Waits for them as long as the address says, or ``timeout_seconds``. ``heard`` is called, in the hidden
+        thread, with the answers, also if they come after the call was interrupted.
         """
+        self._check_open()
         if self._refusal is not None:
             raise self._refusal
-        if self._is_closed:
-            raise self._closed()
-        size = 0
+        size, max_payload = 0, self.max_payload
+        exchange = _Exchange()
+        exchange.heard = heard
         for message in messages:
             size += len(message.data)
-            if len(message.data) > self.max_payload:
+            if len(message.data) > max_payload:
                 raise NotSentError("a message is larger than the server takes")
-        exchange = _Exchange()
-        exchange.frames = b"".join([self._frame(message, exchange) for message in messages])
-        self._call_in_loop(self._start, exchange)
+            exchange.messages.append(self._sendable(message, exchange))
         if timeout_seconds is None:
             timeout_seconds = self._address.timeout_seconds
-        if not exchange.wait(timeout_seconds + size / _SLOWEST_BYTES_PER_SECOND):
-            self._call_in_loop(self._give_up, exchange)
-            exchange.wait(-1)
+        try:
+            self._call_in_loop(self._start, exchange)
+            if not exchange.wait(timeout_seconds + size / _SLOWEST_BYTES_PER_SECOND):
+                self._give_up(exchange)
+        except BaseException as error:  # also an interrupt: what nobody waits for is not sent later
+            is_sent = not exchange.take_permission()
+            if heard is None or not is_sent or isinstance(error, Exception):
+                with contextlib.suppress(nats_loop.LoopEndedError):  # then what it remembered is forgotten
+                    self._hidden.call(self._abandon, exchange)
+            raise
         if exchange.failure is not None:
             raise exchange.failure
         return exchange.answers
 
-    def _frame(self, message: Outgoing, exchange: _Exchange) -> bytes:
+    def _sendable(self, message: Outgoing, exchange: _Exchange) -> Sendable:
         if not message.has_answer:
-            return _framed(message, b"")
+            return Sendable(message, b"", framed(message, b""))
         token = b"%d" % next(self._numbers)
         answers: list[Answer] = []
         exchange.answers.append(answers)
-        exchange.tokens.append(token)
-        exchange.missing += 1
-        self._expecting[token] = exchange, answers, message.has_many_answers
-        return _framed(message, self._inbox + token)
+        exchange.expected.append((token, answers, message.has_many_answers))
+        reply = self._inbox + token
+        return Sendable(message, reply, framed(message, reply))
+
+    def _give_up(self, exchange: _Exchange) -> None:
+        """Wait no more, also if the loop does nothing any more; what it has not sent yet it never will."""
+        is_unsent = exchange.take_permission()
+        if exchange.wait(0):
+            return
+        if is_unsent:
+            raise NotSentError("there is no connection")
+        raise AnswerLostError("no answer in time")
 
     def ask(self, subject: str, data: bytes) -> Answer:
         """The answer to a request that changes nothing, or may be repeated."""
@@ -226,32 +214,52 @@ class NatsConnection:
         try:
             answers = self.exchange(messages)
         except (NotSentError, AnswerLostError) as error:
-            if self._is_closed:
-                raise self._closed() from error
-            raise self.unavailable(str(error)) from error
+            raise self.failed(error) from error
         if any(answer and answer[0].is_from_nobody for answer in answers):
             raise self.unavailable("no server takes requests for the stream now, as while a new leader is elected")
         return answers
 
     def send(self, message: Outgoing) -> None:
         """Send a message that has no answer, if there is a connection."""
-        self._call_in_loop(self._send_unheard, _framed(message, b""))
+        self._call_in_loop(self._send_unheard, Sendable(message, b"", framed(message, b"")))
 
     def listen(self, subject: str, hear: Callable[[Headers], None]) -> None:
         """Call ``hear``, in the hidden thread, with the headers of each message on the subject."""
         self._call_in_loop(self._add_listener, subject, hear)
 
     def unlisten(self, subject: str) -> None:
-        self._call_in_loop(self._remove_listener, subject)
+        with contextlib.suppress(ClosedError):
+            self._call_in_loop(self._remove_listener, subject)
 
     def when_reconnected(self, callback: Callable[[], None]) -> None:
         self._reconnected_callbacks.append(callback)
 
+    @property
+    def _hidden(self) -> nats_loop.HiddenLoop:
+        assert self._loop is not None
+        return self._loop
+
     def _call_in_loop(self, call: Callable[..., object], *arguments: object) -> None:
+        self._check_open()
         try:
-            self._loop.call_soon_threadsafe(call, *arguments)
-        except RuntimeError as error:  # it ended with the last connection of this process
-            raise self._closed() from error
+            self._hidden.call(call, *arguments)
+        except nats_loop.LoopEndedError:
+            self._revive()
+            self._hidden.call(call, *arguments)
+
+    def _revive(self) -> None:
+        """Begin anew in another loop, after the thread of the last one ended as it never should."""
+        with self._lock:
+            self._check_open()
+            if self._hidden.has_ended:  # else another thread was faster
+                loop = nats_loop.acquire(self)
+                self._begin_anew()
+                self._loop = loop
+                loop.call(self._replace_client)
+
+    def _check_open(self) -> None:
+        if self._is_closed or os.getpid() != self._process_id:
+            raise self._closed()
 
     def _closed(self) -> ClosedError:
         return ClosedError("the store is closed", url=self._address.url)
@@ -261,28 +269,48 @@ class NatsConnection:
             f"the NATS servers do not answer: {reason}", url=self._address.url, last_error=_text(self._last_error)
         )
 
-    def close(self) -> None:
+    def failed(self, error: NotSentError | AnswerLostError) -> ReaderGroupError:
+        """What to raise where it is all the same whether a message was sent."""
         if self._is_closed:
+            return self._closed()
+        if isinstance(error, NotPermittedError):
+            return StoreUnavailableError(str(error), url=self._address.url)
+        return self.unavailable(str(error))
+
+    def close(self) -> None:
+        """Close the connection. If that was interrupted, it can be called again."""
+        if os.getpid() != self._process_id:
             return
-        self._is_closed = True
-        with contextlib.suppress(Exception):
-            self._run(self._shut())
-        _event_loop.release()
+        try:
+            if not self._is_closed:
+                self._is_closed = True
+                if self._loop is not None:
+                    with contextlib.suppress(Exception):
+                        self._loop.run(self._shut(), _PING_SECONDS)
+        finally:
+            nats_loop.release(self)
+
+    def _run(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
+        try:
+            self._hidden.run(work, seconds)
+        except nats_loop.LoopEndedError as error:
+            raise self.unavailable("the thread of the event loop does not answer") from error
 
     # What runs in the hidden thread
 
-    @property
-    def _server_info(self) -> Mapping[str, Any]:
-        return self._client._server_info
+    def loop_ended(self) -> None:
+        for exchange in list(self._pending):
+            self._finish_without_answer(exchange, "the thread of the event loop ended")
 
     async def _open(self) -> None:
-        connecting = self._loop.create_task(self._connect())
+        self._is_connecting = True
+        connecting = self._spawn(self._connect())
         # Not `asyncio.wait_for`, which would wait for the end of a task that has missed its cancellation.
         if not (await asyncio.wait({connecting}, timeout=self._address.timeout_seconds))[0]:
             await _cancel(connecting)
             raise self._why_not_connected()
         connecting.result()
-        await self._check_versions_of_others()
+        await self._look_at_servers()
         if self._refusal is not None:
             raise self._refusal
 
@@ -297,21 +325,62 @@ class NatsConnection:
 
     async def _connect(self) -> None:
         """Connect a new client; raises what no further attempt would mend, and tries for ever otherwise."""
+
+        def on_deaf() -> None:
+            if client is self._client:
+                self._replace_client()
+
+        demands_tls = self._address.tls is not None
+        client = new_client(self._on_answer, self._on_damage, on_deaf, demands_tls=demands_tls)
+        self._client, self._subscriptions, self._refusal_of_inbox = client, {}, None
+        try:
+            await self._connect_client(client)
+            await client.hear_answers(self._inbox.decode() + "*")
+            await client.flush(_CONNECT_SECONDS)  # by then the server has said whether that is permitted
+            if self._refusal_of_inbox is not None:
+                raise self._refusal_of_inbox
+            await self._subscribe_to_all()
+        except BaseException as error:
+            self._discard(client)
+            if isinstance(error, ReaderGroupError) or not isinstance(error, Exception):
+                raise
+            raise StoreUnavailableError(
+                "the connection cannot be made", url=self._address.url, error=_text(error)
+            ) from error
+        self._is_connecting = False
+        self._begin_sending()
+
+    async def _connect_client(self, client: PublicClient) -> None:
         address = self._address
-        client = self._client = _Client(self._on_answer)
         login: dict[str, Any] = {}
         if address.token is not None:
             login["token"] = address.token
         if address.password is not None:
             login |= {"user": address.user, "password": address.password}
+
+        async def on_disconnected() -> None:
+            if client is self._client:
+                self._lose_connection()
+
+        async def on_reconnected() -> None:
+            if client is self._client:
+                await self._subscribe_to_all()
+                self._begin_sending()
+                self._tell_reconnected()
+
+        async def on_closed() -> None:
+            """It has given up, as after an error that the server closed the connection for."""
+            if client is self._client:
+                self._replace_client()
+
         try:
             await client.connect(
                 list(address.servers),
                 name="readergroup",
                 error_cb=self._on_error,
-                disconnected_cb=self._on_disconnected,
-                reconnected_cb=self._on_reconnected,
-                closed_cb=self._on_closed,
+                disconnected_cb=on_disconnected,
+                reconnected_cb=on_reconnected,
+                closed_cb=on_closed,
                 connect_timeout=_CONNECT_SECONDS,
                 reconnect_time_wait=_RECONNECT_PAUSE_SECONDS,  # type: ignore[arg-type]
                 max_reconnect_attempts=-1,
@@ -324,108 +393,186 @@ class NatsConnection:
                 inbox_prefix=address.inbox_prefix,
                 **login,
             )
-        except ReaderGroupError:
-            raise
         except ImportError as error:
             raise UnsupportedError("NKeys and credentials need pip install 'nats-py[nkeys]'") from error
-        except (OSError, ValueError) as error:
-            raise StoreUnavailableError("the connection cannot be made", error=str(error)) from error
-        self._check_version()
-        await client.listen_for_answers(self._inbox.decode() + "*")
-        for subject in self._listeners:
-            await self._subscribe(subject)
-        self._begin_sending()
 
-    def _check_version(self) -> None:
-        self._refusal = _refusal_of(self._server_info, self._address.url)
-
-    async def _check_versions_of_others(self) -> None:
-        servers = {*self._address.servers, *(server.geturl() for server in self._client.servers)}
-        found = await asyncio.gather(*(_server_info_of(server) for server in sorted(servers)))
-        for info in found:
-            self._refusal = self._refusal or (_refusal_of(info, self._address.url) if info else None)
-
-    async def _on_error(self, error: Exception) -> None:
-        self._last_error = error
-        # Of some attempts only the end of the connection is heard, which comes right behind the refusal.
-        self._is_login_refused |= "authorization" in str(error).lower()
-        _logger.debug("NATS: %r", error)
-
-    async def _on_disconnected(self) -> None:
-        self._is_connected = False
-        for exchange in [exchange for exchange in self._pending if exchange.is_sent]:
-            self._finish(exchange, AnswerLostError("the connection was lost before the answer came"))
-
-    async def _on_reconnected(self) -> None:
-        self._check_version()
-        self._begin_sending()
-        self._tell_reconnected()
-
-    async def _on_closed(self) -> None:
-        """The client has given up, as after an error that the server closed the connection for. Begin anew."""
-        if not self._is_closed:
+    def _replace_client(self) -> None:
+        """Begin anew with another client, however long it takes."""
+        if not self._is_closed and not self._is_connecting:
+            self._is_connecting = True
+            self._lose_connection()
             self._spawn(self._connect_anew())
 
     async def _connect_anew(self) -> None:
+        if self._client is not None:
+            self._discard(self._client)
         while not self._is_closed:
             try:
                 await self._connect()
-            except ReaderGroupError as error:
+            except Exception as error:
                 self._last_error = error
                 await asyncio.sleep(_RECONNECT_PAUSE_SECONDS)
             else:
                 self._tell_reconnected()
                 return
 
+    def _discard(self, client: PublicClient) -> None:
+        if client is self._client:
+            self._client = None  # from here on it is nobody's, and what it still says is not heard
+        self._spawn(_close_quietly(client))
+
+    async def _look_at_servers(self) -> None:
+        """Refuse servers that are too old, also those that the client could go to later."""
+        servers = {*self._address.servers}
+        if self._client is not None:
+            servers |= {server.geturl() for server in self._client.servers}
+        found = [info for info in await asyncio.gather(*map(_server_info_of, sorted(servers))) if info]
+        self._is_without_jetstream = bool(found) and not any(info.get("jetstream") for info in found)
+        for info in found:
+            self._refusal = self._refusal or _refusal_of(info, self._address.url)
+
+    async def _on_error(self, error: Exception) -> None:
+        self._is_heard = True
+        self._last_error = error
+        # Of some attempts only the end of the connection is heard, which comes right behind the refusal.
+        self._is_login_refused |= "authorization" in str(error).lower()
+        _logger.debug("NATS: %r", error)
+        if violation := _VIOLATION.search(str(error).lower()):
+            self._on_violation(violation[1], violation[2])
+
+    def _on_violation(self, action: str, subject: str) -> None:
+        """The server refused a message or a subscription; it says so at once, and answers nothing."""
+        if action == "subscription":
+            missing = right_for(subject, self._rights.subscribe)
+            if subject.startswith(self._inbox.decode().lower()):
+                self._refusal_of_inbox = StoreUnavailableError(
+                    _missing_right("subscribe to", missing), url=self._address.url
+                )
+            self._warn_once(_missing_right("subscribe to", missing))
+            return
+        failure = _missing_right("publish to", right_for(subject, self._rights.publish))
+        self._warn_once(failure)
+        refused = {
+            exchange: message.subject
+            for exchange in self._pending
+            for message, *_ in exchange.messages
+            if exchange.is_sent and message.subject.lower() == subject
+        }
+        # What the server says is in small letters: of two that differ in nothing else one may have been stored.
+        is_certain = len(set(refused.values())) == 1
+        for exchange in refused:
+            self._finish(exchange, NotPermittedError(failure) if is_certain else AnswerLostError(failure))
+
+    def _on_damage(self, error: Exception) -> None:
+        """What a server or another client sent cannot be read, or a listener failed on it."""
+        survive(error, "the NATS connection, without a message that it cannot read,")
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warnings:
+            self._warnings.add(text)
+            _logger.warning("%s (url=%s)", text, self._address.url)
+
+    def _lose_connection(self) -> None:
+        self._is_connected = False
+        for exchange in [exchange for exchange in self._pending if exchange.is_sent]:
+            self._finish(exchange, AnswerLostError("the connection was lost before the answer came"))
+
     def _tell_reconnected(self) -> None:
         for callback in self._reconnected_callbacks:
-            callback()
+            try:
+                callback()
+            except Exception as error:
+                survive(error, "the NATS connection, after it came back,")
 
     def _start(self, exchange: _Exchange) -> None:
         if self._is_closed:
             self._finish(exchange, self._closed())
             return
+        for token, answers, are_many in exchange.expected:
+            self._expecting[token] = exchange, answers, are_many
+        exchange.missing = len(exchange.expected)
         self._pending[exchange] = None
         self._send(exchange)
 
     def _begin_sending(self) -> None:
+        client = self._client
+        if client is None or not client.is_connected:
+            return
+        self._refusal = _refusal_of_version(client, self._address.url)
+        self.max_payload = client.max_payload
         self._is_connected = True
         for exchange in [exchange for exchange in self._pending if not exchange.is_sent]:
             self._send(exchange)
 
     def _send(self, exchange: _Exchange) -> None:
         """Send all messages; without a connection the exchange waits for `_begin_sending`."""
-        if self._is_connected:
-            exchange.is_sent = self._client.send(exchange.frames)
+        if self._has_connection() and exchange.take_permission():
+            try:
+                self._write(exchange.messages)
+            except Exception as error:
+                self._last_error = error
+                self._finish(exchange, AnswerLostError(f"the message was not sent, or in part: {error!r}"))
 
-    def _send_unheard(self, frame: bytes) -> None:
-        if self._is_connected:
-            self._client.send(frame)
+    def _send_unheard(self, message: Sendable) -> None:
+        if self._has_connection():
+            try:
+                self._write([message])
+            except Exception as error:
+                self._last_error = error
 
-    def _on_answer(self, subject: bytes, headers: Headers, data: bytes) -> None:
+    def _has_connection(self) -> bool:
+        return self._is_connected and self._client is not None and self._client.is_connected
+
+    def _write(self, messages: Sequence[Sendable]) -> None:
+        assert self._client is not None
+        writing = self._client.send(messages)
+        if writing is not None:
+            self._spawn(writing)
+
+    def _on_answer(self, subject: bytes, answer: Answer) -> None:
+        self._is_heard = True
         token = subject[len(self._inbox) :]
         expected = self._expecting.get(token)
         if expected is None:
             return  # too late
-        exchange, answers, is_one_of_many = expected
-        answer = Answer(headers, data)
+        exchange, answers, are_many = expected
         answers.append(answer)
-        if is_one_of_many and answer.status is None:
+        if are_many and answer.status is None:
             return
         del self._expecting[token]
         exchange.missing -= 1
         if not exchange.missing:
             self._finish(exchange)
 
-    def _give_up(self, exchange: _Exchange) -> None:
-        failure = AnswerLostError("no answer in time") if exchange.is_sent else NotSentError("there is no connection")
-        self._finish(exchange, failure)
+    def _abandon(self, exchange: _Exchange) -> None:
+        """Forget what nobody waits for any more."""
+        if exchange in self._pending:
+            self._finish_without_answer(exchange, "no answer in time")
+            self._suspect()
+
+    def _suspect(self) -> None:
+        """Replace a client that no more answers come from, for instance because its tasks have ended."""
+        now = _clock.monotonic()
+        if self._is_heard:
+            self._is_heard, self._silent_since = False, now
+        elif now > self._silent_since + _DEAF_SECONDS:
+            self._silent_since = now
+            self._replace_client()
+
+    def _finish_without_answer(self, exchange: _Exchange, reason: str) -> None:
+        is_unsent = exchange.take_permission()
+        self._finish(exchange, NotSentError(reason) if is_unsent else AnswerLostError(reason))
 
     def _finish(self, exchange: _Exchange, failure: Exception | None = None) -> None:
         self._pending.pop(exchange, None)
         if failure is not None:
-            for token in exchange.tokens:
+            for token, *_ in exchange.expected:
                 self._expecting.pop(token, None)
+        elif exchange.heard is not None:
+            try:
+                exchange.heard(exchange.answers)
+            except Exception as error:
+                self._on_damage(error)
         exchange.end(failure)
 
     def _add_listener(self, subject: str, hear: Callable[[Headers], None]) -> None:
@@ -433,17 +580,25 @@ class NatsConnection:
         if self._is_connected:
             self._spawn(self._subscribe(subject))
 
+    async def _subscribe_to_all(self) -> None:
+        """Those that were added without a connection are not known to the client."""
+        for subject in self._listeners.keys() - self._subscriptions.keys():
+            await self._subscribe(subject)
+
     async def _subscribe(self, subject: str) -> None:
-        hear = self._listeners.get(subject)
-        if hear is None:
+        hear, client = self._listeners.get(subject), self._client
+        if hear is None or client is None:
             return
 
         async def on_message(message: Msg) -> None:
-            hear(message.headers or {})
+            try:
+                hear(message.headers or {})
+            except Exception as error:
+                self._on_damage(error)
 
-        with contextlib.suppress(nats.errors.Error):
-            subscription = await self._client.subscribe(subject, cb=on_message)
-            if self._listeners.get(subject) is hear:
+        with contextlib.suppress(nats.errors.Error):  # it is made up for when there is a connection again
+            subscription = await client.subscribe(subject, cb=on_message)
+            if self._listeners.get(subject) is hear and client is self._client:
                 self._subscriptions[subject] = subscription
             else:
                 await subscription.unsubscribe()
@@ -460,26 +615,47 @@ class NatsConnection:
 
     async def _shut(self) -> None:
         for exchange in list(self._pending):
-            failure: Exception = ClosedError("the store was closed meanwhile", url=self._address.url)
-            if exchange.is_sent:
-                failure = AnswerLostError("the store was closed before the answer came")
-            self._finish(exchange, failure)
-        for task in list(self._tasks):
-            task.cancel()
-        await self._client.close()
+            if exchange.take_permission():
+                self._finish(exchange, ClosedError("the store was closed meanwhile", url=self._address.url))
+            else:
+                self._finish(exchange, AnswerLostError("the store was closed before the answer came"))
+        await asyncio.gather(*map(_cancel, self._tasks))
+        if self._client is not None:
+            await self._client.close()
 
-    def _spawn(self, work: Any) -> None:
-        task: asyncio.Task[None] = self._loop.create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+        return task
 
-    def _run(self, work: Any) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception) and not isinstance(error, ReaderGroupError):
+            survive(error, "the NATS connection")
+
+
+def _missing_right(action: str, subject: str) -> str:
+    return f"the NATS user may not {action} {subject!r}; grant it what docs/operations.md lists"
+
+
+async def _close_quietly(client: PublicClient) -> None:
+    with contextlib.suppress(Exception):
+        await client.close()
+
+
+def _refusal_of_version(client: PublicClient, url: str) -> UnsupportedError | None:
+    version = client.connected_server_version
+    try:
+        return _refusal_of({"version": f"{version.major}.{version.minor}.{version.patch}"}, url)
+    except ValueError:  # it is none that nats-py can read
+        return _refusal_of({}, url)
 
 
 def _refusal_of(info: Mapping[str, Any], url: str) -> UnsupportedError | None:
     version = str(info.get("version", "0"))
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+    numbers = tuple(int(number) for number in re.findall(r"\d{1,9}", version)[:2])
     if numbers >= OLDEST_VERSION:
         return None
     return UnsupportedError(
@@ -500,8 +676,8 @@ async def _server_info_of(server: str) -> Mapping[str, Any] | None:
                 line = await reader.readline()
             finally:
                 writer.close()
-            info: dict[str, Any] = json.loads(line.partition(b" ")[2])
-            return info
+            info = json.loads(line.partition(b" ")[2])
+            return info if isinstance(info, dict) else None
     except (OSError, TimeoutError, ValueError, ssl.SSLError):
         return None
 
@@ -514,86 +690,5 @@ async def _cancel(task: asyncio.Task[None]) -> None:
             return
 
 
-def _framed(message: Outgoing, reply: bytes) -> bytes:
-    """The message as the protocol has it. Subjects, names and values hold no white space: who makes them sees to it."""
-    subject, data, headers = message.subject.encode(), message.data, message.headers
-    if headers is None:
-        return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(data), data)
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
-    size = len(_HEADERS_BEGIN) + len(lines) + 2
-    return b"HPUB %b %b %d %d\r\n%b%b\r\n%b\r\n" % (
-        subject,
-        reply,
-        size,
-        size + len(data),
-        _HEADERS_BEGIN,
-        lines,
-        data,
-    )
-
-
 def _text(error: Exception | None) -> str | None:
     return None if error is None else str(error) or type(error).__name__
-
-
-class _EventLoop:
-    """The loop that all connections of this process run in, in a thread that is there while one of them is."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._users = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-
-    def acquire(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            self._users += 1
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=_run_loop, args=(self._loop,), name="nats-event-loop", daemon=True
-                )
-                self._thread.start()
-            return self._loop
-
-    def release(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users:
-                return
-            loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
-        assert loop is not None and thread is not None
-        loop.call_soon_threadsafe(loop.stop)
-        if thread is not threading.current_thread():
-            thread.join()
-
-
-def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    try:
-        loop.run_forever()
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(_all(tasks))
-    finally:
-        loop.close()
-
-
-async def _all(tasks: set[asyncio.Task[Any]]) -> None:
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-_event_loop = _EventLoop()
-#: What a forked child inherited, kept so that it closes nothing of it.
-_inherited: list[object] = []
-
-
-def _abandon_in_child() -> None:
-    global _event_loop
-    _inherited.append(_event_loop)
-    _event_loop = _EventLoop()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_abandon_in_child)

@@ -37,6 +37,7 @@ class _Known:
     def __init__(self) -> None:
         self.head: Head | None = None
         self.life: int | None = None
+        self.changes = 0
         self.places: list[Place] = []
         self.values: OrderedDict[str, Value] = OrderedDict()
 
@@ -47,6 +48,8 @@ class Hints:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
+        #: The newest sequence that was seen in the whole stream.
+        self.newest = 0
 
     def head(self, segment: str) -> Head | None:
         known = self._known.get(segment)
@@ -58,6 +61,7 @@ class Hints:
             known = self._of(segment)
             if anyhow or known.head is None or known.head.sequence < head.sequence:
                 known.head = head
+            self.newest = max(self.newest, head.sequence)
             _insert(known.places, Place(head.length, head.sequence + 1))
 
     def forget_head(self, segment: str) -> None:
@@ -67,6 +71,17 @@ class Hints:
     def forget(self, segment: str) -> None:
         with self._lock:
             self._known.pop(segment, None)
+
+    def changes(self, segment: str) -> int:
+        """The sequence of the newest change of attributes that was seen; 0 if none was."""
+        known = self._known.get(segment)
+        return 0 if known is None else known.changes
+
+    def see_changes(self, segment: str, sequence: int) -> None:
+        with self._lock:
+            known = self._of(segment)
+            known.changes = max(known.changes, sequence)
+            self.newest = max(self.newest, sequence)
 
     def life(self, segment: str) -> int | None:
         known = self._known.get(segment)

@@ -7,22 +7,64 @@ never more. Whose ticket is the first on the lock's subject has the lock. Who le
 from __future__ import annotations
 
 import json
-import threading
+import re
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Final
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Final, NamedTuple
 
 from ..clock import Clock, Deadline
-from ..errors import StoreUnavailableError
-from .nats_connection import Answer, AnswerLostError, Headers, NatsConnection, NotSentError, Outgoing
-from .nats_wire import EXPECTED, request, token
+from ..errors import CorruptStoreError, ReaderGroupError
+from ..flag import Flag
+from .nats_connection import AnswerLostError, NatsConnection, NotSentError
+from .nats_frames import Answer, Headers, Outgoing
+from .nats_rights import Api, line_of, word_of
+from .nats_wire import EXPECTED, request, sequence_in, token
 
 #: Tickets of processes that died or stand still are dropped after this time.
 _TICKET_SECONDS: Final = 5
 #: Nobody sends word that a ticket was dropped.
 _LOOK_SECONDS: Final = 0.25
 _TICKET: Final = "Rg-Ticket"
+_NUMBER: Final = re.compile(r"[0-9]{1,19}")
+
+
+class _Ticket(NamedTuple):
+    """A place in the line, and the subject at which its owner hears that it is the first; None if it names none."""
+
+    number: int
+    word: str | None
+
+
+class _Place:
+    """What a thread has in the line for a lock."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.ticket: int | None = None
+        self.has_turn = False
+        self.is_abandoned = False
+
+    @property
+    def number(self) -> int:
+        assert self.ticket is not None
+        return self.ticket
+
+
+class _Holding(AbstractContextManager[bool]):
+    """A lock, while it is waited for and held."""
+
+    def __init__(self, line: FairLine, place: _Place, timeout: float) -> None:
+        self._line = line
+        self._place = place
+        self._timeout = timeout
+
+    def __enter__(self) -> bool:
+        return self._line.enter(self._place, self._timeout)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._line.leave(self._place)
 
 
 class FairLine:
@@ -30,102 +72,133 @@ class FairLine:
 
     def __init__(self, connection: NatsConnection, stream: str, clock: Clock) -> None:
         self._connection = connection
-        self._stream = f"{stream}_line"
+        self._stream = line_of(stream)
+        self._api = Api(self._stream)
         self._clock = clock
-        self._word = f"{stream}_turn.{uuid.uuid4().hex}"
-        self._waiting: dict[int, threading.Event] = {}
+        self._word = f"{word_of(stream)}.{uuid.uuid4().hex}"
+        #: Tickets are what anybody may have published. Only this is a word that this SDK listens at.
+        self._any_word = re.compile(re.escape(word_of(stream)) + r"\.[0-9a-f]{32}")
+        self._waiting: dict[int, Flag] = {}
         self._is_listening = False
 
-    @contextmanager
-    def held(self, name: str, timeout: float) -> Iterator[bool]:
-        """Hold the lock; False if ``timeout`` seconds did not suffice."""
-        subject = f"{self._stream}.{token(name)}"
-        deadline = Deadline(self._clock, timeout)
-        ticket = self._draw(subject, only_first=True)
-        if ticket is not None:
-            has_turn = True
-        elif deadline.passed:
-            has_turn = False
-        else:
-            self._listen()
-            ticket, has_turn = self._queue(subject, deadline)
-        try:
-            yield has_turn
-        finally:
-            if ticket is not None:
-                self._leave(subject, ticket, has_turn)
+    def held(self, name: str, timeout: float) -> AbstractContextManager[bool]:
+        """Hold the lock in a block; False if ``timeout`` seconds did not suffice."""
+        return _Holding(self, _Place(f"{self._stream}.{token(name)}"), timeout)
 
-    def _queue(self, subject: str, deadline: Deadline) -> tuple[int, bool]:
+    def enter(self, place: _Place, timeout: float) -> bool:
+        try:
+            place.has_turn = self._take(place, Deadline(self._clock, timeout))
+        except BaseException:
+            self._abandon(place)
+            raise
+        return place.has_turn
+
+    def _take(self, place: _Place, deadline: Deadline) -> bool:
+        if self._draw(place, only_first=True):
+            return True
+        if deadline.passed:
+            return False
+        self._listen()
+        return self._queue(place, deadline)
+
+    def _queue(self, place: _Place, deadline: Deadline) -> bool:
         """Stand in line until it is this ticket's turn, or the time is over."""
-        ticket, word = self._draw_and_listen(subject)
+        word = self._draw_and_listen(place)
         while True:
-            first = self._first(subject, 1)
-            if first is None or first[0] > ticket:  # dropped: a long line, or a server that was started anew
-                self._waiting.pop(ticket, None)
-                ticket, word = self._draw_and_listen(subject)
-                continue
-            if first[0] == ticket:
-                return ticket, True
+            first = self._first(place.subject, 1)
+            if first is not None and first.number == place.ticket:
+                return True
             if deadline.passed:
-                return ticket, False
-            if self._clock.wait(word, deadline.remaining(_LOOK_SECONDS)):
-                return ticket, True
+                return False
+            if first is None or first.number > place.number:  # dropped: a long line, or a server that was started anew
+                self._waiting.pop(place.number, None)
+                word = self._draw_and_listen(place)
+            elif self._clock.wait(word, deadline.remaining(_LOOK_SECONDS)):
+                return True
 
-    def _draw_and_listen(self, subject: str) -> tuple[int, threading.Event]:
-        ticket = self._draw(subject, only_first=False)
-        if ticket is None:
-            raise self._connection.unavailable("the line gives no ticket")
+    def _draw_and_listen(self, place: _Place) -> Flag:
+        self._draw(place, only_first=False)
         # Word that came before is not missed: the first ticket is looked up next.
-        word = self._waiting[ticket] = threading.Event()
-        return ticket, word
+        word = self._waiting[place.number] = Flag()
+        return word
 
-    def _leave(self, subject: str, ticket: int, had_turn: bool) -> None:
-        word = self._waiting.pop(ticket, None)
+    def leave(self, place: _Place) -> None:
+        """Let the next one have the lock. If that was interrupted, it can be called again."""
+        if place.ticket is None:
+            return
+        word = self._waiting.get(place.ticket)
         try:
-            following = self._delete_and_look(subject, ticket)
-            if not had_turn and not (word is not None and word.is_set()):
-                return
-            following = following or self._first(subject, 1)
-        except StoreUnavailableError:
-            return  # the ticket is dropped in time
-        if following is not None:
-            number, address = following
-            self._connection.send(Outgoing(address, b"", {_TICKET: str(number)}, has_answer=False))
+            following = self._delete_and_look(place)
+            if place.has_turn or (word is not None and word.is_set()):
+                self._send_word(following or self._first(place.subject, 1))
+        except ReaderGroupError:
+            pass  # the ticket is dropped in time
+        self._waiting.pop(place.ticket, None)
+        place.ticket = None
 
-    def _draw(self, subject: str, *, only_first: bool) -> int | None:
-        """The number of a new ticket; None if it would not be the only one, and has to be."""
+    def _send_word(self, following: _Ticket | None) -> None:
+        if following is not None and following.word is not None:
+            word = Outgoing(following.word, b"", {_TICKET: str(following.number)}, has_answer=False)
+            self._connection.send(word)
+
+    def _abandon(self, place: _Place) -> None:
+        """Leave the line without waiting for an answer."""
+        place.is_abandoned = True
+        if place.ticket is not None:
+            self._waiting.pop(place.ticket, None)
+            with suppress(ReaderGroupError):
+                self._connection.send(self._deletion_of(place.ticket)._replace(has_answer=False))
+
+    def _draw(self, place: _Place, *, only_first: bool) -> bool:
+        """Draw a new ticket; False if it would not be the only one, and has to be."""
         headers = {EXPECTED: "0"} if only_first else {}
-        outgoing = Outgoing(subject, self._word.encode(), headers)
-        answer = self._ask([outgoing])[0]
+        outgoing = Outgoing(place.subject, self._word.encode(), headers)
+        place.ticket = None
+        answer = self._ask([outgoing], heard=partial(self._note, place))[0]
         if answer.is_from_nobody:
             self._make_stream()
-            answer = self._ask([outgoing])[0]
+            answer = self._ask([outgoing], heard=partial(self._note, place))[0]
         if answer.is_from_nobody:
             raise self._connection.unavailable("the stream of the line cannot be reached")
-        document = answer.document
-        if "error" not in document:
-            return int(document["seq"])
-        if only_first:
-            return None
-        raise self._connection.unavailable(document["error"].get("description", "the line gives no ticket"))
+        if place.ticket is not None:
+            return True
+        if only_first and b'"error"' in answer.data:
+            return False
+        raise self._connection.unavailable(f"the line gives no ticket: {answer.data[:200]!r}")
 
-    def _first(self, subject: str, sequence: int) -> tuple[int, str] | None:
-        """The first ticket from this number on, and where its owner is told."""
-        return _ticket_in(self._ask([self._next(subject, sequence)])[0])
+    def _note(self, place: _Place, answers: list[list[Answer]]) -> None:
+        """Called in the hidden thread, so that a ticket is known also if the call that drew it was interrupted."""
+        answer = answers[0][0]
+        if answer.is_from_nobody:
+            return
+        with suppress(CorruptStoreError):
+            document = answer.document
+            if "error" not in document and isinstance(document.get("seq"), int):
+                place.ticket = document["seq"]
+                if place.is_abandoned:
+                    self._abandon(place)
 
-    def _delete_and_look(self, subject: str, ticket: int) -> tuple[int, str] | None:
-        body = request(seq=ticket, no_erase=True)
-        delete = Outgoing(f"$JS.API.STREAM.MSG.DELETE.{self._stream}", body)
-        return _ticket_in(self._ask([delete, self._next(subject, ticket + 1)])[1])
+    def _first(self, subject: str, sequence: int) -> _Ticket | None:
+        """The first ticket from this number on."""
+        return self._ticket_in(self._ask([self._next(subject, sequence)])[0])
+
+    def _delete_and_look(self, place: _Place) -> _Ticket | None:
+        following = self._next(place.subject, place.number + 1)
+        return self._ticket_in(self._ask([self._deletion_of(place.number), following])[1])
+
+    def _deletion_of(self, ticket: int) -> Outgoing:
+        return Outgoing(self._api.delete, request(seq=ticket, no_erase=True))
 
     def _next(self, subject: str, sequence: int) -> Outgoing:
-        return Outgoing(f"$JS.API.DIRECT.GET.{self._stream}", request(seq=sequence, next_by_subj=subject))
+        return Outgoing(self._api.direct_get, request(seq=sequence, next_by_subj=subject))
 
-    def _ask(self, messages: list[Outgoing]) -> list[Answer]:
+    def _ask(
+        self, messages: list[Outgoing], *, heard: Callable[[list[list[Answer]]], None] | None = None
+    ) -> list[Answer]:
         try:
-            return [answers[0] for answers in self._connection.exchange(messages)]
+            return [answers[0] for answers in self._connection.exchange(messages, heard=heard)]
         except (NotSentError, AnswerLostError) as error:
-            raise self._connection.unavailable(str(error)) from error
+            raise self._connection.failed(error) from error
 
     def _make_stream(self) -> None:
         configuration = {
@@ -138,7 +211,7 @@ class FairLine:
             "duplicate_window": 1_000_000_000,
             "allow_direct": True,
         }
-        self._ask([Outgoing(f"$JS.API.STREAM.CREATE.{self._stream}", json.dumps(configuration).encode())])
+        self._ask([Outgoing(self._api.create, json.dumps(configuration).encode())])
 
     def _listen(self) -> None:
         if not self._is_listening:
@@ -146,12 +219,16 @@ class FairLine:
             self._connection.listen(self._word, self._hear)
 
     def _hear(self, headers: Headers) -> None:
-        word = self._waiting.get(int(headers[_TICKET]))
+        number = _NUMBER.fullmatch(headers.get(_TICKET, ""))
+        word = self._waiting.get(int(number[0])) if number else None
         if word is not None:
             word.set()
 
-
-def _ticket_in(answer: Answer) -> tuple[int, str] | None:
-    if answer.status is not None:
-        return None
-    return int(answer.headers["Nats-Sequence"]), answer.data.decode()
+    def _ticket_in(self, answer: Answer) -> _Ticket | None:
+        if answer.status is not None:
+            return None
+        number = sequence_in(answer.headers)
+        if number is None:
+            raise self._connection.unavailable("the line's answer cannot be read")
+        word = answer.data.decode("ascii", "replace")
+        return _Ticket(number, word if self._any_word.fullmatch(word) else None)

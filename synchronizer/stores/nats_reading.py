@@ -7,30 +7,32 @@ as it fits what the leader has told, and is asked for again where it falls short
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..clock import Deadline, SystemClock
-from ..errors import StoreUnavailableError, TruncatedError
+from ..errors import CorruptStoreError, StoreUnavailableError, TruncatedError
+from ..flag import Flag
 from .contract import not_found, sealed
-from .nats_connection import Answer, NatsConnection, Outgoing
+from .nats_connection import NatsConnection
+from .nats_frames import Answer, Outgoing, error_in
 from .nats_hints import Hints, Place, Value
+from .nats_rights import Api
 from .nats_wire import (
-    ATTRIBUTE,
     BATCH_ID,
-    DELETED,
-    GROUP,
     ROLLUP,
     Head,
     Stored,
     Subjects,
+    changes_of,
     directly_stored,
     head_of,
     name_in,
+    number_in,
     request,
     stored,
     stored_head,
+    value_of,
 )
 
 #: The server sends a batch without waiting for anybody: no more than this at a time.
@@ -50,8 +52,6 @@ _DEPOSED_SECONDS: Final = 3.0
 #: An append of several messages takes less from the first to the last, unless it is torn.
 _TORN_SECONDS: Final = 1.0
 
-REMOVED: Final = "removed"
-SET: Final = "set"
 _clock: Final = SystemClock()
 _logger = logging.getLogger(__name__)
 
@@ -63,6 +63,13 @@ class Snapshot(NamedTuple):
 
     def value(self, name: str) -> Value:
         return self.values.get(name, Value(None, 0))
+
+
+class Listing(NamedTuple):
+    """Subjects with the number of messages on each, as they were when ``last_sequence`` was the last in the stream."""
+
+    messages: Mapping[str, int]
+    last_sequence: int
 
 
 class _TooManySubjects(Exception):
@@ -81,6 +88,7 @@ class SegmentReader:
     ) -> None:
         self._connection = connection
         self._subjects = subjects
+        self._api = Api(subjects.stream)
         self._hints = hints
         self._timeout_seconds = timeout_seconds
         self._is_replicated = is_replicated
@@ -130,6 +138,10 @@ class SegmentReader:
         subject = self._subjects.data(segment)
         message = stored(self._read(self._connection.ask_all([self._last(subject)])[0][0]))
         if message.sequence == part.sequence:
+            if BATCH_ID not in message.headers:
+                raise CorruptStoreError(
+                    "a message that is part of an append does not say of which; restore a backup", segment=segment
+                )
             _logger.warning("removing the beginning of an append that the server has not finished: segment=%r", segment)
             self.undo(message.headers[BATCH_ID], [subject])
 
@@ -148,7 +160,7 @@ class SegmentReader:
     def delete(self, sequence: int) -> None:
         """Remove one message; that it is gone is no error."""
         body = request(seq=sequence, no_erase=True)
-        self._connection.ask(f"$JS.API.STREAM.MSG.DELETE.{self._subjects.stream}", body)
+        self._connection.ask(self._api.delete, body)
 
     def life(self, segment: str) -> int:
         """The sequence of the message that says that the segment exists and is not sealed."""
@@ -313,12 +325,12 @@ class SegmentReader:
 
     def _at(self, segment: str, sequence: int) -> Stored | None:
         body = request(seq=max(1, sequence), next_by_subj=self._subjects.data(segment))
-        answer = self._connection.ask(self._direct, body)
+        answer = self._connection.ask(self._api.direct_get, body)
         return None if answer.status else directly_stored(answer.headers, answer.data)
 
     def _from_leader(self, segment: str, sequence: int) -> Stored | None:
         body = request(seq=max(1, sequence), next_by_subj=self._subjects.data(segment))
-        answer = self._connection.ask(self._leader, body)
+        answer = self._connection.ask(self._api.get, body)
         if _error_code(answer) == _NOT_FOUND:
             return None
         return stored(self._read(answer))
@@ -328,8 +340,9 @@ class SegmentReader:
     def attributes(self, segment: str, names: Collection[str] | None) -> Snapshot:
         """The attributes, or those of these names, all of one moment that came after the call began."""
         deadline = Deadline(_clock, self._timeout_seconds)
+        past = Deadline(_clock, _DEPOSED_SECONDS if self._is_replicated else 0)
         for pause in _pauses():
-            snapshot = self._try_attributes(segment, names)
+            snapshot = self._try_attributes(segment, names, past)
             if snapshot is not None:
                 return snapshot
             if deadline.passed:
@@ -337,71 +350,108 @@ class SegmentReader:
             _sleep(pause)
         raise StoreUnavailableError("the attributes changed faster than they could be read; try again", segment=segment)
 
-    def _try_attributes(self, segment: str, names: Collection[str] | None) -> Snapshot | None:
+    def _try_attributes(self, segment: str, names: Collection[str] | None, past: Deadline) -> Snapshot | None:
         if names is not None:
-            return self._values(segment, [self._subjects.attribute(segment, name) for name in names])
+            return self._values(segment, [self._subjects.attribute(segment, name) for name in names], past)
         try:
-            return self._values(segment, [self._subjects.attributes(segment)])
+            return self._values(segment, [self._subjects.attributes(segment)], past)
         except _TooManySubjects:
-            return self._values(segment, self.subjects(self._subjects.attributes(segment)))
+            listing = self.subjects(self._subjects.attributes(segment))
+            return self._values(segment, listing.messages, past, listing.last_sequence)
 
-    def _values(self, segment: str, subjects: Collection[str]) -> Snapshot | None:
-        """The last messages on the subjects, if they are of one moment, and that one not before now."""
+    def _values(
+        self, segment: str, subjects: Collection[str], past: Deadline, listed_to: int | None = None
+    ) -> Snapshot | None:
+        """The last messages on the subjects, if they are of one moment, and that one not before now.
+
+        Nor later than the subjects were listed, if they were: it may have added some.
+        """
         changes = self._subjects.changes(segment)
         asked = [
-            Outgoing(self._direct, request(multi_last=[changes, *group]), None, True, True)
+            Outgoing(self._api.direct_get, request(multi_last=[changes, *group]), None, True, True)
             for group in _groups(subjects, self._connection.max_payload // 2)
         ]
         (last, *_), *groups = self._connection.ask_all([self._last(changes), *asked])
-        leaders = self._changes_in(segment, last)
+        leaders = self._changes_in(segment, last, past)
+        if leaders is None:
+            return None  # the leader tells of the past
         moments = set()
         messages: list[Stored] = []
         for answers in groups:
             if answers[-1].status == _TOO_MANY:
                 raise _TooManySubjects
             found = _messages(answers)
-            if not found or len(found) != int(answers[0].headers["Nats-Num-Pending"]) + 1:
+            if not found or len(found) != number_in(answers[0].headers, "Nats-Num-Pending") + 1:
                 return None  # a value was replaced while they were gathered
             seen = next((message for message in found if message.subject == changes), None)
             if seen is None or seen.sequence < leaders.sequence:
                 return None  # the replica is behind
-            if int(answers[-1].headers["Nats-UpTo-Sequence"]) < _end_of_batch(seen):
+            end = seen.sequence + (changes_of(seen) or 1) - 1
+            if number_in(answers[-1].headers, "Nats-UpTo-Sequence") < end:
                 return None  # in the middle of a change of several
+            if listed_to is not None and listed_to < end:
+                return None
             moments.add(seen.sequence)
             messages += (message for message in found if message is not seen)
-        return _snapshot(messages) if len(moments) == 1 else None
+        if len(moments) != 1:
+            return None
+        self._hints.see_changes(segment, *moments)
+        return Snapshot(
+            {
+                name_in(message.subject, message.headers): Value(value_of(message), message.sequence)
+                for message in messages
+            }
+        )
 
-    def subjects(self, subject_filter: str) -> Mapping[str, int]:
-        """The subjects that match, with the number of messages on each."""
+    def _changes_in(self, segment: str, answer: Answer, past: Deadline) -> Stored | None:
+        """The message of the newest change, as the leader tells; None if this process has seen a newer one."""
+        if _error_code(answer) == _NOT_FOUND:
+            if past.passed or not self._hints.changes(segment):
+                raise not_found(segment)
+            self.head(segment)  # raises, if it was deleted
+            return None
+        message = stored(self._read(answer))
+        if changes_of(message) is None:
+            raise not_found(segment)
+        if message.sequence < self._hints.changes(segment):
+            if not past.passed:
+                return None
+            self._hints.forget(segment)  # the store has gone back
+        return message
+
+    def subjects(self, subject_filter: str) -> Listing:
+        """The subjects that match, as the leader tells, and not one of the past that this process knows of."""
+        past = Deadline(_clock, _DEPOSED_SECONDS if self._is_replicated else 0)
+        for pause in _pauses():
+            listing = self._listed(subject_filter)
+            if listing.last_sequence >= self._hints.newest:
+                return listing
+            if past.passed:
+                self._hints.newest = listing.last_sequence  # the store has gone back
+                return listing
+            _sleep(pause)
+        raise AssertionError("the pauses do not end")
+
+    def _listed(self, subject_filter: str) -> Listing:
         found: dict[str, int] = {}
+        last_sequence: int | None = None
         while True:
             body = request(subjects_filter=subject_filter, offset=len(found))
-            info = self._read(self._connection.ask(f"$JS.API.STREAM.INFO.{self._subjects.stream}", body))
-            page = info["state"].get("subjects") or {}
+            info = self._read(self._connection.ask(self._api.info, body))
+            try:
+                page, last = dict(info["state"].get("subjects") or {}), int(info["state"]["last_seq"])
+                total = int(info.get("total", 0))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise CorruptStoreError("the server's answer does not say which subjects there are") from error
             found |= page
-            if not page or len(found) >= info.get("total", 0):
-                return found
-
-    def _changes_in(self, segment: str, answer: Answer) -> Stored:
-        if _error_code(answer) == _NOT_FOUND:
-            raise not_found(segment)
-        message = stored(self._read(answer))
-        if message.headers[GROUP] == DELETED:
-            raise not_found(segment)
-        return message
+            last_sequence = min(last, last_sequence if last_sequence is not None else last)
+            if not page or len(found) >= total:
+                return Listing(found, last_sequence)
 
     # Requests
 
-    @property
-    def _direct(self) -> str:
-        return f"$JS.API.DIRECT.GET.{self._subjects.stream}"
-
-    @property
-    def _leader(self) -> str:
-        return f"$JS.API.STREAM.MSG.GET.{self._subjects.stream}"
-
     def _last(self, subject: str) -> Outgoing:
-        return Outgoing(self._leader, request(last_by_subj=subject))
+        return Outgoing(self._api.get, request(last_by_subj=subject))
 
     def _next(self, segment: str, sequence: int, wanted: int) -> Outgoing:
         body = request(
@@ -410,7 +460,7 @@ class SegmentReader:
             batch=_MAX_MESSAGES,
             max_bytes=min(wanted, _MAX_READ_BYTES),
         )
-        return Outgoing(self._direct, body, None, True, True)
+        return Outgoing(self._api.direct_get, body, None, True, True)
 
     def _read(self, answer: Answer) -> Mapping[str, Any]:
         return read_answer(self._connection, answer)
@@ -424,30 +474,18 @@ def read_answer(connection: NatsConnection, answer: Answer) -> Mapping[str, Any]
     """The answer of the JetStream API, if it is not an error."""
     document = answer.document
     if "error" in document:
-        raise connection.unavailable(document["error"].get("description", "an error"))
+        raise connection.unavailable(error_in(document)[1])
     return document
 
 
 def _error_code(answer: Answer) -> int | None:
     if not answer.data.startswith(b'{"type":"io.nats.jetstream.api.v1.stream_msg_get_response","error"'):
         return None
-    code: int | None = answer.document["error"].get("err_code")
-    return code
+    return error_in(answer.document)[0]
 
 
 def _messages(answers: Sequence[Answer]) -> list[Stored]:
     return [directly_stored(answer.headers, answer.data) for answer in answers if answer.status is None]
-
-
-def _snapshot(messages: Iterable[Stored]) -> Snapshot:
-    return Snapshot(
-        {
-            name_in(message.subject, message.headers): Value(
-                message.data if message.headers[ATTRIBUTE] == SET else None, message.sequence
-            )
-            for message in messages
-        }
-    )
 
 
 def _groups(subjects: Collection[str], max_bytes: int) -> Iterator[list[str]]:
@@ -463,11 +501,6 @@ def _groups(subjects: Collection[str], max_bytes: int) -> Iterator[list[str]]:
     yield group
 
 
-def _end_of_batch(change: Stored) -> int:
-    """The sequence of the last message that was stored together with this one."""
-    return change.sequence + int(change.headers[GROUP]) - 1
-
-
 def _pauses() -> Any:
     pause = 0.0
     while True:
@@ -477,4 +510,4 @@ def _pauses() -> Any:
 
 def _sleep(seconds: float) -> None:
     if seconds:
-        _clock.wait(threading.Event(), seconds)
+        _clock.wait(Flag(), seconds)

@@ -9,10 +9,12 @@ from typing import Final
 
 from ..clock import Clock, Deadline
 from ..errors import ClosedError, StoreUnavailableError
+from ..flag import Flag
 from .contract import not_found
-from .nats_connection import Headers, NatsConnection
+from .nats_connection import NatsConnection
+from .nats_frames import Headers
 from .nats_hints import Hints
-from .nats_wire import HEAD, Head, Subjects, head_of
+from .nats_wire import HEAD, Head, Subjects, head_of, sequence_in
 
 #: What the server sends may be lost on the way. So after these times the leader is asked: soon after the first call
 #: for a segment, because in a cluster it takes a moment until all servers know who listens.
@@ -30,7 +32,7 @@ class _Watched:
         self.checked_at: float | None = None
         self.checks = 0
         self.wanted_at = 0.0
-        self.waiters: set[threading.Event] = set()
+        self.waiters: set[Flag] = set()
 
     def see(self, head: Head | None) -> None:
         if head is None or (self.head is not None and self.head.sequence >= head.sequence):
@@ -62,18 +64,17 @@ class NatsWaiters:
         self._clock = clock
         self._lock = threading.Lock()
         self._watched: dict[str, _Watched] = {}
-        self._waiting: set[threading.Event] = set()
+        self._waiting: set[Flag] = set()
         self._is_closed = False
         connection.when_reconnected(self._check_all_again)
 
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
         deadline = Deadline(self._clock, timeout)
-        woken = threading.Event()
-        watched = self._watch(known, woken)
+        woken = Flag()
         try:
-            return self._await_change(known, watched, woken, deadline)
+            return self._await_change(known, self._watch(known, woken), woken, deadline)
         finally:
-            self._unwatch(watched, woken)
+            self._unwatch(known, woken)
 
     def see(self, segment: str, head: Head) -> None:
         """Tell the waiters of this process of its own append."""
@@ -88,7 +89,7 @@ class NatsWaiters:
                 woken.set()
 
     def _await_change(
-        self, known: Mapping[str, int], watched: Sequence[_Watched], woken: threading.Event, deadline: Deadline
+        self, known: Mapping[str, int], watched: Sequence[_Watched], woken: Flag, deadline: Deadline
     ) -> frozenset[str]:
         if deadline.passed:  # who does not want to wait wants to know it exactly
             self._check(watched)
@@ -129,7 +130,7 @@ class NatsWaiters:
                 watch.head = None  # the store has gone back: what was known of it never was
             watch.see(head)
 
-    def _watch(self, names: Mapping[str, int], woken: threading.Event) -> list[_Watched]:
+    def _watch(self, names: Mapping[str, int], woken: Flag) -> list[_Watched]:
         now = self._clock.monotonic()
         watched = []
         with self._lock:
@@ -146,13 +147,13 @@ class NatsWaiters:
                 watched.append(watch)
         return watched
 
-    def _unwatch(self, watched: Sequence[_Watched], woken: threading.Event) -> None:
+    def _unwatch(self, names: Mapping[str, int], woken: Flag) -> None:
         now = self._clock.monotonic()
         with self._lock:
             self._waiting.discard(woken)
-            for watch in watched:
-                watch.waiters.discard(woken)
-                watch.wanted_at = now
+            for name in names.keys() & self._watched.keys():
+                self._watched[name].waiters.discard(woken)
+                self._watched[name].wanted_at = now
             idle = [watch for watch in self._watched.values() if not watch.waiters]
             for watch in idle:
                 if watch.head is None or now > watch.wanted_at + _IDLE_SECONDS:
@@ -161,9 +162,10 @@ class NatsWaiters:
 
     def _hearing(self, watch: _Watched) -> Callable[[Headers], None]:
         def hear(headers: Headers) -> None:
-            if HEAD not in headers:
+            sequence = sequence_in(headers)
+            if sequence is None or HEAD not in headers:
                 return
-            head = head_of(int(headers["Nats-Sequence"]), headers)
+            head = head_of(sequence, headers)
             if not head.is_part:
                 self._hints.see_head(watch.name, head)
                 watch.see(head)

@@ -12,6 +12,9 @@ Of a stream ``S`` and a segment's name as a token ``T`` (`token`):
   It changes when the segment is sealed or deleted only: a change of attributes alone depends on it, and not on appends.
   The message of a sealed segment is a rollup, that of a deleted one is empty.
 - ``S.w.T`` is stored nowhere: the server sends the headers of ``S.d.T`` there, for those who wait.
+
+Whoever may publish to these subjects may have written anything there. What is read is checked here, and what is no
+message of this SDK raises `CorruptStoreError`.
 """
 
 from __future__ import annotations
@@ -24,6 +27,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
+
+from ..errors import CorruptStoreError
+from .nats_frames import Headers, headers_in
+from .nats_rights import NEWS_KIND, STORED_KINDS
 
 EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
 EXPECTED_OF: Final = "Nats-Expected-Last-Subject-Sequence-Subject"
@@ -41,8 +48,6 @@ _MAX_TOKEN: Final = 300
 _MAX_LEVELS: Final = 16
 _DIGEST: Final = "~"
 _EMPTY_TOKEN: Final = "%"
-
-Headers = Mapping[str, str]
 
 
 class Head(NamedTuple):
@@ -72,6 +77,12 @@ OPEN: Final = "open"
 SEALED: Final = "sealed"
 DELETED: Final = "deleted"
 PART: Final = "part"
+_HEAD: Final = re.compile(rf"([0-9]{{1,19}}) ([0-9]{{1,19}}) ([0-9]{{1,19}}) ({OPEN}|{SEALED}|{DELETED}|{PART})")
+_COUNT: Final = re.compile(r"[0-9]{1,9}")
+_SEQUENCE: Final = re.compile(r"[0-9]{1,19}")
+
+REMOVED: Final = "removed"
+SET: Final = "set"
 
 
 def head_header(offset: int, length: int, start_offset: int, mark: str) -> dict[str, str]:
@@ -79,8 +90,30 @@ def head_header(offset: int, length: int, start_offset: int, mark: str) -> dict[
 
 
 def head_of(sequence: int, headers: Headers) -> Head:
-    offset, length, start_offset, mark = headers[HEAD].split(" ")
-    return Head(sequence, int(offset), int(length), int(start_offset), mark)
+    found = _HEAD.fullmatch(headers.get(HEAD, ""))
+    if found is not None:
+        head = Head(sequence, int(found[1]), int(found[2]), int(found[3]), found[4])
+        if head.offset <= head.length and head.start_offset <= head.length:
+            return head
+    raise _damaged("a message does not say how its segment stands", sequence=sequence, headers=dict(headers))
+
+
+def changes_of(message: Stored) -> int | None:
+    """How many messages were stored together from this one on; None if it says that the segment is deleted."""
+    number = message.headers.get(GROUP, "")
+    if number == DELETED:
+        return None
+    if not _COUNT.fullmatch(number):
+        raise _damaged("a message does not say how many attributes changed", of=message)
+    return int(number)
+
+
+def value_of(message: Stored) -> bytes | None:
+    """The attribute's value; None if it was removed."""
+    kind = message.headers.get(ATTRIBUTE)
+    if kind not in (SET, REMOVED):
+        raise _damaged("a message does not say whether its attribute is set", of=message)
+    return message.data if kind == SET else None
 
 
 class Subjects:
@@ -90,7 +123,7 @@ class Subjects:
         self.stream = stream
 
     def all(self) -> list[str]:
-        return [f"{self.stream}.{kind}.>" for kind in "dang"]
+        return [f"{self.stream}.{kind}.>" for kind in STORED_KINDS]
 
     def data(self, segment: str) -> str:
         return f"{self.stream}.d.{token(segment)}"
@@ -105,10 +138,10 @@ class Subjects:
         return f"{self.stream}.a.{token(segment)}.>"
 
     def news(self, segment: str) -> str:
-        return f"{self.stream}.w.{token(segment)}"
+        return f"{self.stream}.{NEWS_KIND}.{token(segment)}"
 
     def news_of_all(self) -> Mapping[str, object]:
-        return {"src": f"{self.stream}.d.>", "dest": f"{self.stream}.w.>", "headers_only": True}
+        return {"src": f"{self.stream}.d.>", "dest": f"{self.stream}.{NEWS_KIND}.>", "headers_only": True}
 
     def name(self, segment: str) -> str:
         return f"{self.stream}.n.{_levels(segment)}"
@@ -123,6 +156,8 @@ class Subjects:
     def name_at(self, subject: str) -> str | None:
         """The name whose subject this is; None if it is too long for a subject and stands in the message."""
         levels = subject.split(".")[2:]
+        if not levels:
+            raise _damaged("this is no subject of a name", subject=subject)
         if levels[0] == _DIGEST:
             return None
         return "/".join("" if level == _EMPTY_TOKEN else unquote(level) for level in levels)
@@ -138,7 +173,11 @@ def token(name: str) -> str:
 def name_in(subject: str, headers: Headers) -> str:
     """The name of the attribute whose subject this is."""
     last = subject.rpartition(".")[2]
-    return unquote(headers[NAME] if last.startswith(_DIGEST) else last)
+    if last.startswith(_DIGEST):
+        last = headers.get(NAME, "")
+        if _digest(unquote(last)) != subject.rpartition(".")[2]:
+            raise _damaged("a message does not say the name of its attribute", subject=subject)
+    return unquote(last)
 
 
 def name_header(name: str) -> dict[str, str]:
@@ -178,16 +217,22 @@ class Stored(NamedTuple):
 
 def stored(answer: Mapping[str, Any]) -> Stored:
     """The message in an answer of the stream's leader."""
-    message = answer["message"]
-    return Stored(
-        message["subject"],
-        message["seq"],
-        _parsed_headers(base64.b64decode(message.get("hdrs", ""))),
-        base64.b64decode(message.get("data", "")),
-    )
+    try:
+        message = answer["message"]
+        found = Stored(
+            message["subject"],
+            message["seq"],
+            headers_in(base64.b64decode(message.get("hdrs", ""))),
+            base64.b64decode(message.get("data", "")),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged("the server's answer is no message", answer=str(answer)[:200]) from error
+    if not isinstance(found.subject, str) or not isinstance(found.sequence, int):
+        raise _damaged("the server's answer is no message", answer=str(answer)[:200])
+    return found
 
 
-_SEQUENCE_AND_HEADERS: Final = re.compile(rb'"seq":(\d+),"hdrs":"([^"]*)"')
+_SEQUENCE_AND_HEADERS: Final = re.compile(rb'"seq":(\d{1,19}),"hdrs":"([^"]*)"')
 
 
 def stored_head(answer: bytes) -> Head | None:
@@ -195,17 +240,39 @@ def stored_head(answer: bytes) -> Head | None:
     found = _SEQUENCE_AND_HEADERS.search(answer[:65536])
     if found is None:
         return None
-    return head_of(int(found[1]), _parsed_headers(base64.b64decode(found[2])))
+    try:
+        headers = base64.b64decode(found[2])
+    except ValueError as error:
+        raise _damaged("the server's answer is no message", answer=answer[:200]) from error
+    return head_of(int(found[1]), headers_in(headers))
 
 
 def directly_stored(headers: Headers, data: bytes) -> Stored:
     """The message in an answer of any replica, which has added headers of its own."""
-    return Stored(headers["Nats-Subject"], int(headers["Nats-Sequence"]), headers, data)
+    sequence = sequence_in(headers)
+    if sequence is None or "Nats-Subject" not in headers:
+        raise _damaged("the server's answer is no message", headers=dict(headers))
+    return Stored(headers["Nats-Subject"], sequence, headers, data)
 
 
-def _parsed_headers(block: bytes) -> dict[str, str]:
-    lines = block.decode("utf-8", "replace").split("\r\n")[1:]
-    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines) if name}
+def sequence_in(headers: Headers) -> int | None:
+    """What the server says that the message's sequence is."""
+    found = _SEQUENCE.fullmatch(headers.get("Nats-Sequence", ""))
+    return None if found is None else int(found[0])
+
+
+def number_in(headers: Headers, name: str) -> int:
+    """A number that the server says of its answer."""
+    found = _SEQUENCE.fullmatch(headers.get(name, ""))
+    if found is None:
+        raise _damaged(f"the server's answer does not say its {name}", headers=dict(headers))
+    return int(found[0])
+
+
+def _damaged(what: str, *, of: Stored | None = None, **facts: object) -> CorruptStoreError:
+    if of is not None:
+        facts = {"subject": of.subject, "sequence": of.sequence, "headers": dict(of.headers)}
+    return CorruptStoreError(f"{what}: it is damaged, or another program wrote it; restore a backup", **facts)
 
 
 def request(**fields: object) -> bytes:

@@ -14,6 +14,9 @@ import select
 import sys
 from typing import Final, Protocol
 
+from .forking import close_own
+from .side_file import open_side_file
+
 _IN_ACCESS: Final = 0x1
 _IN_NONBLOCK: Final = os.O_NONBLOCK
 _IN_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
@@ -39,21 +42,24 @@ class Watch(Protocol):
 class NotifyFile:
     """The file at ``path``; what it holds means nothing, that it is touched is the message."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, database: str | None = None) -> None:
         self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        if not os.fstat(self._file).st_size:
-            os.write(self._file, b"\n")
+        self._file = open_side_file(path, database)
+        self.announce()
 
     def announce(self) -> None:
-        os.pread(self._file, 1, 0)
+        file = self._file.fileno()
+        if not os.pread(file, 1, 0):  # a file without content cannot be touched
+            with contextlib.suppress(OSError):  # the disk is full: nobody is woken, and all look again by themselves
+                os.pwrite(file, b"\n", 0)
+                os.pread(file, 1, 0)
 
     def watch(self) -> FileWatch:
         """From now on no announcement is missed, whoever makes it."""
         return FileWatch(self._path)
 
     def close(self) -> None:
-        os.close(self._file)
+        close_own(self._file)
 
 
 class FileWatch:
@@ -65,9 +71,14 @@ class FileWatch:
         if self._inotify < 0:
             raise OSError(ctypes.get_errno(), "inotify_init1")
         if libc.inotify_add_watch(self._inotify, os.fsencode(path), _IN_ACCESS) < 0:
+            error = ctypes.get_errno()
             os.close(self._inotify)
-            raise OSError(ctypes.get_errno(), "inotify_add_watch", path)
-        self._wake_reader, self._wake_writer = os.pipe()
+            raise OSError(error, "inotify_add_watch", path)
+        try:
+            self._wake_reader, self._wake_writer = os.pipe()
+        except BaseException:
+            os.close(self._inotify)
+            raise
         self._poll = select.poll()
         self._poll.register(self._inotify, select.POLLIN)
         self._poll.register(self._wake_reader, select.POLLIN)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
+from ..boundary import unexpected
 from ..clock import Clock
-from ..errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from ..errors import InvalidArgumentError, ReaderGroupError, UnsupportedError
 from ..store import SegmentStore
 
 _EXAMPLES: Final = (
@@ -37,7 +37,12 @@ def open_store(url: str, *, clock: Clock | None = None, must_exist: bool = False
         # Not shown: it may hold a password all the same, as 'host=db password=...' does.
         raise InvalidArgumentError(f"not an address of a store; write {_EXAMPLES}")
     opener = _BUILT_IN.get(scheme) or _added_by_another_distribution(scheme)
-    return opener(url, clock=clock, must_exist=must_exist)
+    try:
+        return opener(url, clock=clock, must_exist=must_exist)
+    except ReaderGroupError:
+        raise
+    except Exception as error:
+        raise unexpected(error, f"{scheme}://") from error
 
 
 def _open_memory(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentStore:
@@ -64,10 +69,7 @@ def _open_sqlite(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentS
         )
     if rest in ("/", "/:memory:"):
         raise InvalidArgumentError("SQLite needs a file here; for a store in memory write 'memory://'", url=url)
-    path = rest[1:]
-    if must_exist and not os.path.exists(path):
-        raise NotFoundError("there is no SQLite file at this path; correct it", path=os.path.abspath(path))
-    return SqliteStore(path, clock=clock)
+    return SqliteStore(rest[1:], clock=clock, must_exist=must_exist)
 
 
 def _open_postgres(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentStore:

@@ -25,6 +25,7 @@ from ..errors import (
     InvalidArgumentError,
     NotFoundError,
     OutcomeUnknownError,
+    ReaderGroupError,
     StoreFullError,
     StoreUnavailableError,
     UnsupportedError,
@@ -44,7 +45,7 @@ from ..store import (
 )
 from . import contract, postgres_schema
 from .notify import Watch
-from .postgres_connections import Connection, Connections, is_settled, parse_address, translated, unknown
+from .postgres_connections import Connection, Connections, failure, parse_address, translated
 from .postgres_listener import Listener, PollingWatch, acquire_listener, release_listener
 from .postgres_schema import Names
 from .waiting import Waiters
@@ -145,6 +146,15 @@ _INSPECT: Final = """
             WHERE n.nspname = {channel} AND c.relname = 'store')
 """
 _TO_FREE: Final = "SELECT id FROM {schema}.segment WHERE deleted AND NOT freed LIMIT 100"
+# Whether a deleted segment is gone, or more chunks are left than one statement deletes. Nobody appends to it any more.
+_FORGET: Final = """
+    WITH s AS (SELECT id FROM {schema}.segment WHERE name = %(segment)s AND deleted),
+        c AS (DELETE FROM {schema}.chunk WHERE ctid = ANY (ARRAY(
+            SELECT c.ctid FROM {schema}.chunk c JOIN s ON s.id = c.segment LIMIT %(limit)s::integer)) RETURNING 1),
+        g AS (DELETE FROM {schema}.segment WHERE id = (SELECT id FROM s)
+            AND (SELECT count(*) FROM c) < %(limit)s::integer RETURNING 1)
+    SELECT EXISTS (SELECT FROM g) OR NOT EXISTS (SELECT FROM s)
+"""
 
 
 class PostgresStore(SegmentStore):
@@ -201,6 +211,12 @@ class PostgresStore(SegmentStore):
             raise contract.not_found(segment)
         for (segment_id,) in self._call(_TO_FREE, ()):
             self._free(segment_id)
+
+    def forget(self, segment: str) -> None:
+        contract.check_name(segment)
+        ((is_known,),) = self._call("SELECT {schema}.delete_segment(%s::text)", (segment,))
+        while is_known and not self._call(_FORGET, {"segment": segment, "limit": _FREE_CHUNKS})[0][0]:
+            pass
 
     def info(self, segment: str) -> SegmentInfo:
         contract.check_name(segment)
@@ -274,13 +290,15 @@ class PostgresStore(SegmentStore):
         try:
             with _longer(connection, _COPY_SECONDS):
                 return self._copy(connection, copies)
-        except psycopg.Error as error:
+        except ReaderGroupError:
+            raise
+        except Exception as error:
             raise translated(error, self.url) from error
         finally:
             self._connections.give_back(connection)
 
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
-        contract.check_name(segment)
+        contract.check_read_call(segment, offset, max_bytes)
         end = min(offset + max(max_bytes, 1), _MAX_OFFSET)
         rows = self._call(_READ, {"name": segment, "offset": min(offset, _MAX_OFFSET), "end": end})
         if not rows:
@@ -303,7 +321,7 @@ class PostgresStore(SegmentStore):
         return {name: value for name, value in rows if name is not None}
 
     def truncate(self, segment: str, offset: int) -> None:
-        contract.check_name(segment)
+        contract.check_truncate(segment, offset)
         bounded = max(-1, min(offset, _MAX_OFFSET))
         ((segment_id, length),) = self._call(
             "SELECT * FROM {schema}.truncate_segment(%s::text, %s::bigint)", (segment, bounded)
@@ -321,13 +339,12 @@ class PostgresStore(SegmentStore):
         return SegmentInfo(segment, start_offset, length, sealed=True)
 
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
-        for name in known:
-            contract.check_name(name)
+        contract.check_wait(known, timeout)
         self._check_open()
         return self._waiters.wait(known, timeout)
 
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
-        contract.check_name(segment)
+        contract.check_fair_lock(segment, timeout)
         self._check_open()
         if not self.guarantees.fair_lock:
             return super().fair_lock(segment, timeout)
@@ -366,10 +383,10 @@ class PostgresStore(SegmentStore):
                 return ask(connection, self._filled(statement), parameters)
             with _longer(connection, seconds):
                 return ask(connection, self._filled(statement), parameters)
-        except psycopg.Error as error:
-            if is_append and not is_settled(connection, error):
-                raise unknown(error, self.url) from error
-            raise translated(error, self.url) from error
+        except ReaderGroupError:
+            raise
+        except Exception as error:
+            raise failure(error, connection, self.url, is_append=is_append) from error
         finally:
             self._connections.give_back(connection)
 
@@ -467,7 +484,8 @@ class PostgresStore(SegmentStore):
     def _open_watch(self) -> Watch:
         if not self.guarantees.push:
             return PollingWatch()
-        self._listener = acquire_listener(self._address)
+        if self._listener is None:
+            self._listener = acquire_listener(self._address)
         return self._listener.subscribe()
 
     def _expect(self, names: Collection[str]) -> None:
@@ -485,7 +503,7 @@ class PostgresStore(SegmentStore):
                     # A statement of its own: what was appended meanwhile is committed and seen by the next holder.
                     try:
                         connection.execute(self._filled("SELECT pg_advisory_unlock({fair_key})"), (segment,))
-                    except psycopg.Error:
+                    except Exception:
                         connection.close()  # the lock ends with its session
 
     def _lock(self, connection: Connection, segment: str, timeout: float) -> bool:
@@ -502,7 +520,7 @@ class PostgresStore(SegmentStore):
             connection.close()  # it may have got the lock a moment before
             if isinstance(error, psycopg.errors.QueryCanceled):
                 return False
-            if isinstance(error, psycopg.Error):
+            if isinstance(error, Exception):
                 raise translated(error, self.url) from error
             raise
         return True
@@ -545,7 +563,9 @@ class PostgresStore(SegmentStore):
             if not is_store or self._format(connection) < postgres_schema.FORMAT:
                 self._create_or_migrate(connection)
             self._format(connection)
-        except psycopg.Error as error:
+        except ReaderGroupError:
+            raise
+        except Exception as error:
             raise translated(error, self.url) from error
         finally:
             self._connections.give_back(connection)

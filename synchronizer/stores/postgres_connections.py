@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import queue
 import re
 import select
@@ -9,7 +11,7 @@ import struct
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
 import psycopg
@@ -20,6 +22,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import error_from_result
 from psycopg.pq.abc import PGresult
 
+from ..background import survive
+from ..boundary import unexpected
 from ..clock import Deadline, SystemClock
 from ..errors import (
     CorruptStoreError,
@@ -29,6 +33,7 @@ from ..errors import (
     StoreFullError,
     StoreUnavailableError,
 )
+from .forking import own
 
 T = TypeVar("T")
 #: What `Connection.plain_rows` sends.
@@ -133,23 +138,46 @@ def _checked(own: Mapping[str, str]) -> dict[str, Any]:
     return checked
 
 
+def _has_parts_of_plain_rows() -> bool:
+    """Whether this release of psycopg has what `Connection.plain_rows` uses of its inner parts."""
+    try:
+        return (
+            list(inspect.signature(generators.execute).parameters) == ["pgconn"]
+            and list(inspect.signature(psycopg.Connection._deallocate).parameters) == ["self", "name"]
+            and list(inspect.signature(psycopg.Connection.wait).parameters)[:2] == ["self", "gen"]
+            and all(callable(getattr(pq.PGconn, f"send_{name}")) for name in ("prepare", "query_params"))
+            and callable(pq.PGconn.send_query_prepared)
+            and all(callable(getattr(Transformer, name)) for name in ("set_pgresult", "load_rows"))
+        )
+    except (AttributeError, TypeError, ValueError):
+        return False
+
+
 class Connection(psycopg.Connection[tuple[Any, ...]]):
     """A connection on which no call lasts for ever, also when the server stops without closing it."""
 
+    #: Where not, `plain_rows` goes the documented way, which takes longer.
+    has_plain_rows: ClassVar[bool] = _has_parts_of_plain_rows()
     call_timeout: float = 0.0
     idle_since: float = 0.0
+    #: Whether the statement of the present call went to the server, or may have.
+    has_sent: bool = False
     _poll: select.poll | None = None
     _cursor: psycopg.Cursor[tuple[Any, ...]] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._plain_names: dict[str, bytes] = {}  # by the statements that were prepared
-        self._plain_reader = Transformer(self)
+        # No name is used twice: an interrupt may have left one that the server knows and this object does not.
+        self._numbers = itertools.count()
+        if self.has_plain_rows:
+            self._plain_reader = Transformer(self)
 
     def rows(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Sequence[tuple[Any, ...]]:
         """What a statement returns, in the binary format. One cursor serves all: to make one takes its time."""
         if self._cursor is None:
             self._cursor = self.cursor(binary=True)
+        self.has_sent = True
         rows = self._cursor.execute(statement, parameters).fetchall()
         if len(rows) > 1:
             self._cursor = None  # it would keep the rows until the next call
@@ -160,20 +188,29 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
         It takes a fraction of the driver's time, which goes into choosing types and statements by the values.
         """
+        if not self.has_plain_rows:
+            return self._documented_rows(statement, list(values))
         sent = [_binary(value) for value in values]
         formats = [pq.Format.BINARY] * len(sent)
         if self.prepare_threshold is None:
+            self.has_sent = True
             self.pgconn.send_query_params(statement.encode(), sent, None, formats, pq.Format.BINARY)
         else:
-            self.pgconn.send_query_prepared(self._plain_name(statement), sent, formats, pq.Format.BINARY)
+            name = self._plain_name(statement)
+            self.has_sent = True
+            self.pgconn.send_query_prepared(name, sent, formats, pq.Format.BINARY)
         result = self._plain_result(pq.ExecStatus.TUPLES_OK)
         self._plain_reader.set_pgresult(result)
         return self._plain_reader.load_rows(0, result.ntuples, tuple)
 
+    def _documented_rows(self, statement: str, values: Sequence[Plain]) -> Sequence[tuple[Any, ...]]:
+        self.has_sent = True
+        return psycopg.RawCursor(self).execute(statement.encode(), values, binary=True).fetchall()
+
     def _plain_name(self, statement: str) -> bytes:
         name = self._plain_names.get(statement)
         if name is None:
-            name = b"readergroup_%d" % len(self._plain_names)
+            name = b"readergroup_%d" % next(self._numbers)
             self.pgconn.send_prepare(name, statement.encode())
             self._plain_result(pq.ExecStatus.COMMAND_OK)
             self._plain_names[statement] = name
@@ -185,11 +222,13 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         return super()._deallocate(name)
 
     def _plain_result(self, expected: pq.ExecStatus) -> PGresult:
-        result: PGresult
-        (result,) = self.wait(generators.execute(self.pgconn))
-        if result.status != expected:
-            raise error_from_result(result)
-        return result
+        results: Sequence[PGresult] = self.wait(generators.execute(self.pgconn))
+        for result in results:  # the second, where the statement was complete and its commit failed
+            if result.status != expected:
+                raise error_from_result(result)
+        if len(results) != 1:
+            raise psycopg.InternalError(f"the server gave {len(results)} answers to one statement")
+        return results[0]
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         if not self.call_timeout:
@@ -204,10 +243,13 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     @property
     def is_stale(self) -> bool:
         """Whether the server has said something since the last call, which is most likely its farewell."""
-        if self._poll is None:
-            self._poll = select.poll()
-            self._poll.register(self.pgconn.socket, select.POLLIN)
-        return bool(self._poll.poll(0))
+        try:
+            if self._poll is None:
+                self._poll = select.poll()
+                self._poll.register(self.pgconn.socket, select.POLLIN)
+            return bool(self._poll.poll(0))
+        except (psycopg.Error, OSError):  # it has no socket any more
+            return True
 
 
 def _binary(value: Plain) -> bytes | None:
@@ -265,13 +307,19 @@ class Connections:
             raise
 
     def give_back(self, connection: Connection) -> None:
-        if self._closed or not connection.is_idle:
-            connection.close()
-        else:
-            connection.idle_since = _CLOCK.monotonic()
-            self._idle.append(connection)
-            self._close_unused(connection.idle_since)
-        self._free_places.put(None)
+        """Never raises: the answer of the call is there, whatever becomes of the connection."""
+        try:
+            if self._closed or not connection.is_idle:
+                connection.close()
+            else:
+                connection.has_sent = False
+                connection.idle_since = _CLOCK.monotonic()
+                self._idle.append(connection)
+                self._close_unused(connection.idle_since)
+        except Exception as error:
+            survive(error, f"the connections to {self.address.url}")
+        finally:
+            self._free_places.put(None)
 
     def connect(self) -> Connection:
         """A new connection, told what it has to know."""
@@ -284,14 +332,19 @@ class Connections:
                 url=self.address.url,
                 postgres=_text(error),
             ) from None
+        except Exception as error:
+            raise unexpected(error, self.address.url) from error
+        own(connection)
         try:
             connection.call_timeout = self.address.statement_timeout + _GRACE_SECONDS
             if self.address.has_sessions:
                 connection.execute("; ".join(self._settings()))
                 connection.prepare_threshold = 0
-        except psycopg.Error as error:
+        except BaseException as error:
             connection.close()
-            raise translated(error, self.address.url) from error
+            if isinstance(error, Exception):
+                raise translated(error, self.address.url) from error
+            raise
         return connection
 
     def close(self) -> None:
@@ -329,14 +382,27 @@ class Connections:
                 self._idle.popleft().close()
 
 
-def is_settled(connection: Connection, error: psycopg.Error) -> bool:
-    """Whether a statement that failed like this is certain to have had no effect."""
-    if error.sqlstate is None or error.sqlstate[:2] in ("08", "57") and connection.closed:
+def failure(error: Exception, connection: Connection, url: str, *, is_append: bool) -> ReaderGroupError:
+    """What a call raises in place of ``error``: the one place where it is decided whether an append is settled."""
+    if is_append and not is_settled(connection, error):
+        return unknown(error, url)
+    return translated(error, url)
+
+
+def is_settled(connection: Connection, error: Exception) -> bool:
+    """Whether a statement that failed like this is certain to have had no effect.
+
+    The server may end the session when the statement is complete, before, during or after its commit.
+    """
+    if not connection.has_sent:
+        return True
+    if connection.closed or not isinstance(error, psycopg.Error) or error.sqlstate is None:
         return False
-    return not connection.closed and error.sqlstate != "40003"
+    is_end_of_session = error.diag.severity_nonlocalized in ("FATAL", "PANIC") or error.sqlstate.startswith("08")
+    return not is_end_of_session and error.sqlstate != "40003"
 
 
-def unknown(error: psycopg.Error, url: str) -> OutcomeUnknownError:
+def unknown(error: Exception, url: str) -> OutcomeUnknownError:
     unknown = OutcomeUnknownError(
         "the connection was lost before the answer came: the write is stored or is not; repeat the call to find out",
         url=url,
@@ -346,8 +412,12 @@ def unknown(error: psycopg.Error, url: str) -> OutcomeUnknownError:
     return unknown
 
 
-def translated(error: psycopg.Error, url: str) -> ReaderGroupError:
+def translated(error: Exception, url: str) -> ReaderGroupError:
     """What an error of the driver means for the caller. The one place where such errors are told apart."""
+    if isinstance(error, ReaderGroupError):
+        return error
+    if not isinstance(error, psycopg.Error):
+        return unexpected(error, url)
     facts = {"url": url, "postgres": _text(error)}
     code = error.sqlstate or ""
     kind: type[ReaderGroupError] = StoreUnavailableError

@@ -21,8 +21,10 @@ from typing import Final
 
 import psycopg
 
+from ..background import BackgroundThread, survive
 from ..clock import Deadline, SystemClock, growing_pause
-from ..errors import StoreUnavailableError
+from ..errors import ReaderGroupError
+from ..flag import Bell, Flag
 from .postgres_connections import Address, Connection, Connections
 from .postgres_schema import Names
 
@@ -43,39 +45,42 @@ class Subscription:
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._has_news = Flag()
         self._announced: set[str] = set()
         self._is_anything = False
         self._is_woken = False
 
     def wait(self) -> frozenset[str] | None:
-        with self._condition:
-            self._condition.wait_for(lambda: self._announced or self._is_anything or self._is_woken)
+        self._has_news.wait()
+        with self._lock:
             announced = None if self._is_anything else frozenset(self._announced)
             self._announced.clear()
             self._is_anything = False
+            if not self._is_woken:
+                self._has_news.clear()
         return announced
 
     def wake(self) -> None:
-        with self._condition:
+        with self._lock:
             self._is_woken = True
-            self._condition.notify()
+            self._has_news.set()
 
     def close(self) -> None:
         self._listener.unsubscribe(self)
 
     def deliver(self, names: Collection[str] | None) -> None:
-        with self._condition:
+        with self._lock:
             self._is_anything |= names is None
             self._announced.update(names or ())
-            self._condition.notify()
+            self._has_news.set()
 
 
 class PollingWatch:
     """Where a connection is no session, nobody can listen: look fifty times a second."""
 
     def __init__(self) -> None:
-        self._woken = threading.Event()
+        self._woken = Flag()
 
     def wait(self) -> None:
         _CLOCK.wait(self._woken, _POLL_SECONDS)
@@ -93,43 +98,55 @@ class Listener:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._names = Names(address.schema)
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = Bell()  # of `_registered` and `_is_failing`
         self._subscriptions: set[Subscription] = set()
         self._expected_until: dict[str, float] = {}
         self._registered: set[str] = set()
         self._is_failing = False
-        self._is_closed = threading.Event()
+        self._is_closed = Flag()
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_writer, False)
-        self._thread = threading.Thread(target=self._run, name="postgres-listener", daemon=True)
-        self._thread.start()
+        self._thread = BackgroundThread(self._run, name="postgres-listener", stopping=self._is_closed)
+        try:
+            self._thread.start()
+        except BaseException:
+            self._close_pipe()
+            raise
 
     def subscribe(self) -> Subscription:
         subscription = Subscription(self)
-        with self._condition:
+        with self._lock:
             self._subscriptions.add(subscription)
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        with self._condition:
+        with self._lock:
             self._subscriptions.discard(subscription)
 
     def expect(self, names: Collection[str]) -> None:
         """Return when appends to these segments are announced. If that cannot be now, the caller has to poll."""
         deadline = Deadline(_CLOCK, _PATIENCE_SECONDS)
         until = _CLOCK.monotonic() + _LINGER_SECONDS
-        with self._condition:
+        with self._lock:
             self._expected_until.update(dict.fromkeys(names, until))
             if self._registered.issuperset(names):
                 return
-            self._wake()
-            while not self._is_failing and not self._registered.issuperset(names) and not deadline.passed:
-                self._condition.wait(deadline.remaining())
+        self._wake()
+        while True:
+            with self._lock:
+                if self._is_failing or self._registered.issuperset(names) or deadline.passed:
+                    return
+                changed = self._changed.next_ring()
+            changed.wait(deadline.remaining())
 
     def close(self) -> None:
         self._is_closed.set()
         self._wake()
         self._thread.join()
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
         os.close(self._wake_reader)
         os.close(self._wake_writer)
 
@@ -151,7 +168,9 @@ class Listener:
                     self._listen(connection)
                 finally:
                     connection.close()
-            except (psycopg.Error, StoreUnavailableError, OSError) as error:
+            except Exception as error:
+                if not isinstance(error, psycopg.Error | ReaderGroupError | OSError):
+                    survive(error, "postgres-listener")
                 failures += 1
                 self._start_over(is_failing=True)
                 if failures == 1:  # once for each outage
@@ -164,13 +183,13 @@ class Listener:
                 _CLOCK.wait(self._is_closed, growing_pause(failures, first=0.05, most=2.0))
 
     def _start_over(self, *, is_failing: bool) -> None:
-        with self._condition:
+        with self._lock:
             self._is_failing = is_failing
             self._registered.clear()
-            self._condition.notify_all()
+            self._changed.ring()
 
     def _publish(self, names: Collection[str] | None) -> None:
-        with self._condition:
+        with self._lock:
             subscriptions = list(self._subscriptions)
         for subscription in subscriptions:
             subscription.deliver(names)
@@ -206,7 +225,7 @@ class Listener:
     def _update_interest(self, connection: Connection, is_listening: bool) -> bool:
         """Make the locks and the LISTEN match what is expected; return whether anything is."""
         now = _CLOCK.monotonic()
-        with self._condition:
+        with self._lock:
             expired = [name for name, until in self._expected_until.items() if until < now]
             for name in expired:
                 del self._expected_until[name]
@@ -218,9 +237,9 @@ class Listener:
             connection.execute(f'LISTEN "{self._names.channel}"')
         if added:
             self._register(connection, added)
-            with self._condition:
+            with self._lock:
                 self._registered.update(added)
-                self._condition.notify_all()
+                self._changed.ring()
         if gone:
             connection.execute(self._names.fill(_FORGET), (gone,))
         if is_listening and not is_anything_expected:

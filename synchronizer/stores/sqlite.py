@@ -2,40 +2,39 @@
 
 Beside the file ``shop.db`` and SQLite's own ``-wal`` and ``-shm`` lie ``shop.db.lock`` and ``shop.db.lock.next`` (the
 gate that all writers and checkpoints pass, because SQLite's own waiting starves processes, and because SQLite before
-3.51.3 can damage a file when a checkpoint meets a writer), ``shop.db.fair`` (the fair locks) and ``shop.db.notify``
-(touched after each commit that somebody may wait for). They hold nothing that needs a backup.
+3.51.3 can damage a file when a checkpoint meets a writer), ``shop.db.fair`` (the fair locks), ``shop.db.notify``
+(touched after each commit that somebody may wait for) and ``shop.db.reserve`` (room on the disk that is let go when
+the disk is full, `sqlite_wal`). They hold nothing that needs a backup.
 
 Not for network file systems: neither the locks nor the wake-ups work there.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
-import fcntl
 import logging
 import os
 import sqlite3
-import sys
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Final, NamedTuple, TypeVar
-from urllib.parse import quote
 
+from ..boundary import unexpected
 from ..clock import Clock, SystemClock
 from ..errors import (
     CorruptStoreError,
-    InvalidArgumentError,
-    NotFoundError,
     OutcomeUnknownError,
     ReaderGroupError,
     StoreFullError,
     StoreUnavailableError,
     UnsupportedError,
 )
+from ..flag import Flag
 from ..store import (
     Append,
     Appended,
@@ -48,36 +47,43 @@ from ..store import (
     SegmentStore,
     UnknownOutcome,
 )
-from . import sqlite_extents, sqlite_steps
+from . import sqlite_extents, sqlite_file, sqlite_rows, sqlite_schema, sqlite_steps
 from .contract import (
     check_append,
     check_appends,
     check_attributes,
     check_concat,
     check_copies,
+    check_fair_lock,
     check_name,
     check_open,
     check_prefix,
+    check_read_call,
+    check_truncate,
+    check_wait,
 )
 from .file_lock import FairLock, Gate
+from .forking import forks_wait, never_free
 from .group_commit import Batch, GroupCommit, Step
 from .notify import NotifyFile, Watch, can_watch
-from .sqlite_extents import Garbage
+from .sqlite_file import Header
+from .sqlite_identity import OpenFile
+from .sqlite_rows import DamagedError
+from .sqlite_steps import Garbage
+from .sqlite_wal import WriteAheadLog, is_failed_flush, is_full
 from .waiting import Waiters
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
-FORMAT: Final = 2
-APPLICATION_ID: Final = int.from_bytes(b"RGss", "big")
+FORMAT: Final = 3
+
+_PREPARED: Final = Header(FORMAT, has_write_ahead_log=True)
 
 #: Of new files. Beside smaller pages, large appends and reads take half the time; small appends take as long.
 _PAGE_BYTES: Final = 16 * 1024
-_CHECKPOINT_BYTES: Final = 16 * 1024 * 1024
-#: Readers that overlap all the time keep the write-ahead log growing; beyond this size they are waited for.
-_MAX_WAL_BYTES: Final = 64 * 1024 * 1024
-#: What a commit adds to the write-ahead log beside its data.
-_COMMIT_OVERHEAD_PAGES: Final = 3
+#: An append of so many bytes at an expected offset, as an entry of a state is, may take from the reserve.
+_MAX_ESSENTIAL_BYTES: Final = 64 * 1024
 _IDLE_READERS: Final = 8
 _POLL_SECONDS: Final = 0.01
 
@@ -85,11 +91,14 @@ _POLL_SECONDS: Final = 0.01
 class SqliteStore(SegmentStore):
     """Segments in the SQLite file at ``path``, which is created if it does not exist; its directory is not.
 
+    With ``must_exist`` nothing is created: a file that is not there, or is empty, raises `NotFoundError`.
     A write that finds the file locked for longer than ``write_timeout`` seconds raises `StoreUnavailableError` and
     has written nothing. Threads that write at the same moment share one commit.
     """
 
-    def __init__(self, path: str, *, clock: Clock | None = None, write_timeout: float = 5.0) -> None:
+    def __init__(
+        self, path: str, *, clock: Clock | None = None, write_timeout: float = 5.0, must_exist: bool = False
+    ) -> None:
         self.url = f"sqlite:///{os.path.abspath(path)}"
         self.guarantees = Guarantees(
             durable=True,
@@ -107,38 +116,50 @@ class SqliteStore(SegmentStore):
         self._clock = clock or SystemClock()
         self._write_timeout = write_timeout
         self._process_id = os.getpid()
-        self._closed = False
-        is_prepared = _check_file(self._path)
-        with contextlib.ExitStack() as opened, _translated_errors(self._path):
-            self._gate = Gate(f"{self._path}.lock")
-            opened.callback(self._gate.close)
-            self._notify = NotifyFile(f"{self._path}.notify")
-            opened.callback(self._notify.close)
-            if not is_prepared:
-                self._prepare()
-            self._writer = self._connect()
-            (self._page_bytes,) = self._writer.execute("PRAGMA page_size").fetchone()
-            opened.pop_all()  # nothing failed: all stays open
+        self._closed = self._has_ended = False
         self._unread_writer: sqlite3.Connection | None = None
-        self._fair_lock = FairLock(f"{self._path}.fair")
-        self._commits: GroupCommit[sqlite3.Connection] = GroupCommit(self._execute)
-        self._bytes_since_checkpoint = _size_of(f"{self._path}-wal")
         self._idle_readers: deque[sqlite3.Connection] = deque()
+        self._log = WriteAheadLog(self._path, write_timeout=write_timeout)
+        with contextlib.ExitStack() as opened, _translated_errors(self._path):
+            opened.callback(self._log.close)
+            # Before anything else is made beside a file that may not be ours.
+            self._writer, self._file, header = self._log.opened(partial(self._open_file, must_exist=must_exist))
+            opened.callback(self._close_connections)
+            self._gate = Gate(f"{self._path}.lock", self._path)
+            opened.callback(self._gate.close)
+            self._notify = NotifyFile(f"{self._path}.notify", self._path)
+            opened.callback(self._notify.close)
+            with forks_wait:
+                _configure(self._writer)
+            if header != _PREPARED:
+                self._prepare(self._writer)
+            self._log.begin(self._file)
+            self._check_after_failed_flush()
+            with forks_wait:
+                sqlite_schema.check(self._writer)
+                self._log.look_at(self._writer)
+            self._file.add(*(f"{self._path}{suffix}" for suffix in ("-wal", "-shm", ".lock")))
+            opened.pop_all()  # nothing failed: all stays open
+        self._fair_lock = FairLock(f"{self._path}.fair", self._path)
+        self._commits: GroupCommit[sqlite3.Connection] = GroupCommit(self._execute)
         self._waiters = Waiters(self._open_watch, self._changed, self._clock)
         _open_stores.add(self)
 
     def create(self, segment: str) -> bool:
         check_name(segment)
-        return self._write(lambda connection: sqlite_steps.create(connection, segment))
+        return self._write(lambda connection: sqlite_steps.create(connection, segment), essential=True)
 
     def delete(self, segment: str) -> None:
         check_name(segment)
-        self._reclaim(self._write(lambda connection: sqlite_steps.delete(connection, segment)))
+        self._free(partial(sqlite_steps.delete, segment=segment))
+
+    def forget(self, segment: str) -> None:
+        check_name(segment)
+        self._free(partial(sqlite_steps.forget, segment=segment))
 
     def info(self, segment: str) -> SegmentInfo:
         check_name(segment)
-        with self._reading() as connection:
-            return sqlite_steps.info(connection, segment)
+        return self._read(lambda connection: sqlite_steps.info(connection, segment))
 
     def list(self, prefix: str = "") -> Iterator[str]:
         check_prefix(prefix)
@@ -160,6 +181,7 @@ class SqliteStore(SegmentStore):
                 lambda connection: sqlite_steps.append(connection, append),
                 weight=len(data),
                 wakes=bool(data),  # there are many renewals of leases, which nobody waits for
+                essential=not data or (expected_offset is not None and len(data) <= _MAX_ESSENTIAL_BYTES),
             )
         except OutcomeUnknownError as error:
             return UnknownOutcome(error)
@@ -172,7 +194,8 @@ class SqliteStore(SegmentStore):
                 lambda connection: sqlite_steps.append(connection, append), weight=len(data), wakes=False, alone=True
             )
             if isinstance(answer, Appended):
-                self._flush_log()
+                self._log.flush()
+                self._check_committed()
             return answer
         except OutcomeUnknownError as error:
             return UnknownOutcome(error)
@@ -217,99 +240,146 @@ class SqliteStore(SegmentStore):
         )
 
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
-        check_name(segment)
-        with self._reading() as connection:
-            return sqlite_steps.read(connection, segment, offset, max_bytes)
+        check_read_call(segment, offset, max_bytes)
+        return self._read(lambda connection: sqlite_steps.read(connection, segment, offset, max_bytes))
 
     def attributes(
         self, segment: str, prefix: str = "", *, names: Collection[str] | None = None
     ) -> Mapping[str, bytes]:
         check_attributes(segment, prefix, names)
-        with self._reading() as connection:
-            if names is None:
-                return sqlite_steps.attributes(connection, segment, prefix)
-            return sqlite_steps.attributes_named(connection, segment, {n for n in names if n.startswith(prefix)})
+        if names is None:
+            return self._read(lambda connection: sqlite_steps.attributes(connection, segment, prefix))
+        wanted = {name for name in names if name.startswith(prefix)}
+        return self._read(lambda connection: sqlite_steps.attributes_named(connection, segment, wanted))
 
     def truncate(self, segment: str, offset: int) -> None:
-        check_name(segment)
-        self._reclaim(self._write(lambda connection: sqlite_steps.truncate(connection, segment, offset)))
+        check_truncate(segment, offset)
+        self._free(partial(sqlite_steps.truncate, segment=segment, offset=offset))
 
     def seal(self, segment: str) -> SegmentInfo:
         check_name(segment)
-        return self._write(lambda connection: sqlite_steps.seal(connection, segment))
+        return self._write(lambda connection: sqlite_steps.seal(connection, segment), essential=True)
 
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
-        for name in known:
-            check_name(name)
+        check_wait(known, timeout)
         self._check_open()
         return self._waiters.wait(known, timeout)
 
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
-        check_name(segment)
+        check_fair_lock(segment, timeout)
         self._check_open()
         if not self.guarantees.fair_lock:
             return super().fair_lock(segment, timeout)
         return self._fair_lock.held(segment, timeout)
 
     def close(self) -> None:
-        if self._closed or os.getpid() != self._process_id:
+        if self._has_ended or os.getpid() != self._process_id:
             return
-        self._closed = True
+        self._closed = True  # what is interrupted from here on can be called again
         _open_stores.discard(self)
         self._waiters.close()
         self._commits.close()
-        # The last connection that closes makes a checkpoint, which belongs under the gate.
-        with contextlib.suppress(StoreUnavailableError), self._gate.held(self._write_timeout):
-            self._close_connections()
+        with contextlib.suppress(StoreUnavailableError):
+            try:
+                # The last connection that closes makes a checkpoint, which belongs under the gate.
+                self._gate.acquire(self._write_timeout)
+                self._close_connections()
+            finally:
+                self._gate.release()
         self._close_connections()
+        self._has_ended = True
         self._gate.close()
         self._notify.close()
+        self._log.close()
 
     # Writing
 
     def _write(
-        self, run: Callable[[sqlite3.Connection], T], *, weight: int = 0, wakes: bool = True, alone: bool = False
+        self,
+        run: Callable[[sqlite3.Connection], T],
+        *,
+        weight: int = 0,
+        wakes: bool = True,
+        alone: bool = False,
+        essential: bool = False,
     ) -> T:
         self._check_open()
-        return self._commits.run(run, weight=weight, wakes=wakes, alone=alone)
+        return self._commits.run(run, weight=weight, wakes=wakes, alone=alone, essential=essential)
 
     def _execute(self, batch: Batch[sqlite3.Connection]) -> None:
         try:
-            with self._gate.held(self._write_timeout):
-                self._commit(batch)
-                self._checkpoint_if_due()
-        except StoreUnavailableError as error:
+            try:
+                self._gate.acquire(self._write_timeout)
+                with forks_wait:
+                    self._file.check()
+                    self._commit(batch)
+                    self._check_committed()
+                    self._log.checkpoint_if_due(self._writer)
+            finally:
+                self._gate.release()
+        except (StoreUnavailableError, CorruptStoreError, OutcomeUnknownError) as error:
             for step in batch.steps:
-                step.fail(StoreUnavailableError(error.message, **error.facts))
+                step.fail(type(error)(error.message, **error.facts))
+
+    def _check_committed(self) -> None:
+        """Acknowledge nothing that went into a file that others do not see."""
+        try:
+            self._file.check()
+        except (CorruptStoreError, StoreUnavailableError) as error:
+            raise OutcomeUnknownError(f"what was written may be lost: {error.message}", **error.facts) from error
 
     def _commit(self, batch: Batch[sqlite3.Connection]) -> None:
         """Run the steps in one transaction; if that cannot be, each in one of its own."""
         connection = self._writer_of_unread() if batch.steps[0].alone else self._writer
-        failure = self._try_to_commit(batch.newcomers(), connection)
-        if failure and len(batch.steps) > 1 and not failure.may_be_stored:
+        failure = self._try_to_commit(batch, batch.newcomers(), connection)
+        if failure and (failure.is_full or (len(batch.steps) > 1 and not failure.may_be_stored)):
+            if failure.is_full:
+                self._log.make_room(self._writer)
             for step in batch.steps:
-                self._settle([step], self._try_to_commit([step], connection))
+                self._settle([step], self._commit_alone(batch, step, connection))
         else:
             self._settle(batch.steps, failure)
 
+    def _commit_alone(
+        self, batch: Batch[sqlite3.Connection], step: Step[sqlite3.Connection], connection: sqlite3.Connection
+    ) -> _Failure | None:
+        failure = self._try_to_commit(batch, [step], connection)
+        if failure and failure.is_full:
+            self._log.make_room(self._writer)
+            with self._log.at_the_cost_of_the_reserve(self._writer, essential=step.essential):
+                last = self._try_to_commit(batch, [step], connection)
+            if last is None or last.may_be_stored:
+                return last
+        return failure
+
     def _try_to_commit(
-        self, steps: Iterable[Step[sqlite3.Connection]], connection: sqlite3.Connection
+        self,
+        batch: Batch[sqlite3.Connection],
+        steps: Iterable[Step[sqlite3.Connection]],
+        connection: sqlite3.Connection,
     ) -> _Failure | None:
         is_committing = wakes = False
         try:
             for writer in (self._writer, self._unread_writer):
-                if writer is not None and writer.in_transaction:  # the thread that began it was interrupted
+                if writer is not None and writer.in_transaction:  # rolling back has failed
                     writer.execute("ROLLBACK")
             changes_before = connection.total_changes
             connection.execute("BEGIN IMMEDIATE")
             for step in steps:
                 step.try_to_run(connection)
                 wakes |= step.wakes
-            is_committing = True
+            self._log.check_room(connection)
+            batch.may_be_stored = is_committing = True
             connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            self._roll_back(connection)
+        except Exception as error:
+            if isinstance(error, sqlite3.Error) and is_failed_flush(error):
+                self._file.flush_failed(error)
             return _Failure(error, may_be_stored=is_committing and not _wrote_nothing(error))
+        finally:
+            try:
+                connection.rollback()  # if it is still open: it failed, or this thread was interrupted
+            except sqlite3.Error:
+                _logger.warning("rolling back failed; the next write tries again: path=%r", self._path, exc_info=True)
         if wakes and connection.total_changes != changes_before:
             self._notify.announce()
         return None
@@ -320,78 +390,51 @@ class SqliteStore(SegmentStore):
                 step.settle()
             else:
                 step.fail(failure.translated(self._path))
-        self._bytes_since_checkpoint += sum(step.weight for step in steps)
-        self._bytes_since_checkpoint += _COMMIT_OVERHEAD_PAGES * self._page_bytes
-
-    def _roll_back(self, connection: sqlite3.Connection) -> None:
-        try:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-        except sqlite3.Error:
-            _logger.warning("rolling back failed; the next write tries again: path=%r", self._path, exc_info=True)
+        self._log.add(sum(step.weight for step in steps))
 
     def _writer_of_unread(self) -> sqlite3.Connection:
-        """A connection that leaves it to `_flush_log` to wait for the disk."""
-        if self._unread_writer is None:
-            with _translated_errors(self._path):
+        """A connection that leaves it to `WriteAheadLog.flush` to wait for the disk."""
+        with _translated_errors(self._path):
+            self._log.prepare_flush()
+            if self._unread_writer is None:
                 self._unread_writer = self._connect(synchronous="NORMAL")
         return self._unread_writer
 
-    def _flush_log(self) -> None:
-        """Wait until all that was committed is on the disk, without the gate.
-
-        A log that is begun anew meanwhile had all in it moved into the file, and flushed, before.
-        """
-        try:
-            log = os.open(f"{self._path}-wal", os.O_RDWR | os.O_CLOEXEC)
-            try:
-                if sys.platform == "darwin":
-                    fcntl.fcntl(log, fcntl.F_FULLFSYNC)
-                else:
-                    os.fdatasync(log)
-            finally:
-                os.close(log)
-        except OSError as error:
-            raise OutcomeUnknownError(
-                "the disk did not take what was committed; repeat the call to find out", path=self._path
-            ) from error
-
-    def _checkpoint_if_due(self) -> None:
-        """Move the write-ahead log into the file. The caller holds the gate."""
-        if self._bytes_since_checkpoint < _CHECKPOINT_BYTES:
-            return
-        self._bytes_since_checkpoint = 0
-        try:
-            _, pages, _ = self._writer.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            if pages * self._page_bytes > _MAX_WAL_BYTES:
-                self._writer.execute("PRAGMA busy_timeout = 100")
-                self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.Error:
-            _logger.warning("a checkpoint failed; it is tried again later: path=%r", self._path, exc_info=True)
-        finally:
-            self._writer.execute(f"PRAGMA busy_timeout = {int(self._write_timeout * 1000)}")
-
-    def _reclaim(self, garbage: Garbage) -> None:
+    def _free(self, free: Callable[..., Garbage]) -> None:
         """Free the extents that belong to nothing any more, in portions, so that other writers get in between."""
-        try:
-            while garbage.is_more:
-                garbage = self._write(garbage.collect)
-        except (StoreUnavailableError, StoreFullError, OutcomeUnknownError):
-            _logger.warning("space was not given back; the next truncation of the segment does it", exc_info=True)
+        garbage, portion = None, sqlite_extents.MANY_EXTENTS
+        while garbage is None or garbage.is_more:
+            try:
+                garbage = self._write(partial(free, most=portion), essential=True)
+                free = garbage.collect
+            except (StoreUnavailableError, StoreFullError, OutcomeUnknownError) as error:
+                if isinstance(error, StoreFullError) and portion > sqlite_extents.FEW_EXTENTS:
+                    portion = sqlite_extents.FEW_EXTENTS
+                elif garbage is None:
+                    raise
+                else:
+                    _logger.warning("space was not given back; the next truncation of the segment does it: %s", error)
+                    return
 
     # Reading
 
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        """A connection that sees one moment of the file."""
+    def _read(self, run: Callable[[sqlite3.Connection], T]) -> T:
+        """What ``run`` returns, on a connection that sees one moment of the file."""
         self._check_open()
-        with _translated_errors(self._path):
+        self._file.check_now_and_then()
+        with _translated_errors(self._path), forks_wait:
             connection = self._take_reader()
             try:
                 connection.execute("BEGIN")
-                yield connection
+                return run(connection)
             finally:
-                self._give_back(connection)
+                # First of all: an interrupt may come after it.
+                try:
+                    connection.rollback()
+                except sqlite3.Error:
+                    connection.close()
+                else:
+                    self._keep_reader(connection)
 
     def _take_reader(self) -> sqlite3.Connection:
         try:
@@ -401,89 +444,109 @@ class SqliteStore(SegmentStore):
             connection.execute("PRAGMA query_only = 1")
             return connection
 
-    def _give_back(self, connection: sqlite3.Connection) -> None:
-        try:
-            connection.rollback()
-        except sqlite3.Error:
-            connection.close()
-            return
+    def _keep_reader(self, connection: sqlite3.Connection) -> None:
         if self._closed or len(self._idle_readers) >= _IDLE_READERS:
             connection.close()
         else:
             self._idle_readers.append(connection)
 
     def _names(self, prefix: str) -> Iterator[str]:
-        last = ""
-        while True:
-            with self._reading() as connection:
-                names = sqlite_steps.names(connection, prefix, last)
-            if not names:
-                return
+        last: str | None = ""
+        while last is not None:
+            names, last = self._read(partial(sqlite_rows.names, prefix=prefix, last=last))
             yield from names
-            last = names[-1]
 
     def _changed(self, known: Mapping[str, int]) -> frozenset[str]:
         names = list(known)
         changed: set[str] = set()
-        with self._reading() as connection:
+
+        def look(connection: sqlite3.Connection) -> None:
             for first in range(0, len(names), 500):
-                changed |= sqlite_steps.changed(connection, names[first : first + 500], known)
+                changed.update(sqlite_steps.changed(connection, names[first : first + 500], known))
+
+        self._read(look)
         return frozenset(changed)
 
     def _open_watch(self) -> Watch:
         if can_watch():
             with contextlib.suppress(OSError):  # the system's limit on watches is reached: poll
                 return self._notify.watch()
-        return _DataVersionWatch(self._connect())
+        with forks_wait, _translated_errors(self._path):
+            return _DataVersionWatch(self._connect())
 
     # Opening and closing
 
+    def _open_file(self, *, must_exist: bool) -> tuple[sqlite3.Connection, OpenFile, Header | None]:
+        with forks_wait:
+            return sqlite_file.open_file(
+                self._path, newest_format=FORMAT, must_exist=must_exist, timeout=self._write_timeout
+            )
+
     def _connect(self, *, synchronous: str = "FULL") -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            f"file:{quote(self._path)}?mode=rwc",
-            uri=True,
-            isolation_level=None,
-            check_same_thread=False,
-            timeout=self._write_timeout,
-        )
-        connection.execute(f"PRAGMA synchronous = {synchronous}")
-        connection.execute("PRAGMA fullfsync = 1")  # macOS: reach the disk, not only its cache
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.execute("PRAGMA secure_delete = 0")  # some systems overwrite what is freed: as much again to write
+        connection = sqlite_file.connect(self._path, "rw", self._write_timeout)
+        _configure(connection, synchronous=synchronous)
         return connection
 
-    def _prepare(self) -> None:
+    def _prepare(self, connection: sqlite3.Connection) -> None:
         """Make the file a store of this format. Who finds it otherwise comes here before using it, one by one."""
-        with self._gate.held(self._write_timeout), closing(self._connect()) as connection:
-            if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
-                # Not yet with a write-ahead log, so that the file's own first page says what it is from the start.
-                connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
-                _make(connection, sqlite_steps.SCHEMA)
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            _check_version(version, self._path)
-            if version < FORMAT:
-                _make(connection, sqlite_extents.MIGRATION)
-            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-            # So that the file itself says its format, which older releases look at.
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        try:
+            self._gate.acquire(self._write_timeout)
+            with forks_wait:
+                header = sqlite_file.look_at(connection, self._path, FORMAT)  # anew: somebody else may have been here
+                if header is None:
+                    # Not yet with a write-ahead log, so that the file's own first page says what it is from the start.
+                    connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+                    _make(connection, sqlite_schema.make)
+                    _logger.info("made a new SQLite file: path=%r", self._path)
+                elif header.format < FORMAT:
+                    _make(connection, partial(sqlite_schema.migrate, format=header.format))
+                (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                # So that the file itself says its format, which older releases look at.
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        finally:
+            self._gate.release()
         if mode != "wal":
             raise UnsupportedError("the file system does not allow a write-ahead log; take another", path=self._path)
+
+    def _check_after_failed_flush(self) -> None:
+        if not self._file.must_be_checked():
+            return
+        with forks_wait:
+            (found,) = self._writer.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise CorruptStoreError(
+                "the disk has lost a part of the SQLite file; restore it from a backup", path=self._path, found=found
+            )
+        self._file.was_checked()
 
     def _check_open(self) -> None:
         check_open(self._process_id, self._closed, self.url)
 
     def _close_connections(self) -> None:
-        while self._idle_readers:
-            self._idle_readers.pop().close()
-        self._writer.close()
-        if self._unread_writer is not None:
-            self._unread_writer.close()
+        if not self._file.is_open:
+            return
+        if not self._file.is_in_place:
+            self.leave_open()
+            return
+        with forks_wait:
+            while self._idle_readers:
+                self._idle_readers.pop().close()
+            self._writer.close()
+            if self._unread_writer is not None:
+                self._unread_writer.close()
+            self._file.forget()
 
-    def abandon_in_child(self) -> None:
-        """Leave everything to the parent process. Closing an inherited connection could damage the parent's locks."""
-        _inherited.extend((self._writer, self._unread_writer, self._idle_readers, self._waiters))
-        self._gate.close()
-        self._notify.close()
+    @property
+    def is_in_place(self) -> bool:
+        return self._file.is_in_place
+
+    def leave_open(self) -> None:
+        """Never close the connections, not even at the end of the interpreter.
+
+        The last one to close deletes the write-ahead log at its path, which may be that of another file by now. In a
+        forked child, closing an inherited connection could do the same to the parent.
+        """
+        never_free(self)
 
 
 class _DataVersionWatch:
@@ -492,7 +555,7 @@ class _DataVersionWatch:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         self._seen = self._version()
-        self._woken = threading.Event()
+        self._woken = Flag()
 
     def wait(self) -> None:
         while not self._woken.wait(_POLL_SECONDS):
@@ -505,12 +568,14 @@ class _DataVersionWatch:
         self._woken.set()
 
     def close(self) -> None:
-        self._connection.close()
+        with forks_wait:
+            self._connection.close()
 
     def _version(self) -> int | None:
         """None if it cannot be found out: who waits looks for himself then, and runs into the reason."""
         try:
-            (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+            with forks_wait:
+                (version,) = self._connection.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error:
             return None
         return int(version)
@@ -519,58 +584,23 @@ class _DataVersionWatch:
 # Files and errors
 
 
-def _check_file(path: str) -> bool:
-    """Whether the file is a store already. What is not ours is refused before anything here touches it."""
-    directory = os.path.dirname(path)
-    if not os.path.isdir(directory):
-        raise NotFoundError("the directory for the SQLite file does not exist; create it", directory=directory)
-    if os.path.isdir(path):
-        raise InvalidArgumentError("the path of the SQLite file is a directory; name a file in it", path=path)
-    if not os.access(directory, os.W_OK):
-        raise StoreUnavailableError(
-            "the directory of the SQLite file is not writable; allow this user to write there", directory=directory
-        )
-    if not _size_of(path):
-        return False
-    if not os.access(path, os.R_OK | os.W_OK):
-        raise StoreUnavailableError("the SQLite file is not writable; allow this user to read and write it", path=path)
-    with open(path, "rb") as file:
-        return _check_header(file.read(100), path)
+def _configure(connection: sqlite3.Connection, *, synchronous: str = "FULL") -> None:
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    connection.execute("PRAGMA fullfsync = 1")  # macOS: reach the disk, not only its cache
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("PRAGMA secure_delete = 0")  # some systems overwrite what is freed: as much again to write
 
 
-def _check_header(header: bytes, path: str) -> bool:
-    # https://www.sqlite.org/fileformat2.html#the_database_header
-    if not header.startswith(b"SQLite format 3\0") or len(header) < 100:
-        raise CorruptStoreError("the file is not a database; name another file, or restore it from a backup", path=path)
-    if int.from_bytes(header[68:72], "big") != APPLICATION_ID:
-        raise CorruptStoreError("the SQLite file belongs to another application; name another file", path=path)
-    version = int.from_bytes(header[60:64], "big")
-    _check_version(version, path)
-    return version == FORMAT and header[18:20] == b"\2\2"  # it has a write-ahead log
-
-
-def _check_version(version: int, path: str) -> None:
-    if version > FORMAT:
-        raise UnsupportedError(
-            "the SQLite file was written by a newer release; update this one", path=path, format=version, known=FORMAT
-        )
-
-
-def _make(connection: sqlite3.Connection, statements: Sequence[str]) -> None:
+def _make(connection: sqlite3.Connection, make: Callable[[sqlite3.Connection], None]) -> None:
     """Bring the file to the present format, in one step."""
-    connection.execute("BEGIN IMMEDIATE")
-    for statement in statements:
-        connection.execute(statement)
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {FORMAT}")
-    connection.execute("COMMIT")
-
-
-def _size_of(path: str) -> int:
     try:
-        return os.stat(path).st_size
-    except FileNotFoundError:
-        return 0
+        connection.execute("BEGIN IMMEDIATE")
+        make(connection)
+        connection.execute(f"PRAGMA application_id = {sqlite_file.APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+        connection.execute("COMMIT")
+    finally:
+        connection.rollback()
 
 
 @contextmanager
@@ -591,16 +621,20 @@ def _translated_errors(path: str) -> Iterator[None]:
 
 def _translate(error: sqlite3.Error, path: str) -> ReaderGroupError:
     """What an error of SQLite means for the caller. The one place where such errors are told apart."""
+    if isinstance(error, DamagedError):
+        return CorruptStoreError(error.message, path=path, **error.facts)
     facts = {"path": path, "sqlite": f"{getattr(error, 'sqlite_errorname', type(error).__name__)}: {error}"}
     translated: ReaderGroupError
     match _primary_code(error):
-        case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_ERROR:
+        case code if code in _OF_DAMAGE:
             translated = CorruptStoreError("the SQLite file is damaged; restore it from a backup", **facts)
         case sqlite3.SQLITE_FULL:
             translated = StoreFullError("the disk is full and nothing was written; make room and repeat", **facts)
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
             translated = StoreUnavailableError(
-                "the SQLite file or its directory cannot be opened or written; allow this user to", **facts
+                "the SQLite file or its directory cannot be opened or written; allow this user to, and see that the"
+                " process has file descriptors left",
+                **facts,
             )
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
             translated = StoreUnavailableError("another program keeps the SQLite file locked; look for it", **facts)
@@ -610,11 +644,26 @@ def _translate(error: sqlite3.Error, path: str) -> ReaderGroupError:
     return translated
 
 
-def _primary_code(error: sqlite3.Error) -> int:
+#: Of statements that are right: what they ask for is not there, or is not what it should be.
+_OF_DAMAGE: Final = frozenset(
+    {
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_CONSTRAINT,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_TOOBIG,
+    }
+)
+
+
+def _primary_code(error: Exception) -> int:
+    if "Could not decode" in str(error):  # a text that is none, which Python says without a code
+        return sqlite3.SQLITE_CORRUPT
     return int(getattr(error, "sqlite_errorcode", -1)) & 0xFF
 
 
-def _wrote_nothing(error: sqlite3.Error) -> bool:
+def _wrote_nothing(error: Exception) -> bool:
     """Whether a commit that failed so is certain to have left nothing behind, even for a later recovery.
 
     The frame that makes a transaction valid is written last: an error of any write means that it is not there.
@@ -627,12 +676,18 @@ def _wrote_nothing(error: sqlite3.Error) -> bool:
 class _Failure(NamedTuple):
     """Why a transaction was not committed, or may not have been."""
 
-    error: sqlite3.Error
+    error: Exception
     may_be_stored: bool
+
+    @property
+    def is_full(self) -> bool:
+        return not self.may_be_stored and isinstance(self.error, sqlite3.Error) and is_full(self.error)
 
     def translated(self, path: str) -> ReaderGroupError:
         if not self.may_be_stored:
-            return _translate(self.error, path)
+            return (
+                _translate(self.error, path) if isinstance(self.error, sqlite3.Error) else unexpected(self.error, path)
+            )
         unknown = OutcomeUnknownError(
             "the commit failed and may be stored or not; repeat the call to find out", path=path, sqlite=str(self.error)
         )
@@ -640,16 +695,23 @@ class _Failure(NamedTuple):
         return unknown
 
 
-# Forking
+# The end of a process, and forks
 
 _open_stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
-#: Connections that a forked child inherited, kept so that it does not close them.
-_inherited: list[object] = []
 
 
-def _abandon_stores_in_child() -> None:
+def _leave_open_in_child() -> None:
     for store in list(_open_stores):
-        store.abandon_in_child()
+        store.leave_open()
+    _open_stores.clear()
 
 
-os.register_at_fork(after_in_child=_abandon_stores_in_child)
+def _leave_open_what_is_gone() -> None:
+    """At the end of the interpreter, which closes what nobody has closed."""
+    for store in list(_open_stores):
+        if not store.is_in_place:
+            store.leave_open()
+
+
+os.register_at_fork(after_in_child=_leave_open_in_child)
+atexit.register(_leave_open_what_is_gone)

@@ -1,42 +1,81 @@
 """Where the SQLite store has the bytes of its segments: in extents, which refer to blobs where the bytes are many.
 
 A copy inside the store takes references to the blobs, and none of their bytes. A blob is freed with the last extent
-that refers to it. References that are not the only one of a blob are counted, so who shares nothing counts nothing.
+that refers to it. The references to a blob that was copied are counted and say so, so a count that is lost is noticed;
+who shares nothing counts nothing.
+
+A reference and a count have checksums, which a flipped bit does not pass. The bytes have none here: events, entries of
+states and all else that is stored brings its own.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from binascii import crc_hqx
+from itertools import accumulate
+from operator import eq
 from typing import Final, NamedTuple
+from zlib import crc32
 
-from ..errors import CorruptStoreError
+from .sqlite_rows import OFFSET_BITS, DamagedError
 
 # An extent is found by one integer: its segment's number, then the offset of its first byte.
-_OFFSET_BITS: Final = 40
-MAX_SEGMENT_BYTES: Final = 1 << _OFFSET_BITS
-MAX_SEGMENTS: Final = 1 << (63 - _OFFSET_BITS)
+MAX_SEGMENT_BYTES: Final = 1 << OFFSET_BITS
 #: Reading is fastest from extents of this size; the middle of a larger blob is reached through a list of pages.
 _EXTENT_BYTES: Final = 128 * 1024
 #: An extent of so many bytes has them in a blob, else in itself: a reference pays where the copy of bytes would cost.
 BLOB_BYTES: Final = 32 * 1024
-#: How many extents one step frees at most.
-_FREED_EXTENTS: Final = 500
+#: How many extents one step frees at most; and how many, of any size, in the log that a full disk has room for.
+MANY_EXTENTS: Final = 500
+FEW_EXTENTS: Final = 30
 
 SCHEMA: Final = (
-    # The data of an extent are its bytes, or the number of the blob that holds them.
+    # The data of an extent are its bytes, or a reference to the blob that holds them.
     "CREATE TABLE extent (key INTEGER PRIMARY KEY, data BLOB NOT NULL)",
     "CREATE TABLE blob (id INTEGER PRIMARY KEY, data BLOB NOT NULL)",
-    # How many extents refer to a blob, beside one. Without a row it is one.
-    "CREATE TABLE further (blob INTEGER PRIMARY KEY, count INTEGER NOT NULL)",
+    # How many extents refer to a blob, beside one. Without a row, or with a count of 0, it is one.
+    "CREATE TABLE sharing (blob INTEGER PRIMARY KEY, count INTEGER NOT NULL, checksum INTEGER NOT NULL)",
 )
-#: What makes a file of format 1 one of format 2. The old table has another name, so that a process of an older release
-#: that still has the file open fails, instead of mistaking references for bytes.
-MIGRATION: Final = ("ALTER TABLE chunk RENAME TO extent", *SCHEMA[1:])
 
-_EXTENTS: Final = "extent LEFT JOIN blob ON blob.id = extent.data"
+# A reference is one integer: the number of the blob, whether it is or was shared, and the checksum. The numbers suffice
+# for two hundred years of ten thousand blobs a second.
+_CHECK_BITS: Final = 16
+_BLOB_BITS: Final = _CHECK_BITS + 1
+
+_REFERENCE: Final = "CASE typeof(extent.data) WHEN 'integer' THEN extent.data END"
+_EXTENTS: Final = (
+    f"extent LEFT JOIN blob ON blob.id = CASE typeof(extent.data) WHEN 'integer' THEN extent.data >> {_BLOB_BITS} END"
+)
 # Of a reference without its blob: the digits of the number, which are too few to pass for the bytes.
-_DATA: Final = "coalesce(blob.data, CAST(extent.data AS BLOB))"
+_DATA: Final = "CAST(coalesce(blob.data, extent.data) AS BLOB)"
 _SIZE: Final = "coalesce(length(blob.data), length(extent.data))"
+
+
+class Reference(NamedTuple):
+    """What an extent has instead of its bytes."""
+
+    blob: int
+    is_shared: bool
+
+    def encode(self, key: int) -> int:
+        bits = self.blob << 1 | self.is_shared
+        return bits << _CHECK_BITS | crc_hqx(b"%d %d" % (key, bits), 0)
+
+    @classmethod
+    def decode(cls, key: int, value: int) -> Reference:
+        """The reference of the extent ``key``."""
+        bits = value >> _CHECK_BITS
+        if crc_hqx(b"%d %d" % (key, bits), 0) != value & (1 << _CHECK_BITS) - 1:
+            raise _damaged(key)
+        return cls(bits >> 1, bits & 1 == 1)
+
+
+def _damaged(key: int) -> DamagedError:
+    return DamagedError(
+        "what a segment says of its bytes is damaged; restore the file from a backup",
+        segment_id=key >> OFFSET_BITS,
+        offset=key & MAX_SEGMENT_BYTES - 1,
+    )
 
 
 def insert(connection: sqlite3.Connection, segment_id: int, offset: int, data: bytes) -> None:
@@ -45,15 +84,17 @@ def insert(connection: sqlite3.Connection, segment_id: int, offset: int, data: b
 
 
 def _key(segment_id: int, offset: int) -> int:
-    return (segment_id << _OFFSET_BITS) + offset
+    return (segment_id << OFFSET_BITS) + offset
 
 
 def _insert(connection: sqlite3.Connection, key: int, data: bytes) -> None:
     view = memoryview(data)
     for first in range(0, len(data), _EXTENT_BYTES):
-        part: memoryview | int | None = view[first : first + _EXTENT_BYTES]
+        part: memoryview | int = view[first : first + _EXTENT_BYTES]
         if len(data) - first >= BLOB_BYTES:
-            part = connection.execute("INSERT INTO blob (data) VALUES (?)", (part,)).lastrowid
+            blob = connection.execute("INSERT INTO blob (data) VALUES (?)", (part,)).lastrowid
+            assert blob is not None
+            part = Reference(blob, is_shared=False).encode(key + first)
         connection.execute("INSERT INTO extent VALUES (?, ?)", (key + first, part))
 
 
@@ -64,93 +105,131 @@ def copy(
     if start == end:
         return
     first, last = _key(source_id, start), _key(source_id, end)
-    extents = connection.execute(
+    shift = _key(target_id, target_offset) - first
+    to_share = []
+    # An INSERT with this SELECT inside would put it all into a table of its own first. Nothing names the cursor: the
+    # frames of an interrupted call, which may be kept, would keep its statement open.
+    for key, value, blob, data in connection.execute(
         # The first extent may begin before these bytes, and the last one end behind them.
-        "SELECT max(key, :first) + :shift, CASE WHEN key >= :first AND key + length(blob.data) <= :last THEN blob.id"
-        f" ELSE substr({_DATA}, 1 + max(0, :first - key), min(key + {_SIZE}, :last) - max(key, :first)) END"
+        f"SELECT key, {_REFERENCE}, blob.id,"
+        " CASE WHEN key < :first OR blob.id IS NULL OR key + length(blob.data) > :last"
+        f" THEN substr({_DATA}, 1 + max(0, :first - key), min(key + {_SIZE}, :last) - max(key, :first)) END"
         f" FROM {_EXTENTS}"
         " WHERE key >= coalesce((SELECT max(key) FROM extent WHERE key BETWEEN :lowest AND :first), :first)"
         " AND key < :last",
-        {"lowest": _key(source_id, 0), "first": first, "last": last, "shift": _key(target_id, target_offset) - first},
-    )
-    # An INSERT with this SELECT inside would put it all into a table of its own first.
-    for key, data in extents:
-        if isinstance(data, bytes):
-            _insert(connection, key, data)
-        else:
-            connection.execute("INSERT INTO extent VALUES (?, ?)", (key, data))
-            connection.execute(
-                "INSERT INTO further VALUES (?, 1) ON CONFLICT (blob) DO UPDATE SET count = count + 1", (data,)
-            )
+        {"lowest": _key(source_id, 0), "first": first, "last": last},
+    ):
+        reference = None if value is None else Reference.decode(key, value)
+        if reference is not None and blob is None:
+            raise _damaged(key)
+        if reference is None or data is not None:
+            _insert(connection, max(key, first) + shift, data)
+            continue
+        if not reference.is_shared:
+            to_share.append((key, reference.blob))
+        _count(connection, reference, 1)
+        copied = Reference(reference.blob, is_shared=True).encode(key + shift)
+        connection.execute("INSERT INTO extent VALUES (?, ?)", (key + shift, copied))
+    for key, blob in to_share:
+        reference = Reference(blob, is_shared=True)
+        connection.execute("UPDATE extent SET data = ? WHERE key = ?", (reference.encode(key), key))
+
+
+def _count(connection: sqlite3.Connection, reference: Reference, change: int) -> int:
+    """Change the count of further references, and return it; it is -1 when the last one is gone."""
+    count = 0
+    if reference.is_shared:
+        count = _checked_count(connection, reference.blob)
+    count += change
+    if count < 0:
+        connection.execute("DELETE FROM sharing WHERE blob = ?", (reference.blob,))
+    else:
+        write_count(connection, reference.blob, count)
+    return count
+
+
+def _checked_count(connection: sqlite3.Connection, blob: int) -> int:
+    found = connection.execute("SELECT count, checksum FROM sharing WHERE blob = ?", (blob,)).fetchone()
+    if found is None or found[1] != _count_checksum(blob, found[0]):
+        raise DamagedError("the number of references to bytes is damaged; restore the file from a backup", blob=blob)
+    return int(found[0])
+
+
+def write_count(connection: sqlite3.Connection, blob: int, count: int) -> None:
+    connection.execute("INSERT OR REPLACE INTO sharing VALUES (?, ?, ?)", (blob, count, _count_checksum(blob, count)))
+
+
+def _count_checksum(blob: int, count: object) -> int:
+    return crc32(f"{blob} {count}".encode())
 
 
 def read(connection: sqlite3.Connection, segment_id: int, offset: int, end: int) -> bytes:
     """The bytes from ``offset`` up to ``end``, both within the segment."""
     if offset == end:
         return b""
+    first, last = _key(segment_id, offset), _key(segment_id, end)
     rows = connection.execute(
-        f"SELECT key, {_DATA} FROM {_EXTENTS}"
+        "SELECT key, data FROM extent"
         " WHERE key >= (SELECT max(key) FROM extent WHERE key <= ?) AND key < ? ORDER BY key",
-        (_key(segment_id, offset), _key(segment_id, end)),
+        (first, last),
     ).fetchall()
-    parts = [data for _, data in rows]
-    if rows:
-        surplus = rows[-1][0] + len(parts[-1]) - _key(segment_id, end)
-        if surplus > 0:
-            parts[-1] = parts[-1][:-surplus]
-        skipped = _key(segment_id, offset) - rows[0][0]
-        if skipped > 0:
-            parts[0] = parts[0][skipped:]
-    data: bytes = parts[0] if len(parts) == 1 else b"".join(parts)
+    keys = [key for key, _ in rows]
+    parts = [data if type(data) is bytes else _referred_to(connection, key, data) for key, data in rows]
+    # Each begins where the one before ends, and together they have all that was asked for.
+    if not rows or keys[0] > first or not all(map(eq, keys, accumulate(map(len, parts), initial=keys[0]))):
+        raise _missing(segment_id, offset, end)
+    surplus = keys[-1] + len(parts[-1]) - last
+    if surplus > 0:
+        parts[-1] = parts[-1][:-surplus]
+    parts[0] = parts[0][first - keys[0] :]
+    data = parts[0] if len(parts) == 1 else b"".join(parts)
     if len(data) != end - offset:
-        raise CorruptStoreError(
-            "bytes of a segment are missing; restore the file from a backup",
-            segment_id=segment_id,
-            offset=offset,
-            expected=end - offset,
-            found=len(data),
-        )
+        raise _missing(segment_id, offset, end)
     return data
 
 
-def all_of(segment_id: int) -> Garbage:
-    return Garbage(_key(segment_id, 0), _key(segment_id + 1, 0))
+def _referred_to(connection: sqlite3.Connection, key: int, value: object) -> bytes:
+    if type(value) is not int:
+        raise _damaged(key)
+    reference = Reference.decode(key, value)
+    found = connection.execute("SELECT data FROM blob WHERE id = ?", (reference.blob,)).fetchone()
+    if found is None or type(found[0]) is not bytes:
+        raise _missing(key >> OFFSET_BITS, key & MAX_SEGMENT_BYTES - 1)
+    data: bytes = found[0]
+    return data
 
 
-def before(connection: sqlite3.Connection, segment_id: int, offset: int) -> Garbage:
-    """The extents of a segment that end at the offset, or before it."""
-    first, end = _key(segment_id, 0), _key(segment_id, offset)
+def _missing(segment_id: int, offset: int, end: int | None = None) -> DamagedError:
+    return DamagedError(
+        "bytes of a segment are missing; restore the file from a backup", segment_id=segment_id, offset=offset, end=end
+    )
+
+
+def free(connection: sqlite3.Connection, segment_id: int, offset: int | None, most: int) -> bool:
+    """Free up to ``most`` extents that end at the offset, or before it; None: of all. Whether more may be left."""
+    first, end = _key(segment_id, 0), _key(segment_id + 1, 0)
+    if offset is not None:
+        end = _end_of_free(connection, first, _key(segment_id, offset))
+    found = connection.execute(
+        f"SELECT key, {_REFERENCE} FROM extent WHERE key >= ? AND key < ? ORDER BY key LIMIT ?",
+        (first, end, most),
+    ).fetchall()
+    for key, value in found:
+        connection.execute("DELETE FROM extent WHERE key = ?", (key,))
+        if value is not None:
+            _give_up(connection, Reference.decode(key, value))
+    return len(found) == most
+
+
+def _end_of_free(connection: sqlite3.Connection, first: int, end: int) -> int:
     kept = connection.execute(
         f"SELECT key FROM {_EXTENTS} WHERE key = (SELECT max(key) FROM extent WHERE key BETWEEN :first AND :end)"
         f" AND key + {_SIZE} > :end",
         {"first": first, "end": end},
     ).fetchone()
-    return Garbage(first, end if kept is None else kept[0])
+    return end if kept is None else int(kept[0])
 
 
-class Garbage(NamedTuple):
-    """Extents that belong to nothing any more: those with keys from ``first`` up to ``end``."""
-
-    first: int
-    end: int
-    is_more: bool = True
-
-    def collect(self, connection: sqlite3.Connection) -> Garbage:
-        found = connection.execute(
-            "SELECT key, CASE typeof(data) WHEN 'integer' THEN data END FROM extent"
-            " WHERE key >= ? AND key < ? ORDER BY key LIMIT ?",
-            (self.first, self.end, _FREED_EXTENTS),
-        ).fetchall()
-        for key, blob in found:
-            connection.execute("DELETE FROM extent WHERE key = ?", (key,))
-            if blob is not None:
-                _free(connection, blob)
-        return self._replace(is_more=len(found) == _FREED_EXTENTS)
-
-
-def _free(connection: sqlite3.Connection, blob: int) -> None:
-    """Give up one reference to the blob."""
-    if connection.execute("UPDATE further SET count = count - 1 WHERE blob = ?", (blob,)).rowcount:
-        connection.execute("DELETE FROM further WHERE blob = ? AND count = 0", (blob,))
-    else:
-        connection.execute("DELETE FROM blob WHERE id = ?", (blob,))
+def _give_up(connection: sqlite3.Connection, reference: Reference) -> None:
+    if not reference.is_shared or _count(connection, reference, -1) < 0:
+        connection.execute("DELETE FROM blob WHERE id = ?", (reference.blob,))

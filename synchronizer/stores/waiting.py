@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Final
 
+from ..background import BackgroundThread
 from ..clock import Clock, Deadline
-from ..errors import ClosedError, ReaderGroupError
+from ..errors import ClosedError
+from ..flag import Flag
 from .notify import Watch
 
 #: A change that nobody announced (by a foreign tool, or on a full disk) is found after this time.
@@ -17,7 +20,7 @@ _RECHECK_SECONDS: Final = 1.0
 class _Waiter:
     def __init__(self, known: Mapping[str, int]) -> None:
         self.known = known
-        self.woken = threading.Event()
+        self.woken = Flag()
 
 
 class Waiters:
@@ -41,49 +44,59 @@ class Waiters:
         self._changed = changed
         self._clock = clock
         self._expect = expect
-        self._condition = threading.Condition()
+        self._lock = threading.Lock()
         self._waiters: set[_Waiter] = set()
+        self._wanted = Flag()  # somebody waits, or it is closed
         self._watch: Watch | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        self._closing = Flag()
 
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
         deadline = Deadline(self._clock, timeout)
         if deadline.passed:
             return self._changed(known)
         waiter = _Waiter(dict(known))
-        self._register(waiter)
         try:
+            self._register(waiter)
             return self._await_change(waiter, deadline)
         finally:
-            with self._condition:
-                self._waiters.discard(waiter)
+            self._waiters.discard(waiter)
 
     def close(self) -> None:
         """Wake every waiter, who raises `ClosedError`, and end the watching thread."""
-        with self._condition:
+        with self._lock:
             self._is_closed = True
-            for waiter in self._waiters:
+            self._closing.set()
+            for waiter in list(self._waiters):
                 waiter.woken.set()
-            self._condition.notify_all()
+            self._wanted.set()
             watch, thread = self._watch, self._thread
         if watch and thread:
             watch.wake()
             thread.join()
+            self._watch = None
             watch.close()
 
     def _register(self, waiter: _Waiter) -> None:
-        with self._condition:
+        with self._lock:
             if self._is_closed:
                 raise ClosedError("the store is closed")
             if self._watch is None:
-                self._watch = self._open_watch()
-                self._thread = threading.Thread(
-                    target=self._run, args=(self._watch,), name="segment-watcher", daemon=True
-                )
-                self._thread.start()
+                self._watch = self._open_and_start()
             self._waiters.add(waiter)
-            self._condition.notify_all()
+            self._wanted.set()
+
+    def _open_and_start(self) -> Watch:
+        watch = self._open_watch()
+        thread = BackgroundThread(partial(self._run, watch), name="segment-watcher", stopping=self._closing)
+        try:
+            thread.start()
+        except BaseException:
+            watch.close()  # the next who waits tries again
+            raise
+        self._thread = thread
+        return watch
 
     def _await_change(self, waiter: _Waiter, deadline: Deadline) -> frozenset[str]:
         while True:
@@ -99,22 +112,27 @@ class Waiters:
                 return frozenset()  # whoever waits again looks first
 
     def _run(self, watch: Watch) -> None:
-        while True:
-            with self._condition:
-                self._condition.wait_for(lambda: self._waiters or self._is_closed)
-                if self._is_closed:
-                    return
-            concerned = watch.wait()
-            with self._condition:
-                waiters = list(self._waiters)
-            for waiter in waiters:
-                if self._has_news(waiter, concerned):
-                    waiter.woken.set()
+        while not self._is_closed:
+            if not self._waiters:
+                self._wanted.clear()
+                if not self._waiters and not self._is_closed:
+                    self._wanted.wait()
+                continue
+            concerned: Collection[str] | None = None  # all, where it cannot be found out
+            try:
+                concerned = watch.wait()
+            finally:
+                self._tell(concerned)
+
+    def _tell(self, concerned: Collection[str] | None) -> None:
+        for waiter in list(self._waiters):
+            if self._has_news(waiter, concerned):
+                waiter.woken.set()
 
     def _has_news(self, waiter: _Waiter, concerned: Collection[str] | None) -> bool:
         if concerned is not None:
             return not waiter.known.keys().isdisjoint(concerned)
         try:
             return bool(self._changed(waiter.known))
-        except ReaderGroupError:
+        except Exception:
             return True  # the waiter runs into it itself, in its caller's thread

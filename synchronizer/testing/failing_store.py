@@ -39,7 +39,7 @@ class _AppendFault(enum.Enum):
     LOSE_ANSWER = enum.auto()
 
 
-class FailingStore(SegmentStore):
+class FailingStore(SegmentStore, translate_errors=False):
     """Passes every call on to ``inner``, except for the faults that were ordered.
 
     One-shot faults (`fail_appends`, `lose_requests`, `lose_answers`, `cut_reads`, `miss_changes`) hit the next calls
@@ -49,8 +49,8 @@ class FailingStore(SegmentStore):
 
     ``before`` is called before each operation and may do anything: let another process act at this very point, order
     a fault for this operation, or raise. ``after`` is called when an operation was carried out, before the caller has
-    its answer; not when it raises. Both run in the caller's thread. ``operations`` holds all that were asked for, in
-    order.
+    its answer; not when it raises. Both run in the caller's thread, and what they raise reaches the caller as it is.
+    ``operations`` holds all that were asked for, in order.
     """
 
     def __init__(self, inner: SegmentStore, *, rng: random.Random | None = None, fault_rate: float = 0.0) -> None:
@@ -102,6 +102,11 @@ class FailingStore(SegmentStore):
         self._begin("delete", segment)
         self.inner.delete(segment)
         self._end("delete", segment)
+
+    def forget(self, segment: str) -> None:
+        self._begin("forget", segment)
+        self.inner.forget(segment)
+        self._end("forget", segment)
 
     def info(self, segment: str) -> SegmentInfo:
         self._begin("info", segment)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -34,6 +37,7 @@ from ..store import (
     SegmentInfo,
     SegmentStore,
 )
+from ..stores import open_store
 
 T = TypeVar("T")
 #: Names that stores take for one another where they split, join, fold or match them.
@@ -72,6 +76,11 @@ class SegmentStoreConformance:
     @pytest.fixture
     def store(self) -> Iterator[SegmentStore]:
         raise NotImplementedError("give the class a fixture named 'store'")
+
+    @pytest.fixture
+    def address(self, store: SegmentStore) -> str:
+        """Where other processes open the same store. Override it if ``store.url`` leaves out what they need."""
+        return store.url
 
     # create, delete, info, list
 
@@ -120,6 +129,56 @@ class SegmentStoreConformance:
         with pytest.raises(AlreadyExistsError):
             store.create("s")
         assert list(store.list()) == []
+
+    def test_a_forgotten_segment_is_not_found(self, store: SegmentStore) -> None:
+        for is_deleted in (False, True):
+            _segment(store, b"data", a=b"1")
+            if is_deleted:
+                store.delete("s")
+            store.forget("s")
+            for call in _calls_on(store, "s"):
+                with pytest.raises(NotFoundError):
+                    call()
+            assert list(store.list()) == []
+            try:
+                store.create("s")
+            except AlreadyExistsError:  # the store remembers all names
+                return
+            assert store.info("s") == SegmentInfo("s", start_offset=0, length=0, sealed=False)
+            assert store.attributes("s") == {}
+            assert store.append("s", b"new", expected_offset=0) == Appended(0, 3)
+            assert store.read("s", 0, 10) == b"new"
+            store.forget("s")
+
+    def test_forgetting_twice_or_what_never_was_is_no_error(self, store: SegmentStore) -> None:
+        _segment(store, b"data")
+        store.seal("s")
+        for name in ("s", "s", "unknown"):
+            store.forget(name)
+        assert list(store.list()) == []
+
+    def test_forgetting_one_segment_leaves_the_others(self, store: SegmentStore) -> None:
+        for name in ("a", "a/b", "b", "c"):
+            _segment(store, name.encode() * 10, name=name, tag=name.encode())
+        store.forget("a")
+        store.forget("b")
+        assert [store.read(name, 0, 40) for name in ("a/b", "c")] == [b"a/b" * 10, b"c" * 10]
+        assert [store.attributes(name) for name in ("a/b", "c")] == [{"tag": b"a/b"}, {"tag": b"c"}]
+        assert list(store.list()) == ["a/b", "c"]
+
+    def test_forgetting_many_bytes_while_others_append(self, store: SegmentStore) -> None:
+        _segment(store, name="other")
+        with ThreadPoolExecutor(4) as threads:
+            for turn in range(3):
+                name = f"s/{turn}"
+                _segment(store, _pattern(2_000_000), name=name)
+                forgetting = [threads.submit(store.forget, name) for _ in range(3)]
+                for number in range(10):
+                    _appended(store.append("other", b"%d" % number))
+                for future in forgetting:
+                    future.result(_LONG)
+        assert list(store.list()) == ["other"]
+        assert store.read("other", 0, 100) == b"0123456789" * 3
 
     def test_deleting_one_segment_leaves_the_others(self, store: SegmentStore) -> None:
         for name in "abc":
@@ -277,6 +336,36 @@ class SegmentStoreConformance:
         with pytest.raises(InvalidArgumentError):
             store.append("s", bytes(MAX_APPEND_BYTES + 1))
         assert store.info("s").length == 0
+
+    @pytest.mark.parametrize("wrong", ["5", b"5", True, 1.0, math.nan, None, -1])
+    def test_what_is_no_offset_is_refused_and_nothing_is_changed(self, store: SegmentStore, wrong: Any) -> None:
+        store.create("s")
+        store.append("s", b"0123456789")
+        calls: list[Callable[[], object]] = [
+            lambda: store.read("s", wrong, 10),
+            lambda: store.read("s", 0, wrong),
+            lambda: store.truncate("s", wrong),
+            lambda: store.truncate("missing", wrong),
+        ]
+        if wrong is not None:
+            calls.append(lambda: store.append("s", b"x", expected_offset=wrong))
+            calls.append(lambda: store.append_unread("s", b"x", expected_offset=wrong))
+            calls.append(lambda: store.append_together([Append("s", b"x", wrong)]))
+        if wrong != -1:
+            calls.append(lambda: store.wait({"s": wrong}, 0))
+        for call in calls:
+            with pytest.raises(InvalidArgumentError):
+                call()
+        assert store.info("s") == SegmentInfo("s", 0, 10, sealed=False)
+
+    @pytest.mark.parametrize("wrong", ["5", True, math.nan, None])
+    def test_what_is_no_timeout_is_refused(self, store: SegmentStore, wrong: Any) -> None:
+        store.create("s")
+        with pytest.raises(InvalidArgumentError):
+            store.wait({"s": 0}, wrong)
+        if store.guarantees.fair_lock:
+            with pytest.raises(InvalidArgumentError), store.fair_lock("s", wrong):
+                pass
 
     def test_a_negative_expected_offset_is_refused(self, store: SegmentStore) -> None:
         _segment(store)
@@ -1151,6 +1240,26 @@ class SegmentStoreConformance:
         with store.fair_lock("s", 0) as is_held:
             assert is_held
 
+    # several stores, several processes
+
+    def test_two_stores_of_a_process_are_safe_from_a_process_that_comes_and_goes(
+        self, store: SegmentStore, address: str
+    ) -> None:
+        if not store.guarantees.many_processes:
+            return
+        _segment(store)
+        length = 0
+        for _ in range(2):
+            with open_store(address) as other:
+                for appender, looker in ((store, other), (other, store)):
+                    assert _visit(address, expected_offset=length) == Appended(length, length + 5)
+                    assert appender.append("s", b"lost", expected_offset=length) == Conflict(length + 5, b"visit")
+                    assert appender.append("s", b"kept", expected_offset=length + 5) == Appended(length + 5, length + 9)
+                    assert _visit(address, expected_offset=length) == Conflict(length + 9, b"visitkept")
+                    assert looker.read("s", length, 100) == b"visitkept"
+                    length += 9
+            assert store.read("s", 0, 1000) == b"visitkept" * (length // 9)
+
     # close, fork
 
     def test_a_closed_store_refuses_every_call(self, store: SegmentStore) -> None:
@@ -1158,7 +1267,8 @@ class SegmentStoreConformance:
         store.close()
         store.close()
         calls = _calls_on(store, "s")
-        calls += [lambda: store.create("t"), lambda: store.delete("s"), lambda: store.list(), lambda: store.wait({}, 0)]
+        calls += [lambda: store.create("t"), lambda: store.delete("s"), lambda: store.forget("s")]
+        calls += [lambda: store.list(), lambda: store.wait({}, 0)]
         for call in calls:
             with pytest.raises(ClosedError):
                 call()
@@ -1188,6 +1298,27 @@ class SegmentStoreConformance:
         assert store.append("s", b"more", expected_offset=4) == Appended(4, 8)
         assert store.read("s", 0, 100) == b"datamore"
 
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+    def test_a_forked_child_that_ends_takes_nothing_of_the_store_with_it(
+        self, store: SegmentStore, address: str
+    ) -> None:
+        """Whatever frees what it inherited: the garbage collector, the end of the interpreter."""
+        if not store.guarantees.many_processes:
+            return
+        _segment(store)
+        _run(_FORK, address)
+        assert store.read("s", 0, 100) == b"beforeafter"
+
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+    def test_a_forked_child_may_open_a_store_of_its_own_or_is_told_that_it_may_not(
+        self, store: SegmentStore, address: str
+    ) -> None:
+        """Never one that works otherwise than the parent's."""
+        if not store.guarantees.many_processes:
+            return
+        _segment(store)
+        _run(_OPEN_IN_A_FORK, address)
+
 
 def _exit_code_of_a_child(store: SegmentStore) -> int:
     """0 if every call is refused."""
@@ -1202,6 +1333,77 @@ def _exit_code_of_a_child(store: SegmentStore) -> int:
     except BaseException:
         return 2
     return 0
+
+
+_VISIT = """
+import sys
+from synchronizer import open_store
+with open_store(sys.argv[1], must_exist=True) as store:
+    print(repr(store.append("s", b"visit", expected_offset=int(sys.argv[2]))))
+"""
+
+
+#: Its children end in each of the ways that free what they inherited, while a thread of it waits.
+_FORK = """
+import gc, os, sys, threading
+from synchronizer import Appended, open_store
+store = open_store(sys.argv[1])
+assert store.append("s", b"before", expected_offset=0) == Appended(0, 6)
+woken = []
+waiting = threading.Thread(target=lambda: woken.append(store.wait({"s": 6}, 30)))
+waiting.start()
+for way in range(3):
+    child = os.fork()
+    if not child:
+        if way == 0:
+            store.close()
+        if way == 1:
+            del store
+            gc.collect()
+        sys.exit()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, way
+assert store.read("s", 0, 10) == b"before"
+assert store.append("s", b"after", expected_offset=6) == Appended(6, 11)
+waiting.join()
+assert woken == [{"s"}], woken
+store.close()
+"""
+
+_OPEN_IN_A_FORK = """
+import os, sys
+from synchronizer import Appended, ClosedError, Conflict, open_store
+store = open_store(sys.argv[1])
+child = os.fork()
+if not child:
+    try:
+        with open_store(sys.argv[1]) as own:
+            assert own.append("s", b"child", expected_offset=0) == Appended(0, 5)
+            assert own.wait({"s": 0}, 30) == {"s"}
+    except ClosedError:
+        sys.exit(7)
+    sys.exit(0)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+assert code in (0, 7), code
+expected = Appended(0, 6) if code else Conflict(5, b"child")
+assert store.append("s", b"parent", expected_offset=0) == expected
+store.close()
+with open_store(sys.argv[1]) as store:
+    assert store.read("s", 0, 100) == (b"parent" if code else b"child")
+"""
+
+
+def _visit(address: str, *, expected_offset: int) -> object:
+    """What another process hears that opens the store, appends to it, closes it, and ends."""
+    return eval(_run(_VISIT, address, str(expected_offset)), {"Appended": Appended, "Conflict": Conflict})
+
+
+def _run(program: str, *arguments: str) -> str:
+    """What the program prints in a process of its own, which ends in order."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, *arguments]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # for what adds a scheme
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=4 * _LONG)
+    assert ran.returncode == 0 and "Traceback" not in ran.stderr, ran.stderr
+    return ran.stdout
 
 
 def _segment(

@@ -15,6 +15,7 @@ from typing import Final
 
 import readergroup as rg
 from readergroup.streams.config import number_of
+from tests.chaos.beside import InterruptibleWork, beside
 from tests.chaos.diaries import DiaryFile, pulse
 from tests.chaos.hosts import open_sockets
 from tests.chaos.plan import Life
@@ -36,11 +37,13 @@ def act(life: Life, url: str, diary: Path) -> None:
     work = {"reader": read, "writer": write, "scaler": scale, "sealer": seal}[life.role]
     told = Told()
     signal.signal(signal.SIGTERM, told.on_signal)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     with pulse(file):
         try:
             held = _held()
-            with _connected(url) as client:
-                why = work(life, client, file, told)
+            with _connected(url) as client, beside(life, url, client, file):
+                interruptible = InterruptibleWork(file)
+                why = interruptible.run(lambda: work(life, client, file, told, interruptible.times_begun))
             file.note("end", why=why)
             if left := _left_over(held):
                 file.note("error", error=f"after the client was closed there are still {left}")
@@ -98,7 +101,7 @@ class Told:
         self.leave()
 
 
-def read(life: Life, client: rg.Client, diary: DiaryFile, told: Told) -> str:
+def read(life: Life, client: rg.Client, diary: DiaryFile, told: Told, _: int) -> str:
     """Read to the end of the data, and write down each event before it counts as processed."""
     rng = random.Random(life.seed)
     group = client.groups.get(GROUP)
@@ -137,8 +140,11 @@ def _joined(
             diary.note("joins again")
 
 
-def write(life: Life, client: rg.Client, diary: DiaryFile, told: Told) -> str:
-    """Write events of several keys until told, and write down what is to be stored before, and what is after."""
+def write(life: Life, client: rg.Client, diary: DiaryFile, told: Told, times_begun: int) -> str:
+    """Write events of several keys until told, and write down what is to be stored before, and what is after.
+
+    Begun again it takes other keys, because it does not know what became of the last event before.
+    """
     rng = random.Random(life.seed)
     never = threading.Event()
     counts: dict[str, int] = {}
@@ -147,7 +153,7 @@ def write(life: Life, client: rg.Client, diary: DiaryFile, told: Told) -> str:
             while not told.leaving:
                 for _ in range(rng.randint(1, 25)):
                     routing_key = f"k{rng.randrange(_KEYS)}"
-                    key = f"{life.name}/{routing_key}"
+                    key = f"{life.name}/{times_begun}/{routing_key}"
                     number = counts.get(key, 0)
                     counts[key] = number + 1
                     diary.note("intend", key=key, count=number + 1)
@@ -162,7 +168,7 @@ def write(life: Life, client: rg.Client, diary: DiaryFile, told: Told) -> str:
     return "told"
 
 
-def scale(life: Life, client: rg.Client, diary: DiaryFile, told: Told) -> str:
+def scale(life: Life, client: rg.Client, diary: DiaryFile, told: Told, _: int) -> str:
     """Split and merge segments until told, and compact the state of the group now and then."""
     rng = random.Random(life.seed)
     never = threading.Event()
@@ -185,7 +191,7 @@ def scale(life: Life, client: rg.Client, diary: DiaryFile, told: Told) -> str:
     return "told"
 
 
-def seal(_: Life, client: rg.Client, __: DiaryFile, ___: Told) -> str:
+def seal(_: Life, client: rg.Client, __: DiaryFile, ___: Told, ____: int) -> str:
     """End the stream."""
     client.streams.seal(STREAM)
     return "done"

@@ -10,6 +10,7 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -79,9 +80,11 @@ class Diary:
     #: When a reader was first known to be in the group, and under which incarnations it was.
     joined_at: float | None = None
     incarnations: set[int] = field(default_factory=set)
-    #: How often a reader joined once more, because it was not told whether it had.
+    #: How often a reader joined once more, because it was not told whether it had, or was interrupted.
     joins_again: int = 0
     stalls: list[Interval] = field(default_factory=list)
+    #: How often it did what the plan has beside its work.
+    beside: Counter[str] = field(default_factory=Counter)
     #: Why it ended, where it ended by itself.
     ended: str | None = None
     ended_at: float | None = None
@@ -103,7 +106,7 @@ class Diary:
             case "intend":
                 self.intended[row["key"]] = row["count"]
             case "acknowledged":
-                self.acknowledged = row["counts"]
+                self.acknowledged |= row["counts"]
             case "scaled":
                 self.scales += 1
             case "joined" | "assigned":
@@ -111,10 +114,12 @@ class Diary:
                     self.joined_at = row["at"]
                 if row["incarnation"] is not None:
                     self.incarnations.add(row["incarnation"])
-            case "joins again":
+            case "joins again" | "interrupted":
                 self.joins_again += 1
             case "stall":
                 self.stalls.append(Interval(row["since"], row["at"]))
+            case "beside":
+                self.beside[row["kind"]] += 1
             case "error":
                 self.errors.append(row["error"])
             case "end":

@@ -15,6 +15,7 @@ from tests.servers.fresh import fresh_store
 from tests.servers.nats import NatsCluster, NatsServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.proxy import TcpProxy
+from tests.waiting import PATIENCE_SECONDS
 
 #: "url" is a store at an address that is given, whose servers are left alone.
 StoreKind = Literal["sqlite", "postgresql", "nats", "nats-cluster", "url"]
@@ -32,7 +33,7 @@ NETWORK_FAULTS: Final[Sequence[NetworkFault]] = get_args(NetworkFault)
 
 SLOW_SECONDS: Final = 0.15
 _ANSWERS_TO_LOSE: Final = 3
-_LONG: Final = 30.0
+_LONG: Final = PATIENCE_SECONDS
 #: Of a store at an address that says nothing else.
 _DEFAULT_STREAM: Final = "readergroup"
 

@@ -13,6 +13,10 @@ Role = Literal["reader", "writer", "scaler", "sealer"]
 #: "term" is SIGTERM, which asks a process to leave; "stop" and "continue" are SIGSTOP and SIGCONT.
 Action = Literal["start", "kill", "stop", "continue", "term"]
 
+#: What a process does over and over beside its work: opens another client and closes it, forks, has an interrupt after
+#: which it begins its work again, or has no file descriptor left for a moment.
+Beside = Literal["second client", "forks", "interrupts", "exhaustion"]
+
 READER_TIMEOUT_SECONDS: Final = 2.0
 #: How long signals are sent, before the stream is sealed and read to its end.
 SECONDS: Final[dict[StoreKind, float]] = {
@@ -64,6 +68,7 @@ _PAUSES_SECONDS: Final = (0.0, 0.0005, 0.002, 0.004)
 _SAME_ID: Final = 0.35
 _NOT_REPLACED: Final = 0.15
 _TWIN: Final = 0.3
+_BESIDE: Final[dict[Beside, float]] = {"second client": 0.3, "forks": 0.3, "interrupts": 0.2, "exhaustion": 0.2}
 #: How many of the processes have the network between them and the store that mishaps befall.
 _PROXIED: Final = 0.5
 
@@ -77,6 +82,7 @@ class Life(NamedTuple):
     #: How long a reader takes for most events.
     pause_seconds: float
     seed: int
+    beside: tuple[Beside, ...] = ()
 
 
 class Step(NamedTuple):
@@ -126,7 +132,10 @@ class Plan:
         return "\n".join([first, *steps, "  then", *ending])
 
     def _way(self, step: Step) -> str:
-        return " through the proxy" if step.action == "start" and step.life in self.proxied else ""
+        if step.action != "start":
+            return ""
+        beside = "".join(f", {what}" for what in self.lives[step.life].beside)
+        return (" through the proxy" if step.life in self.proxied else "") + beside
 
 
 def plan(seed: int, kind: StoreKind = "sqlite") -> Plan:
@@ -138,21 +147,30 @@ def plan(seed: int, kind: StoreKind = "sqlite") -> Plan:
         for slot in range(number):
             steps += cast.play(role, f"{role[0]}{slot}")  # type: ignore[arg-type]
     steps.sort()
+    number_of_segments, position_interval_seconds = rng.randint(2, 6), rng.choice((0.1, 0.3, 1.0))
+    ending = tuple(sorted(cast.end(steps)))
     made = Plan(
         seed=seed,
         kind=kind,
         seconds=SECONDS[kind],
-        number_of_segments=rng.randint(2, 6),
-        position_interval_seconds=rng.choice((0.1, 0.3, 1.0)),
-        lives=cast.lives,
+        number_of_segments=number_of_segments,
+        position_interval_seconds=position_interval_seconds,
+        lives=_with_what_is_beside(cast.lives, random.Random(f"{seed} beside")),
         steps=tuple(steps),
-        ending=tuple(sorted(cast.end(steps))),
+        ending=ending,
         seals_while_writing=rng.random() < 0.3,
     )
     if not MISHAPS[kind]:
         return made
     proxied = frozenset(name for name in made.lives if rng.random() < _PROXIED)
     return replace(made, mishaps=tuple(_mishaps(rng, kind)), proxied=proxied)
+
+
+def _with_what_is_beside(lives: dict[str, Life], rng: random.Random) -> dict[str, Life]:
+    return {
+        name: life._replace(beside=tuple(what for what, share in _BESIDE.items() if rng.random() < share))
+        for name, life in lives.items()
+    }
 
 
 def _mishaps(rng: random.Random, kind: StoreKind) -> Iterator[Mishap]:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -54,6 +54,8 @@ KILLED: Final = 3
 FAULT_RATE: Final = 0.03
 COMPACTION_BYTES: Final = 3000
 _REFUSED_SECONDS: Final = 0.05
+#: Of eight processes, however slow, one has written something down after so long.
+_STANDSTILL_SECONDS: Final = 60.0
 #: After that the store is left in peace: where servers start slowly, the processes would come to no end.
 _MISHAPS_SECONDS: Final = 15.0
 #: Stores that look at the parts of what they answer to a lost race one after the other.
@@ -337,10 +339,10 @@ def _record(
         for child in children:
             child.send("go")
         mishaps.start(time.monotonic())
-        _kill_at_milestones(children[:KILLED])
+        _kill_at_milestones(children[:KILLED], diaries)
         for child in children[KILLED:]:
-            assert child.receive() == "milestone"
-            assert child.receive() is ENDED and not child.was_killed
+            assert _said_while_they_write(child, diaries) == "milestone"
+            assert _said_while_they_write(child, diaries) is ENDED and not child.was_killed
     return histories(diaries)
 
 
@@ -353,15 +355,28 @@ def _mishaps(rng: random.Random, host: Host) -> Iterator[Mishap]:
         at += seconds + rng.uniform(0.3, 1.0)
 
 
-def _kill_at_milestones(children: Sequence[Child]) -> None:
+def _kill_at_milestones(children: Sequence[Child], diaries: Sequence[Path]) -> None:
     """Kill each as soon as it has come so far, whatever it does at that moment."""
     left = list(children)
     while left:
-        ready = wait([child.connection for child in left], LONG)
-        assert ready, "the processes make no progress"
+        ready = _ready_while_they_write([child.connection for child in left], diaries)
         for child in [child for child in left if child.connection in ready]:
             child.kill()
             left.remove(child)
+
+
+def _said_while_they_write(child: Child, diaries: Sequence[Path]) -> Any:
+    _ready_while_they_write([child.connection], diaries)
+    return child.receive()
+
+
+def _ready_while_they_write(connections: Sequence[Connection], diaries: Sequence[Path]) -> Collection[object]:
+    """The connections that have something to say. Wait as long as any process writes into its diary."""
+    written = -1
+    while not (ready := wait(connections, _STANDSTILL_SECONDS)):
+        before, written = written, sum(diary.stat().st_size for diary in diaries)
+        assert written > before, "the processes make no progress"
+    return ready
 
 
 class Report(NamedTuple):

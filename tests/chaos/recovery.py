@@ -26,13 +26,14 @@ from synchronizer import (
 )
 from tests.chaos.evidence import TAKEN_OVER
 from tests.chaos.hosts import NETWORK_FAULTS, Fault, Host, host
+from tests.waiting import PATIENCE_SECONDS
 
 SEGMENT: Final = "numbers"
 #: So that something has been stored before the fault comes.
 _BEFORE: Final = 20
 _PAUSE_SECONDS: Final = 0.005
 _WAIT_SECONDS: Final = 1.0
-_LONG: Final = 60.0
+_LONG: Final = PATIENCE_SECONDS
 
 
 class Trial(NamedTuple):

@@ -35,6 +35,8 @@ class Report:
     quiet_takeovers: list[float] = field(default_factory=list)
     scales: int = 0
     entries: int = 0
+    #: How often processes did what the plan has beside their work, as "forks".
+    beside: dict[str, int] = field(default_factory=dict)
     log_is_whole: bool = True
     stall_seconds: float = 0.0
     store: str = "sqlite"
@@ -61,6 +63,7 @@ class Report:
             quiet_takeovers=[round(each.quiet_seconds, 2) for each in taken],
             scales=sum(diary.scales for diary in evidence.of_role("scaler")),
             entries=len(evidence.log),
+            beside=dict(sum((diary.beside for diary in evidence.diaries.values()), Counter())),
             log_is_whole=evidence.log_is_whole,
             stall_seconds=sum(stall.end - stall.start for stall in evidence.stalls),
             store=store,
@@ -122,6 +125,8 @@ def summary(reports: Sequence[Report]) -> str:
         )
     events, duplicates = (sum(getattr(r, name) for r in reports) for name in ("events", "duplicates"))
     scales, entries = (sum(getattr(r, name) for r in reports) for name in ("scales", "entries"))
+    beside = sum((Counter(report.beside) for report in reports), Counter[str]())
+    lines.append("beside: " + (", ".join(f"{what} {count}" for what, count in sorted(beside.items())) or "nothing"))
     lines.append(f"scales: {scales}; entries of the groups' logs: {entries}")
     lines.append(f"events: {events}, of which {duplicates} were repeated ({duplicates / max(1, events):.1%})")
     hidden = sum(not report.log_is_whole for report in reports)

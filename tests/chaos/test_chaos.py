@@ -6,17 +6,17 @@ On servers these are killed, stopped and restarted too, and the network between 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from tests.chaos.hosts import KINDS, StoreKind, host
-from tests.chaos.plan import MISHAPS, SECONDS, plan
+from tests.chaos.plan import MISHAPS, SECONDS, Beside, plan
 from tests.chaos.report import Report, summary
 from tests.chaos.schedules import explained, run
 from tests.servers.unavailable import ServerUnavailable
 
 
-@pytest.mark.timeout(300)
 def test_ten_schedules_of_signals_break_no_guarantee(tmp_path: Path) -> None:
     reports = list(run(range(10), tmp_path))
     print(summary(reports))
@@ -26,7 +26,6 @@ def test_ten_schedules_of_signals_break_no_guarantee(tmp_path: Path) -> None:
     assert sum(len(report.takeovers) for report in reports) > 0
 
 
-@pytest.mark.timeout(300)
 def test_schedules_with_servers_and_networks_that_fail_break_no_guarantee(tmp_path: Path) -> None:
     stores = [kind for kind in KINDS if MISHAPS[kind] and _is_there(kind, tmp_path)]
     if not stores:
@@ -73,6 +72,8 @@ def test_in_a_hundred_plans_each_role_meets_each_fault_while_others_go_on() -> N
         made = plan(seed)
         seen |= {(step.action, made.lives[step.life].role) for step in (*made.steps, *made.ending)}
         assert all(0.0 <= step.at < SECONDS["sqlite"] + 6.0 for step in made.steps)
+        seen |= {(what, life.role) for life in made.lives.values() for what in life.beside}
     for role in ("reader", "writer", "scaler"):
+        assert {(what, role) for what in get_args(Beside)} <= seen
         assert {(action, role) for action in ("start", "kill", "stop", "continue", "term")} <= seen
     assert ("kill", "sealer") in seen

@@ -16,8 +16,9 @@ from tests.servers.nats import NatsServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.small_disk import small_disk
 from tests.servers.unavailable import ServerUnavailable
+from tests.waiting import PATIENCE_SECONDS
 
-LONG: Final = 60.0
+LONG: Final = PATIENCE_SECONDS
 _BLOCK: Final = b"." * 65_536
 #: More than any of the disks and quotas here holds.
 _MOST_BLOCKS: Final = 1_000
@@ -46,12 +47,26 @@ def postgres_on_a_small_disk() -> Iterator[Limited]:
 
 
 @contextmanager
+def sqlite_on_8_megabytes() -> Iterator[Limited]:
+    with small_disk(8, 1) as disk:
+        yield Limited(f"sqlite:///{disk.folder}/store.db", _truncate)
+
+
+@contextmanager
+def sqlite_on_64_megabytes() -> Iterator[Limited]:
+    with small_disk(64, 16) as disk:
+        yield Limited(f"sqlite:///{disk.folder}/store.db", lambda store, segment: disk.make_room())
+
+
+@contextmanager
 def nats_stream_with_a_limit() -> Iterator[Limited]:
     with NatsServer(options={"max_bytes": "4000000", "durable": "always"}) as server:
         yield Limited(server.url, _truncate)
 
 
-@pytest.fixture(params=[postgres_on_a_small_disk, nats_stream_with_a_limit])
+@pytest.fixture(
+    params=[sqlite_on_8_megabytes, sqlite_on_64_megabytes, postgres_on_a_small_disk, nats_stream_with_a_limit]
+)
 def limited(request: pytest.FixtureRequest) -> Iterator[Limited]:
     with ExitStack() as running:
         try:

@@ -17,9 +17,9 @@ from tests.chaos.hosts import Fault, Host, ServerHost, StoreKind, left_over, ope
 from tests.chaos.hosts import host as host_of
 from tests.chaos.recovery import try_out
 from tests.servers.unavailable import ServerUnavailable
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
-LONG = 30.0
+LONG = PATIENCE_SECONDS
 FAULT_SECONDS: Final = 0.3
 
 #: One after the other; the rest is in the schedules. Of those that go on for long, a cluster has to do with the worst.
@@ -130,7 +130,6 @@ def test_a_wait_goes_on_over_a_cut_and_hears_of_what_was_appended_meanwhile(
     assert time.monotonic() - begun < RECOVERY_SECONDS[host.kind]
 
 
-@pytest.mark.timeout(200)
 def test_after_each_fault_appends_and_wake_ups_go_on_within_the_bound_and_nothing_is_lost_or_twice(
     host: ServerHost, tmp_path: Path
 ) -> None:

@@ -18,7 +18,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, NamedTuple
 
-LONG = 60.0
+from tests.waiting import PATIENCE_SECONDS
+
+LONG = PATIENCE_SECONDS
 
 
 class Failure(NamedTuple):

@@ -244,6 +244,7 @@ class FragileNotifier(CountNotifier):
             raise ConnectionError("the sky is falling")
 
 
+@pytest.mark.unexpected_errors
 def test_failing_polls_are_logged_and_repeated_after_growing_pauses(
     visits: StateSynchronizer[Counter], elsewhere: StateSynchronizer[Counter], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import readergroup as rg
+from tests.waiting import PATIENCE_SECONDS
 
-LONG = 60.0
+LONG = PATIENCE_SECONDS
 STREAM = "shop/orders"
 GROUP = "billing"
 

@@ -281,7 +281,7 @@ def test_a_checkpoint_has_a_text_form() -> None:
 
 
 def test_no_automatic_checkpoints_is_written_as_infinity(group: Group) -> None:
-    config = ReaderGroupConfig.of(streams=(STREAM,), automatic_checkpoint_interval_seconds=None)
+    config = ReaderGroupConfig(streams=(STREAM,), automatic_checkpoint_interval_seconds=None)
     assert config.automatic_checkpoint_interval_seconds == inf
     assert ReaderGroupConfig.model_validate_json(config.model_dump_json()) == config
     group.apply(ConfigureGroup(config=config))

@@ -10,11 +10,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import readergroup as rg
+from readergroup import driver
+from readergroup.checkpointing import _Taking as Taking
 from readergroup.state import ReaderGroupState
+from readergroup.state_manager import ReaderGroupStateManager
 from readergroup.updates import AddReader, CreateCheckpoint, ReassignSegment, ReleaseSegment, RemoveReader
-from synchronizer import Update
+from synchronizer import Deadline, Update
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
 from tests.readergroup.test_group import drain_to_end, read_all
+from tests.waiting import until
 
 pytestmark = pytest.mark.stores(in_turn=True)
 
@@ -289,6 +293,53 @@ def test_as_many_as_may_be_are_under_way_and_the_next_one_waits(world: World, ba
     assert list(world.group.checkpoints) == ["second"], "as many are kept as may be under way"
 
 
+def test_asking_where_the_group_stands_holds_up_no_checkpoint(world: World, background: ThreadPoolExecutor) -> None:
+    world.group.configure(max_outstanding_checkpoints=1)
+    process = world.process()
+    reader = process.reader("r1")
+    manager = ReaderGroupStateManager(world.group_log(), world.admin.streams)
+    assert manager.begin_checkpoint("cuts", silent=True) is not None
+    assert manager.begin_checkpoint("more-cuts", silent=True) is None
+    taking = background.submit(world.group.checkpoint, "nightly", timeout=20)
+    until(lambda: len(outstanding(world)) == 2)
+    process.step()
+    reader.read(timeout=0)
+    assert taking.result().name == "nightly"
+
+
+def test_of_checkpoints_that_are_completed_together_all_takers_hear(
+    world: World, background: ThreadPoolExecutor
+) -> None:
+    process = world.process()
+    process.reader("r1")
+    asking = [background.submit(world.group.generate_stream_cuts, timeout=20) for _ in range(2)]
+    until(lambda: len(outstanding(world)) == 2)
+    world.group.remove_reader("r1")
+    first, second = (each.result() for each in asking)
+    assert first == second
+
+
+def test_a_taker_that_was_away_says_that_it_does_not_know(world: World, process: Process) -> None:
+    world.group.configure(max_outstanding_checkpoints=1)
+    reader = process.reader("r1")
+    away = world.process().group
+    manager = ReaderGroupStateManager(away.synchronizer, world.admin.streams)
+    feed = away.synchronizer.transitions()
+    after = manager.begin_checkpoint("nightly")
+    assert after is not None
+    taking = Taking(manager, "nightly", feed, after)
+    process.step()
+    reader.read(timeout=0)
+    assert list(world.group.checkpoints) == ["nightly"]
+    reader.close()
+    world.group.checkpoint("another")
+    for _ in range(2):
+        world.group.configure(position_interval_seconds=world.group.config.position_interval_seconds + 1)
+        assert world.group_log().compact()
+    with pytest.raises(rg.OutcomeUnknownError, match="while this process was away"):
+        taking.wait(Deadline(world.clock, 10))
+
+
 def test_a_group_without_readers_and_one_at_its_end_have_checkpoints(world: World, process: Process) -> None:
     events = world.write(10)
     assert sorted(behind(world, world.group.checkpoint("empty"), events)) == sorted(events)
@@ -331,6 +382,35 @@ def test_checkpoints_are_taken_by_themselves_where_somebody_keeps_something(worl
     assert len(counting.kept) == 2 and counting.kept.keys() == other.kept.keys()
     (last,) = world.group.checkpoints.values()
     assert last.automatic and last.name in counting.kept
+
+
+def test_an_automatic_checkpoint_that_nobody_passes_is_given_up_and_the_next_one_begins(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.group.configure(max_processing_seconds=None)
+    counting, stalled = Counting(world.process(), "r1"), world.process().reader("r2")
+    world.write(20)
+    told: list[rg.CheckpointNotification] = []
+    listening = world.process().group
+    listening.checkpoint_notifier.register_listener(told.append)
+    committed: list[int] = []
+    while not any(each.failed for each in told):
+        world.pass_time(20, step=2)
+        counting.read(20)
+        listening.checkpoint_notifier.poll()
+        committed.append(sum(world.group.stream_cuts()[STREAM].offsets.values()))
+        assert world.clock.monotonic() < 1000 + 30 + driver.CHECKPOINT_SECONDS + 60
+    assert world.clock.monotonic() > 1000 + driver.CHECKPOINT_SECONDS
+    assert committed == sorted(committed) and committed[-1] > 0, "no position is lost"
+    assert any("r2" in record.message and "is given up" in record.message for record in caplog.records)
+    world.pass_time(40)
+    (next_one,) = outstanding(world)
+    assert next_one.automatic
+    counting.read()
+    stalled.read(timeout=0)
+    world.pass_time(1)
+    counting.read()
+    assert list(world.group.checkpoints) == [next_one.name]
 
 
 @pytest.mark.parametrize("interval", [None, 30.0])

@@ -553,7 +553,7 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(orders: Cli, command: 
     [
         ("stream create orders", "scope/name"),
         ("stream create shop/or!ders", "letters, digits"),
-        ("stream create shop/new --segments 0", "1 to 10000 segments"),
+        ("stream create shop/new --segments 0", "from 1 to 10000"),
         ("stream info shop/nothing", "no stream of this name"),
         ("stream seal shop/nothing", "no stream of this name"),
         ("stream delete shop/nothing", "no stream of this name"),

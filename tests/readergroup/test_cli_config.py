@@ -7,6 +7,7 @@ import pty
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -206,6 +207,18 @@ def test_a_prompt_that_is_interrupted_ends_in_order(cli: Cli) -> None:
         assert typed("put a 1") == "a = 1"
         typed.process.send_signal(signal.SIGINT)
         assert typed.end() == (0, "", "")
+
+
+def test_a_prompt_that_is_interrupted_right_after_an_answer_ends_in_order(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def print_and_interrupt(answer: str, *, flush: bool) -> None:
+        sys.stdout.write(f"{answer}\n")
+        raise KeyboardInterrupt  # which comes after a call of what is written in C, at the earliest
+
+    monkeypatch.setattr("readergroup.cli.config.print", print_and_interrupt, raising=False)
+    result = cli("config", "shell", "demo", input="put a 1\nput a 2\n")
+    assert (result.exit_code, result.stdout) == (0, "a = 1\n")
 
 
 def test_a_command_that_is_interrupted_is_not_taken_for_done(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

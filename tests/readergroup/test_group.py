@@ -418,6 +418,14 @@ def test_a_group_of_another_config_is_an_error_that_shows_both(world: World) -> 
     assert "77" in str(caught.value) and "10" in str(caught.value) and "configure" in str(caught.value)
 
 
+def test_a_group_of_before_a_reader_had_a_limit_is_returned_as_it_is(world: World) -> None:
+    assert world.group.config.max_processing_seconds == 300
+    world.group.configure(max_processing_seconds=None)
+    assert world.admin.groups.create("billing", streams=[STREAM]).config.max_processing_seconds == float("inf")
+    with pytest.raises(rg.ReaderGroupExistsError, match="max_processing_seconds"):
+        world.admin.groups.create("billing", streams=[STREAM], max_processing_seconds=300)
+
+
 def test_a_group_of_a_stream_that_does_not_exist_is_not_created(world: World) -> None:
     with pytest.raises(rg.NotFoundError):
         world.admin.groups.create("bad", streams=["shop/nothing"])
@@ -556,6 +564,20 @@ def test_lag_counts_what_is_not_committed(world: World, process: Process) -> Non
     lag = world.group.lag()
     assert (lag.events, lag.bytes, lag.seconds) == (0, 0, 0.0)
     assert {each.owner for each in lag.segments.values()} == {"r1"}
+
+
+def test_lag_counts_no_events_behind_an_end_cut(world: World) -> None:
+    with world.admin.writer(STREAM) as writer:
+        writer.write_many([b"%d" % number for number in range(100)], routing_key="k")  # one block
+    ranges = world.admin.batch.segment_ranges(STREAM)
+    (whole,) = ranges
+    events = list(world.admin.batch.read(whole))
+    for count in (0, 1, 30, 100):
+        offset = events[count].offset if count < 100 else whole.end
+        tail = world.admin.streams.info(STREAM).tail
+        cut = tail.model_copy(update={"offsets": {**tail.offsets, whole.segment: offset}})
+        group = world.admin.groups.create(f"up-to-{count}", streams=[STREAM], end={STREAM: cut})
+        assert group.lag().events == count
 
 
 def test_lag_is_told_when_reads_bring_less_than_is_there(world: World, process: Process) -> None:

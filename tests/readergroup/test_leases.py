@@ -15,6 +15,7 @@ from synchronizer import AttributeChange, StoreUnavailableError
 from synchronizer.leases import CONTACT, Lease, LeaseObserver, lease_attribute
 from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, raises, take
+from tests.waiting import CallInThread, until
 
 pytestmark = pytest.mark.stores(in_turn=True)
 TIMEOUT = 10.0
@@ -445,29 +446,83 @@ def test_a_slow_handler_keeps_its_lease(world: World) -> None:
     reader.commit(event)
 
 
-def test_f15_a_handler_that_is_too_slow_loses_its_lease_if_the_config_says_so(world: World) -> None:
+def pass_time_asking(world: World, seconds: float, *asked: rg.Reader[bytes]) -> None:
+    for _ in range(round(seconds)):
+        world.pass_time(1)
+        for reader in asked:
+            reader.read(timeout=0)
+
+
+def test_f15_a_handler_that_is_too_slow_loses_its_lease_if_the_config_says_so(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     world.group.configure(max_processing_seconds=5)
     world.write(10)
     slow, other = world.process(), world.process()
-    reader = slow.reader("r1")
-    other.reader("r2")
+    reader, asked = slow.reader("r1"), other.reader("r2")
     take(reader, 1)
-    world.pass_time(5 + TIMEOUT + 4)
+    pass_time_asking(world, 5 + TIMEOUT + 4, asked)
     assert set(world.state.readers) == {"r2"}
+    assert [record.args for record in caplog.records if "max_processing_seconds" in record.message] != []
     with pytest.raises(rg.ReaderNotInGroupError):
         reader.commit()
     reader.read(timeout=0)
     assert set(world.state.readers) == {"r1", "r2"}
 
 
-def test_f15_a_reader_without_an_event_in_hand_may_wait_as_long_as_it_likes(world: World) -> None:
+def test_f15_a_reader_that_is_asked_for_nothing_loses_its_segments_and_comes_back(world: World) -> None:
+    world.group.configure(max_processing_seconds=5)
+    idle, unread, other = (world.process() for _ in range(3))
+    reader = idle.reader("r1")
+    assert reader.read(timeout=0) is None
+    never_read, asked = unread.reader("r2"), other.reader("r3")
+    pass_time_asking(world, 5 + TIMEOUT + 4, asked)
+    assert set(world.state.readers) == {"r3"}
+    assert len(world.state.segments_of("r3")) == 2
+    for back in (reader, never_read):
+        back.read(timeout=0)
+    assert set(world.state.readers) == {"r1", "r2", "r3"}
+
+
+def test_f15_a_callback_that_is_too_slow_loses_the_lease_as_well(world: World) -> None:
+    world.group.configure(max_processing_seconds=5)
+    slow, other = world.process(), world.process()
+    called = []
+
+    def take_long(segment: str) -> None:
+        called.append(segment)
+        if len(called) == 1:
+            pass_time_asking(world, 5 + TIMEOUT + 4, asked)
+            assert set(world.state.readers) == {"r2"}
+
+    reader = slow.group.reader("r1", on_assign=take_long)
+    asked = other.reader("r2")
+    reader.read(timeout=0)
+    assert called
+    assert set(world.state.readers) == {"r1", "r2"}
+
+
+@pytest.mark.stores
+def test_f15_a_reader_that_waits_for_events_may_wait_as_long_as_it_likes(world: World) -> None:
     world.group.configure(max_processing_seconds=5)
     process, other = world.process(), world.process()
-    reader = process.reader("r1")
-    other.reader("r2")
-    reader.read(timeout=0)
-    world.pass_time(5 * TIMEOUT)
+    reader, asked = process.reader("r1"), other.reader("r2")
+    incarnation = world.state.readers["r1"].incarnation
+    waiting = CallInThread(lambda: reader.read(timeout=3 * TIMEOUT) or "nothing")
+    until(lambda: reader._left_at is None)
+    pass_time_asking(world, 3 * TIMEOUT + 1, asked)
+    waiting.ended()
+    assert world.state.readers["r1"].incarnation == incarnation
+
+
+def test_f15_a_reader_has_five_minutes_by_default(world: World) -> None:
+    slow, other = world.process(), world.process()
+    slow.reader("r1")
+    asked = other.reader("r2")
+    pass_time_asking(world, 299, asked)
     assert set(world.state.readers) == {"r1", "r2"}
+    pass_time_asking(world, TIMEOUT + 4, asked)
+    assert set(world.state.readers) == {"r2"}
 
 
 def test_f15_a_reader_that_is_forgotten_is_let_go(world: World) -> None:
@@ -621,7 +676,7 @@ READER = {"r1": ReaderState(incarnation=1, lease="a")}
 
 def observe(observer: LeaseObserver, now: float, value: bytes = b"1", *, renewed_at: float | None = None) -> list[str]:
     contact = now if renewed_at is None else renewed_at
-    return observer.observe(now, READER, {lease_attribute("a"): value}, TIMEOUT, renewed_at=contact)
+    return observer.observe(now, READER, {lease_attribute("a"): value}, TIMEOUT, renewed_at=contact, asked_at=now)
 
 
 def test_the_observer_counts_from_the_first_time_that_it_saw_a_value() -> None:
@@ -633,6 +688,20 @@ def test_the_observer_counts_from_the_first_time_that_it_saw_a_value() -> None:
     for now in range(111, 120):
         assert observe(observer, now, b"2") == []
     assert observe(observer, 120.5, b"2") == ["r1"]
+
+
+def test_the_observer_counts_from_the_end_of_one_read_to_the_beginning_of_another() -> None:
+    """A value that a slow read returned may be as new as its end, and as old as its beginning."""
+    observer = LeaseObserver()
+    leases = {lease_attribute("a"): b"1"}
+
+    def observe(asked_at: float, now: float) -> list[str]:
+        return observer.observe(now, READER, leases, TIMEOUT, renewed_at=now, asked_at=asked_at)
+
+    assert observe(100, 104) == []
+    for asked_at in range(104, 114, 3):
+        assert observe(asked_at, asked_at + 3) == []  # the last one is asked at 113, and has the answer at 116
+    assert observe(116, 116) == ["r1"]
 
 
 def test_f9_the_observer_begins_anew_after_a_gap() -> None:
@@ -649,7 +718,7 @@ def test_another_incarnation_is_observed_anew() -> None:
     for now in range(100, 110):
         observe(observer, now)
     newer = {"r1": ReaderState(incarnation=2, lease="b")}
-    assert observer.observe(110, newer, {lease_attribute("b"): b"1"}, TIMEOUT, renewed_at=110) == []
+    assert observer.observe(110, newer, {lease_attribute("b"): b"1"}, TIMEOUT, renewed_at=110, asked_at=110) == []
 
 
 def test_whoever_deletes_a_group_and_dies_leaves_no_lease_to_commit_under(store_url: str) -> None:

@@ -614,15 +614,16 @@ def test_a_signal_handler_may_stop_a_reader_that_waits(world: World) -> None:
 def test_stopping_takes_no_lock(process: Process) -> None:
     """A signal handler runs in the thread that it interrupts, wherever that is: also inside of a lock."""
     reader = process.reader("r1")
-    locks = [value for value in vars(reader).values() if isinstance(value, threading.Event)]
-    for event in locks:
-        event._cond.acquire()  # type: ignore[attr-defined]
+    locks = [value for value in (*vars(reader).values(), *vars(reader._driver).values()) if hasattr(value, "acquire")]
+    assert locks
+    for lock in locks:
+        lock.acquire()
     stopper = threading.Thread(target=reader.stop, daemon=True)
     stopper.start()
     stopper.join(LONG)
     assert not stopper.is_alive()
-    for event in locks:
-        event._cond.release()  # type: ignore[attr-defined]
+    for lock in locks:
+        lock.release()
 
 
 def test_a_second_thread_is_refused(process: Process) -> None:

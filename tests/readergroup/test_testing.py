@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 
 import readergroup as rg
 from readergroup import testing
+from readergroup.scaling.worker import Worker
 from readergroup.testing import failing_store, manual_clock, reader_group_client, second_client, two_replicas  # noqa: F401
 
 STREAM = "shop/orders"
@@ -32,6 +34,130 @@ class Add(rg.Update[Counter], tag="add"):
 
     def apply_to(self, state: Counter, revision: rg.Revision) -> Counter:
         return state.replace(value=state.value + self.amount)
+
+
+# ---------------------------------------------------------------------- outages
+
+
+def wait_for_a_flush(client: rg.Client, fail: Callable[[], None]) -> None:
+    writer = client.writer(STREAM, timeout=5)
+    writer.write(b"event")
+    fail()
+    writer.flush(timeout=1)
+
+
+def wait_for_a_close(client: rg.Client, fail: Callable[[], None]) -> None:
+    with client.writer(STREAM, timeout=5) as writer:
+        writer.write(b"event")
+        fail()
+
+
+def wait_for_room(client: rg.Client, fail: Callable[[], None]) -> None:
+    writer = client.writer(STREAM, timeout=5)
+    fail()
+    for _ in range(1000):
+        writer.write(bytes(100_000))
+
+
+def wait_for_a_commit(client: rg.Client, fail: Callable[[], None]) -> None:
+    with client.writer(STREAM, timeout=5).transaction() as transaction:
+        transaction.write(b"event")
+        fail()
+
+
+def wait_for_a_queue(client: rg.Client, fail: Callable[[], None]) -> None:
+    queue = client.event_queue("queue")
+    fail()
+    queue.add(b"event", timeout=5)
+
+
+def wait_for_a_lock(client: rg.Client, fail: Callable[[], None]) -> None:
+    fail()
+    with client.lock("lock", timeout=5):
+        pass
+
+
+def wait_for_a_checkpoint(client: rg.Client, fail: Callable[[], None]) -> None:
+    group = client.groups.create("billing", streams=[STREAM])
+    group.reader("r1")
+    fail()
+    group.checkpoint("nightly", timeout=5)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "wait",
+    [
+        wait_for_a_flush,
+        wait_for_a_close,
+        wait_for_room,
+        wait_for_a_commit,
+        wait_for_a_queue,
+        wait_for_a_lock,
+        wait_for_a_checkpoint,
+    ],
+)
+def test_what_waits_for_a_store_that_is_away_comes_to_its_deadline(
+    reader_group_client: rg.Client, failing_store: testing.FailingStore, wait: Callable[..., None]
+) -> None:
+    reader_group_client.streams.create(STREAM)
+
+    def fail() -> None:
+        failing_store.unavailable = True
+
+    with pytest.raises(rg.ReaderGroupError):
+        wait(reader_group_client, fail)
+    failing_store.unavailable = False
+    with reader_group_client.writer(STREAM) as writer:
+        writer.write(b"after")
+
+
+@pytest.mark.timeout(60)
+def test_a_writer_goes_on_after_an_outage_of_ten_minutes(
+    reader_group_client: rg.Client, failing_store: testing.FailingStore, manual_clock: testing.InstantClock
+) -> None:
+    reader_group_client.streams.create(STREAM)
+    writer = reader_group_client.writer(STREAM)
+    failing_store.unavailable = True
+    writer.write(b"event")
+    with pytest.raises(rg.DeadlineExceededError):
+        writer.flush(timeout=600)
+    assert manual_clock.monotonic() >= 1600
+    failing_store.unavailable = False
+    writer.flush()
+    (each,) = (each for each in reader_group_client.batch.segment_ranges(STREAM))
+    assert [event.raw for event in reader_group_client.batch.read(each)] == [b"event"]
+
+
+def test_the_clock_stands_still_while_a_store_that_is_there_is_waited_for(
+    reader_group_client: rg.Client, manual_clock: testing.InstantClock
+) -> None:
+    reader_group_client.streams.create(STREAM)
+    now = manual_clock.monotonic()
+    with reader_group_client.writer(STREAM) as writer:
+        for _ in range(20):
+            writer.write(bytes(100_000))
+            writer.flush()
+    assert manual_clock.monotonic() == now
+
+
+def test_each_attempt_of_a_pool_has_the_time_that_a_reader_has(
+    reader_group_client: rg.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = group_with(reader_group_client, orders=1)
+    attempts = []
+
+    def handle(event: rg.Event[bytes]) -> None:
+        attempts.append(event.pointer)
+        if len(attempts) < 10:
+            raise ValueError("not yet")
+        worker.stop()
+
+    retry = rg.RetryPolicy(attempts=10, first_delay_seconds=250, max_delay_seconds=250)
+    worker = Worker(group.pool(handle, retry=retry)._task, "r1")
+    worker.run(lambda: None)
+    assert len(set(attempts)) == 1 and len(attempts) == 10
+    assert not [record for record in caplog.records if "max_processing_seconds" in record.message]
 
 
 def group_with(client: rg.Client, orders: int, segments: int = 2) -> rg.ReaderGroup:

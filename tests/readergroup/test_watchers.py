@@ -232,7 +232,7 @@ class Leases:
         chosen = self.observer.choose(self.now, self.members, in_turn(self.members), [self.own])
         self.looked_at = set(chosen)
         values = {lease_attribute(f"l{reader[1:]}"): b"%d" % count for reader, count in self.values.items()}
-        return self.observer.observe(self.now, chosen, values, TIMEOUT, renewed_at=self.now)
+        return self.observer.observe(self.now, chosen, values, TIMEOUT, renewed_at=self.now, asked_at=self.now)
 
     def leave(self, reader: str) -> None:
         del self.members[reader], self.values[reader]

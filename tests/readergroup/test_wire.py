@@ -5,8 +5,10 @@ A new update, or a new field, gets a new file. ``UPDATE=1 pytest`` writes files 
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
+from typing import cast
 
 import msgpack
 
@@ -86,7 +88,10 @@ LATER_UPDATES: list[Update[ReaderGroupState]] = [
     ResetStream(stream=STREAM, epoch=3, ended=False, segments={seg(1): STATE.segments[seg(1)]}),
     ConfigureGroup(
         config=ReaderGroupConfig.of(
-            streams=(STREAM,), automatic_checkpoint_interval_seconds=None, max_outstanding_checkpoints=7
+            streams=(STREAM,),
+            max_processing_seconds=None,
+            automatic_checkpoint_interval_seconds=None,
+            max_outstanding_checkpoints=7,
         )
     ),
 ]
@@ -119,6 +124,8 @@ STILL_LATER_STATE = STATE.replace(
 #: What came with readers that are alone in their group.
 ALONE: list[Update[ReaderGroupState]] = [AddReader(reader="spark", lease="abc", alone=True)]
 STATE_ALONE = STATE.replace(readers=Map({"spark": ReaderState(incarnation=21, lease="abc", alone=True)}))
+#: What came with readers that have five minutes for an event.
+LIMITED: list[Update[ReaderGroupState]] = [ConfigureGroup(config=ReaderGroupConfig(streams=(STREAM,)))]
 
 
 def wire(name: str, written_today: bytes) -> bytes:
@@ -155,6 +162,25 @@ def test_updates_that_came_with_readers_alone_are_written_and_read_as_ever() -> 
     stored = wire("group-updates-v4.msgpack", today)
     assert stored == today
     assert CODEC.decode_body(stored) == ALONE
+
+
+def test_updates_that_came_with_a_limit_for_readers_are_written_and_read_as_ever() -> None:
+    today = CODEC.encode_updates(LIMITED)
+    stored = wire("group-updates-v5.msgpack", today)
+    assert stored == today
+    assert CODEC.decode_body(stored) == LIMITED
+
+
+def test_a_group_of_before_the_limit_has_none() -> None:
+    with_limit = ReaderGroupConfig(streams=(STREAM,))
+    body = CODEC.encode_updates([ConfigureGroup(config=with_limit)])
+    assert CODEC.decode_body(body) == [ConfigureGroup(config=with_limit)]
+    kind, state_format, [[tag, fields]] = msgpack.unpackb(body)
+    del fields["config"]["max_processing_seconds"]
+    (update,) = cast(list[ConfigureGroup], CODEC.decode_body(msgpack.packb([kind, state_format, [[tag, fields]]])))
+    assert update.config.max_processing_seconds == math.inf
+    assert update.config == ReaderGroupConfig(streams=(STREAM,), max_processing_seconds=None)
+    assert msgpack.unpackb(CODEC.encode_updates([update]))[2] == [[tag, fields]]
 
 
 def test_a_state_is_read_as_ever() -> None:

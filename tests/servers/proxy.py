@@ -84,6 +84,14 @@ class TcpProxy:
 
         self._now(refuse)
 
+    def damage_answers(self, damage: Callable[[bytes], bytes]) -> None:
+        """Pass on what this makes of each piece of what the server sends."""
+
+        def begin() -> None:
+            self._faults.damage = damage
+
+        self._now(begin)
+
     def reset(self) -> None:
         """Reset the connections that there are; new ones are made as ever."""
         self._now(self._reset_all)
@@ -199,6 +207,7 @@ class _Faults:
         self.delay_seconds = 0.0
         self.answers_to_lose = 0
         self.requests_with = b""
+        self.damage: Callable[[bytes], bytes] | None = None
         self.requests_pass.set()
         self.answers_pass.set()
 
@@ -268,7 +277,7 @@ class _Link:
                 self._faults.lost += 1
                 self.reset()
                 return
-            self._client[1].write(data)
+            self._client[1].write(data if self._faults.damage is None else self._faults.damage(data))
             await self._client[1].drain()
 
 

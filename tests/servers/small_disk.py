@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import tempfile
@@ -20,6 +21,17 @@ class SmallDisk:
     def __init__(self, folder: Path, ballast_bytes: int) -> None:
         self.folder = folder
         (folder / _BALLAST).write_bytes(bytes(ballast_bytes))
+
+    def fill(self) -> None:
+        """Take all that is left."""
+        with open(self.folder / _BALLAST, "ab", buffering=0) as ballast:
+            for size in (65_536, 1):
+                try:
+                    while ballast.write(b"." * size):
+                        pass
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
 
     def make_room(self) -> None:
         (self.folder / _BALLAST).unlink()

@@ -571,13 +571,11 @@ class Auditor:
     def _takes_too_long(self, process: Process, state: ReaderGroupState) -> bool:
         """Whether it has events in hand for longer than its group allows."""
         limit, since = state.config.max_processing_seconds, self.in_hand_since.get(process)
-        return limit is not None and since is not None and self.world.simulation.now - since > limit / CLOCK_SLACK
+        return since is not None and self.world.simulation.now - since > limit / CLOCK_SLACK
 
     def _took_too_long_until(self, process: Process, state: ReaderGroupState) -> float:
         """When it last had done with an event that took longer than its group allows: meanwhile it renewed nothing."""
         limit = state.config.max_processing_seconds
-        if limit is None:
-            return 0.0
         return next((to for since, to in reversed(self.handled[process]) if to - since > limit / CLOCK_SLACK), 0.0)
 
     def _is_about_to_renew(self, process: Process, state: ReaderGroupState) -> bool:

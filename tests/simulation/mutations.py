@@ -223,7 +223,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "condition of the planner",
         "Moves that were planned on the state as this process knew it are written, whatever the state is by now.",
-        140,
+        676,
         frozenset({"L3", "S4"}),
         (
             Words(

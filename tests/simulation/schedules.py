@@ -279,7 +279,7 @@ def a_silent_reader_renews_before_its_removal_is_stored(stage: Stage) -> Check:
     return check
 
 
-@schedule("F4.2", WRITER, reader(1), reader(2))
+@schedule("F4.2", WRITER, reader(1), reader(2), seed=2)
 def a_renewal_arrives_after_the_removal(stage: Stage) -> Check:
     stage.hold(by("reader2", renews), lambda: bool(stage.removals("dead")))
 

@@ -472,7 +472,7 @@ class _Members(_Watcher):
             self.saw("F17")
         if update.cause == "dead" and process is not None and process.runs:
             limit = before.config.max_processing_seconds
-            if limit is not None and self.auditor._was_in_contact(process, before):
+            if limit < float("inf") and self.auditor._was_in_contact(process, before):
                 self.saw("F15.2")
         if self._is_too_large(by, before):
             self.saw("F20")

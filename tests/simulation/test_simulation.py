@@ -19,7 +19,7 @@ from tests.simulation.scenario import Actor, Mishap, Scenario, generate
 from tests.simulation.shrink import shrink
 from tests.simulation.world import Process
 
-SEEDS = int(os.environ.get("SEEDS", "2000"))
+SEEDS = int(os.environ.get("SEEDS", "500"))
 
 
 def simulate(*arguments: str) -> CompletedProcess[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -456,31 +456,19 @@ class Thread:
 
 
 class Executor:
-    """``ThreadPoolExecutor``, as far as the product uses it: ``map`` in threads of the simulation."""
+    """``ThreadPoolExecutor``, as far as the product uses it: each call in a thread of the simulation."""
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         self._simulation = simulation
         self._name = name
+        self._submitted = 0
 
-    def map(self, call: Callable[[Any], R], items: Iterable[Any]) -> Iterator[R]:
-        results: dict[int, R] = {}
-
-        def run(index: int, item: Any) -> None:
-            results[index] = call(item)
-
-        items = list(items)
-        threads = [
-            Thread(self._simulation, run, (index, item), name=f"{self._name}-{index}")
-            for index, item in enumerate(items)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return iter([results[index] for index in range(len(items))])
+    def submit(self, call: Callable[[], object]) -> None:
+        Thread(self._simulation, call, name=f"{self._name}-{self._submitted}").start()
+        self._submitted += 1
 
     def shutdown(self, wait: bool = True) -> None:
-        """Nothing outlives `map`."""
+        """Nothing is left to be done."""
 
 
 class Threading:

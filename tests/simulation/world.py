@@ -13,6 +13,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import readergroup as rg
@@ -28,9 +29,10 @@ from synchronizer import (
     StoreUnavailableError,
     UnknownOutcome,
 )
+from synchronizer.background import keep_running
 from synchronizer.stores.memory import MemoryStore
 
-from .threads import Executor, SimThread, Simulation, Threading
+from .threads import Executor, SimThread, Simulation, Thread, Threading
 
 R = TypeVar("R")
 
@@ -269,7 +271,7 @@ class _Place:
     has_turn: bool = False
 
 
-class SimStore(SegmentStore):
+class SimStore(SegmentStore, translate_errors=False):
     """One process's way to the store: slow, sometimes away, and with answers and requests that get lost."""
 
     def __init__(self, process: Process) -> None:
@@ -292,6 +294,13 @@ class SimStore(SegmentStore):
             self._world.grown(segment)
 
         self._call("delete", segment, delete)
+
+    def forget(self, segment: str) -> None:
+        def forget() -> None:
+            self._inner.forget(segment)
+            self._world.grown(segment)
+
+        self._call("delete", segment, forget)
 
     def info(self, segment: str) -> SegmentInfo:
         return self._call("info", segment, lambda: self._inner.info(segment))
@@ -633,6 +642,20 @@ class _Jobs:
         return removed.set
 
 
+def _background_thread(simulation: Simulation, loop: Callable[[], None], *, name: str, **options: Any) -> Thread:
+    """A `BackgroundThread` in the simulation. Of a process that is killed nothing goes on."""
+
+    def run() -> None:
+        thread = simulation.current
+        try:
+            loop()
+        except Exception:
+            if thread is not None and thread.owner.alive:
+                raise
+
+    return Threading(simulation).Thread(target=partial(keep_running, run, name=name, **options), name=name)
+
+
 @contextmanager
 def simulated(simulation: Simulation) -> Iterator[None]:
     """Inside, the product's threads, locks and random numbers are the simulation's."""
@@ -642,6 +665,7 @@ def simulated(simulation: Simulation) -> Iterator[None]:
         "secrets": secrets,
         "random": _Random(secrets),
         "SHARED": _Jobs(simulation),
+        "BackgroundThread": partial(_background_thread, simulation),
         "new_reader_id": lambda: f"worker-{secrets.token_hex(4)}",
         "ThreadPoolExecutor": lambda size, thread_name_prefix: Executor(simulation, thread_name_prefix),
     }

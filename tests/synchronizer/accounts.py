@@ -21,9 +21,9 @@ from synchronizer import (
     open_store,
 )
 from synchronizer.testing import FailingStore, Operation
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
-LONG = 20.0
+LONG = PATIENCE_SECONDS
 
 
 class Account(State):
@@ -167,7 +167,7 @@ def joined(replica: Replica, number: int) -> None:
 
     def are_there() -> bool:
         batch = replica._writer._open
-        return batch is not None and len(batch.calls) == number
+        return batch is not None and len(batch.entries) == number
 
     until(are_there, f"{number} calls in the open batch")
 

@@ -134,7 +134,6 @@ def end(replica: Replica, contenders: list[Contender]) -> tuple[int, int]:
     return sum(stored for _, stored, _ in answers), sum(lost for _, _, lost in answers)
 
 
-@pytest.mark.timeout(180)
 def test_eight_processes_all_get_their_turn_and_each_update_counts_once(shared_store_url: str) -> None:
     with contending(shared_store_url) as (replica, contenders):
         check_fairness(replica, contenders)
@@ -142,7 +141,6 @@ def test_eight_processes_all_get_their_turn_and_each_update_counts_once(shared_s
     assert stored > lost / 2  # on a busy machine; without the line it is a third
 
 
-@pytest.mark.timeout(180)
 def test_all_get_their_turn_again_when_one_has_been_stopped_while_it_had_its_own(shared_store_url: str) -> None:
     with contending(shared_store_url, turns_until_stop=5) as (replica, contenders):
         stopped, *others = contenders

@@ -245,7 +245,7 @@ def with_disturbances(store: FailingStore, actions: list[tuple[int, Callable[[],
     store.before = before
 
 
-TestHistories = pytest.mark.timeout(120)(Histories.TestCase)
+TestHistories = Histories.TestCase
 TestHistories.settings = settings(
     max_examples=300, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

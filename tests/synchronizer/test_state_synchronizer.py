@@ -678,7 +678,7 @@ class TestClosing:
             return True
 
         # Held by another thread at the moment of the fork: the child would wait for it for ever.
-        with replica._follower.changed, replica._writer._deciding:
+        with replica._follower.lock, replica._writer._deciding:
             child = os.fork()
             if child == 0:
                 os._exit(0 if all_refused() else 1)

@@ -254,3 +254,34 @@ def test_it_is_told_whether_another_had_the_turn_in_between(store: FailingStore,
     second.give_up()
     assert first.take(TIMEOUT_SECONDS)
     assert (first.times_taken, second.times_taken) == (2, 1)
+
+
+@pytest.mark.parametrize("read_seconds", [0.5, 2.4, 4.0, 8.0])
+def test_a_slow_read_shortens_the_turn_of_nobody(store: FailingStore, clock: ManualClock, read_seconds: float) -> None:
+    """What a read returns may have been written at its end, so a silence counts from there."""
+    first, second = turn(store.inner, clock), turn(store, clock)
+    assert first.take(TIMEOUT_SECONDS)
+
+    def read_slowly(operation: Operation) -> None:
+        if operation.verb == "attributes":
+            store.before = None
+            clock.advance(read_seconds)
+            assert first.record("renewed while the read was on its way")
+
+    store.before = read_slowly
+    read_at = clock.monotonic() + read_seconds
+    while not second.take(TIMEOUT_SECONDS):
+        clock.advance(0.5)
+    assert clock.monotonic() > first.valid_until
+    assert read_at + TIMEOUT_SECONDS <= clock.monotonic() <= read_at + 2 * TIMEOUT_SECONDS
+
+
+def test_a_read_that_ends_late_says_nothing_of_the_time_since_it_began(store: FailingStore, clock: ManualClock) -> None:
+    first, second = turn(store.inner, clock), turn(store, clock)
+    assert first.take(TIMEOUT_SECONDS)
+    for _ in range(17):
+        assert not second.take(TIMEOUT_SECONDS)
+        clock.advance(0.5)
+    store.after = lambda operation: clock.advance(2.0)  # what was read is as old then
+    assert not second.take(TIMEOUT_SECONDS)
+    assert second.take(TIMEOUT_SECONDS)

@@ -219,9 +219,9 @@ def test_wrong_input_is_refused_before_anything_is_read(client: rg.Client) -> No
         "another stream": lambda: client.batch.segment_ranges(STREAM, end=other),
         "behind the end cut": lambda: client.batch.segment_ranges(STREAM, start=tail, end="head"),
         "no event starts": lambda: client.batch.segment_ranges(STREAM, start=inside),
-        "at least one byte": lambda: client.batch.segment_ranges(STREAM, max_bytes=0),
-        "one byte further": lambda: client.batch.next_cut(tail, 0),
-        "at least one event": lambda: client.batch.batches(first, max_events=0),
+        "max_bytes is a whole number from 1 on": lambda: client.batch.segment_ranges(STREAM, max_bytes=0),
+        "about_bytes is": lambda: client.batch.next_cut(tail, 0),
+        "max_events is": lambda: client.batch.batches(first, max_events=0),
         "beyond the end": lambda: list(client.batch.read(first.model_copy(update={"end": first.end + 1}))),
         "name each column once": lambda: client.batch.record_batches(first, ["event", "weight"]),
     }
@@ -237,6 +237,35 @@ def test_a_range_of_a_deleted_stream_is_not_found(client: rg.Client) -> None:
     place(client, events=10)
     with pytest.raises(rg.NotFoundError):
         next(client.batch.read(first))
+
+
+def test_a_segment_that_the_stream_has_forgotten_is_told_as_truncated(client: rg.Client) -> None:
+    place(client, events=1000)
+    ranges = client.batch.segment_ranges(STREAM)
+    readers = [(client.batch.read(each), client.batch.record_batches(each)) for each in ranges]
+    gone = ranges[0]
+    client.streams.truncate(STREAM, client.streams.info(STREAM).tail)
+    client.store.delete(gone.data_segment)  # as the stream does later
+    for iterator in readers[0]:
+        with pytest.raises(rg.TruncatedError, match="forgotten") as raised:
+            next(iterator)
+        assert raised.value.facts["segment"] == gone.segment
+        assert raised.value.start_offset == gone.end
+        assert next(iterator, None) is None
+    assert list(client.batch.divide(gone, 1000)) == [gone]
+
+
+def test_a_range_of_a_stream_that_was_created_again_says_so(client: rg.Client) -> None:
+    place(client, events=10)
+    (first, *_) = client.batch.segment_ranges(STREAM)
+    client.streams.delete(STREAM)
+    with pytest.raises(rg.NotFoundError, match="no stream") as raised:
+        next(client.batch.read(first))
+    assert "data/" not in str(raised.value)
+    place(client, events=10)
+    with pytest.raises(rg.NotFoundError, match="created again") as raised:
+        next(client.batch.read(first))
+    assert "data/" not in str(raised.value)
 
 
 def test_values_are_decoded_when_they_are_used(client: rg.Client) -> None:

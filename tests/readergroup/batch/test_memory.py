@@ -110,7 +110,7 @@ def test_what_was_read_is_copied_once_to_be_appended_or_to_be_arrow(client: rg.C
     from readergroup.batch.arrow import _Columns
     from readergroup.batch.reading import Parts
 
-    parts = Parts(client.store, whole(client)).take(EVENTS)
+    parts = Parts(client.streams, whole(client)).take(EVENTS)
     peak, events = peak_of(lambda: _Columns(whole(client), parts).event())
     assert events.nbytes > 0.9 * READ_BYTES
     assert peak < 1.1 * events.nbytes

@@ -169,6 +169,23 @@ class DieAt:
         self.diary.note(event)
 
 
+@dataclass(frozen=True)
+class DieAlwaysAt:
+    """Notes events; each process that comes to one of the texts is killed."""
+
+    diary: Diary
+    texts: tuple[str, ...]
+
+    def __call__(self, event: Event[bytes]) -> None:
+        if event.raw.decode() in self.texts:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.diary.note(event)
+
+    def batch(self, batch: EventBatch[bytes]) -> None:
+        for event in batch:
+            self(event)
+
+
 def write(client: Client, stream: str, texts: Sequence[str], *, keys: int = 7) -> None:
     """Write the texts, under keys in turn."""
     with client.writer(stream) as writer:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from readergroup import ReaderScalingPolicy, Revision, ScalingDecision
 from readergroup.scaling.policy import GroupLoad, ScalingHistory, decide
+from synchronizer import InvalidArgumentError
 
 REVISION = Revision(120, 0)
 
@@ -202,5 +202,5 @@ def test_lasting_lag_ends_with_all_readers_that_are_of_use_and_a_lasting_calm_wi
     ],
 )
 def test_a_policy_that_cannot_be_right_is_refused(fields: dict[str, float], named: str) -> None:
-    with pytest.raises(ValidationError, match=named):
+    with pytest.raises(InvalidArgumentError, match=named):
         ReaderScalingPolicy(**fields)  # type: ignore[arg-type]

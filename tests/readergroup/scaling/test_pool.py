@@ -18,6 +18,7 @@ from synchronizer import open_store
 from synchronizer.testing import FailingStore, Operation
 from tests.readergroup.scaling.handlers import (
     Diary,
+    DieAlwaysAt,
     DieAt,
     FailAt,
     Fault,
@@ -221,6 +222,49 @@ def test_a_worker_process_that_dies_is_replaced_and_its_events_are_handled(
     assert group.online_readers() == []
 
 
+def test_what_a_killed_worker_process_had_is_given_to_others_at_once(client: rg.Client, diary: Diary) -> None:
+    """They need not wait for the lease, which is an hour here."""
+    client.streams.create(STREAM)
+    group = client.groups.create("billing", streams=[STREAM], reader_timeout_seconds=3600)
+    written = one_key(client, 3000)
+    pool = group.pool(DieAt(diary, "e02000", "kill"), workers="process")
+    pool.run()
+    assert set(diary.texts) == set(written)
+    assert_in_order_per_owner_and_key(diary)
+    assert len(diary.pids) == 2
+
+
+@pytest.mark.parametrize("batches", [False, True])
+def test_an_event_that_kills_its_workers_is_set_aside_and_the_others_go_on(
+    client: rg.Client, diary: Diary, batches: bool
+) -> None:
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
+    client.streams.create(DEAD)
+    group = client.groups.create("billing", streams=[STREAM], reader_timeout_seconds=3600)
+    write(client, STREAM, texts(300))
+    client.streams.seal(STREAM)
+    deadly = DieAlwaysAt(diary, ("e00100",))
+    handler = {"handle_batch": deadly.batch} if batches else {"handle": deadly}
+    pool = group.pool(**handler, readers=1 + (not batches), workers="process", retry=fast(3, DEAD))  # type: ignore[call-overload]
+    pool.run()
+    assert set(diary.texts) == set(texts(300)) - {"e00100"}
+    (event,) = dead_letters(client, DEAD)
+    assert (event.data.data, event.data.attempts) == (b"e00100", 3)
+    assert "worker processes died" in event.data.error
+
+
+def test_an_event_that_kills_its_workers_stops_a_pool_without_dead_letters(client: rg.Client, diary: Diary) -> None:
+    client.streams.create(STREAM)
+    group = client.groups.create("billing", streams=[STREAM], reader_timeout_seconds=3600)
+    written = one_key(client, 30)
+    with pytest.raises(rg.HandlerError, match="3 worker processes died") as raised:
+        group.pool(DieAlwaysAt(diary, ("e00010",)), workers="process").run()
+    assert raised.value.facts["attempts"] == 3
+    assert set(diary.texts) == set(written[:10])
+    group.pool(Note(diary)).run()
+    assert set(diary.texts) == set(written)
+
+
 def test_a_worker_thread_that_ends_by_system_exit_is_replaced(
     client: rg.Client, group: rg.ReaderGroup, diary: Diary
 ) -> None:
@@ -321,8 +365,8 @@ def test_a_worker_process_that_does_not_finish_in_time_is_ended_and_its_event_ha
     assert not is_running(worker.pid)
     assert "did not finish within 0.2 s and is ended" in caplog.text
     assert diary.texts == written[:50]
-    # One that was broken off has left the group; one that was killed is declared dead.
-    assert (group.online_readers() == []) != stubborn
+    # One that was broken off has left the group; one that was killed was taken out.
+    assert group.online_readers() == []
     hold.let_go()
     group.pool(hold).run()
     assert set(diary.texts) == set(written)
@@ -648,7 +692,7 @@ def make(group: rg.ReaderGroup, **arguments: object) -> object:
         ({}, "either handle or handle_batch"),
         ({"handle": print, "handle_batch": print}, "either handle or handle_batch"),
         ({"handle": print, "workers": "fibre"}, "'thread' or 'process'"),
-        ({"handle": print, "readers": 0}, "at least one reader"),
+        ({"handle": print, "readers": 0}, "readers is a whole number from 1 on"),
         ({"handle": lambda event: None, "workers": "process"}, "handle='<function .*lambda"),
         ({"handle_batch": lambda batch: None, "workers": "process"}, "handle_batch='<function .*lambda"),
         ({"handle": print, "retry": rg.RetryPolicy(dead_letters=STREAM)}, "its own dead letters"),

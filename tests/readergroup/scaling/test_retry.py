@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from readergroup import DeadLetter, EventPointer, PydanticSerializer, RetryPolicy, SegmentId
+from synchronizer import InvalidArgumentError
 
 POINTER = EventPointer(SegmentId("shop/orders/0"), "7fc7541a6680895a", 120)
 
@@ -41,5 +41,5 @@ def test_the_pauses_double_up_to_their_limit() -> None:
     ],
 )
 def test_a_policy_that_cannot_be_right_is_refused(fields: dict[str, object], named: str) -> None:
-    with pytest.raises(ValidationError, match=named):
+    with pytest.raises(InvalidArgumentError, match=named):
         RetryPolicy(**fields)  # type: ignore[arg-type]

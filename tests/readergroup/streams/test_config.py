@@ -74,7 +74,7 @@ def test_a_range_that_is_none_is_refused(low: float, high: float) -> None:
 
 @pytest.mark.parametrize("segments", [0, -1, 10_001])
 def test_a_stream_has_at_least_one_segment_and_not_too_many(segments: int) -> None:
-    with pytest.raises(InvalidArgumentError, match="1 to 10000 segments"):
+    with pytest.raises(InvalidArgumentError, match="segments"):
         ScalingPolicy.fixed(segments)
 
 
@@ -97,5 +97,5 @@ def test_the_json_form_of_a_cut_is_readable() -> None:
 
 @pytest.mark.parametrize("offsets", [{}, {SegmentId("shop/other/0"): 1}, {S0: -1}, {SegmentId("nonsense"): 0}], ids=str)
 def test_a_cut_that_is_none_is_refused(offsets: dict[SegmentId, int]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(InvalidArgumentError, match="offsets|names at least one|another stream|is named"):
         StreamCut(stream="shop/orders", offsets=offsets)

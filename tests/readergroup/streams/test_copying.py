@@ -30,13 +30,14 @@ from synchronizer import (
     open_store,
 )
 from synchronizer.testing import FailingStore, Operation
+from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.stores(in_turn=True)
 
 SOURCE, TARGET = "shop/orders", "shop/archive"
 KEYS = [f"k{number}" for number in range(6)]
 EITHER = pytest.mark.parametrize("by", ["segments", "events"])
-_LONG = 60.0
+_LONG = PATIENCE_SECONDS
 
 
 class Died(BaseException):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from readergroup.streams.config import even_ranges
 from readergroup.streams.routing import Routes, key_position
+from tests.waiting import PATIENCE_SECONDS
 
 
 @pytest.mark.parametrize(("key", "position"), [("0", 0.8056), ("2", 0.2800), ("Foo", 0.0494)])
@@ -41,3 +45,14 @@ def test_many_keys_are_spread_evenly() -> None:
 def test_ranges_that_do_not_cover_the_key_range_are_refused(segments: list[int], lows: list[float]) -> None:
     with pytest.raises(ValueError):
         Routes(segments, lows)
+
+
+def test_a_process_without_a_file_descriptor_left_finds_the_place_of_a_key() -> None:
+    program = """
+import os, resource
+from readergroup.streams.routing import key_position
+resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), 100))
+print(round(key_position("0"), 4))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert done.stdout == "0.8056\n", done.stderr

@@ -39,3 +39,36 @@ def test_models_come_back_and_what_is_none_is_refused() -> None:
     assert serializer.loads(serializer.dumps(Order(id=1, name="ü"))) == Order(id=1, name="ü")
     with pytest.raises(ValidationError):
         serializer.loads(b'{"id":"x"}')
+
+
+class OtherOrder(BaseModel):
+    number: int
+
+
+class SpecialOrder(Order):
+    why: str = ""
+
+
+def test_a_model_of_another_class_is_refused_where_it_is_written() -> None:
+    serializer = PydanticSerializer(Order)
+    for other in (OtherOrder(number=1), {"id": 1}, None):
+        with pytest.raises(InvalidArgumentError, match="takes='Order' type="):
+            serializer.dumps(other)  # type: ignore[arg-type]
+    assert serializer.loads(serializer.dumps(SpecialOrder(id=1))) == Order(id=1)
+    for no_model in (Order(id=1), dict, "Order"):
+        with pytest.raises(InvalidArgumentError, match="a class of models"):
+            PydanticSerializer(no_model)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), [float("inf")], {"a": -float("inf")}, {1, 2}, Order, b"bytes"], ids=str
+)
+def test_what_is_no_json_is_refused_where_it_is_written(value: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot be written as JSON"):
+        JsonSerializer().dumps(value)
+
+
+@pytest.mark.parametrize("value", [2**64, Order, {1, 2}], ids=str)
+def test_what_is_no_msgpack_is_refused_where_it_is_written(value: object) -> None:
+    with pytest.raises(InvalidArgumentError, match="cannot be written as msgpack"):
+        MsgpackSerializer().dumps(value)

@@ -26,6 +26,7 @@ from readergroup.streams.state import (
     DeleteStream,
     FinishTransaction,
     ForgetSegments,
+    ForgetTransactions,
     Origin,
     PublishCopy,
     PublishScale,
@@ -446,6 +447,39 @@ def test_the_updates_of_transactions_on_disk_are_still_read_and_do_what_they_did
     assert apply(state, DeleteStream()).transactions is None
 
 
+#: Written since keys are forgotten by whoever committed them. With the state after each.
+FORGETTING_ON_THE_WIRE: list[Update[StreamState]] = [
+    *TRANSACTIONS_ON_THE_WIRE[:3],
+    ForgetTransactions(keys=("job", "was never there")),
+]
+
+
+def test_the_updates_that_forget_keys_are_still_read_and_do_what_they_did() -> None:
+    classes = {update.tag: update for update in STREAM_UPDATES}
+    stored = msgpack.unpackb((WIRE / "stream-transactions-v2.msgpack").read_bytes())
+    assert [classes[tag].model_validate(fields) for tag, fields in stored["updates"]] == FORGETTING_ON_THE_WIRE
+    state = apply(created(2), *FORGETTING_ON_THE_WIRE)
+    assert StreamTransactions.model_validate(stored["transactions"]) == state.transactions
+    assert set(state.known_transactions.committers) == {"other"}
+
+
+def test_the_key_of_a_transaction_that_is_not_merged_is_not_forgotten() -> None:
+    commit, finish = TRANSACTIONS_ON_THE_WIRE[:2]
+    with pytest.raises(InvalidArgumentError, match="is merged before"):
+        apply(created(2), commit, ForgetTransactions(keys=("job",)))
+    assert not apply(created(2), commit, finish, ForgetTransactions(keys=("job",))).known_transactions.committers
+
+
+def test_keys_are_looked_through_only_where_the_entry_says_since_when() -> None:
+    commit, finish = TRANSACTIONS_ON_THE_WIRE[:2]
+    later = TRANSACTIONS_ON_THE_WIRE[4]
+    assert isinstance(later, CommitTransaction)
+    kept = apply(created(2), commit, finish, later.model_copy(update={"unused_since": 0.0}))
+    assert set(kept.known_transactions.committers) == {"job", "once"}
+    dropped = apply(created(2), commit, finish, later)
+    assert set(dropped.known_transactions.committers) == {"once"}
+
+
 def test_one_transaction_is_merged_at_a_time_and_nothing_else_is_begun_meanwhile() -> None:
     commit, finish, abort = TRANSACTIONS_ON_THE_WIRE[:3]
     open_ = apply(created(2), commit)
@@ -484,7 +518,7 @@ def test_a_number_is_committed_once_and_a_part_once() -> None:
 
 
 def test_the_updates_on_disk_are_still_read_and_do_what_they_did() -> None:
-    written = ON_THE_WIRE + COPY_ON_THE_WIRE + TRANSACTIONS_ON_THE_WIRE
+    written = ON_THE_WIRE + COPY_ON_THE_WIRE + TRANSACTIONS_ON_THE_WIRE + FORGETTING_ON_THE_WIRE
     assert {update.tag for update in written} == {update.tag for update in STREAM_UPDATES}
     classes = {update.tag: update for update in STREAM_UPDATES}
     stored = msgpack.unpackb((WIRE / "stream-updates-v1.msgpack").read_bytes(), strict_map_key=False)

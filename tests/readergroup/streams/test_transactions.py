@@ -47,7 +47,7 @@ JOB = "job"
 #: Keys that lie in the first, second, third and fourth quarter of the key range.
 QUARTERS = ("Foo", "2", "key-3", "0")
 APPENDS = frozenset({"append", "append_together", "concat"})
-WRITES = APPENDS | {"create", "delete", "seal"}
+WRITES = APPENDS | {"create", "forget", "seal"}
 
 Events = Sequence[tuple[str | None, bytes]]
 
@@ -263,6 +263,111 @@ def test_many_transactions_leave_nothing_in_the_metadata(streams: StreamManager)
                 txn.write(b"%d" % number, "Foo")
     transactions = streams.fetch_state(NAME).known_transactions
     assert (transactions.sequence, transactions.open, dict(transactions.committers)) == (20, None, {})
+
+
+def committers(streams: StreamManager) -> set[str]:
+    return set(streams.fetch_state(NAME).known_transactions.committers)
+
+
+def test_transactions_that_others_merge_leave_at_most_the_last_key_and_none_when_the_writer_closes(
+    streams: StreamManager,
+) -> None:
+    other = StreamManager(streams.store)
+    failing = FailingStore(streams.store)
+    with open_writer(StreamManager(failing)) as writer:
+        for number in range(20):
+            failing.before = merging_first = Nth(1, is_merge, lambda: other.finish_pending(NAME))
+            with writer.transaction() as txn:
+                txn.write(b"%d" % number, "Foo")
+            assert merging_first.acted
+            assert len(committers(streams)) == 1
+    assert committers(streams) == set()
+    assert [event for _, event in stored(streams)] == [b"%d" % number for number in range(20)]
+
+
+def test_a_commit_of_unknown_outcome_is_recognised_although_others_merged_it_and_then_forgotten(
+    streams: StreamManager,
+) -> None:
+    failing = FailingStore(streams.store)
+    with open_writer(StreamManager(failing, timeout=0.3)) as writer:
+        txn = writer.transaction()
+        txn.write(b"event", "Foo")
+
+        def lose_contact() -> None:
+            failing.unavailable = True
+            raise StoreUnavailableError("the answer is lost")
+
+        failing.after = Nth(1, is_entry, lose_contact)
+        with pytest.raises(rg.ReaderGroupError):
+            txn.commit()
+        streams.finish_pending(NAME)
+        assert commit(streams, 1, key="another")
+        failing.after, failing.unavailable = None, False
+        txn.commit()
+        assert len(committers(streams)) == 2
+    assert stored(streams) == [("Foo", b"event")]
+    assert committers(streams) == {"another"}
+
+
+def test_an_aborted_commit_is_forgotten_when_the_writer_closes(streams: StreamManager) -> None:
+    failing = FailingStore(streams.store)
+    with open_writer(StreamManager(failing, timeout=0.3)) as writer:
+        txn = writer.transaction()
+        txn.write(b"event", "Foo")
+        failing.before = Nth(1, is_entry, partial(setattr, failing, "unavailable", True))
+        with pytest.raises(rg.ReaderGroupError):
+            txn.commit()
+        failing.before, failing.unavailable = None, False
+        txn.abort()
+    assert (stored(streams), committers(streams)) == ([], set())
+
+
+def test_a_single_transaction_of_several_processes_is_forgotten_although_another_merged_it(
+    streams: StreamManager,
+) -> None:
+    failing = FailingStore(streams.store)
+    failing.before = Nth(1, is_merge, lambda: streams.finish_pending(NAME))
+    part = stage(streams, events("a"))
+    assert Transactions(StreamManager(failing)).commit(NAME, JOB, 1, [part], is_only_one=True)
+    assert committers(streams) == set()
+
+
+def test_a_process_that_dies_before_it_forgets_leaves_a_key_for_a_week(
+    streams: StreamManager, clock: ManualClock
+) -> None:
+    failing = FailingStore(streams.store)
+    failing.before = Nth(1, is_merge, lambda: streams.finish_pending(NAME))
+    writer = open_writer(StreamManager(failing, clock=clock))
+    with writer.transaction() as txn:
+        txn.write(b"event")
+    assert len(committers(streams)) == 1  # the writer is closed by nobody
+    clock.advance(KEY_RETENTION_SECONDS + 3600.0)
+    assert commit(streams, 1, key="another")
+    assert committers(streams) == {"another"}
+    writer.close()
+
+
+def commit_many(url: str, number: int, count: int) -> None:
+    with open_store(url) as store, open_writer(StreamManager(store, state_limit_bytes=1500, timeout=60)) as writer:
+        for each in range(count):
+            with writer.transaction() as txn:
+                txn.write(b"%d/%d" % (number, each), QUARTERS[number])
+
+
+def test_processes_that_commit_at_once_need_no_room_for_the_past(shared_store_url: str) -> None:
+    count = 20
+    with open_store(shared_store_url) as store:
+        streams = StreamManager(store)
+        streams.create(NAME, scaling=ScalingPolicy.fixed(2))
+        context = multiprocessing.get_context("spawn")
+        processes = [context.Process(target=commit_many, args=(shared_store_url, each, count)) for each in range(4)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0, 0, 0, 0]
+        assert len(stored(streams)) == 4 * count
+        assert committers(streams) == set()
 
 
 # ---------------------------------------------------------------------- parts
@@ -580,7 +685,7 @@ def test_a_merger_that_slept_while_the_stream_went_on_does_nothing(store: Segmen
     """
 
     def refuse(operation: Operation) -> None:
-        if operation.verb == "delete":
+        if operation.verb == "forget":
             raise ClosedError("no")
 
     failing = FailingStore(store)
@@ -760,7 +865,7 @@ def test_a_key_is_forgotten_when_it_was_not_used_for_long(streams: StreamManager
     clock.advance(KEY_RETENTION_SECONDS - 1)
     assert commit(streams, 5)
     assert set(streams.fetch_state(NAME).known_transactions.committers) == {"old", JOB}
-    clock.advance(2.0)
+    clock.advance(3601.0)  # it is looked for every hour
     assert commit(streams, 6)
     assert set(streams.fetch_state(NAME).known_transactions.committers) == {JOB}
 
@@ -835,7 +940,7 @@ def test_what_cannot_be_committed_is_refused_and_nothing_is_done(streams: Stream
         (InvalidArgumentError, "name each part once", lambda: commit(streams, 1, good, good)),
         (InvalidArgumentError, "another transaction", lambda: commit(streams, 1, good, foreign)),
         (InvalidArgumentError, "another transaction", lambda: commit(streams, 1, good, key="else")),
-        (InvalidArgumentError, "not negative", lambda: commit(streams, -1, good)),
+        (InvalidArgumentError, "number is a whole number from 0 on", lambda: commit(streams, -1, good)),
         (InvalidArgumentError, "transaction key", lambda: commit(streams, 1, key="a/b")),
         (InvalidArgumentError, "transaction key", lambda: stage(streams, [], key="")),
         (InvalidArgumentError, "transaction key", lambda: Transactions(streams).abort(NAME, "x" * 251)),

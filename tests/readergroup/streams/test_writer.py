@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import itertools
 import multiprocessing
+import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from urllib.parse import urlsplit
 
 import pytest
 
 from readergroup.errors import EventTooLargeError
+from readergroup.streams import gathering
+from readergroup.streams import writer as writer_module
 from readergroup.streams.block import MAX_EVENT_BYTES, Block
 from readergroup.streams.config import ScalingPolicy
+from readergroup.streams.gathering import BATCH_BYTES, MAX_UNSTORED_BYTES
 from readergroup.streams.manager import WRITER_RETENTION_SECONDS, StreamManager
 from readergroup.streams.segment_reader import SegmentReader
 from readergroup.streams.serializers import BytesSerializer, JsonSerializer
 from readergroup.streams.state import StreamState
-from readergroup.streams.writer import MAX_UNSTORED_BYTES, EventWriter
+from readergroup.streams.writer import EventWriter
 from synchronizer import (
     ClosedError,
     DeadlineExceededError,
@@ -26,10 +36,10 @@ from synchronizer import (
     OutcomeUnknownError,
     SealedError,
     SegmentStore,
-    StoreUnavailableError,
     open_store,
 )
 from synchronizer.testing import FailingStore, Operation
+from tests.servers.proxy import TcpProxy
 from tests.waiting import until
 
 pytestmark = pytest.mark.stores(in_turn=True)
@@ -341,32 +351,187 @@ def test_an_outage_is_waited_for(streams: StreamManager, failing: FailingStore, 
     assert all_events(streams) == [b"event"]
 
 
-def test_an_outage_beyond_the_deadline_is_told_with_what_is_not_stored_and_ends_the_writer(
+@pytest.mark.parametrize("seconds", [5, 40, 600])
+def test_after_an_outage_of_any_length_the_writer_goes_on_by_itself_and_stores_each_event_once_and_in_order(
+    streams: StreamManager, failing: FailingStore, seconds: int
+) -> None:
+    clock = ManualClock()
+    writer = EventWriter(StreamManager(failing, clock=clock), NAME, serializer=BytesSerializer())
+    for event in numbered(10):
+        writer.write(event, "Foo")
+    writer.flush()
+    failing.lose_answers()  # the last thing before the outage
+    failing.after = lambda operation: setattr(failing, "unavailable", True)
+    for event in numbered(10, 10):
+        writer.write(event, QUARTERS[int(event) % 2])
+    until(lambda: failing.unavailable, seconds=SECONDS)
+    failing.after = None
+    told = 0
+    for _ in range(seconds * 2):
+        clock.advance(0.5)
+        try:
+            writer.write(b"meanwhile", "2")
+        except DeadlineExceededError as error:
+            told += 1
+            assert "is not written" in str(error) and "events_not_stored=0" not in str(error)
+    assert told <= 1
+    failing.unavailable = False
+
+    def is_stored_with_time() -> bool:
+        clock.advance(1.0)
+        return b"meanwhile" in all_events(streams)
+
+    until(is_stored_with_time, seconds=SECONDS)
+    writer.write(b"afterwards", "Foo")
+    writer.flush()
+    found = all_events(streams)
+    assert [event for event in found if event.isdigit()] == numbered(20)
+    assert found.count(b"meanwhile") == seconds * 2 - told
+    assert found.count(b"afterwards") == 1
+    assert writer.failure is None
+    writer.close()
+
+
+@pytest.mark.stores("postgresql", "nats")
+@pytest.mark.parametrize("fault", ["cut", "cut_downstream"])
+def test_after_an_outage_of_a_server_the_writer_goes_on_by_itself(shared_store_url: str, fault: str) -> None:
+    """Longer than the writer's timeout. Without its answers the server stores what it is sent, and is asked again."""
+    port = urlsplit(shared_store_url).port
+    assert port is not None
+    with open_store(shared_store_url) as store, TcpProxy(port) as proxy:
+        streams = StreamManager(store)
+        streams.create(NAME, scaling=ScalingPolicy.fixed(2))
+        address = shared_store_url.replace(f":{port}", f":{proxy.port}")
+        with open_store(address) as cut_off, open_writer(cut_off, timeout=0.5) as writer:
+            for event in numbered(100):
+                writer.write(event, QUARTERS[int(event) % 2])
+            writer.flush(timeout=SECONDS)
+            getattr(proxy, fault)()
+            refused = write_through_an_outage(writer, numbered(100, 100))
+            with pytest.raises(DeadlineExceededError, match="not everything is stored yet"):
+                writer.flush()
+            proxy.heal()
+            refused += write_through_an_outage(writer, numbered(100, 200))
+            writer.flush(timeout=3 * SECONDS)
+            found = all_events(streams)
+            for key in (0, 1):
+                wanted = [event for event in numbered(300) if int(event) % 2 == key and event not in refused]
+                assert [event for event in found if int(event) % 2 == key] == wanted
+            assert len(refused) <= 1
+
+
+def write_through_an_outage(writer: EventWriter[bytes], events: list[bytes]) -> list[bytes]:
+    """Write them; those that were refused."""
+    refused = []
+    for event in events:
+        try:
+            writer.write(event, QUARTERS[int(event) % 2])
+        except DeadlineExceededError:
+            refused.append(event)
+        time.sleep(0.01)  # so that they come in many rounds
+    return refused
+
+
+def test_an_outage_beyond_the_timeout_is_told_once_and_what_was_refused_is_not_written(
+    streams: StreamManager, failing: FailingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = open_writer(failing, timeout=0.05)
+    writer.write(b"before", "Foo")
+    writer.flush()
+    failing.unavailable = True
+    writer.write(b"kept", "Foo")
+    until(lambda: "is tried further" in caplog.text, seconds=SECONDS)
+    with pytest.raises(DeadlineExceededError, match=r"is not written.*events_not_stored=1 .*a fault that the test"):
+        writer.write(b"refused", "Foo")
+    writer.write(b"kept, too", "Foo")
+    with pytest.raises(DeadlineExceededError, match=r"it goes on, flush again.*events_not_stored=2 "):
+        writer.flush()
+    failing.unavailable = False
+    writer.flush(timeout=SECONDS)
+    assert all_events(streams) == [b"before", b"kept", b"kept, too"]
+    assert caplog.text.count("is tried further") == 1
+    failing.unavailable = True
+    writer.write(b"another outage is told again", "Foo")
+    until(lambda: caplog.text.count("is tried further") == 2, seconds=SECONDS)
+    with pytest.raises(DeadlineExceededError):
+        writer.write(b"refused", "Foo")
+    failing.unavailable = False
+    writer.close(timeout=SECONDS)
+    assert len(all_events(streams)) == 4
+
+
+def test_an_outage_that_is_over_when_somebody_asks_is_not_told(
+    streams: StreamManager, failing: FailingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    writer = open_writer(failing, timeout=0.05)
+    failing.unavailable = True
+    writer.write(b"event", "Foo")
+    until(lambda: "is tried further" in caplog.text, seconds=SECONDS)
+    failing.unavailable = False
+    until(lambda: all_events(streams) == [b"event"], seconds=SECONDS)
+    writer.flush(timeout=SECONDS)
+    writer.write(b"next", "Foo")
+    writer.close(timeout=SECONDS)
+    assert all_events(streams) == [b"event", b"next"]
+
+
+def test_an_outage_while_a_scale_is_followed_is_waited_for(streams: StreamManager, failing: FailingStore) -> None:
+    writer = open_writer(failing, timeout=0.05)
+    writer.write(b"0", "Foo")
+    writer.flush(timeout=SECONDS)
+    streams.scale(NAME, split=[0])
+    looks: list[Operation] = []
+
+    def be_away_for_the_metadata(operation: Operation) -> None:
+        is_look = operation.segment.startswith("stream/")
+        looks.extend([operation] * is_look)
+        failing.unavailable = is_look and len(looks) < 20
+
+    failing.before = be_away_for_the_metadata
+    for event in numbered(10):
+        writer.write(event, "Foo")
+    until(lambda: len(looks) >= 20, seconds=SECONDS)
+    writer.close(timeout=SECONDS)
+    assert all_events(streams) == [b"0", *numbered(10)]
+
+
+@pytest.mark.unexpected_errors
+def test_an_error_that_is_none_of_ours_leaves_the_append_in_doubt_and_it_is_stored_once(
+    streams: StreamManager, failing: FailingStore, writer: EventWriter[bytes]
+) -> None:
+    errors = [ValueError("not enough values to unpack"), KeyError("header"), OSError(24, "Too many open files")]
+
+    def raise_one(operation: Operation) -> None:
+        if operation.verb == "append" and errors:
+            raise errors.pop()
+
+    failing.after = raise_one
+    for event in numbered(10):
+        writer.write(event, "Foo")
+    writer.flush()
+    assert (all_events(streams), errors, writer.failure) == (numbered(10), [], None)
+
+
+def test_closing_gives_up_what_cannot_be_stored_in_time_and_says_so_in_the_failure(
     streams: StreamManager, failing: FailingStore
 ) -> None:
     writer = open_writer(failing, timeout=0.05)
-    writer.write(b"stored", "Foo")
-    writer.flush()
-    failing.unavailable = True
-    writer.write(b"lost", "Foo")
-    with pytest.raises(StoreUnavailableError, match="events_not_stored=1"):
-        writer.flush(timeout=SECONDS)
-    failing.unavailable = False
-    with pytest.raises(StoreUnavailableError):
-        writer.write(b"never", "Foo")
-    with pytest.raises(StoreUnavailableError):
-        writer.flush()
-    writer.close()
-    assert all_events(streams) == [b"stored"]
-
-
-def test_a_failure_that_nobody_was_told_is_told_by_close(streams: StreamManager, failing: FailingStore) -> None:
-    writer = open_writer(failing, timeout=0.05)
     failing.unavailable = True
     writer.write(b"lost")
-    with pytest.raises(StoreUnavailableError, match="events_not_stored=1"):
-        writer.close(timeout=SECONDS)
+    with pytest.raises(DeadlineExceededError, match="events_not_stored=1"):
+        writer.close()
     writer.close()
+    failing.unavailable = False
+    assert "events_not_stored=1" in str(writer.failure)
+    with pytest.raises(DeadlineExceededError):
+        writer.write(b"never", "Foo")
+    assert all_events(streams) == []
+
+
+def test_a_closed_writer_has_no_failure(streams: StreamManager) -> None:
+    writer = open_writer(streams.store)
+    writer.close()
+    assert writer.failure is None
 
 
 def test_an_exception_in_the_block_is_not_hidden_by_a_failure(streams: StreamManager, failing: FailingStore) -> None:
@@ -377,14 +542,61 @@ def test_an_exception_in_the_block_is_not_hidden_by_a_failure(streams: StreamMan
     assert any("events_not_stored=1" in note for note in caught.value.__notes__)
 
 
-def test_an_answer_lost_for_good_is_told_as_unknown(streams: StreamManager, failing: FailingStore) -> None:
+def test_an_answer_lost_for_good_is_told_as_unknown_when_the_writer_closes(
+    streams: StreamManager, failing: FailingStore
+) -> None:
     writer = open_writer(failing, timeout=0.05)
     failing.lose_answers(1)
     failing.lose_requests(10_000)
     writer.write(b"event", "Foo")
+    with pytest.raises(DeadlineExceededError, match="events_not_stored=0 events_in_doubt=1"):
+        writer.flush()
     with pytest.raises(OutcomeUnknownError, match="events_not_stored=0 events_in_doubt=1"):
-        writer.flush(timeout=SECONDS)
+        writer.close()
+
+
+def test_an_append_that_is_on_its_way_when_closing_gives_up_is_in_doubt(
+    streams: StreamManager, failing: FailingStore
+) -> None:
+    writer = open_writer(failing)
+    may_go_on = threading.Event()
+    once(failing, "append", lambda: may_go_on.wait(SECONDS))
+    writer.write(b"slow", "Foo")
+    with pytest.raises(OutcomeUnknownError, match="events_not_stored=0 events_in_doubt=1"):
+        writer.close(timeout=0.05)
+    may_go_on.set()
+
+
+def test_closing_that_is_interrupted_may_be_made_again(
+    streams: StreamManager, failing: FailingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = open_writer(failing)
+    may_go_on = threading.Event()
+    once(failing, "append", lambda: may_go_on.wait(SECONDS))
+    writer.write(b"event", "Foo")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(writer, "_store_until", raise_interrupt)
+        writer.close()
+    with pytest.raises(ClosedError):
+        writer.write(b"none any more")
+    may_go_on.set()
     writer.close()
+    assert all_events(streams) == [b"event"]
+
+
+def raise_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_batch_of_each_segment_is_stored_where_no_thread_can_start(
+    streams: StreamManager, failing: FailingStore
+) -> None:
+    writer = open_writer(failing)
+    writer._senders.shutdown()
+    for number in range(100):
+        writer.write(b"%d" % number, QUARTERS[number % 4])
+    writer.close()
+    assert len(all_events(streams)) == 100
 
 
 def test_a_flush_that_comes_to_its_deadline_says_so_and_the_writer_goes_on(
@@ -420,6 +632,86 @@ def test_a_writer_that_is_faster_than_the_store_waits(streams: StreamManager, fa
         thread.join(SECONDS)
         assert len(written) == 40
     assert len(all_events(streams)) == 40
+
+
+# ---------------------------------------------------------------------- interrupts
+
+
+@functools.cache
+def places(code: CodeType) -> set[int]:
+    """Where Python looks for signals: behind these instructions, with the one that drops what a call returned."""
+    checked = ("RESUME", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD")
+    found = set()
+    for one, after, next_one in zip(
+        *(itertools.islice(dis.get_instructions(code), n, None) for n in range(3)), strict=False
+    ):
+        if one.opname in checked:
+            found |= {after.offset} | ({next_one.offset} if after.opname == "POP_TOP" else set())
+    return found
+
+
+class Interrupt:
+    """A Ctrl-C at the so many-th place in the writer's own functions."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> Interrupt | None:
+        if frame.f_code.co_filename not in (gathering.__file__, writer_module.__file__):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_lasti in places(frame.f_code):
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.stores("memory")
+@pytest.mark.parametrize("way", ["write", "write with headers", "write many", "write what fills a batch"])
+def test_a_write_that_is_interrupted_anywhere_leaves_no_half_of_an_event_and_the_writer_goes_on(
+    streams: StreamManager, writer: EventWriter[bytes], way: str
+) -> None:
+    event = {"write what fills a batch": BATCH_BYTES * b"-"}.get(way, b"-")
+    written: list[tuple[bytes, str]] = []
+
+    def write(number: int, key: str) -> None:
+        headers = {"key": key.encode()} if way == "write with headers" else None
+        data = b"%d %s " % (number, key.encode()) + event
+        written.append((data, key))
+        if way == "write many":
+            writer.write_many([data, data, data], key)
+        else:
+            writer.write(data, key, headers)
+
+    certain = set()
+    for at in itertools.count(1):
+        write(2 * at, "2")  # which the interrupted one must leave as it is
+        certain.add(written[-1])
+        before, interrupt = sys.gettrace(), Interrupt(at)
+        try:
+            sys.settrace(interrupt)
+            write(2 * at + 1, "Foo")
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        if at % 20 == 0:
+            writer.flush()
+        if interrupt.left > 0:
+            certain.add(written[-1])
+            break
+    writer.flush()
+    found = Counter(
+        (event, str(key))
+        for each in (0, 1)
+        for block in blocks_of(streams, each)
+        for event, key in zip(block.data, block.keys, strict=True)
+    )
+    assert at > 10
+    assert certain <= set(found) <= set(written)
+    assert set(found.values()) == {3 if way == "write many" else 1}
+    assert writer._unstored == 0
 
 
 # ---------------------------------------------------------------------- scales, seals and deletions

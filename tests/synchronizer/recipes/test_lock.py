@@ -305,5 +305,5 @@ def test_a_semaphore_has_the_permits_that_it_was_begun_with(store: SegmentStore)
     a_semaphore(store, "a")
     with pytest.raises(InvalidArgumentError, match="permits=2 given=3"):
         a_semaphore(store, "b", permits=3)
-    with pytest.raises(InvalidArgumentError, match="at least one permit"):
+    with pytest.raises(InvalidArgumentError, match="permits is a whole number from 1 on"):
         a_semaphore(store, "b", permits=0)

@@ -7,7 +7,6 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -226,7 +225,7 @@ class SetHistories(SharedHistories):
 
 
 FEW = settings(max_examples=100, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
-TestMap = pytest.mark.timeout(120)(MapHistories.TestCase)
+TestMap = MapHistories.TestCase
 TestMap.settings = FEW
-TestSet = pytest.mark.timeout(120)(SetHistories.TestCase)
+TestSet = SetHistories.TestCase
 TestSet.settings = FEW

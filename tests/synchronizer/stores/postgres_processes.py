@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from multiprocessing.connection import Connection
 
@@ -16,6 +18,15 @@ def append_when_told(connection: Connection, url: str) -> None:
             time.sleep(delay)  # meanwhile the other one begins to wait
             store.append("s", b"x")
             connection.send(time.monotonic())
+
+
+def fork_while_holding_a_fair_lock(connection: Connection, url: str) -> None:
+    """Answers with the child, which lives on."""
+    with open_store(url) as store, store.fair_lock("s", 60):
+        child = os.fork()
+        if child:
+            connection.send(child)
+        signal.pause()
 
 
 def open_at_once(connection: Connection, url: str, name: str) -> None:

@@ -13,13 +13,16 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from synchronizer.store import Appended, Conflict, SegmentCopy
+from synchronizer.errors import ReaderGroupError, StoreFullError
+from synchronizer.store import Appended, AttributeChange, Conflict, SegmentCopy, UnknownOutcome
 from synchronizer.stores import open_store
 from synchronizer.stores.file_lock import Gate
 from synchronizer.stores.sqlite import SqliteStore
+from tests.synchronizer.stores.gates import held
+from tests.waiting import PATIENCE_SECONDS
 
 RECORD = 12
-LONG = 60.0
+LONG = PATIENCE_SECONDS
 
 
 @contextmanager
@@ -71,8 +74,42 @@ def append_until_killed(connection: Connection, path: Path, number: int) -> None
             count += 1
 
 
+def append_until_refused(connection: Connection, path: Path, number: int) -> None:
+    """Append until the store refuses, tell each append after it was acknowledged, and at last why it was refused."""
+    with open_store(f"sqlite:///{path}") as store:
+        count = 0
+        while True:
+            try:
+                answer = store.append("s", b"%03d:%07d;" % (number, count))
+            except ReaderGroupError as error:
+                return connection.send(str(error))
+            if isinstance(answer, UnknownOutcome):
+                return connection.send(str(answer.cause))
+            connection.send(count)
+            count += 1
+
+
+def fill_up(connection: Connection, url: str, segment: str, block_bytes: int) -> None:
+    """Append for ever, and renew a lease meanwhile, whether the store is full or not; tell when it first is."""
+    with open_store(url) as store:
+        count = renewals = 0
+        was_full = False
+        while True:
+            lease = AttributeChange(b"%d" % renewals if renewals else None, b"%d" % (renewals + 1))
+            assert isinstance(store.append(segment, b"", attributes={"lease": lease}), Appended)
+            renewals += 1
+            data = b"%08d" % count * (block_bytes // 8)
+            try:
+                assert store.append(segment, data) == Appended(count * len(data), (count + 1) * len(data))
+                count += 1
+            except StoreFullError:
+                if not was_full:
+                    connection.send("full")
+                was_full = True
+
+
 def open_when_told(connection: Connection, path: Path) -> None:
-    """Open a file of the first format, use it, and answer with what a segment of it holds."""
+    """Open a file of an older format, use it, and answer with what a segment of it holds."""
     connection.send("ready")
     connection.recv()
     with open_store(f"sqlite:///{path}") as store:
@@ -91,7 +128,7 @@ def copy_until_killed(connection: Connection, path: Path, number: int) -> None:
             store.seal(staged)
             store.concat("s", staged)
             store.copy_segments([SegmentCopy(staged, copied, 100, 190_000)])
-            store.delete(staged)
+            store.forget(staged)
             store.truncate(
                 "s", max(store.info("s").start_offset, store.info("s").length - 1_000_000) // 200_000 * 200_000
             )
@@ -112,7 +149,7 @@ def append_when_told(connection: Connection, path: Path) -> None:
 
 def hold_the_gate(connection: Connection, path: Path) -> None:
     """Stop in the middle of a write, as a debugger or a laptop lid does to a process."""
-    with Gate(f"{path}.lock").held(LONG):
+    with held(Gate(f"{path}.lock"), LONG):
         connection.send("holding")
         os.kill(os.getpid(), signal.SIGSTOP)
     connection.send("released")
@@ -120,7 +157,7 @@ def hold_the_gate(connection: Connection, path: Path) -> None:
 
 def fork_while_holding_the_gate(connection: Connection, path: Path) -> None:
     """Answers with the child, which lives on."""
-    with SqliteStore(str(path)) as store, store._gate.held(LONG):
+    with SqliteStore(str(path)) as store, held(store._gate, LONG):
         child = os.fork()
         if child:
             connection.send(child)

@@ -12,8 +12,10 @@ from synchronizer.errors import StoreUnavailableError
 from synchronizer.store import SegmentStore
 from synchronizer.stores import open_store
 from synchronizer.stores.file_lock import FairLock, Gate
+from tests.synchronizer.stores.gates import held
+from tests.waiting import PATIENCE_SECONDS
 
-LONG = 30.0
+LONG = PATIENCE_SECONDS
 pytestmark = pytest.mark.skipif(not FairLock.is_available(), reason="no locks of open files here")
 
 
@@ -24,7 +26,7 @@ def test_the_gate_lets_one_through_at_a_time(tmp_path: Path) -> None:
     def pass_through(gate: Gate) -> None:
         nonlocal inside
         for _ in range(50):
-            with gate.held(LONG):
+            with held(gate, LONG):
                 inside += 1
                 assert inside == 1
                 threading.Event().wait(0.0001)
@@ -36,12 +38,12 @@ def test_the_gate_lets_one_through_at_a_time(tmp_path: Path) -> None:
 
 def test_who_waits_at_the_gate_gives_up_at_the_deadline(tmp_path: Path) -> None:
     one, other = Gate(str(tmp_path / "lock")), Gate(str(tmp_path / "lock"))
-    with one.held(LONG):
+    with held(one, LONG):
         before = time.monotonic()
-        with pytest.raises(StoreUnavailableError, match="stopped process"), other.held(0.4):
+        with pytest.raises(StoreUnavailableError, match="stopped process"), held(other, 0.4):
             pass
         assert 0.4 <= time.monotonic() - before < LONG
-    with other.held(0):
+    with held(other, 0):
         pass
 
 
@@ -49,7 +51,7 @@ def test_one_who_stopped_as_next_in_line_blocks_nobody(tmp_path: Path) -> None:
     gate = Gate(str(tmp_path / "lock"))
     with open(tmp_path / "lock.next") as stopped:
         fcntl.flock(stopped, fcntl.LOCK_EX)
-        with gate.held(LONG):
+        with held(gate, LONG):
             pass
 
 
@@ -58,15 +60,15 @@ def test_the_one_who_was_through_lets_the_next_in_line_go_first(tmp_path: Path) 
     one, other = Gate(str(tmp_path / "lock")), Gate(str(tmp_path / "lock"))
 
     def wait_in_line() -> None:
-        with other.held(LONG):
+        with held(other, LONG):
             order.append("other")
 
     with ThreadPoolExecutor() as threads:
         for _ in range(20):
-            with one.held(LONG):
+            with held(one, LONG):
                 waiting = threads.submit(wait_in_line)
                 _until_locked(tmp_path / "lock.next")
-            with one.held(LONG):
+            with held(one, LONG):
                 order.append("one")
             waiting.result(LONG)
     assert order == ["other", "one"] * 20

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -8,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from synchronizer.errors import ClosedError, NotFoundError, OutcomeUnknownError, StoreFullError
+from synchronizer.errors import ClosedError, NotFoundError, OutcomeUnknownError, ReaderGroupError, StoreFullError
 from synchronizer.store import Appended, Conflict
 from synchronizer.stores.file_lock import Gate
 from synchronizer.stores.group_commit import Batch, GroupCommit
 from synchronizer.stores.sqlite import SqliteStore
-from tests.waiting import until
+from tests.synchronizer.stores.gates import held
+from tests.waiting import PATIENCE_SECONDS, until
 
-LONG = 30.0
+LONG = PATIENCE_SECONDS
 
 
 class Commits:
@@ -45,9 +47,9 @@ class Commits:
     def queue_up(self, threads: ThreadPoolExecutor, numbers: range) -> list[object]:
         futures = []
         for number in numbers:
-            before = len(self.group._queue)
+            before = len(self.group._line)
             futures.append(threads.submit(self.add, number))
-            until(lambda before=before: len(self.group._queue) > before)
+            until(lambda before=before: len(self.group._line) > before)
         return futures
 
     def add(self, number: int, *, alone: bool = False) -> int:
@@ -90,7 +92,7 @@ def test_a_commit_of_a_step_that_is_alone_admits_no_other(commits: Commits) -> N
         first = threads.submit(commits.add, 0)
         assert commits.is_committing.wait(LONG)
         alone = threads.submit(commits.add, 1, alone=True)
-        until(lambda: len(commits.group._queue) == 1)
+        until(lambda: len(commits.group._line) == 2)
         others = commits.queue_up(threads, range(2, 4))
         commits.may_commit.set()
         assert [future.result(LONG) for future in [first, alone, *others]] == [0, 10, 20, 30]
@@ -122,7 +124,10 @@ def test_an_interrupted_commit_leaves_nobody_waiting(commits: Commits) -> None:
         assert [future.result(LONG) for future in queued] == [10, 20]
 
 
-def test_the_companions_of_an_interrupted_thread_learn_that_the_outcome_is_unknown(commits: Commits) -> None:
+@pytest.mark.parametrize("is_committing", [False, True])
+def test_the_companions_of_an_interrupted_thread_go_on_or_learn_that_the_outcome_is_unknown(
+    commits: Commits, is_committing: bool
+) -> None:
     commits.may_commit.clear()
     with ThreadPoolExecutor() as threads:
         threads.submit(commits.add, 0)
@@ -131,14 +136,19 @@ def test_the_companions_of_an_interrupted_thread_learn_that_the_outcome_is_unkno
 
         def fail_the_second(batch: Batch[list[object]]) -> None:
             assert len(list(batch.newcomers())) == 2
+            batch.may_be_stored = is_committing
+            commits.group._execute = commits._execute
             raise KeyboardInterrupt
 
         commits.group._execute = fail_the_second
         commits.may_commit.set()
         with pytest.raises(KeyboardInterrupt):
             leader.result(LONG)
-        with pytest.raises(OutcomeUnknownError):
-            companion.result(LONG)
+        if is_committing:
+            with pytest.raises(OutcomeUnknownError):
+                companion.result(LONG)
+        else:
+            assert companion.result(LONG) == 20
 
 
 def test_closing_lets_finish_what_was_begun_and_refuses_more(commits: Commits) -> None:
@@ -179,7 +189,7 @@ def test_a_conflict_and_a_failure_do_not_disturb_appends_of_the_same_commit(tmp_
                 threads.submit(store.append, "s", b"late", expected_offset=0),
                 threads.submit(store.append, "unknown", b"x"),
             ]
-            until(lambda: len(store._commits._queue) == 2)
+            until(lambda: len(store._commits._line) == 3)
         outcomes = [call.exception(LONG) or call.result() for call in calls]
     good, late, unknown = outcomes
     assert good == Appended(5, 9)
@@ -195,16 +205,40 @@ def test_an_append_that_does_not_fit_does_not_fail_the_others(tmp_path: Path) ->
         with held_by_another(tmp_path):
             small = [threads.submit(store.append, "s", b"small") for _ in range(3)]
             large = threads.submit(store.append, "s", bytes(1 << 20))
-            until(lambda: len(store._commits._queue) == 3)
+            until(lambda: len(store._commits._line) == 4)
         with pytest.raises(StoreFullError):
             large.result(LONG)
         assert all(isinstance(call.result(LONG), Appended) for call in small)
         assert store.read("s", 0, 100) == b"small" * 3
 
 
+@pytest.mark.unexpected_errors
+@pytest.mark.parametrize(
+    "error", [TypeError("a damaged row"), sqlite3.OperationalError("no such table: x"), MemoryError()]
+)
+def test_the_error_of_a_step_is_its_own_whatever_it_is(tmp_path: Path, error: Exception) -> None:
+    def write_and_fail(connection: sqlite3.Connection) -> None:
+        connection.execute("UPDATE segment SET length = 1000000")
+        raise error
+
+    with SqliteStore(str(tmp_path / "store.db"), write_timeout=LONG) as store, ThreadPoolExecutor() as threads:
+        store.create("s")
+        with held_by_another(tmp_path):
+            before = [threads.submit(store.append, "s", b"good") for _ in range(2)]
+            until(lambda: len(store._commits._line) == 2)
+            bad = threads.submit(store._write, write_and_fail)
+            until(lambda: len(store._commits._line) == 3)
+            after = [threads.submit(store.append, "s", b"good") for _ in range(2)]
+            until(lambda: len(store._commits._line) == 5)
+        with pytest.raises(ReaderGroupError):
+            bad.result(LONG)
+        assert {call.result(LONG) for call in before + after} == {Appended(4 * n, 4 * n + 4) for n in range(4)}
+        assert store.read("s", 0, 100) == b"good" * 4
+
+
 def held_by_another(directory: Path) -> AbstractContextManager[None]:
     """As while another process writes."""
-    return Gate(str(directory / "store.db.lock")).held(LONG)
+    return held(Gate(str(directory / "store.db.lock")), LONG)
 
 
 def count_commits(store: SqliteStore) -> list[None]:

@@ -49,9 +49,9 @@ from synchronizer.store import (
     UnknownOutcome,
 )
 from synchronizer.stores import nats as backend
-from synchronizer.stores import nats_connection, open_store
+from synchronizer.stores import nats_client, open_store
 from synchronizer.stores.nats import NatsStore
-from synchronizer.stores.nats_connection import Answer
+from synchronizer.stores.nats_frames import Answer
 from synchronizer.stores.nats_hints import Place
 from synchronizer.stores.nats_reading import SegmentReader
 from tests.servers.nats import NatsCluster, NatsServer
@@ -95,9 +95,8 @@ def test_who_waits_when_the_store_is_closed_hears_that(nats_url: str, monkeypatc
 def test_who_asks_when_the_store_is_closed_hears_that(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = threading.Event()
 
-    def leave_unanswered(frames: bytes) -> bool:
+    def leave_unanswered(messages: object) -> None:
         asked.set()
-        return True
 
     with NatsStore(nats_url) as store:
         store.create("s")
@@ -139,17 +138,17 @@ def test_processes_may_open_a_new_store_at_the_same_moment(nats_cluster_url: str
 def test_what_nobody_answers_while_a_stream_is_made_is_asked_again(
     nats_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unanswered: list[bytes] = []
-    send = nats_connection._Client.send
+    unanswered: list[str] = []
+    send = nats_client.ShortClient.send
 
-    def leave_the_first_of_each_unanswered(client: nats_connection._Client, frames: bytes) -> bool:
-        subject = frames.split(b" ")[1]
+    def leave_the_first_of_each_unanswered(client: nats_client.ShortClient, messages: Any) -> object:
+        subject = messages[0].message.subject
         if subject in unanswered:
-            return send(client, frames)
+            return send(client, messages)
         unanswered.append(subject)
-        return True
+        return None
 
-    monkeypatch.setattr(nats_connection._Client, "send", leave_the_first_of_each_unanswered)
+    monkeypatch.setattr(nats_client.ShortClient, "send", leave_the_first_of_each_unanswered)
     with open_store(nats_url) as store:
         monkeypatch.undo()
         assert store.create("s")
@@ -234,7 +233,7 @@ def test_an_append_that_was_given_up_is_not_sent_when_the_connection_is_back(nat
         other.create("s")
         assert store.info("s").length == 0  # the append asks nothing more
         connection = store._connection
-        loop = connection._loop
+        loop = connection._hidden.loop
         loop.call_soon_threadsafe(setattr, connection, "_is_connected", False)
         loop.call_soon_threadsafe(time.sleep, 1.8)
         with pytest.raises(StoreUnavailableError):

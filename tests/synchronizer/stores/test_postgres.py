@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,11 +28,15 @@ from synchronizer.errors import (
 from synchronizer.store import ANY, Append, Appended, AttributeChange, Conflict, SegmentStore, UnknownOutcome
 from synchronizer.stores import open_store, postgres_connections, postgres_schema
 from tests.servers.postgres import GUARDED_ROLE, PostgresServer
-from tests.synchronizer.stores.postgres_processes import append_when_told, open_at_once
+from tests.synchronizer.stores.postgres_processes import (
+    append_when_told,
+    fork_while_holding_a_fair_lock,
+    open_at_once,
+)
 from tests.synchronizer.stores.processes import receive, running
-from tests.waiting import until
+from tests.waiting import PATIENCE_SECONDS, until
 
-LONG = 60.0
+LONG = PATIENCE_SECONDS
 RECORD = 12
 #: The other tests use the same server.
 OF_THE_STORE = "application_name LIKE current_schema() || '%%'"
@@ -223,6 +228,49 @@ def test_a_connection_lost_during_an_append_leaves_its_outcome_unknown(
             for future in lost:
                 assert isinstance(future.result(LONG), UnknownOutcome)
     assert store.append("s", b"next") == Appended(0, 4)
+
+
+ENDS_AT_THE_COMMIT = """
+    CREATE TABLE ending (is_due boolean);
+    INSERT INTO ending VALUES (true);
+    CREATE FUNCTION end_backend() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF (SELECT is_due FROM {schema}.ending) THEN
+                PERFORM pg_terminate_backend(pg_backend_pid());
+            END IF;
+            RETURN NULL;
+        END $$;
+    CREATE CONSTRAINT TRIGGER ends AFTER INSERT OR UPDATE ON {table} DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION end_backend()
+"""
+
+
+@pytest.mark.parametrize("number_of_attributes", [1, 9])
+def test_a_connection_that_ends_between_the_answer_and_the_commit_leaves_the_outcome_unknown(
+    store: SegmentStore, admin: psycopg.Connection, postgres_url: str, number_of_attributes: int
+) -> None:
+    """The server has said that the statement is complete then."""
+    changes = {f"a{number}": AttributeChange(ANY, b"1") for number in range(number_of_attributes)}
+    assert isinstance(store.append("s", b"", attributes=changes), Appended)
+    schema = f'"{schema_of(postgres_url)}"'
+    admin.execute(ENDS_AT_THE_COMMIT.format(schema=schema, table="attribute"))
+    assert isinstance(store.append("s", b"", attributes=changes), UnknownOutcome)
+    assert isinstance(store.append_together([Append("s", b"", attributes=changes)]), UnknownOutcome)
+    admin.execute("UPDATE ending SET is_due = false")
+    assert isinstance(store.append("s", b"", attributes=changes), Appended)
+
+
+def test_what_may_be_repeated_says_that_the_server_is_away_when_its_connection_ends_at_the_commit(
+    store: SegmentStore, admin: psycopg.Connection, postgres_url: str
+) -> None:
+    admin.execute(ENDS_AT_THE_COMMIT.format(schema=f'"{schema_of(postgres_url)}"', table="segment"))
+    with pytest.raises(StoreUnavailableError):
+        store.create("t")
+    with pytest.raises(StoreUnavailableError):
+        store.seal("s")
+    admin.execute("UPDATE ending SET is_due = false")
+    assert store.create("t")
+    assert store.seal("s").sealed
 
 
 def test_a_server_that_stops_answering_does_not_hold_a_call_for_ever(
@@ -464,6 +512,22 @@ def test_a_forked_child_that_forgets_a_store_ends_no_session_of_its_parent(
     stores[0].close()
 
 
+def test_a_forked_child_keeps_no_session_of_a_parent_that_was_killed(
+    store: SegmentStore, postgres_url: str, admin: psycopg.Connection
+) -> None:
+    with running(fork_while_holding_a_fair_lock, postgres_url) as (parent, connection):
+        child = receive(connection)
+        assert isinstance(child, int) and parent.pid
+        try:
+            with store.fair_lock("s", 0) as is_held:
+                assert not is_held
+            parent.kill()
+            with store.fair_lock("s", LONG) as is_held:
+                assert is_held
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
 # Space
 
 
@@ -695,3 +759,77 @@ def test_behind_a_pooler_nothing_is_kept_in_a_session(postgres_url: str, admin: 
         queries = admin.execute("SELECT query FROM pg_stat_activity WHERE application_name LIKE 'pooled%'").fetchall()
         assert queries
         assert not [query for (query,) in queries if query.startswith(("SET", "LISTEN"))]
+
+
+# Parts of the driver that its documentation leaves out
+
+
+@pytest.fixture
+def documented_ways_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_connections.Connection, "has_plain_rows", False)
+
+
+@pytest.mark.usefixtures("documented_ways_only")
+@pytest.mark.parametrize("number_of_attributes", [0, 1, 4, 5])
+def test_without_the_inner_parts_of_the_driver_appends_go_the_documented_way(
+    store: SegmentStore, number_of_attributes: int
+) -> None:
+    names = [f"a{number}" for number in range(number_of_attributes)]
+    first = {name: AttributeChange(None, b"\0\1") for name in names}
+    assert store.append("s", b"\0\xff", expected_offset=0, attributes=first) == Appended(0, 2)
+    conflict = store.append(
+        "s", b"x", expected_offset=0, attributes={name: AttributeChange(ANY, None) for name in names}
+    )
+    assert conflict == Conflict(2, b"\0\xff", dict.fromkeys(names, b"\0\1"))
+    assert store.append("s", b"", attributes={name: AttributeChange(ANY, None) for name in names}) == Appended(2, 2)
+    assert store.attributes("s") == {}
+
+
+@pytest.mark.usefixtures("documented_ways_only")
+def test_the_documented_way_leaves_an_outcome_as_unknown_too(
+    store: SegmentStore, admin: psycopg.Connection, postgres_url: str
+) -> None:
+    schema = f'"{schema_of(postgres_url)}"'
+    admin.execute(ENDS_AT_THE_COMMIT.format(schema=schema, table="attribute"))
+    assert isinstance(store.append("s", b"", attributes={"a": AttributeChange(None, b"1")}), UnknownOutcome)
+
+
+@pytest.mark.parametrize(
+    ("owner", "part"),
+    [
+        (psycopg.Connection, "_deallocate"),
+        (psycopg.Connection, "wait"),
+        (psycopg.generators, "execute"),
+        (psycopg.adapt.Transformer, "load_rows"),
+    ],
+)
+def test_a_release_of_the_driver_without_an_inner_part_is_noticed(
+    owner: type, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert postgres_connections._has_parts_of_plain_rows()
+    if part == "load_rows":  # of a built-in type
+        monkeypatch.setattr(postgres_connections, "Transformer", object)
+    else:
+        monkeypatch.setattr(owner, part, lambda self, other, arguments: None)
+    assert not postgres_connections._has_parts_of_plain_rows()
+
+
+def test_a_statement_whose_preparation_was_interrupted_is_prepared_again(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = postgres_connections.Connection._plain_result
+    interrupts = iter([KeyboardInterrupt()])
+
+    def interrupted(self: postgres_connections.Connection, expected: psycopg.pq.ExecStatus) -> object:
+        result = results(self, expected)
+        if expected == psycopg.pq.ExecStatus.COMMAND_OK and (interrupt := next(interrupts, None)):
+            raise interrupt
+        return result
+
+    with open_store(postgres_url) as store:
+        store.create("s")
+        monkeypatch.setattr(postgres_connections.Connection, "_plain_result", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.append("s", b"1", expected_offset=0)
+        assert next(interrupts, None) is None
+        assert store.append("s", b"1", expected_offset=0) == Appended(0, 1)

@@ -16,10 +16,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from synchronizer.errors import CorruptStoreError
-from synchronizer.store import Append, SegmentCopy
-from synchronizer.stores import sqlite_extents, sqlite_steps
-from synchronizer.stores.sqlite_extents import BLOB_BYTES, Garbage
+from synchronizer.errors import AlreadyExistsError
+from synchronizer.store import ANY, Append, AttributeChange, SegmentCopy
+from synchronizer.stores import sqlite_extents, sqlite_rows, sqlite_schema, sqlite_steps
+from synchronizer.stores.sqlite_extents import BLOB_BYTES
+from synchronizer.stores.sqlite_rows import DamagedError
+from synchronizer.stores.sqlite_steps import Garbage
 
 from .extents import check_extents
 
@@ -31,7 +33,6 @@ def small_extents(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a few bytes are many blobs, and are freed in many steps."""
     monkeypatch.setattr(sqlite_extents, "_EXTENT_BYTES", 64)
     monkeypatch.setattr(sqlite_extents, "BLOB_BYTES", 16)
-    monkeypatch.setattr(sqlite_extents, "_FREED_EXTENTS", 2)
 
 
 @pytest.fixture
@@ -43,8 +44,7 @@ def connection() -> Iterator[sqlite3.Connection]:
 
 def memory() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None)
-    for statement in sqlite_steps.SCHEMA:
-        connection.execute(statement)
+    sqlite_schema.make(connection)
     return connection
 
 
@@ -57,6 +57,8 @@ class Segments(RuleBasedStateMachine):
         self.held: dict[str, bytes] = {}
         self.starts: dict[str, int] = {}
         self.sealed: set[str] = set()
+        self.deleted: set[str] = set()
+        self.attributes: dict[tuple[str, str], bytes] = {}
         self.garbage: list[Garbage] = []
         self.made = 0
         self.create()
@@ -116,23 +118,45 @@ class Segments(RuleBasedStateMachine):
     def truncate(self, data: st.DataObject) -> None:
         name = self.one_of(data, set(self.held))
         offset = data.draw(st.integers(0, len(self.held[name])) | st.just(len(self.held[name])))
-        self.garbage.append(sqlite_steps.truncate(self.connection, name, offset))
+        self.garbage.append(sqlite_steps.truncate(self.connection, name, offset, most=2))
         self.starts[name] = max(offset, self.starts[name])
 
     @precondition(lambda self: len(self.held) > 1)
-    @rule(data=st.data())
-    def delete(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_remembered=st.booleans())
+    def delete(self, data: st.DataObject, is_remembered: bool) -> None:
         name = self.one_of(data, set(self.held))
-        self.garbage.append(sqlite_steps.delete(self.connection, name))
+        step = sqlite_steps.delete if is_remembered else sqlite_steps.forget
+        self.garbage.append(step(self.connection, name, most=2))
         del self.held[name], self.starts[name]
         self.sealed.discard(name)
+        if is_remembered:
+            self.deleted.add(name)
+
+    @precondition(lambda self: self.deleted)
+    @rule(data=st.data())
+    def forget_deleted(self, data: st.DataObject) -> None:
+        name = self.one_of(data, self.deleted)
+        self.garbage.append(sqlite_steps.forget(self.connection, name))
+        self.deleted.remove(name)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), attribute=st.sampled_from("abcdef"), value=st.none() | st.binary(max_size=3))
+    def change_attribute(self, data: st.DataObject, attribute: str, value: bytes | None) -> None:
+        name = self.one_of(data, self.open)
+        other = chr(ord(attribute) + 1)
+        changes = {each: AttributeChange(ANY, value) for each in (attribute, other)}
+        sqlite_steps.append(self.connection, Append(name, attributes=changes))
+        for each in changes:
+            self.attributes.pop((name, each), None)
+            if value is not None:
+                self.attributes[name, each] = value
 
     @precondition(lambda self: self.garbage)
     @rule()
     def collect(self) -> None:
         garbage = self.garbage.pop()
         while garbage.is_more:
-            garbage = garbage.collect(self.connection)
+            garbage = garbage.collect(self.connection, most=2)
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -143,12 +167,27 @@ class Segments(RuleBasedStateMachine):
             assert sqlite_steps.read(self.connection, name, middle, 50) == held[middle : middle + 50]
 
     @invariant()
+    def all_names_are_listed(self) -> None:
+        assert sqlite_rows.names(self.connection, "", "") == (sorted(self.held), None)
+        for name in self.deleted:
+            with pytest.raises(AlreadyExistsError):
+                sqlite_steps.create(self.connection, name)
+
+    @invariant()
+    def attributes_are_what_they_were_set_to(self) -> None:
+        for name in self.held:
+            values = {each: value for (segment, each), value in self.attributes.items() if segment == name}
+            assert sqlite_steps.attributes(self.connection, name, "") == values
+            assert sqlite_steps.attributes_named(self.connection, name, set("abcdefg")) == values
+
+    @invariant()
     def nothing_is_left(self) -> None:
         check_extents(self.connection)
         if not any(garbage.is_more for garbage in self.garbage):
             expected = {sqlite_steps._row(self.connection, name).id for name in self.held if self.size_of(name)}
             found = self.connection.execute("SELECT DISTINCT key >> 40 FROM extent")
             assert {number for (number,) in found} == expected
+            assert sqlite_rows.to_free(self.connection) is None
 
     def size_of(self, name: str) -> int:
         return len(self.held[name]) - self.starts[name]
@@ -225,6 +264,6 @@ def test_a_blob_that_is_lost_is_reported(connection: sqlite3.Connection) -> None
     for _ in range(3):
         sqlite_steps.append(connection, Append("s", bytes(BLOB_BYTES)))
     connection.execute("DELETE FROM blob WHERE id = 3")
-    with pytest.raises(CorruptStoreError, match="missing"):
+    with pytest.raises(DamagedError, match="missing"):
         sqlite_steps.read(connection, "s", 0, 1 << 20)
     assert sqlite_steps.read(connection, "s", 0, 2 * BLOB_BYTES) == bytes(2 * BLOB_BYTES)

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import shutil
 import sqlite3
 import subprocess
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+import readergroup as rg
 from synchronizer.errors import (
     CorruptStoreError,
     InvalidArgumentError,
@@ -28,9 +29,13 @@ from synchronizer.errors import (
 )
 from synchronizer.store import ANY, Appended, AttributeChange, Conflict, SegmentStore, UnknownOutcome
 from synchronizer.stores import open_store
-from synchronizer.stores.sqlite import APPLICATION_ID, FORMAT, SqliteStore
+from synchronizer.stores.sqlite import FORMAT, SqliteStore
+from synchronizer.stores.sqlite_file import APPLICATION_ID
+from tests.waiting import PATIENCE_SECONDS
 
-LONG = 30.0
+from .users import as_nobody
+
+LONG = PATIENCE_SECONDS
 
 
 @pytest.fixture
@@ -126,12 +131,96 @@ def test_the_database_of_another_application_is_refused_and_not_touched(path: Pa
     assert_refused_and_not_touched(path, CorruptStoreError, "another application")
 
 
-def test_a_newer_format_is_refused_and_not_touched(path: Path) -> None:
+@pytest.mark.parametrize("journal_mode", ["DELETE", "WAL"])
+def test_a_newer_format_is_refused_and_not_touched(path: Path, journal_mode: str) -> None:
     opened_once(path)
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA user_version = {FORMAT + 1}")
-        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute(f"PRAGMA journal_mode = {journal_mode}")
     assert_refused_and_not_touched(path, UnsupportedError, "newer release")
+
+
+def test_the_database_of_another_application_that_has_a_write_ahead_log_is_refused_and_not_touched(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE segment (name TEXT)")
+    assert_refused_and_not_touched(path, CorruptStoreError, "another application")
+
+
+def test_what_another_application_has_only_in_its_write_ahead_log_stays_there(path: Path) -> None:
+    """As after a kill. Only ``-shm``, which SQLite makes from the log, is made again."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE segment (name TEXT)")
+        killed = path.with_name("killed.db")
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", f"{killed}{suffix}")
+    before = killed.read_bytes(), Path(f"{killed}-wal").read_bytes()
+    with pytest.raises(CorruptStoreError, match="another application"):
+        open_store(f"sqlite:///{killed}")
+    assert (killed.read_bytes(), Path(f"{killed}-wal").read_bytes()) == before
+    assert not list(path.parent.glob("killed.db.*"))
+
+
+def test_what_is_not_a_file_is_refused(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(InvalidArgumentError, match="not that of a file"):
+        open_store(f"sqlite:///{path}")
+
+
+def test_a_loop_of_links_is_refused(path: Path) -> None:
+    path.symlink_to(path)
+    with pytest.raises(StoreUnavailableError, match="correct its path"):
+        open_store(f"sqlite:///{path}")
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_store_that_must_exist_is_not_made(path: Path, is_empty: bool) -> None:
+    if is_empty:
+        path.touch()
+    before = os.listdir(path.parent)
+    for connect in (open_store, rg.connect):
+        with pytest.raises(NotFoundError, match=f"no SQLite file.*correct it: path='{path}'"):
+            connect(f"sqlite:///{path}", must_exist=True)
+    assert os.listdir(path.parent) == before
+    opened_once(path)
+    open_store(f"sqlite:///{path}", must_exist=True).close()
+    rg.connect(f"sqlite:///{path}", must_exist=True).close()
+
+
+def test_the_log_says_where_a_file_was_made(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(path.parent)
+    with caplog.at_level("INFO", logger="synchronizer"):
+        open_store("sqlite:///store.db").close()
+        open_store("sqlite:///store.db").close()
+    assert [record.getMessage() for record in caplog.records] == [f"made a new SQLite file: path='{path}'"]
+
+
+def test_only_sqlite_opens_the_file(path: Path) -> None:
+    """When Python closes a file, all locks of the process on it are gone, and SQLite does not notice."""
+    code = f"""
+import sys
+from synchronizer import open_store
+path, opened = {str(path)!r}, []
+def audit(event, arguments):
+    if event == "open" and not isinstance(arguments[0], int):
+        opened.append(str(arguments[0]))
+sys.addaudithook(audit)
+for turn in range(2):
+    with open_store(f"sqlite:///{{path}}") as store, open_store(f"sqlite:///{{path}}") as other:
+        store.create("s")
+        store.append("s", b"data")
+        other.append_unread("s", b"data")
+        other.wait({{"s": 0}}, 10)
+        other.truncate("s", 1)
+        with store.fair_lock("s", 1):
+            pass
+assert path + ".lock" in opened
+assert path not in opened and path + "-shm" not in opened, opened
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LONG)
 
 
 def test_the_file_says_whose_it_is(path: Path) -> None:
@@ -191,31 +280,17 @@ def test_lost_bytes_in_the_middle_of_a_segment_are_reported(path: Path) -> None:
         assert store.read("s", 0, 10) == b"0123456789"
 
 
-def test_the_number_of_a_segment_is_never_used_again(path: Path) -> None:
-    def number_of(name: str) -> int:
-        with closing(sqlite3.connect(path)) as connection:
-            return int(connection.execute("SELECT id FROM segment WHERE name = ?", (name,)).fetchone()[0])
-
-    with opened(path) as store:
-        store.create("a")
-        store.create("b")
-        first = number_of("b")
-        store.delete("b")
-    with closing(sqlite3.connect(path)) as connection, connection:
-        connection.execute("DELETE FROM segment WHERE name = 'b'")  # as if its last trace were gone
-    with opened(path) as store:
-        store.create("c")
-    assert number_of("c") > first
-
-
 def test_of_a_deleted_segment_only_its_name_is_left(path: Path) -> None:
     with opened(path) as store:
-        store.create("s")
-        store.append("s", b"data", attributes={"a": AttributeChange(None, b"1")})
-        store.delete("s")
+        for name in ("deleted", "forgotten"):
+            store.create(name)
+            store.append(name, bytes(100_000), attributes={"a": AttributeChange(None, b"1")})
+        store.delete("deleted")
+        store.forget("forgotten")
     with closing(sqlite3.connect(path)) as connection:
-        for table, count in (("segment", 1), ("extent", 0), ("attribute", 0)):
-            assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (count,)
+        assert connection.execute("SELECT name FROM segment WHERE name > ''").fetchall() == [("deleted",)]
+        for table in ("extent", "blob", "attribute"):
+            assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
 
 
 @pytest.mark.parametrize("give_up", ["truncate", "delete"])
@@ -310,11 +385,17 @@ def test_a_commit_that_cannot_be_synced_has_an_unknown_outcome(path: Path, is_st
         writer = store._writer
         store._writer = FailingSync(writer, is_stored=is_stored)
         assert isinstance(store.append("s", b"data", expected_offset=0), UnknownOutcome)
-        with pytest.raises(OutcomeUnknownError, match="repeat the call"):
+        store._writer = writer
+        with pytest.raises(CorruptStoreError, match="open it again"):
+            store.info("s")
+    with SqliteStore(str(path)) as store:
+        assert store.info("s").length == (4 if is_stored else 0)
+        store._writer, writer = FailingSync(store._writer, is_stored=is_stored), store._writer
+        with pytest.raises(OutcomeUnknownError, match="may be"):
             store.seal("s")
         store._writer = writer
+    with SqliteStore(str(path)) as store:
         assert store.info("s").sealed is is_stored
-        assert store.info("s").length == (4 if is_stored else 0)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
@@ -368,25 +449,6 @@ def assert_refused_and_not_touched(path: Path, error: type[Exception], message: 
     assert os.listdir(path.parent) == beside
 
 
-def as_nobody(call: Callable[[], object]) -> str:
-    """What ``call`` raises for a user who is not root: root may write everywhere."""
-    here, there = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            if os.geteuid() == 0:
-                os.setuid(65534)
-            call()
-        except Exception as error:
-            os.write(there, str(error).encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    os.close(there)
-    with open(here) as answer:
-        return answer.read()
-
-
 def opened_once(path: Path) -> None:
     with opened(path):
         pass
@@ -424,20 +486,6 @@ def test_what_nobody_reads_yet_is_on_the_disk_when_it_is_acknowledged_and_others
         may_flush.set()
         assert append.result(LONG) == Appended(0, 70_000)
     assert len(flushed) == 1 and b"staged staged" in flushed[0]
-
-
-def test_a_disk_that_does_not_take_what_nobody_reads_yet_leaves_the_outcome_open(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(file: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with opened(path) as store:
-        store.create("s")
-        monkeypatch.setattr(os, "fdatasync", fail)
-        answer = store.append_unread("s", b"data", expected_offset=0)
-        assert isinstance(answer, UnknownOutcome) and isinstance(answer.cause, OutcomeUnknownError)
-        assert store.append_unread("s", b"data", expected_offset=0) == Conflict(4, b"data")
 
 
 def test_only_what_nobody_reads_yet_is_committed_without_waiting_for_the_disk(path: Path) -> None:

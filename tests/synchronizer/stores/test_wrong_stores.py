@@ -336,7 +336,23 @@ class ShowsItsOwnAttributes(Wrong):
         self, segment: str, prefix: str = "", *, names: Collection[str] | None = None
     ) -> Mapping[str, bytes]:
         super().attributes(segment, prefix, names=names)
-        return self._memory.segment(segment).attributes
+        return _Live(lambda: self._memory.segment(segment).attributes)
+
+
+class _Live(Mapping[str, bytes]):
+    """What a segment has at each look."""
+
+    def __init__(self, look: Callable[[], Mapping[str, bytes]]) -> None:
+        self._look = look
+
+    def __getitem__(self, name: str) -> bytes:
+        return self._look()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._look())
+
+    def __len__(self) -> int:
+        return len(self._look())
 
 
 class SealsWithoutSaying(Wrong):

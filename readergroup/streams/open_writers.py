@@ -1,0 +1,78 @@
+"""The writers of this process that are open: what becomes of them when it ends or forks.
+
+A program may end without closing its writers. What they hold then is stored first, for a while; what could not be
+stored is logged with its number. `os._exit` and a signal that kills leave no time for that.
+
+In a forked child the parent's writers refuse; nothing that the parent wrote is stored there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from multiprocessing.util import Finalize
+from typing import Final, Protocol
+
+from synchronizer import Deadline, ReaderGroupError, SystemClock
+
+#: How long the end of the process waits for what is not stored, with all its writers together.
+EXIT_SECONDS: Final = 10.0
+
+_logger = logging.getLogger(__name__)
+
+
+class OpenWriter(Protocol):
+    def _store_until(self, deadline: Deadline) -> None: ...
+
+    def _close_until(self, deadline: Deadline) -> None: ...
+
+    def _abandon(self) -> None: ...
+
+
+_writers: weakref.WeakSet[OpenWriter] = weakref.WeakSet()
+_process: int | None = None
+
+
+def opened(writer: OpenWriter) -> None:
+    """Close this writer when the process ends."""
+    global _process
+    if _process != os.getpid():
+        _process = os.getpid()
+        atexit.unregister(_close_all)  # a forked child may have inherited it
+        atexit.register(_close_all)
+        # A process of `multiprocessing` ends without `atexit`, and before its other threads have ended.
+        Finalize(None, _store_all, exitpriority=0)
+    _writers.add(writer)
+
+
+def closed(writer: OpenWriter) -> None:
+    _writers.discard(writer)
+
+
+def _store_all() -> None:
+    _finish(lambda writer, deadline: writer._store_until(deadline))
+
+
+def _close_all() -> None:
+    _finish(lambda writer, deadline: writer._close_until(deadline))
+
+
+def _finish(way: Callable[[OpenWriter, Deadline], None]) -> None:
+    deadline = Deadline(SystemClock(), EXIT_SECONDS)  # nobody moves another clock any more
+    for writer in list(_writers):
+        try:
+            way(writer, deadline)
+        except ReaderGroupError as error:
+            _logger.error("the process ends and not everything that was written is stored: %s", error)
+
+
+def _abandon_all() -> None:
+    for writer in list(_writers):
+        writer._abandon()
+    _writers.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

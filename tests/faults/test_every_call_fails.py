@@ -1,0 +1,100 @@
+"""Every call to a driver or the system fails once with every kind of error, below a group that works meanwhile.
+
+Only our errors come out, no thread ends, no lease is lost, and everything goes on and is complete.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import chain, count
+
+import pytest
+
+import readergroup as rg
+from synchronizer import ANY, AttributeChange, ReaderGroupError, UnknownOutcome, open_store
+from tests.faults.points import Fault, Points, install
+from tests.faults.workload import Workload
+
+pytestmark = [pytest.mark.unexpected_errors, pytest.mark.timeout(600)]
+
+#: How long a fault waits for somebody to come to its point.
+REACH_SECONDS = 1.0
+#: ``READERGROUP_FAULTS=all`` makes each call fail with each error, before and after it; else each fails once.
+ALL_FAULTS = os.environ.get("READERGROUP_FAULTS") == "all"
+
+
+@pytest.fixture
+def points(monkeypatch: pytest.MonkeyPatch) -> Iterator[Points]:
+    points = Points()
+    yield points
+    points.arm(None)
+
+
+def backend_of(url: str) -> str:
+    return url.partition("://")[0]
+
+
+def chosen(points: Points, rng: random.Random) -> Sequence[Fault]:
+    """In an order by chance: one fault for each point, or all of them."""
+    faults = [points.faults_of(point) for point in sorted(points.reached)]
+    if not ALL_FAULTS:
+        faults = [[rng.choice(of_point)] for of_point in faults]
+    together = list(chain.from_iterable(faults))
+    rng.shuffle(together)
+    return together
+
+
+@pytest.mark.stores("memory", "sqlite", "postgresql", "nats")
+@pytest.mark.parametrize("seed", [1])
+def test_a_group_lives_through_every_error_of_every_call(
+    store_url: str, points: Points, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    open_store(store_url).close()  # the modules are there now
+    install(points, backend_of(store_url), monkeypatch)
+    with Workload(rg.connect(store_url, timeout=10.0)) as workload:
+        points.reached.clear()  # what only the opening needs is failed by another test
+        workload.until_all_went_on()
+        faults = chosen(points, random.Random(seed))
+        fired = 0
+        for fault in faults:
+            points.arm(fault)
+            if points.fired.wait(REACH_SECONDS):
+                fired += 1
+                workload.until_all_went_on()
+            points.arm(None)
+            workload.check(fault)
+        assert fired > len(faults) / 2
+        workload.end()
+
+
+@pytest.mark.stores("sqlite", "postgresql", "nats")
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_store_that_any_call_of_its_opening_or_closing_fails_can_be_opened_again(
+    store_url: str, points: Points, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    open_store(store_url).close()
+    install(points, backend_of(store_url), monkeypatch)
+
+    def use(url: str) -> None:
+        with open_store(url) as store:
+            store.create("s")
+            before = store.info("s").length
+            answers = [
+                store.append("s", b"x", attributes={"a": AttributeChange(ANY, b"1")}),
+                store.append_unread("s", b"y"),
+            ]
+            stored = store.read("s", before, 2) if store.info("s").length > before else b""
+            assert stored == b"xy" or UnknownOutcome in map(type, answers)
+
+    for number in count(1):
+        url = f"{store_url}{number}" if is_new else store_url
+        points.fail_nth(number)
+        with suppress(ReaderGroupError):
+            use(url)
+        if not points.fired.is_set():
+            break
+        use(url)  # nothing is left that keeps others out
+    assert number > 5

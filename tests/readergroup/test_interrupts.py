@@ -1,0 +1,94 @@
+"""Ctrl-C anywhere in the calls of writers and readers: other threads and processes go on, and so does the caller."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import readergroup as rg
+from tests.interrupts import interrupts
+from tests.waiting import CallInThread
+
+DEADLINE = 30.0
+Writer = rg.EventWriter[object]
+
+
+@pytest.fixture
+def clients() -> Iterator[list[rg.Client]]:
+    """One that is interrupted, and one as of another process."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        url = f"sqlite:///{folder}/store.db"
+        with rg.connect(url) as one, rg.connect(url) as other:
+            one.streams.create("shop/orders", scaling=rg.ScalingPolicy.fixed(2))
+            yield [one, other]
+
+
+def write(writer: Writer, event: object) -> None:
+    writer.write(event, "key")
+    writer.flush(timeout=DEADLINE)
+
+
+def commit(writer: Writer, event: object) -> None:
+    with writer.transaction() as transaction:
+        transaction.write(event, "key")
+
+
+@pytest.mark.parametrize(("store", "one_in"), [(write, 1), (commit, 100)], ids=["flush", "transaction"])
+def test_an_interrupted_writer_holds_up_nobody(
+    clients: list[rg.Client], store: Callable[[Writer, object], None], one_in: int
+) -> None:
+    one, other = (client.writer("shop/orders", serializer=rg.JsonSerializer()) for client in clients)
+    numbers = itertools.count()
+    added: list[str] = []
+    for run in interrupts(lambda: store(one, next(numbers)), one_in=one_in):
+        assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+        for writer in (other, one):
+            added.append(f"event {len(added)}")
+            storing = CallInThread(lambda writer=writer, event=added[-1]: (store(writer, event),))
+            assert storing.ended() == (None,), run.place
+    stored = read_all(clients[1])
+    assert len(stored) == len(set(stored))
+    assert [event for event in stored if isinstance(event, str)] == added
+
+
+def read_all(client: rg.Client) -> list[object]:
+    group = client.groups.create("all", streams=["shop/orders"])
+    with group.reader("reader", serializer=rg.JsonSerializer()) as reader:
+        events = []
+        while (event := reader.read(timeout=1.0)) is not None:
+            events.append(event.data)
+        return events
+
+
+def test_an_interrupted_reader_goes_on(clients: list[rg.Client]) -> None:
+    one, other = clients
+    with other.writer("shop/orders", serializer=rg.JsonSerializer()) as writer:
+        writer.write_many(range(100), "key")
+    group, same = one.groups.create("group", streams=["shop/orders"]), other.groups.get("group")
+    with group.reader("reader", serializer=rg.JsonSerializer()) as reader:
+
+        def read() -> None:
+            if reader.read(timeout=0.001) is not None:
+                reader.commit(timeout=DEADLINE)
+
+        for run in interrupts(read):
+            assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+            looking = CallInThread(lambda: same.synchronizer.fetch_updates(timeout=DEADLINE))
+            assert not isinstance(looking.ended(), Exception), run.place
+            read()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupted_reader_can_be_opened_and_closed_again(clients: list[rg.Client]) -> None:
+    one, other = clients
+    group, same = one.groups.create("group", streams=["shop/orders"]), other.groups.get("group")
+    numbers = itertools.count()
+    for run in interrupts(lambda: group.reader(f"reader-{next(numbers)}").close(), one_in=30):
+        assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+        for each in (same, group):
+            opening = CallInThread(lambda each=each: (each.reader(f"reader-{next(numbers)}").close(),))
+            assert opening.ended() == (None,), run.place

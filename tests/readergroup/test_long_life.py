@@ -1,0 +1,136 @@
+"""A simulated year: what is stored and what is kept in memory depends on what there is, not on what there was."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from urllib.parse import urlsplit
+
+import nats
+import psycopg
+import pytest
+
+from readergroup.streams.config import ScalingPolicy
+from readergroup.streams.manager import StreamManager
+from readergroup.streams.transaction import Transactions
+from synchronizer import ManualClock, SegmentStore, open_store
+from synchronizer.stores.memory import named_memory
+from tests.synchronizer.accounts import Put, opened
+
+DAY = 24 * 3600.0
+NAME = "shop/orders"
+#: What is stored goes up and down by this much, as keys and parts come of age.
+SWING = 12
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[SegmentStore]:
+    with open_store(store_url) as store:
+        yield store
+
+
+def stored(url: str) -> int:
+    """How many rows, messages or segments the store has, those of deleted segments included."""
+    parts = urlsplit(url)
+    if parts.scheme == "memory":
+        return len(named_memory(parts.netloc).segments)
+    if parts.scheme == "sqlite":
+        with closing(sqlite3.connect(parts.path)) as connection:
+            return sum(_count(connection.execute, table) for table in ("segment", "extent", "blob", "attribute"))
+    if parts.scheme == "nats":
+        return asyncio.run(_messages(url))
+    address, _, schema = url.partition("schema=")
+    with psycopg.connect(address.rstrip("?&")) as server:
+        return sum(_count(server.execute, f"{schema}.{table}") for table in ("segment", "chunk", "attribute"))
+
+
+def _count(execute: object, table: str) -> int:
+    ((count,),) = execute(f"SELECT count(*) FROM {table}").fetchall()  # type: ignore[operator]
+    return int(count)
+
+
+async def _messages(url: str) -> int:
+    address, _, name = url.partition("?stream=")
+    connection = await nats.connect(address)
+    info = await connection.jetstream().stream_info(name)
+    await connection.close()
+    return int(info.state.messages)
+
+
+class Job:
+    """Transactions under keys that are used once: committed, aborted, and left by a process that died."""
+
+    def __init__(self, store: SegmentStore, clock: ManualClock) -> None:
+        self.streams = StreamManager(store, clock=clock)
+        self.streams.create(NAME, scaling=ScalingPolicy.fixed(2))
+        self.transactions = Transactions(self.streams)
+        self.turn = 0
+
+    def run(self) -> None:
+        self.turn += 1
+        key = f"job-{self.turn}"
+        with self.transactions.stage(NAME, key) as part:
+            for number in range(8):
+                part.write(b"event", f"key-{number}")
+            committed = part.finish()
+        assert self.transactions.commit(NAME, key, 1, [committed], is_only_one=True)
+        with self.transactions.stage(NAME, f"{key}-aborted") as part:
+            part.write(b"event", "key")
+            part.finish()
+        self.transactions.abort(NAME, f"{key}-aborted")
+        with suppress(KeyError), self.transactions.stage(NAME, f"{key}-failed") as part:
+            part.write(b"event", "key")
+            part.finish()
+            raise KeyError
+        self.streams.truncate(NAME, self.streams.tail_cut(self.streams.fetch_state(NAME)))
+        self.streams.synchronizer(NAME, timeout=10).compact()
+
+
+@pytest.mark.stores("memory", "sqlite", "postgresql", "nats")
+def test_a_year_of_transactions_leaves_nothing(store: SegmentStore, store_url: str, clock: ManualClock) -> None:
+    job = Job(store, clock)
+    sizes = []
+    for _ in range(26):
+        job.run()
+        sizes.append(stored(store_url))
+        clock.advance(14 * DAY)
+    assert max(sizes[13:]) <= max(sizes[4:13]) + SWING, sizes
+
+
+@pytest.mark.stores("memory", "sqlite", "postgresql", "nats")
+def test_a_year_of_compactions_leaves_nothing(store: SegmentStore, store_url: str, clock: ManualClock) -> None:
+    replica = opened(store, clock=clock)
+    sizes = []
+    for week in range(26):
+        replica.update_state_unconditionally(Put(key="k", value=week))
+        assert replica.compact()
+        sizes.append(stored(store_url))
+        clock.advance(14 * DAY)
+    assert max(sizes[13:]) <= max(sizes[4:13]) + SWING, sizes
+
+
+@pytest.mark.stores("memory", "sqlite")
+def test_a_year_of_scales_leaves_a_name_for_each_retired_segment(
+    store: SegmentStore, store_url: str, clock: ManualClock
+) -> None:
+    """Any process completes a scale, so these names are remembered: two per round, and nothing beside them."""
+    job = Job(store, clock)
+    sizes = []
+    for week in range(26):
+        job.streams.scale(NAME, split=[job.streams.fetch_state(NAME).current[0]])
+        job.streams.scale(NAME, merge=job.streams.fetch_state(NAME).current[:2])
+        job.run()
+        sizes.append(stored(store_url) - 3 * week)
+        clock.advance(14 * DAY)
+    assert max(sizes[13:]) <= max(sizes[4:13]) + SWING, sizes
+    if store_url.startswith("sqlite:"):
+        with closing(sqlite3.connect(urlsplit(store_url).path)) as connection:
+            given_out = connection.execute("SELECT length FROM segment WHERE id = 0").fetchone()
+        assert given_out[0] < 40, "numbers of deleted segments are used again"

@@ -1,0 +1,116 @@
+"""Ctrl-C anywhere in an update: other threads and processes go on, and each update is stored and told of once.
+
+The frames of the call that was interrupted are kept, as a notebook keeps them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from synchronizer import EventQueue, SegmentStore, open_store
+from synchronizer.line import MAX_CONTENTION
+from synchronizer.recipes.event_frames import read_frames
+from tests.interrupts import interrupts
+from tests.synchronizer.accounts import Add, Put, Replica, opened
+from tests.waiting import CallInThread
+
+pytestmark = pytest.mark.stores("memory", "sqlite")
+
+DEADLINE = 30.0
+
+
+@pytest.fixture
+def stores(store_url: str) -> Iterator[list[SegmentStore]]:
+    """One that is interrupted, and one as of another process."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
+        url = f"sqlite:///{folder}/store.db" if store_url.startswith("sqlite") else store_url
+        with open_store(url) as one, open_store(url) as other:
+            yield [one, other]
+
+
+@pytest.fixture
+def replicas(stores: list[SegmentStore]) -> list[Replica]:
+    return [opened(store) for store in stores]
+
+
+@pytest.mark.parametrize("is_polite", [False, True])
+def test_an_interrupted_update_holds_up_nobody(replicas: list[Replica], is_polite: bool) -> None:
+    one, other = replicas
+    feed = one.transitions()
+    heard = [each.revision for each in feed.drain()]
+    numbers = itertools.count()
+
+    def update() -> None:
+        if is_polite:
+            one._writer._line._contention = MAX_CONTENTION
+        one.update_state_unconditionally(Put(key=str(next(numbers)), value=1), timeout=DEADLINE)
+
+    added = 0
+    one_in = 1 if one.store.url.startswith("memory") else 4
+    for run in interrupts(update, one_in=one_in):
+        assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+        for replica in (other, one):
+            adding = CallInThread(lambda replica=replica: replica.update_state_unconditionally(Add(), timeout=DEADLINE))
+            added += 1
+            assert adding.ended().value == added, run.place
+        assert is_free(other.store, one.segment), run.place
+        one.update_state_unconditionally(Add(), timeout=DEADLINE)
+        added += 1
+        heard += [each.revision for each in feed.drain()]
+        assert heard == sorted(set(heard)), run.place
+    heard += [each.revision for each in feed.drain()]
+    assert heard[1:] == [each.revision for each in other.history(heard[0])]
+    assert one.fetch_updates() == other.fetch_updates()
+
+
+def is_free(store: SegmentStore, segment: str) -> bool:
+    with store.fair_lock(segment, 5.0) as is_held:
+        return is_held
+
+
+def test_those_who_update_together_with_an_interrupted_thread_go_on(replicas: list[Replica]) -> None:
+    one, other = replicas
+    stopping = threading.Event()
+
+    def add_again_and_again() -> int:
+        number = 0
+        while not stopping.is_set():
+            one.update_state_unconditionally(Add(), timeout=DEADLINE)
+            number += 1
+        return number
+
+    adding = [CallInThread(add_again_and_again) for _ in range(2)]
+    numbers = itertools.count()
+    try:
+        for run in itertools.islice(
+            interrupts(
+                lambda: one.update_state_unconditionally(Put(key=str(next(numbers)), value=1), timeout=DEADLINE)
+            ),
+            1000,
+        ):
+            assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+    finally:
+        stopping.set()
+        counts = [each.ended() for each in adding]
+    assert other.fetch_updates().value == sum(counts), counts
+
+
+def test_an_interrupted_thread_that_adds_to_a_queue_holds_up_nobody(stores: list[SegmentStore]) -> None:
+    queue, other = (EventQueue(store, "jobs", timeout=DEADLINE) for store in stores)
+    numbers = itertools.count()
+    added = []
+    for run in interrupts(lambda: queue.add(b"interrupted %d" % next(numbers))):
+        assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+        for each in (other, queue):
+            added.append(b"%d" % len(added))
+            adding = CallInThread(lambda each=each, data=added[-1]: (each.add(data),))
+            assert adding.ended() == (None,), run.place
+    stored = [frame.data for frame in read_frames(stores[1], "queue/jobs", 0)]
+    assert len(stored) == len(set(stored))
+    assert [data for data in stored if not data.startswith(b"interrupted")] == added

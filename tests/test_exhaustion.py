@@ -1,0 +1,62 @@
+"""Descriptors, memory or connections of a server are used up for a while: only our errors, then all is as before."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+
+from tests.exhausted import live
+from tests.servers.postgres import PostgresServer
+from tests.servers.unavailable import ServerUnavailable
+from tests.synchronizer.stores.processes import receive, running
+
+
+@pytest.mark.stores("sqlite", "postgresql", "nats")
+def test_a_process_whose_descriptors_are_used_up_goes_on_when_there_are_some(shared_store_url: str) -> None:
+    with running(live, shared_store_url, "descriptors") as (_, connection):
+        problem = receive(connection)
+        assert problem is None, problem
+
+
+@pytest.mark.stores(in_turn=True)
+def test_a_process_without_memory_goes_on_when_there_is_some(shared_store_url: str) -> None:
+    with running(live, shared_store_url, "memory") as (_, connection):
+        problem = receive(connection)
+        assert problem is None, problem
+
+
+def test_a_process_goes_on_when_the_server_has_connections_again() -> None:
+    with ExitStack() as opened:
+        try:
+            server = opened.enter_context(PostgresServer())
+        except ServerUnavailable as reason:
+            pytest.skip(str(reason))
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute("ALTER SYSTEM SET max_connections = 30")
+            connection.execute("CREATE USER someone")
+            connection.execute("GRANT CREATE ON DATABASE postgres TO someone")
+        server.restart()
+        _, process = opened.enter_context(running(live, server.url_of("postgres", user="someone"), "connections"))
+        assert receive(process) == "begin"
+        with ExitStack() as taken:
+            while True:
+                try:
+                    taken.enter_context(psycopg.connect(server.url_of("postgres", user="someone")))
+                except psycopg.OperationalError:
+                    break
+            with psycopg.connect(server.url, autocommit=True) as connection:  # the reserved ones are left
+                connection.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'readergroup%'"
+                )
+            while True:
+                try:
+                    taken.enter_context(psycopg.connect(server.url_of("postgres", user="someone")))
+                except psycopg.OperationalError:
+                    break
+            process.send("go")
+            assert receive(process) == "end"
+        process.send("go")
+        problem = receive(process)
+        assert problem is None, problem
