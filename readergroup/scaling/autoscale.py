@@ -171,7 +171,7 @@ class Autoscaling:
         """Begin a call, in a thread of its own: the turn is renewed meanwhile, however long it takes."""
         now = self._clock.monotonic()
         if now >= self._call_at and now < self._turn.valid_until:
-            self._call = _Call(self._callback, decision, number_of_segments, self._wake)
+            self._call = _Call(self._callback, decision, number_of_segments, self._wake, self._turn.times_taken)
             return float("inf")
         self._look_at = min(self._look_at, self._call_at)
         return self._look_at
@@ -185,7 +185,8 @@ class Autoscaling:
         self._look_at = float("-inf")
         if call.error is None:
             self._failures = 0
-            self._turn.record(*Told(call.decision.desired_readers, call.number_of_segments))
+            if call.times_taken == self._turn.times_taken:  # else it may have been told to a group that is deleted
+                self._turn.record(*Told(call.decision.desired_readers, call.number_of_segments))
             return True
         self._failures += 1
         pause = growing_pause(self._failures, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
@@ -212,10 +213,16 @@ class _Call:
     """One call of the callback, in its own thread."""
 
     def __init__(
-        self, callback: Callback, decision: ScalingDecision, number_of_segments: int | None, wake: threading.Event
+        self,
+        callback: Callback,
+        decision: ScalingDecision,
+        number_of_segments: int | None,
+        wake: threading.Event,
+        times_taken: int,
     ) -> None:
         self.decision = decision
         self.number_of_segments = number_of_segments
+        self.times_taken = times_taken
         self.error: BaseException | None = None
         self.done = False
         self._callback = callback

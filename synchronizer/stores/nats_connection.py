@@ -336,7 +336,9 @@ class NatsConnection:
         try:
             await self._connect_client(client)
             await client.hear_answers(self._inbox.decode() + "*")
-            await client.flush(_CONNECT_SECONDS)  # by then the server has said whether that is permitted
+            for _ in range(2):  # nats-py lets the first ping overtake the subscription
+                await client.flush(_CONNECT_SECONDS)
+            # By now the server has said whether the subscription is permitted.
             if self._refusal_of_inbox is not None:
                 raise self._refusal_of_inbox
             await self._subscribe_to_all()

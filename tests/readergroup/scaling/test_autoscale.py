@@ -242,6 +242,24 @@ def test_the_holder_of_a_deleted_group_gives_up_its_turn_and_what_was_told_is_fo
     assert told(group) is None
 
 
+def test_what_a_group_was_told_while_it_was_deleted_is_not_remembered_for_the_next_one(
+    client: rg.Client, group: rg.ReaderGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Calls()
+    take = Turn.take
+
+    def delete_and_take(self: Turn, timeout_seconds: float) -> bool:
+        if calls.told and list(client.groups.list()):
+            client.groups.delete("billing")
+            timeout_seconds += 1  # another one: it is renewed now
+        return take(self, timeout_seconds)
+
+    monkeypatch.setattr(Turn, "take", delete_and_take)
+    group.autoscale(POLICY)(calls)
+    until(lambda: calls.told == [1] and not turn(group, group.synchronizer.clock).look().holder)
+    assert told(group) is None
+
+
 def test_a_holder_that_has_not_heard_that_its_group_is_another_one_is_still_the_only_one(
     client: rg.Client, group: rg.ReaderGroup
 ) -> None:

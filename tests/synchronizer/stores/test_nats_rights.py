@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -87,6 +90,39 @@ def test_without_one_right_something_fails_at_once_and_names_it(
     assert sentence in said or (not said and sentence in caplog.text)
     assert sentence in caplog.text  # also where somebody goes on without it
     assert time.monotonic() - began < LONG
+
+
+def test_a_server_that_is_slow_to_refuse_is_waited_for() -> None:
+    with slow_server() as url, pytest.raises(StoreUnavailableError, match=r"may not subscribe to '_INBOX\.>'"):
+        open_store(f"{url}?timeout_seconds=10")
+
+
+@contextmanager
+def slow_server() -> Iterator[str]:
+    """The address of a server that permits no subscription, and takes its time between two lines that it reads."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = listener.accept()
+                threading.Thread(target=answer, args=[client], daemon=True).start()
+
+    def answer(client: socket.socket) -> None:
+        info = {"server_id": "slow", "version": "2.12.0", "headers": True, "jetstream": True, "max_payload": 8192}
+        with client, suppress(OSError):
+            client.sendall(b"INFO " + json.dumps(info).encode() + b"\r\n")
+            for line in client.makefile("rb"):
+                if line.startswith(b"PING"):
+                    client.sendall(b"PONG\r\n")
+                elif line.startswith(b"SUB"):
+                    subject = line.split()[1]
+                    client.sendall(b"-ERR 'Permissions Violation for Subscription to \"%b\"'\r\n" % subject)
+                time.sleep(0.1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"nats://127.0.0.1:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def use(store: SegmentStore) -> None:
