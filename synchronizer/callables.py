@@ -17,6 +17,7 @@ from .errors import InvalidArgumentError
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_PLAIN: Final = frozenset((type(None), bool, int, float, str, bytes, list, tuple, dict))
 _ASYNC_ADVICE: Final = (
     "it would never be awaited; give a plain function that runs it with asyncio.run, or hands it to your loop with "
     "asyncio.run_coroutine_threadsafe(...).result()"
@@ -47,9 +48,9 @@ def check_callable(
 def check_returned(returned: object, what: str, *, may_yield: bool = False, **facts: object) -> None:
     """Refuse what ``what`` ("a handler") has returned, if that still has to be run: nothing has happened yet.
 
-    Quick for None, which most return; a hot path need not even ask then.
+    Quick for what most return; a hot path need not even ask for None.
     """
-    if returned is None:
+    if type(returned) in _PLAIN:
         return
     if inspect.isawaitable(returned):
         if inspect.iscoroutine(returned):

@@ -354,8 +354,8 @@ class LogWriter(Generic[S]):
                         self._open, self._sending, batch.reloads = None, batch, self._follower.reloads
                 elif deadline.passed:
                     self._give_up(batch)
-                change = self._changed.next_ring()
-            if self._leader is call:
+                change = None if self._leader is call else self._changed.next_ring()
+            if change is None:
                 self._send(batch, deadline)
                 self._end_leading(call)
             else:
@@ -440,7 +440,7 @@ class LogWriter(Generic[S]):
     def _append(self, batch: _Batch[S], deadline: Deadline) -> None:
         entries = batch.entries
         data = b"".join([entry.data for entry in entries])
-        attributes = batch.attributes
+        attributes = entries[0].attributes if len(entries) == 1 else batch.attributes
         patience: Patience | None = None
         while True:
             problem: BaseException

@@ -63,11 +63,8 @@ class Gate:
 
     def acquire(self, timeout: float) -> None:
         """Hold the gate; `StoreUnavailableError` if ``timeout`` seconds did not suffice."""
-        deadline = Deadline(_CLOCK, timeout)
-        polite = Deadline(_CLOCK, min(timeout, self._patience_seconds))
         try:
-            _retry(lambda: _try_flock(self._next), polite, pause_us=(100, 300))
-            acquired = _retry(lambda: _try_flock(self._gate), deadline, pause_us=(20, 60))
+            acquired = (_try_flock(self._next) and _try_flock(self._gate)) or self._wait(timeout)
         finally:
             self._give_up_place()
         if not acquired:
@@ -76,6 +73,12 @@ class Gate:
                 lock=self._path,
                 timeout=timeout,
             )
+
+    def _wait(self, timeout: float) -> bool:
+        deadline = Deadline(_CLOCK, timeout)
+        polite = Deadline(_CLOCK, min(timeout, self._patience_seconds))
+        _retry(lambda: _try_flock(self._next), polite, pause_us=(100, 300))
+        return _retry(lambda: _try_flock(self._gate), deadline, pause_us=(20, 60))
 
 
 class FairLock:

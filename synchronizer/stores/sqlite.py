@@ -179,7 +179,7 @@ class SqliteStore(SegmentStore):
         try:
             return self._write(
                 lambda connection: sqlite_steps.append(connection, append),
-                weight=len(data),
+                weight=_weight(append),
                 wakes=bool(data),  # there are many renewals of leases, which nobody waits for
                 essential=not data or (expected_offset is not None and len(data) <= _MAX_ESSENTIAL_BYTES),
             )
@@ -204,10 +204,11 @@ class SqliteStore(SegmentStore):
         self, appends: Sequence[Append]
     ) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
         check_appends(appends)
-        weight = sum(len(part.data) for part in appends)
         try:
             return self._write(
-                lambda connection: sqlite_steps.append_together(connection, appends), weight=weight, wakes=weight > 0
+                lambda connection: sqlite_steps.append_together(connection, appends),
+                weight=sum(map(_weight, appends)),
+                wakes=any(each.data for each in appends),
             )
         except OutcomeUnknownError as error:
             return UnknownOutcome(error)
@@ -311,7 +312,7 @@ class SqliteStore(SegmentStore):
             try:
                 self._gate.acquire(self._write_timeout)
                 with forks_wait:
-                    self._file.check()
+                    self._file.check_to_write()
                     self._commit(batch)
                     self._check_committed()
                     self._log.checkpoint_if_due(self._writer)
@@ -365,10 +366,13 @@ class SqliteStore(SegmentStore):
                     writer.execute("ROLLBACK")
             changes_before = connection.total_changes
             connection.execute("BEGIN IMMEDIATE")
+            data_bytes = 0
             for step in steps:
                 step.try_to_run(connection)
                 wakes |= step.wakes
-            self._log.check_room(connection)
+                data_bytes += step.weight
+            rows = connection.total_changes - changes_before
+            self._log.check_room(connection, data_bytes=data_bytes, rows=rows)
             batch.may_be_stored = is_committing = True
             connection.execute("COMMIT")
         except Exception as error:
@@ -380,7 +384,7 @@ class SqliteStore(SegmentStore):
                 connection.rollback()  # if it is still open: it failed, or this thread was interrupted
             except sqlite3.Error:
                 _logger.warning("rolling back failed; the next write tries again: path=%r", self._path, exc_info=True)
-        if wakes and connection.total_changes != changes_before:
+        if wakes and rows:
             self._notify.announce()
         return None
 
@@ -421,7 +425,7 @@ class SqliteStore(SegmentStore):
     def _read(self, run: Callable[[sqlite3.Connection], T]) -> T:
         """What ``run`` returns, on a connection that sees one moment of the file."""
         self._check_open()
-        self._file.check_now_and_then()
+        self._file.check_to_read()
         with _translated_errors(self._path), forks_wait:
             connection = self._take_reader()
             try:
@@ -661,6 +665,13 @@ def _primary_code(error: Exception) -> int:
     if "Could not decode" in str(error):  # a text that is none, which Python says without a code
         return sqlite3.SQLITE_CORRUPT
     return int(getattr(error, "sqlite_errorcode", -1)) & 0xFF
+
+
+def _weight(append: Append) -> int:
+    """How many bytes it puts into the file."""
+    if not append.attributes:
+        return len(append.data)
+    return len(append.data) + sum(len(change.new or b"") for change in append.attributes.values())
 
 
 def _wrote_nothing(error: Exception) -> bool:

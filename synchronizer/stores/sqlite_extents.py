@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 from binascii import crc_hqx
-from itertools import accumulate
-from operator import eq
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -40,6 +39,7 @@ SCHEMA: Final = (
 # A reference is one integer: the number of the blob, whether it is or was shared, and the checksum. The numbers suffice
 # for two hundred years of ten thousand blobs a second.
 _CHECK_BITS: Final = 16
+_CHECKSUM: Final = (1 << _CHECK_BITS) - 1
 _BLOB_BITS: Final = _CHECK_BITS + 1
 
 _REFERENCE: Final = "CASE typeof(extent.data) WHEN 'integer' THEN extent.data END"
@@ -48,6 +48,7 @@ _EXTENTS: Final = (
 )
 # Of a reference without its blob: the digits of the number, which are too few to pass for the bytes.
 _DATA: Final = "CAST(coalesce(blob.data, extent.data) AS BLOB)"
+_WRITE_COUNT: Final = "INSERT OR REPLACE INTO sharing VALUES (?, ?, ?)"
 _SIZE: Final = "coalesce(length(blob.data), length(extent.data))"
 
 
@@ -64,10 +65,16 @@ class Reference(NamedTuple):
     @classmethod
     def decode(cls, key: int, value: int) -> Reference:
         """The reference of the extent ``key``."""
-        bits = value >> _CHECK_BITS
-        if crc_hqx(b"%d %d" % (key, bits), 0) != value & (1 << _CHECK_BITS) - 1:
-            raise _damaged(key)
+        bits = _checked(key, value)
         return cls(bits >> 1, bits & 1 == 1)
+
+
+def _checked(key: int, value: int) -> int:
+    """What a reference is without its checksum."""
+    bits = value >> _CHECK_BITS
+    if crc_hqx(b"%d %d" % (key, bits), 0) != value & _CHECKSUM:
+        raise _damaged(key)
+    return bits
 
 
 def _damaged(key: int) -> DamagedError:
@@ -106,7 +113,7 @@ def copy(
         return
     first, last = _key(source_id, start), _key(source_id, end)
     shift = _key(target_id, target_offset) - first
-    to_share = []
+    references: list[tuple[int, Reference]] = []
     # An INSERT with this SELECT inside would put it all into a table of its own first. Nothing names the cursor: the
     # frames of an interrupted call, which may be kept, would keep its statement open.
     for key, value, blob, data in connection.execute(
@@ -125,27 +132,26 @@ def copy(
         if reference is None or data is not None:
             _insert(connection, max(key, first) + shift, data)
             continue
-        if not reference.is_shared:
-            to_share.append((key, reference.blob))
-        _count(connection, reference, 1)
-        copied = Reference(reference.blob, is_shared=True).encode(key + shift)
-        connection.execute("INSERT INTO extent VALUES (?, ?)", (key + shift, copied))
-    for key, blob in to_share:
-        reference = Reference(blob, is_shared=True)
-        connection.execute("UPDATE extent SET data = ? WHERE key = ?", (reference.encode(key), key))
+        references.append((key, reference))
+    _share(connection, references, shift)
 
 
-def _count(connection: sqlite3.Connection, reference: Reference, change: int) -> int:
-    """Change the count of further references, and return it; it is -1 when the last one is gone."""
-    count = 0
-    if reference.is_shared:
-        count = _checked_count(connection, reference.blob)
-    count += change
-    if count < 0:
-        connection.execute("DELETE FROM sharing WHERE blob = ?", (reference.blob,))
-    else:
-        write_count(connection, reference.blob, count)
-    return count
+def _share(connection: sqlite3.Connection, references: Sequence[tuple[int, Reference]], shift: int) -> None:
+    """Copy these references by ``shift``, with the keys that they have, count them, and note that they are shared."""
+    counts: dict[int, int] = {}
+    for _, (blob, is_shared) in references:
+        if blob not in counts:
+            counts[blob] = _checked_count(connection, blob) if is_shared else 0
+        counts[blob] += 1
+    connection.executemany(_WRITE_COUNT, ((*each, _count_checksum(*each)) for each in counts.items()))
+    connection.executemany(
+        "INSERT INTO extent VALUES (?, ?)",
+        ((key + shift, each._replace(is_shared=True).encode(key + shift)) for key, each in references),
+    )
+    connection.executemany(
+        "UPDATE extent SET data = ? WHERE key = ?",
+        ((each._replace(is_shared=True).encode(key), key) for key, each in references if not each.is_shared),
+    )
 
 
 def _checked_count(connection: sqlite3.Connection, blob: int) -> int:
@@ -156,7 +162,7 @@ def _checked_count(connection: sqlite3.Connection, blob: int) -> int:
 
 
 def write_count(connection: sqlite3.Connection, blob: int, count: int) -> None:
-    connection.execute("INSERT OR REPLACE INTO sharing VALUES (?, ?, ?)", (blob, count, _count_checksum(blob, count)))
+    connection.execute(_WRITE_COUNT, (blob, count, _count_checksum(blob, count)))
 
 
 def _count_checksum(blob: int, count: object) -> int:
@@ -173,16 +179,17 @@ def read(connection: sqlite3.Connection, segment_id: int, offset: int, end: int)
         " WHERE key >= (SELECT max(key) FROM extent WHERE key <= ?) AND key < ? ORDER BY key",
         (first, last),
     ).fetchall()
-    keys = [key for key, _ in rows]
-    parts = [data if type(data) is bytes else _referred_to(connection, key, data) for key, data in rows]
-    # Each begins where the one before ends, and together they have all that was asked for.
-    if not rows or keys[0] > first or not all(map(eq, keys, accumulate(map(len, parts), initial=keys[0]))):
+    if not rows or rows[0][0] > first:
         raise _missing(segment_id, offset, end)
-    surplus = keys[-1] + len(parts[-1]) - last
+    parts = [data if type(data) is bytes else _referred_to(connection, key, data) for key, data in rows]
+    surplus = rows[-1][0] + len(parts[-1]) - last
     if surplus > 0:
         parts[-1] = parts[-1][:-surplus]
-    parts[0] = parts[0][first - keys[0] :]
-    data = parts[0] if len(parts) == 1 else b"".join(parts)
+    skipped = first - rows[0][0]
+    if skipped > 0:
+        parts[0] = parts[0][skipped:]
+    data: bytes = parts[0] if len(parts) == 1 else b"".join(parts)
+    # An extent that is lost, or whose key or size is damaged, leaves too few bytes or too many.
     if len(data) != end - offset:
         raise _missing(segment_id, offset, end)
     return data
@@ -191,8 +198,7 @@ def read(connection: sqlite3.Connection, segment_id: int, offset: int, end: int)
 def _referred_to(connection: sqlite3.Connection, key: int, value: object) -> bytes:
     if type(value) is not int:
         raise _damaged(key)
-    reference = Reference.decode(key, value)
-    found = connection.execute("SELECT data FROM blob WHERE id = ?", (reference.blob,)).fetchone()
+    found = connection.execute("SELECT data FROM blob WHERE id = ?", (_checked(key, value) >> 1,)).fetchone()
     if found is None or type(found[0]) is not bytes:
         raise _missing(key >> OFFSET_BITS, key & MAX_SEGMENT_BYTES - 1)
     data: bytes = found[0]
@@ -231,5 +237,9 @@ def _end_of_free(connection: sqlite3.Connection, first: int, end: int) -> int:
 
 
 def _give_up(connection: sqlite3.Connection, reference: Reference) -> None:
-    if not reference.is_shared or _count(connection, reference, -1) < 0:
-        connection.execute("DELETE FROM blob WHERE id = ?", (reference.blob,))
+    if reference.is_shared and (count := _checked_count(connection, reference.blob)):
+        write_count(connection, reference.blob, count - 1)
+        return
+    if reference.is_shared:
+        connection.execute("DELETE FROM sharing WHERE blob = ?", (reference.blob,))
+    connection.execute("DELETE FROM blob WHERE id = ?", (reference.blob,))

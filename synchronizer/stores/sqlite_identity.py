@@ -18,12 +18,17 @@ _logger = logging.getLogger(__name__)
 
 # What other programs do to the files has nothing to do with the clock of a test.
 _CLOCK: Final = SystemClock()
-#: So often at most the files are looked at before something is read.
-_LOOK_SECONDS: Final = 0.01
-#: No file system has coarser times of its directories.
+_monotonic: Final = _CLOCK.monotonic
+#: So often at most the files are looked at before something is read, and before something is written.
+_LOOK_TO_READ_SECONDS: Final = 0.01
+_LOOK_TO_WRITE_SECONDS: Final = 0.001
+#: No file system has coarser times of its directories, and none whose times are not whole numbers of 10 ms has times
+#: coarser than the other.
 _COARSEST_SECONDS: Final = 3.0
+_COARSE_SECONDS: Final = 0.1
 
 FileId = tuple[int, int]  # device and inode
+_Directory = tuple[int, int, int]  # when it was changed, inode and device
 
 
 class OpenFile:
@@ -34,9 +39,9 @@ class OpenFile:
         self._files = {path: id_of(path)}
         self._directory = os.path.dirname(path)
         #: What the directory was when all files were in place, if it had not changed for a while by then.
-        self._settled: object = None
+        self._settled: _Directory | None = None
         self._gone: str | None = None
-        self._looked_at = _CLOCK.monotonic()
+        self._looked_at = _monotonic()
         _open.add(self)
 
     @property
@@ -52,16 +57,22 @@ class OpenFile:
     def check(self) -> None:
         """Raise `CorruptStoreError` if one of the files was deleted or replaced, now or at any time before.
 
-        Others would use another file than this process, or the same one under other locks. Nor is a file used of which
-        the disk may have lost something (`flush_failed`).
+        To be called before something is acknowledged. Others would use another file than this process, or the same one
+        under other locks. Nor is a file used of which the disk may have lost something (`flush_failed`).
         """
-        if self.id in _unflushed:
+        if _unflushed and self.id in _unflushed:
             raise _may_have_lost(self._path, _unflushed[self.id])
-        self._check_place()
+        self._looked_at = _monotonic()
+        try:
+            found = os.stat(self._directory)
+        except OSError:
+            return self._check_place()
+        # A look at the directory is enough, as long as nothing is made, removed or renamed in it.
+        if (found.st_mtime_ns, found.st_ino, found.st_dev) != self._settled or self._gone is not None:
+            self._check_place()
 
     def _check_place(self) -> None:
         if self._gone is None:
-            self._looked_at = _CLOCK.monotonic()
             try:
                 self._gone = self._find_gone()
             except OSError as error:
@@ -79,23 +90,25 @@ class OpenFile:
             )
 
     def _find_gone(self) -> str | None:
-        """A look at the directory is enough, as long as nothing is made, removed or renamed in it."""
         try:
             found = os.stat(self._directory)
         except FileNotFoundError:
             return self._directory
-        directory = found.st_dev, found.st_ino, found.st_mtime_ns
-        if directory == self._settled:
-            return None
         gone = next((path for path, id in self._files.items() if id is None or id_of(path) != id), None)
         # A change that comes later than this may have the same time as one that came shortly before.
-        if gone is None and abs(_CLOCK.time() - found.st_mtime) > _COARSEST_SECONDS:
-            self._settled = directory
+        coarseness = _COARSE_SECONDS if found.st_mtime_ns % 10_000_000 else _COARSEST_SECONDS
+        if gone is None and abs(_CLOCK.time() - found.st_mtime) > coarseness:
+            self._settled = found.st_mtime_ns, found.st_ino, found.st_dev
         return gone
 
-    def check_now_and_then(self) -> None:
-        """The same, but with a look at the files only if the last one was some time ago."""
-        if self._gone is not None or _unflushed or _CLOCK.monotonic() - self._looked_at >= _LOOK_SECONDS:
+    def check_to_read(self) -> None:
+        """The same before something is read, if the last look was some time ago."""
+        if _monotonic() - self._looked_at >= _LOOK_TO_READ_SECONDS or self._gone is not None or _unflushed:
+            self.check()
+
+    def check_to_write(self) -> None:
+        """The same before something is written. A commit may take longer than the time between two looks."""
+        if _monotonic() - self._looked_at >= _LOOK_TO_WRITE_SECONDS or self._gone is not None or _unflushed:
             self.check()
 
     def flush_failed(self, error: object) -> None:

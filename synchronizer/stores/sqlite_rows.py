@@ -315,8 +315,9 @@ def _checked(
     checksum: int,
 ) -> Row:
     """The row, if it is what was written: a damaged field may have any type."""
-    names_checksum = _names_checksum(id, name, next, first_attribute)
-    if checksum != _checksum(names_checksum, start_offset, length, state):
+    # What `_names_checksum` and `_checksum` compute.
+    names_checksum = crc32(f"{id}\0{name}\0{next}\0{first_attribute}".encode())
+    if checksum != crc32(f"{start_offset} {length} {state}".encode(), names_checksum):
         raise _damaged(name)
     return Row(id, name, next, first_attribute, start_offset, length, state, names_checksum)
 
@@ -352,11 +353,33 @@ def attribute(connection: sqlite3.Connection, segment: Row, name: str) -> Attrib
     return _checked_attribute(segment, name, *found)
 
 
+def attribute_and_before(
+    connection: sqlite3.Connection, segment: Row, name: str
+) -> tuple[Attribute | None, Attribute | None]:
+    """The attribute, if it is there, and the one before it, or before where it would be."""
+    query = f"{_SELECT_ATTRIBUTE} name <= ? ORDER BY name DESC LIMIT 2"
+    rows = [_checked_attribute(segment, *each) for each in connection.execute(query, (segment.id, name)).fetchall()]
+    found = rows.pop(0) if rows and rows[0].name == name else None
+    before = rows[0] if rows else None
+    expected = _next(segment, before)
+    if expected != name if found is not None else END < expected <= name:
+        raise _damaged_attribute(segment, expected)
+    return found, before
+
+
 def attributes(connection: sqlite3.Connection, segment: Row, prefix: str) -> dict[str, bytes]:
-    expected = _next(segment, _attribute_before(connection, segment, prefix) if prefix else None)
+    # From the one before the first on, which says what the first one is.
+    query = (
+        "SELECT name, next, value, checksum FROM attribute WHERE segment = :segment AND name >= coalesce("
+        "(SELECT max(name) FROM attribute WHERE segment = :segment AND name < :prefix), '') ORDER BY name"
+    )
+    expected = segment.first_attribute
     values: dict[str, bytes] = {}
-    for found in connection.execute(f"{_SELECT_ATTRIBUTE} name >= ? ORDER BY name", (segment.id, prefix)):
+    for found in connection.execute(query, {"segment": segment.id, "prefix": prefix}):
         each = _checked_attribute(segment, *found)
+        if each.name < prefix:
+            expected = each.next
+            continue
         if each.name != expected:
             raise _damaged_attribute(segment, expected)
         if not expected.startswith(prefix):
@@ -376,9 +399,10 @@ def set_value(connection: sqlite3.Connection, segment: Row, found: Attribute, va
     )
 
 
-def add_attribute(connection: sqlite3.Connection, segment: Row, name: str, value: bytes) -> Row:
-    """Add an attribute that is not there, and return the segment, which the caller writes."""
-    before = _attribute_before(connection, segment, name)
+def add_attribute(
+    connection: sqlite3.Connection, segment: Row, name: str, value: bytes, before: Attribute | None
+) -> Row:
+    """Add an attribute behind the one before it, and return the segment, which the caller writes."""
     insert_attribute(connection, segment.id, name, _next(segment, before), value)
     return _set_next_attribute(connection, segment, before, name)
 
@@ -388,15 +412,11 @@ def insert_attribute(connection: sqlite3.Connection, segment_id: int, name: str,
     connection.execute("INSERT INTO attribute VALUES (?, ?, ?, ?, ?)", (segment_id, name, next, value, checksum))
 
 
-def remove_attribute(connection: sqlite3.Connection, segment: Row, name: str) -> Row:
-    """Remove an attribute, if it is there, and return the segment, which the caller writes."""
-    removed = attribute(connection, segment, name)
-    if removed is None:
-        return segment
-    before = _attribute_before(connection, segment, name)
-    if _next(segment, before) != name:
-        raise _damaged_attribute(segment, _next(segment, before))
-    connection.execute("DELETE FROM attribute WHERE segment = ? AND name = ?", (segment.id, name))
+def remove_attribute(
+    connection: sqlite3.Connection, segment: Row, removed: Attribute, before: Attribute | None
+) -> Row:
+    """Remove an attribute behind the one before it, and return the segment, which the caller writes."""
+    connection.execute("DELETE FROM attribute WHERE segment = ? AND name = ?", (segment.id, removed.name))
     return _set_next_attribute(connection, segment, before, removed.next)
 
 

@@ -132,6 +132,8 @@ class _Match(NamedTuple):
 
     row: Row
     present: Mapping[str, Attribute | None]
+    #: The attribute before the last one that may come or go, if there is one before it.
+    before: Attribute | None
 
 
 def _match(connection: sqlite3.Connection, append: Append, size: int) -> _Match | Conflict:
@@ -139,13 +141,19 @@ def _match(connection: sqlite3.Connection, append: Append, size: int) -> _Match 
     row = _row(connection, append.segment)
     if row.is_sealed:
         raise sealed(append.segment, row.length)
-    present = {name: sqlite_rows.attribute(connection, row, name) for name in append.attributes}
+    present: dict[str, Attribute | None] = {}
+    before: Attribute | None = None
+    for name, change in append.attributes.items():
+        if change.new is None or change.expected in (None, ANY):  # it may come or go
+            present[name], before = sqlite_rows.attribute_and_before(connection, row, name)
+        else:
+            present[name] = sqlite_rows.attribute(connection, row, name)
     if append.expected_offset not in (None, row.length) or not _are_as_expected(append, present):
         values = {name: None if each is None else each.value for name, each in present.items()}
         return Conflict(row.length, _delta(connection, row, append.expected_offset), values)
     if row.length + size > MAX_SEGMENT_BYTES:
         raise StoreFullError("the segment is full; seal it", segment=append.segment, limit=MAX_SEGMENT_BYTES)
-    return _Match(row, present)
+    return _Match(row, present, before)
 
 
 def _are_as_expected(append: Append, present: Mapping[str, Attribute | None]) -> bool:
@@ -172,14 +180,21 @@ def _append(connection: sqlite3.Connection, append: Append, match: _Match, copie
 def _change_attributes(connection: sqlite3.Connection, append: Append, match: _Match) -> Row:
     """First those that stay, then those that come and go: a change of these is one of the attribute before, too."""
     row = match.row
+    come_or_go: list[str] = []
     for name, change in append.attributes.items():
-        if (found := match.present[name]) is not None and change.new is not None:
+        if (found := match.present[name]) is None or change.new is None:
+            come_or_go.append(name)
+        else:
             sqlite_rows.set_value(connection, row, found, change.new)
-    for name, change in append.attributes.items():
-        if change.new is None:
-            row = sqlite_rows.remove_attribute(connection, row, name)
-        elif match.present[name] is None:
-            row = sqlite_rows.add_attribute(connection, row, name, change.new)
+    for name in come_or_go:
+        found, before = match.present[name], match.before
+        if len(append.attributes) > 1:  # others may have changed what is before
+            found, before = sqlite_rows.attribute_and_before(connection, row, name)
+        new = append.attributes[name].new
+        if new is not None:
+            row = sqlite_rows.add_attribute(connection, row, name, new, before)
+        elif found is not None:
+            row = sqlite_rows.remove_attribute(connection, row, found, before)
     return row
 
 

@@ -5,7 +5,7 @@ grow for it. On a full disk neither can be done, and nothing can be deleted eith
 So a file beside the database, the reserve, holds room on the disk for two things:
 
 - *A checkpoint always has room.* A commit is refused unless the reserve is as large as what the file has to grow by
-  to take the whole log.
+  to take the whole log. How much that is is looked at once for many small commits, so it is a little larger.
 - *What frees room always has room.* When the disk is full and the log is empty, the reserve is let go for the log of
   one commit. It may be any commit that does not make the file larger. An essential one, which gets half of the reserve,
   may do so a little: truncation, deletion, attributes (leases and positions), and short appends at an expected offset
@@ -47,6 +47,12 @@ _MOST_SHARES: Final = 4
 _PATIENCE_WITH_READERS_MS: Final = 100
 #: What a commit adds to the log in addition to its data.
 _COMMIT_OVERHEAD_PAGES: Final = 3
+#: So much is committed in small commits between two looks at what the log owes the file.
+_UNSEEN_BYTES: Final = 64 * 1024
+#: More than the rows' own sizes: their keys, names and checksums.
+_ROW_BYTES: Final = 1024
+#: By so much the reserve is larger than what was owed at the last look, for what processes have committed since.
+_MARGIN_BYTES: Final = 512 * 1024
 #: More than SQLite needs on the disk to open a file.
 _OPENING_BYTES: Final = 64 * 1024
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -84,6 +90,7 @@ class WriteAheadLog:
         self._owed_before = 0  # the commit at hand
         self._growth_limit: int | None = None  # of a commit at the cost of the reserve
         self._since_checkpoint = size_of(f"{path}-wal")
+        self._unseen = _UNSEEN_BYTES
         self._share = 0
         self._is_failing = False
 
@@ -150,19 +157,26 @@ class WriteAheadLog:
 
     # Room for commits
 
-    def check_room(self, connection: sqlite3.Connection) -> None:
-        """Raise `NoRoomError` if the transaction must not be committed. To be called right before its COMMIT."""
+    def check_room(self, connection: sqlite3.Connection, *, data_bytes: int, rows: int) -> None:
+        """Raise `NoRoomError` if the transaction must not be committed. To be called right before its COMMIT.
+
+        It changed so many rows, and put so many bytes into them.
+        """
+        self._unseen += data_bytes + rows * _ROW_BYTES
+        if self._unseen < _UNSEEN_BYTES and self._growth_limit is None:
+            return
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
-        owed = pages * self._page_bytes - self._file_bytes
-        if owed > 0:
-            self._file_bytes = size_of(self._path)
-            owed = pages * self._page_bytes - self._file_bytes
-        self._owed = max(0, owed)
+        self._file_bytes = size_of(self._path)
+        self._owed = max(0, pages * self._page_bytes - self._file_bytes)
         if self._growth_limit is not None:
             if self._owed > self._owed_before + self._growth_limit:
                 raise NoRoomError("the file cannot grow")
-        elif self._owed and not self._reserve.grow(max(self._owed, _LEAST_RESERVE_BYTES), most=self._share):
+        elif self._owed and not self._reserve.grow(
+            max(self._owed + _MARGIN_BYTES, _LEAST_RESERVE_BYTES), most=self._share
+        ):
             raise NoRoomError("the file could not grow to take the log")
+        else:
+            self._unseen = 0
 
     def add(self, data_bytes: int) -> None:
         """Count a commit of so many bytes."""

@@ -8,8 +8,9 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,12 @@ def move(path: Path) -> None:
     path.rename(path.with_name("elsewhere"))
 
 
+def pass_a_while() -> None:
+    """Until the files are looked at again before something is written."""
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > 0.002)
+
+
 def calls(store: SegmentStore) -> list[Callable[[], object]]:
     return [
         lambda: store.append("s", b"data"),
@@ -77,6 +84,7 @@ def test_a_file_that_is_gone_is_named_by_every_call_from_then_on(
             os.utime(path.parent, (0, 0))
         assert store.append("s", b"data") == Appended(0, 4)
         happen(gone)
+        pass_a_while()
         with pytest.raises(CorruptStoreError, match=f"stop all processes.*file='{gone}'"):
             store.append("s", b"lost")
         kept.replace(gone)  # even if it is as it was: nobody knows what others have done meanwhile
@@ -85,12 +93,26 @@ def test_a_file_that_is_gone_is_named_by_every_call_from_then_on(
                 call()
 
 
+@pytest.mark.parametrize("happen", [delete, replace, move])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_is_written_right_after_a_file_is_gone_is_not_acknowledged(
+    path: Path, suffix: str, happen: Callable[[Path], None]
+) -> None:
+    gone = Path(f"{path}{suffix}")
+    with open_store(f"sqlite:///{path}") as store:
+        store.append("s", b"data")
+        happen(gone)
+        with suppress(CorruptStoreError):
+            assert isinstance(store.append("s", b"lost"), UnknownOutcome)
+
+
 def test_a_directory_that_is_moved_away_is_noticed(path: Path) -> None:
     with open_store(f"sqlite:///{path}") as store:
         os.utime(path.parent, (0, 0))
         store.append("s", b"data")
         elsewhere = path.parent.with_name("elsewhere")
         path.parent.rename(elsewhere)
+        pass_a_while()
         with pytest.raises(CorruptStoreError, match=f"file='{path.parent}'"):
             store.append("s", b"lost")
         shutil.copytree(elsewhere, path.parent)
