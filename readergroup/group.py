@@ -29,6 +29,7 @@ from .driver import GroupDriver, follow_streams
 from .errors import ReaderGroupExistsError
 from .event import Position
 from .lag import GroupLag, group_lag, positions
+from .names import DeletedNames, OpenNames
 from .notifiers import CheckpointNotifier, EndOfDataNotifier, ReaderNotifier, SegmentNotifier
 from .reader import CheckpointCallback, Reader, SegmentCallback
 from .record.deletion import delete_record
@@ -421,7 +422,8 @@ class ReaderGroupManager:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._groups: dict[str, ReaderGroup] = {}
+        self._groups: OpenNames[ReaderGroup] = OpenNames()
+        self._deleted = DeletedNames(client.store)
         self._process_id = os.getpid()
         self._lock = threading.RLock()
         self._closed = False
@@ -457,16 +459,21 @@ class ReaderGroupManager:
         try:
             group.synchronizer.fetch_updates()
         except NotFoundError as error:
+            with self._lock:
+                self._groups.let_go(name)
             raise _not_found(name) from error
-        return group
+        return self._keep(name, group)
 
     def list(self) -> Iterator[str]:
         """The names of all groups."""
-        for log in list(self._client.store.list(_LOG_PREFIX)):
+        for log in self._deleted.others(list(self._client.store.list(_LOG_PREFIX))):
             name = log.removeprefix(_LOG_PREFIX)
+            length = None if name in self._groups else self._deleted.length(log)
             try:
                 self.get(name)
             except NotFoundError:
+                if length is not None:
+                    self._deleted.add(log, length)
                 continue
             yield name
 
@@ -501,6 +508,7 @@ class ReaderGroupManager:
         if group is not None:
             if initial is not None:
                 group.synchronizer.initialize(initial)
+                self._keep(name, group)
             return group
         try:
             synchronizer = StateSynchronizer(
@@ -515,9 +523,11 @@ class ReaderGroupManager:
             )
         except NotFoundError as error:
             raise _not_found(name) from error
-        opened = ReaderGroup(self._client, name, synchronizer)
+        return self._keep(name, ReaderGroup(self._client, name, synchronizer))
+
+    def _keep(self, name: str, opened: ReaderGroup) -> ReaderGroup:
         with self._lock:
-            group = self._groups.setdefault(name, opened)
+            group = self._groups.keep(name, opened)
             unused = self._closed or group is not opened
         if unused:
             opened.close()
@@ -529,7 +539,7 @@ class ReaderGroupManager:
             return  # a forked child: what was opened is the parent's
         with self._lock:
             self._closed = True
-            groups = list(self._groups.values())
+            groups = self._groups.values()
         with ExitStack() as closing:
             for group in groups:
                 closing.callback(group.close)

@@ -39,6 +39,7 @@ from synchronizer import (
 from synchronizer.arguments import check_count, check_duration
 
 from ..errors import CorruptDataError, StreamBeingCopiedError, StreamExistsError
+from ..names import DeletedNames, OpenNames
 from .committed import CommittedTransaction
 from .config import (
     ScalingPolicy,
@@ -70,11 +71,9 @@ from .state import (
     StreamState,
     TruncateStream,
 )
+from .writer_marks import WRITER_RETENTION_SECONDS
 
 _logger = logging.getLogger(__name__)
-
-#: How long a truncated segment's length and attributes are kept, for a writer that has yet to learn what it stored.
-WRITER_RETENTION_SECONDS: Final = 24 * 3600.0
 
 _LOG_PREFIX: Final = "stream/"
 
@@ -99,7 +98,8 @@ class StreamManager:
         self.clock: Clock = clock or SystemClock()
         self.timeout = timeout
         self._state_limit_bytes = state_limit_bytes
-        self._synchronizers: dict[str, StateSynchronizer[StreamState]] = {}
+        self._synchronizers: OpenNames[StateSynchronizer[StreamState]] = OpenNames()
+        self._deleted = DeletedNames(store)
         self._finished_keys: dict[str, set[str]] = {}  # of transactions, for each stream; nobody asks for them again
         self._process_id = os.getpid()
         self._lock = threading.Lock()
@@ -274,9 +274,19 @@ class StreamManager:
     def list(self, scope: str | None = None, *, timeout: float | None = None) -> Iterator[str]:
         """The names of the streams, of all scopes or of one."""
         prefix = _LOG_PREFIX if scope is None else f"{_LOG_PREFIX}{check_name(scope, 'scope')}/"
-        logs = self._patience(self._deadline(timeout)).call(lambda: list(self.store.list(prefix)))
-        names = (log.removeprefix(_LOG_PREFIX) for log in logs)
-        return (name for name in names if self.exists(name, timeout=timeout))
+        patience = self._patience(self._deadline(timeout))
+        logs = patience.call(lambda: self._deleted.others(list(self.store.list(prefix))))
+        return (log.removeprefix(_LOG_PREFIX) for log in logs if self._is_in_use(log, timeout))
+
+    def _is_in_use(self, log: str, timeout: float | None) -> bool:
+        name = log.removeprefix(_LOG_PREFIX)
+        if name in self._synchronizers:
+            return self.exists(name, timeout=timeout)
+        length = self._patience(self._deadline(timeout)).call(lambda: self._deleted.length(log))
+        exists = self.exists(name, timeout=timeout)
+        if not exists:
+            self._deleted.add(log, length)
+        return exists
 
     # ------------------------------------------------------------------ for writers and readers
 
@@ -397,7 +407,7 @@ class StreamManager:
         self._deletions.close()
         self._closing.set()
         with self._lock:
-            synchronizers = list(self._synchronizers.values())
+            synchronizers = self._synchronizers.values()
         for synchronizer in synchronizers:
             synchronizer.close()
 
@@ -601,16 +611,19 @@ class StreamManager:
             raise StreamBeingCopiedError(
                 "the stream is being copied; streams.copy completes it, streams.delete gives it up", stream=name
             )
-        if not state.exists and not state.is_being_copied:
-            raise _not_found(name)
-        return synchronizer
+        with self._lock:
+            if state.exists or state.is_being_copied:
+                self._synchronizers.keep(name, synchronizer)
+                return synchronizer
+            self._synchronizers.let_go(name)
+        raise _not_found(name)
 
     def _synchronizer(self, name: str, *, create: bool) -> StateSynchronizer[StreamState]:
         with self._lock:
             if self._closing.is_set():
                 raise ClosedError("the client is closed; open another", stream=name)
-            if name in self._synchronizers:
-                return self._synchronizers[name]
+            if (found := self._synchronizers.get(name)) is not None:
+                return found
         try:
             opened = StateSynchronizer(
                 self.store,
@@ -626,7 +639,7 @@ class StreamManager:
         except NotFoundError as error:
             raise _not_found(name) from error
         with self._lock:
-            synchronizer = self._synchronizers.setdefault(name, opened)
+            synchronizer = self._synchronizers.keep(name, opened)
             unused = self._closing.is_set() or synchronizer is not opened
         if unused:
             opened.close()

@@ -49,6 +49,7 @@ from synchronizer.arguments import check_duration
 from synchronizer.background import BackgroundThread, survive
 from synchronizer.flag import Bell
 
+from . import writer_marks
 from .block import MAX_EVENT_BYTES, Headers
 from .gathering import (
     BATCH_BYTES,
@@ -76,7 +77,6 @@ LINGER_SECONDS: Final = 0.002
 _SENDERS: Final = 16
 #: How long closing waits for an append that is on its way, after the deadline.
 _JOIN_SECONDS: Final = 1.0
-_WRITER_ATTRIBUTE: Final = "writer/"
 
 _logger = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ class EventWriter(Generic[T]):
         self._serializer = serializer
         self._dumps = checked_dumps(serializer)
         self._id = secrets.token_bytes(16)
-        self._attribute = _WRITER_ATTRIBUTE + self._id.hex()
+        self._attribute = writer_marks.attribute_of(self._id)
         self._last_number = 0
         self._marks: dict[int, bytes | None] = {}  # the writer's attribute on each segment
         self._unsettled: set[int] = set()  # segments where an append of which the answer was lost may still arrive
@@ -161,6 +161,9 @@ class EventWriter(Generic[T]):
         if state.sealing:
             raise SealedError("the stream is sealed and takes no events", stream=stream)
         self._follow(state)
+        if writer_marks.is_to_sweep(self._id):
+            segments = [state.data_segment(number) for number in state.current]
+            writer_marks.sweep(self._store, segments, self._clock.time())
         self._senders = ThreadPoolExecutor(_SENDERS, thread_name_prefix=f"writer of {stream}")
         self._thread = BackgroundThread(self._run, name=f"writer of {stream}", clock=self._clock)
         self._thread.start()
@@ -504,12 +507,13 @@ class EventWriter(Generic[T]):
         """Store the batch, or find that its segment takes no more and does not have it."""
         segment = self._state.data_segment(batch.segment)
         data, new_mark = self._encode(batch)
-        changes = {self._attribute: AttributeChange(self._marks.get(batch.segment), new_mark)}
+        mark = self._marks.get(batch.segment)
         effort = _Effort(self)
         answer_lost = False
         while True:
             batch.in_doubt = True  # until there is an answer
             try:
+                changes = {self._attribute: AttributeChange(mark, new_mark)}
                 answer = self._store.append(segment, data, attributes=changes)
             except SealedError:
                 is_stored = answer_lost and self._has(segment, new_mark)
@@ -530,8 +534,12 @@ class EventWriter(Generic[T]):
                 survive(error, self._thread.name)
                 answer = UnknownOutcome(error)
             if isinstance(answer, Conflict):
-                if answer_lost and answer.attributes.get(self._attribute) == new_mark:
+                found = answer.attributes.get(self._attribute)
+                if answer_lost and found == new_mark:
                     break
+                if not answer_lost and found is None and mark is not None:
+                    mark = None  # this writer was silent for so long that another one removed it
+                    continue
                 batch.in_doubt = answer_lost
                 raise OutcomeUnknownError("somebody else changed this writer's mark on the segment", segment=segment)
             if isinstance(answer, Appended):
@@ -549,8 +557,9 @@ class EventWriter(Generic[T]):
         with self._lock:
             first_number, self._last_number = self._last_number + 1, self._last_number + len(batch.events)
             last_number = self._last_number
-        data = batch.encode(first_number, self._id, int(self._clock.time() * 1_000_000))
-        return data, last_number.to_bytes(8, "big")
+        now = self._clock.time()
+        data = batch.encode(first_number, self._id, int(now * 1_000_000))
+        return data, writer_marks.encode(last_number, now)
 
     def _has(self, segment: str, new_mark: bytes) -> bool:
         """Whether a sealed segment has the batch that ends at ``new_mark``: nothing can arrive there any more."""

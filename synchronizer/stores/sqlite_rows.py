@@ -412,9 +412,7 @@ def insert_attribute(connection: sqlite3.Connection, segment_id: int, name: str,
     connection.execute("INSERT INTO attribute VALUES (?, ?, ?, ?, ?)", (segment_id, name, next, value, checksum))
 
 
-def remove_attribute(
-    connection: sqlite3.Connection, segment: Row, removed: Attribute, before: Attribute | None
-) -> Row:
+def remove_attribute(connection: sqlite3.Connection, segment: Row, removed: Attribute, before: Attribute | None) -> Row:
     """Remove an attribute behind the one before it, and return the segment, which the caller writes."""
     connection.execute("DELETE FROM attribute WHERE segment = ? AND name = ?", (segment.id, removed.name))
     return _set_next_attribute(connection, segment, before, removed.next)

@@ -14,7 +14,7 @@ from notifications.system import CLOSE_TIMEOUT_SECONDS
 from readergroup.config import new_reader_id
 from readergroup.state_manager import ReaderGroupStateManager, with_moves
 from readergroup.streams.config import check_name
-from readergroup.streams.manager import WRITER_RETENTION_SECONDS
+from readergroup.streams.writer_marks import WRITER_RETENTION_SECONDS
 from readergroup.updates import UPDATES, RemoveReader
 from synchronizer import AttributeChange, Clock, StateSynchronizer
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES

@@ -12,9 +12,12 @@ import nats
 import psycopg
 import pytest
 
+from readergroup.streams import writer_marks
 from readergroup.streams.config import ScalingPolicy
 from readergroup.streams.manager import StreamManager
+from readergroup.streams.serializers import BytesSerializer
 from readergroup.streams.transaction import Transactions
+from readergroup.streams.writer import EventWriter
 from synchronizer import ManualClock, SegmentStore, open_store
 from synchronizer.stores.memory import named_memory
 from tests.synchronizer.accounts import Put, opened
@@ -134,3 +137,21 @@ def test_a_year_of_scales_leaves_a_name_for_each_retired_segment(
         with closing(sqlite3.connect(urlsplit(store_url).path)) as connection:
             given_out = connection.execute("SELECT length FROM segment WHERE id = 0").fetchone()
         assert given_out[0] < 40, "numbers of deleted segments are used again"
+
+
+@pytest.mark.stores("memory", "sqlite", "postgresql", "nats")
+def test_a_year_of_killed_writers_leaves_the_marks_of_the_last_ones(
+    store: SegmentStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_marks, "SWEEP_EVERY", 2)  # it is chance who sweeps: one of twenty for certain
+    monkeypatch.setattr(EventWriter, "_remove_marks", lambda self: None)
+    streams = StreamManager(store, clock=clock)
+    streams.create(NAME, scaling=ScalingPolicy.fixed(1))
+    (number,) = streams.fetch_state(NAME).current
+    segment = streams.fetch_state(NAME).data_segment(number)
+    for _ in range(26):
+        for _ in range(20):
+            with EventWriter(streams, NAME, serializer=BytesSerializer()) as writer:
+                writer.write(b"event")
+        assert len(store.attributes(segment)) <= 40
+        clock.advance(14 * DAY)

@@ -10,8 +10,9 @@ import pytest
 from readergroup.errors import StreamExistsError
 from readergroup.streams.block import encode_block
 from readergroup.streams.config import KeyRange, ScalingPolicy, SegmentId, StreamCut
-from readergroup.streams.manager import WRITER_RETENTION_SECONDS, StreamManager
+from readergroup.streams.manager import StreamManager
 from readergroup.streams.segment_reader import SegmentReader
+from readergroup.streams.writer_marks import WRITER_RETENTION_SECONDS
 from synchronizer import (
     ClosedError,
     InvalidArgumentError,

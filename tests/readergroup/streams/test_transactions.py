@@ -21,13 +21,14 @@ from readergroup.streams import merging, staging, transaction
 from readergroup.streams.block import Block
 from readergroup.streams.committed import CommittedPart
 from readergroup.streams.config import ScalingPolicy, StreamCut
-from readergroup.streams.manager import WRITER_RETENTION_SECONDS, StreamManager
+from readergroup.streams.manager import StreamManager
 from readergroup.streams.segment_reader import SegmentReader
 from readergroup.streams.serializers import BytesSerializer
 from readergroup.streams.staging import StagedPart
 from readergroup.streams.state import CommitTransaction
 from readergroup.streams.transaction import KEY_RETENTION_SECONDS, STAGING_RETENTION_SECONDS, Transactions
 from readergroup.streams.writer import EventWriter
+from readergroup.streams.writer_marks import WRITER_RETENTION_SECONDS
 from synchronizer import (
     ClosedError,
     InvalidArgumentError,

@@ -17,16 +17,17 @@ from urllib.parse import urlsplit
 import pytest
 
 from readergroup.errors import EventTooLargeError
-from readergroup.streams import gathering
+from readergroup.streams import gathering, writer_marks
 from readergroup.streams import writer as writer_module
 from readergroup.streams.block import MAX_EVENT_BYTES, Block
 from readergroup.streams.config import ScalingPolicy
 from readergroup.streams.gathering import BATCH_BYTES, MAX_UNSTORED_BYTES
-from readergroup.streams.manager import WRITER_RETENTION_SECONDS, StreamManager
+from readergroup.streams.manager import StreamManager
 from readergroup.streams.segment_reader import SegmentReader
 from readergroup.streams.serializers import BytesSerializer, JsonSerializer
 from readergroup.streams.state import StreamState
 from readergroup.streams.writer import EventWriter
+from readergroup.streams.writer_marks import WRITER_RETENTION_SECONDS
 from synchronizer import (
     ClosedError,
     DeadlineExceededError,
@@ -1037,6 +1038,74 @@ def test_a_writer_that_closes_leaves_no_mark_on_open_segments(streams: StreamMan
         writer.flush()
         assert marks(streams) == {0: 1, 1: 1}
     assert marks(streams) == {0: 0, 1: 0}
+
+
+def kill(writer: EventWriter[bytes]) -> None:
+    """Leave its marks behind."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "_remove_marks", lambda: None)
+        writer.close()
+
+
+def test_the_marks_of_killed_writers_are_removed_when_they_are_old(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    streams = StreamManager(store, clock=clock)
+    streams.create(NAME, scaling=ScalingPolicy.fixed(2))
+
+    def write_and_die() -> None:
+        writer = EventWriter(streams, NAME, serializer=BytesSerializer())
+        for key in QUARTERS:
+            writer.write(b"x", key)
+        writer.flush()
+        kill(writer)
+
+    for _ in range(3):
+        write_and_die()
+    clock.advance(WRITER_RETENTION_SECONDS / 2)
+    write_and_die()
+    monkeypatch.setattr(writer_marks, "SWEEP_EVERY", 1)
+    EventWriter(streams, NAME, serializer=BytesSerializer()).close()
+    assert marks(streams) == {0: 4, 1: 4}
+    clock.advance(WRITER_RETENTION_SECONDS / 2 + 1)
+    EventWriter(streams, NAME, serializer=BytesSerializer()).close()
+    assert marks(streams) == {0: 1, 1: 1}
+
+
+def sweep_much_later(streams: StreamManager) -> None:
+    state = streams.fetch_state(NAME)
+    segments = [state.data_segment(number) for number in state.current]
+    writer_marks.sweep(streams.store, segments, time.time() + WRITER_RETENTION_SECONDS + 1)
+
+
+def test_a_writer_whose_mark_was_removed_while_it_was_silent_goes_on(
+    streams: StreamManager, writer: EventWriter[bytes]
+) -> None:
+    writer.write(b"first", "Foo")
+    writer.flush()
+    sweep_much_later(streams)
+    assert marks(streams) == {0: 0, 1: 0}
+    writer.write(b"second", "Foo")
+    writer.flush()
+    writer.write(b"third", "Foo")
+    writer.close()
+    assert events_of(streams, 0) == [b"first", b"second", b"third"]
+    assert marks(streams) == {0: 0, 1: 0}
+
+
+def test_an_append_in_doubt_is_not_made_again_under_a_new_mark(
+    streams: StreamManager, failing: FailingStore, writer: EventWriter[bytes]
+) -> None:
+    """It was stored, and the mark that told so is gone."""
+    writer.write(b"first", "Foo")
+    writer.flush()
+    failing.lose_answers()
+    once(failing, "append", lambda: sweep_much_later(streams), after=1)
+    writer.write(b"in doubt", "Foo")
+    with pytest.raises(OutcomeUnknownError, match="events_in_doubt=1"):
+        writer.flush()
+    assert events_of(streams, 0) == [b"first", b"in doubt"]
 
 
 def test_a_mark_that_keeps_a_late_append_out_stays(streams: StreamManager, failing: FailingStore) -> None:

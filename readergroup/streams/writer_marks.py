@@ -1,0 +1,59 @@
+"""The marks of writers: an attribute on each segment that tells what a writer has stored there last.
+
+By its mark an append of which the answer was lost is known, and one that arrives a second time is refused. A writer
+that is closed takes its marks away; one that was killed cannot. So a mark has a time, and every so many writers one
+removes those that have stood for `WRITER_RETENTION_SECONDS`. A writer that was only silent for so long begins a new
+mark with its next append.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Final
+
+from synchronizer import MAX_ATTRIBUTE_CHANGES, AttributeChange, ReaderGroupError, SegmentStore
+
+#: How long it is kept what a writer has stored, on segments that have been truncated too.
+WRITER_RETENTION_SECONDS: Final = 24 * 3600.0
+#: One of so many writers looks for marks to remove, so there are about as many of them, besides those of a day.
+SWEEP_EVERY = 32
+#: So many are removed at a time; the next one goes on.
+_MOST_REMOVED: Final = 20 * MAX_ATTRIBUTE_CHANGES
+
+_PREFIX: Final = "writer/"
+_MARK: Final = struct.Struct(">QQ")  # the number of the last event, and when it was stored, in µs since 1970
+
+
+def attribute_of(writer_id: bytes) -> str:
+    return _PREFIX + writer_id.hex()
+
+
+def encode(last_number: int, now: float) -> bytes:
+    return _MARK.pack(last_number, int(now * 1_000_000))
+
+
+def is_to_sweep(writer_id: bytes) -> bool:
+    """Whether it is this writer, of so many."""
+    return writer_id[0] % SWEEP_EVERY == 0
+
+
+def sweep(store: SegmentStore, segments: Iterable[str], now: float) -> None:
+    """Remove the old marks from these segments. What fails is left to the next one."""
+    for segment in segments:
+        try:
+            marks = store.attributes(segment, _PREFIX)
+            old = [name for name, mark in marks.items() if _is_old(mark, now)][:_MOST_REMOVED]
+            for first in range(0, len(old), MAX_ATTRIBUTE_CHANGES):
+                names = old[first : first + MAX_ATTRIBUTE_CHANGES]
+                store.append(segment, b"", attributes={name: AttributeChange(marks[name], None) for name in names})
+        except ReaderGroupError:
+            continue
+
+
+def _is_old(mark: bytes, now: float) -> bool:
+    """Those of earlier releases have no time, and stay."""
+    if len(mark) != _MARK.size:
+        return False
+    _, stored_at = _MARK.unpack(mark)
+    return bool(now - stored_at / 1_000_000 > WRITER_RETENTION_SECONDS)
