@@ -133,9 +133,7 @@ class Client:
         self, stream: str, *, serializer: Serializer[Any] | None = None, timeout: float | None = None
     ) -> EventWriter[Any]:
         """A writer of the stream, a context manager: leaving it in any way stores everything that was written."""
-        return self._keep(
-            EventWriter(self.streams, stream, serializer=serializer or BytesSerializer(), timeout=timeout)
-        )
+        return EventWriter(self.streams, stream, serializer=serializer or BytesSerializer(), timeout=timeout)
 
     def synchronizer(self, name: str, *, initial: S, updates: Iterable[type[Update[S]]]) -> StateSynchronizer[S]:
         """The shared state of this name, begun with ``initial`` if nothing is stored."""

@@ -11,8 +11,10 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
+from weakref import WeakSet
 
 from synchronizer import (
     DEFAULT_STATE_LIMIT_BYTES,
@@ -78,6 +80,10 @@ _logger = logging.getLogger(__name__)
 _LOG_PREFIX: Final = "stream/"
 
 
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
 class StreamManager:
     """The streams of a store. Threads may share it; it borrows the store, and ``close`` leaves that open.
 
@@ -100,6 +106,8 @@ class StreamManager:
         self._state_limit_bytes = state_limit_bytes
         self._synchronizers: OpenNames[StateSynchronizer[StreamState]] = OpenNames()
         self._deleted = DeletedNames(store)
+        #: They are closed with this; the thread of each keeps it until it is closed.
+        self.open_writers: WeakSet[Closable] = WeakSet()
         self._finished_keys: dict[str, set[str]] = {}  # of transactions, for each stream; nobody asks for them again
         self._process_id = os.getpid()
         self._lock = threading.Lock()
@@ -401,9 +409,15 @@ class StreamManager:
             return
 
     def close(self) -> None:
-        """Close the synchronizers of all streams. Twice is no error."""
+        """Close the writers, and the synchronizers of all streams. Twice is no error."""
         if os.getpid() != self._process_id:
             return  # a forked child: what was opened is the parent's
+        with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
+            closing.callback(self._close_synchronizers)
+            for writer in list(self.open_writers):
+                closing.callback(writer.close)
+
+    def _close_synchronizers(self) -> None:
         self._deletions.close()
         self._closing.set()
         with self._lock:

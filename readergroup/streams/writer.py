@@ -25,6 +25,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import cycle
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
@@ -166,8 +167,14 @@ class EventWriter(Generic[T]):
             writer_marks.sweep(self._store, segments, self._clock.time())
         self._senders = ThreadPoolExecutor(_SENDERS, thread_name_prefix=f"writer of {stream}")
         self._thread = BackgroundThread(self._run, name=f"writer of {stream}", clock=self._clock)
-        self._thread.start()
+        # Before it runs: whatever an interrupt cuts off from here on, closing the client ends the thread.
         opened(self)
+        manager.open_writers.add(self)
+        try:
+            self._thread.start()
+        except BaseException:
+            self._end()
+            raise
 
     @property
     def failure(self) -> ReaderGroupError | None:
@@ -346,11 +353,14 @@ class EventWriter(Generic[T]):
     def _close_until(self, deadline: Deadline) -> None:
         """`close`, with the time of another clock."""
         with self._lock:
-            if self._ended:
-                return
+            has_ended = self._ended
             self._closed = True
             self._lane_of_key = {}
             is_failed = self._failure_told
+        if has_ended:
+            if self._thread.is_alive():  # the close that ended it was interrupted
+                self._end()
+            return
         try:
             if not is_failed:
                 self._store_until(deadline)
@@ -370,8 +380,10 @@ class EventWriter(Generic[T]):
         self._stop.set()
         with self._lock:
             self._work.notify()
-        self._thread.join(_JOIN_SECONDS)
+        with suppress(RuntimeError):  # it has not begun: it ends when it does
+            self._thread.join(_JOIN_SECONDS)
         self._senders.shutdown(wait=False)
+        self._manager.open_writers.discard(self)
         closed(self)
 
     def _deadline(self, timeout: float | None) -> Deadline:

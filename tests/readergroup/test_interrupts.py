@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 import readergroup as rg
 from tests.interrupts import interrupts
-from tests.waiting import CallInThread
+from tests.waiting import CallInThread, until
 
 DEADLINE = 30.0
 Writer = rg.EventWriter[object]
@@ -53,6 +54,22 @@ def test_an_interrupted_writer_holds_up_nobody(
     stored = read_all(clients[1])
     assert len(stored) == len(set(stored))
     assert [event for event in stored if isinstance(event, str)] == added
+
+
+def test_a_writer_that_was_interrupted_while_it_was_opened_or_closed_ends_with_the_client(
+    clients: list[rg.Client],
+) -> None:
+    one, _ = clients
+    before = {*threading.enumerate()}
+
+    def write_one() -> None:
+        with one.writer("shop/orders") as writer:
+            writer.write(b"event", "key")
+
+    for run in interrupts(write_one, one_in=5):
+        assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+    one.close()
+    until(lambda: not {*threading.enumerate()} - before, "threads end", seconds=30)
 
 
 def read_all(client: rg.Client) -> list[object]:
