@@ -132,7 +132,7 @@ def starting(thread: str) -> Iterator[None]:
         yield
     except RuntimeError as error:
         if "start new thread" not in str(error):  # an interrupt, behind the error of a lock that it cut off
-            raise error.__context__ or error
+            raise (error.__context__ or error) from None
         raise StoreUnavailableError(
             "the system has no thread left; end others, or raise the limit of this user", thread=thread
         ) from error

@@ -232,7 +232,9 @@ class _Cast:
         if rng.random() < 0.5:
             ended = {step.life for step in steps if step.action in ("kill", "term")}
             readers = [name for name, life in self.lives.items() if life.role == "reader" and name not in ended]
-            yield Step(rng.uniform(0.1, 0.8), "kill", rng.choice(readers))
+            at, killed = rng.uniform(0.1, 0.8), rng.choice(readers)
+            if len(readers) > 1:  # somebody has to read to the end
+                yield Step(at, "kill", killed)
 
     def _begin(
         self, role: Role, id_: str, at: float, *, pauses: Sequence[float] = _PAUSES_SECONDS
