@@ -351,12 +351,11 @@ class PostgresStore(SegmentStore):
         return self._in_turn(segment, timeout)
 
     def close(self) -> None:
-        if self._closed or os.getpid() != self._process_id:
+        if os.getpid() != self._process_id:
             return
         self._closed = True
         self._waiters.close()
-        if self._listener:
-            release_listener(self._address)
+        release_listener(self._address, self)
         self._connections.close()
         while self._lock_sessions:
             self._lock_sessions.pop().close()
@@ -485,7 +484,7 @@ class PostgresStore(SegmentStore):
         if not self.guarantees.push:
             return PollingWatch()
         if self._listener is None:
-            self._listener = acquire_listener(self._address)
+            self._listener = acquire_listener(self._address, self)
         return self._listener.subscribe()
 
     def _expect(self, names: Collection[str]) -> None:

@@ -17,6 +17,7 @@ import os
 import select
 import threading
 from collections.abc import Collection
+from io import FileIO
 from typing import Final
 
 import psycopg
@@ -105,14 +106,14 @@ class Listener:
         self._registered: set[str] = set()
         self._is_failing = False
         self._is_closed = Flag()
-        self._wake_reader, self._wake_writer = os.pipe()
-        os.set_blocking(self._wake_writer, False)
+        reader, writer = os.pipe()
+        self._wake_reader, self._wake_writer = FileIO(reader), FileIO(writer, "w")
+        os.set_blocking(writer, False)
         self._thread = BackgroundThread(self._run, name="postgres-listener", stopping=self._is_closed)
-        try:
-            self._thread.start()
-        except BaseException:
-            self._close_pipe()
-            raise
+
+    def start(self) -> None:
+        """Begin to listen. Only a listener that has not been started."""
+        self._thread.start()
 
     def subscribe(self) -> Subscription:
         subscription = Subscription(self)
@@ -140,19 +141,25 @@ class Listener:
                 changed = self._changed.next_ring()
             changed.wait(deadline.remaining())
 
-    def close(self) -> None:
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed.is_set()
+
+    def stop(self) -> None:
+        """Let the thread end. Twice is no error."""
         self._is_closed.set()
         self._wake()
-        self._thread.join()
-        self._close_pipe()
 
-    def _close_pipe(self) -> None:
-        os.close(self._wake_reader)
-        os.close(self._wake_writer)
+    def close(self) -> None:
+        """After `stop`: wait for the thread. If that is interrupted, it ends all the same."""
+        with contextlib.suppress(RuntimeError):  # it has not begun, and ends when it does
+            self._thread.join()
+        self._wake_reader.close()
+        self._wake_writer.close()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_writer, b"\n")
+        with contextlib.suppress(ValueError):  # it is closed
+            self._wake_writer.write(b"\n")  # or nothing, if there is enough to read already
 
     def _run(self) -> None:
         failures = 0
@@ -202,14 +209,15 @@ class Listener:
         )
         poll = select.poll()
         poll.register(connection.pgconn.socket, select.POLLIN)
-        poll.register(self._wake_reader, select.POLLIN)
+        wake_reader = self._wake_reader.fileno()
+        poll.register(wake_reader, select.POLLIN)
         is_listening = False
         while not self._is_closed.is_set():
             is_listening = self._update_interest(connection, is_listening)
             ready = poll.poll(_LINGER_SECONDS * 1000 if is_listening else None)
-            if any(file == self._wake_reader for file, _ in ready):
-                os.read(self._wake_reader, 4096)
-            if any(file != self._wake_reader for file, _ in ready):
+            if any(file == wake_reader for file, _ in ready):
+                self._wake_reader.read(4096)
+            if any(file != wake_reader for file, _ in ready):
                 self._receive(connection)
 
     def _receive(self, connection: Connection) -> None:
@@ -260,11 +268,11 @@ _LET_APPENDS_PASS: Final = (
 
 
 class _Shared:
-    """A listener and how many stores of this process use it."""
+    """A listener and which stores of this process use it."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
-        self.users = 0
+        self.users: set[object] = set()
 
 
 _listeners: dict[tuple[object, ...], _Shared] = {}
@@ -277,24 +285,37 @@ def _key(address: Address) -> tuple[object, ...]:
     return address.conninfo, address.schema
 
 
-def acquire_listener(address: Address) -> Listener:
-    """The listener of this process for the address; `release_listener` it as often."""
+def acquire_listener(address: Address, user: object) -> Listener:
+    """The listener of this process for the address, until the user releases it, also where this is interrupted."""
+    key = _key(address)
     with _lock:
-        shared = _listeners.get(_key(address))
-        if shared is None:
-            shared = _listeners[_key(address)] = _Shared(Listener(address))
-        shared.users += 1
+        shared = _listeners.get(key)
+        if shared is not None and not shared.listener.is_closed:
+            shared.users.add(user)
+            return shared.listener
+        shared = _listeners[key] = _Shared(Listener(address))
+        shared.users.add(user)
+        try:
+            shared.listener.start()
+        except BaseException:
+            shared.listener.stop()  # the next who needs one makes another
+            raise
         return shared.listener
 
 
-def release_listener(address: Address) -> None:
+def release_listener(address: Address, user: object) -> None:
+    """Twice is no error, and if it was interrupted it can be called again."""
     with _lock:
-        shared = _listeners[_key(address)]
-        shared.users -= 1
-        if shared.users:
+        shared = _listeners.get(_key(address))
+        if shared is None or user not in shared.users:
             return
-        del _listeners[_key(address)]
-    shared.listener.close()
+        if shared.users == {user}:
+            shared.listener.stop()
+            del _listeners[_key(address)]
+        shared.users.discard(user)
+        is_last = not shared.users
+    if is_last:
+        shared.listener.close()
 
 
 def _forget_listeners_in_child() -> None:

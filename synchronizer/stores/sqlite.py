@@ -288,7 +288,7 @@ class SqliteStore(SegmentStore):
             finally:
                 self._gate.release()
         self._close_connections()
-        self._has_ended = True
+        self._has_ended = True  # the files are closed with their objects where an interrupt comes now
         self._gate.close()
         self._notify.close()
         self._log.close()

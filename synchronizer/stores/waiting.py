@@ -83,20 +83,24 @@ class Waiters:
             if self._is_closed:
                 raise ClosedError("the store is closed")
             if self._watch is None:
-                self._watch = self._open_and_start()
+                self._open_and_start()
             self._waiters.add(waiter)
             self._wanted.set()
 
-    def _open_and_start(self) -> Watch:
+    def _open_and_start(self) -> None:
         watch = self._open_watch()
         thread = BackgroundThread(partial(self._run, watch), name="segment-watcher", stopping=self._closing)
+        self._watch, self._thread = watch, thread
         try:
             thread.start()
-        except BaseException:
-            watch.close()  # the next who waits tries again
+        except BaseException as error:
+            self._watch = None  # the next who waits tries again, and a thread that has begun nevertheless ends
+            if isinstance(error, Exception):
+                watch.close()
+            else:
+                self._wanted.set()
+                watch.wake()
             raise
-        self._thread = thread
-        return watch
 
     def _await_change(self, waiter: _Waiter, deadline: Deadline) -> frozenset[str]:
         while True:
@@ -112,10 +116,10 @@ class Waiters:
                 return frozenset()  # whoever waits again looks first
 
     def _run(self, watch: Watch) -> None:
-        while not self._is_closed:
+        while self._is_wanted(watch):
             if not self._waiters:
                 self._wanted.clear()
-                if not self._waiters and not self._is_closed:
+                if not self._waiters and self._is_wanted(watch):
                     self._wanted.wait()
                 continue
             concerned: Collection[str] | None = None  # all, where it cannot be found out
@@ -123,6 +127,11 @@ class Waiters:
                 concerned = watch.wait()
             finally:
                 self._tell(concerned)
+        if self._watch is not watch:
+            watch.close()
+
+    def _is_wanted(self, watch: Watch) -> bool:
+        return not self._is_closed and self._watch is watch
 
     def _tell(self, concerned: Collection[str] | None) -> None:
         for waiter in list(self._waiters):

@@ -41,9 +41,14 @@ def act(life: Life, url: str, diary: Path) -> None:
     with pulse(file):
         try:
             held = _held()
-            with _connected(url) as client, beside(life, url, client, file):
-                interruptible = InterruptibleWork(file)
-                why = interruptible.run(lambda: work(life, client, file, told, interruptible.times_begun))
+            try:
+                with _connected(url) as client, beside(life, url, client, file):
+                    interruptible = InterruptibleWork(file)
+                    why = interruptible.run(lambda: work(life, client, file, told, interruptible.times_begun))
+            except rg.SealedError:  # of a writer whose close was interrupted before it could tell
+                if life.role != "writer":
+                    raise
+                why = "sealed"
             file.note("end", why=why)
             if left := _left_over(held):
                 file.note("error", error=f"after the client was closed there are still {left}")
