@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import faulthandler
+import signal
 import sys
 import time
 from pathlib import Path
@@ -20,4 +22,5 @@ def main(seed: int, folder: Path, store: str) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGUSR1)
     main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -21,6 +21,7 @@ from tests.chaos.report import Report
 _ROOT: Final = Path(__file__).parents[2]
 #: A schedule that takes longer hangs.
 _LONGEST_SECONDS: Final = 240.0
+_TO_SAY_WHERE_SECONDS: Final = 2.0
 _OUTPUT: Final = "output.txt"
 
 
@@ -48,7 +49,8 @@ def _run_one(seed: int, folder: Path, store: str) -> Report:
     with (own / _OUTPUT).open("w") as output:
         code = _exit_code(command, output)
     if code is None:
-        return Report(seed, str(own), store=store, violations=["the schedule hangs"])
+        why = f"the schedule hangs:\n{(own / _OUTPUT).read_text()}"
+        return Report(seed, str(own), store=store, violations=[why])
     if code:
         why = f"the schedule could not be played:\n{(own / _OUTPUT).read_text()}"
         return Report(seed, str(own), store=store, violations=[why])
@@ -61,6 +63,9 @@ def _exit_code(command: Sequence[str], output: IO[str]) -> int | None:
     try:
         return process.wait(_LONGEST_SECONDS)
     except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGUSR1)  # it says where
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_TO_SAY_WHERE_SECONDS)
         return None
     finally:
         with suppress(ProcessLookupError):
