@@ -16,6 +16,7 @@ there are no others.
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 import zlib
 from collections import Counter
@@ -64,6 +65,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background of a shell
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "unexpected_errors: it makes errors that threads and stores do not know")
     config.addinivalue_line("markers", "stores(*names, in_turn=False): the stores it runs on in every run, or all")
 

@@ -60,7 +60,9 @@ class World:
         return self.admin.groups.get("billing")
 
     def group_log(self) -> StateSynchronizer[rg.ReaderGroupState]:
-        return self.admin.groups._groups["billing"].synchronizer
+        group = self.admin.groups._groups.get("billing")
+        assert group is not None
+        return group.synchronizer
 
     @property
     def state(self) -> rg.ReaderGroupState:

@@ -243,7 +243,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
             Words(
                 EventWriter,
                 "_is_stored",
-                "changes = {self._attribute: AttributeChange(self._marks.get(batch.segment), new_mark)}",
+                "changes = {self._attribute: AttributeChange(mark, new_mark)}",
                 "from synchronizer.store import ANY; changes = {self._attribute: AttributeChange(ANY, new_mark)}",
             ),
         ),

@@ -66,7 +66,7 @@ def contend(connection: Connection, url: str, number: int, everybody: int, segme
 
 def append_until_killed(connection: Connection, path: Path, number: int) -> None:
     """Append for ever, and tell each append after it was acknowledged."""
-    with open_store(f"sqlite:///{path}") as store:
+    with SqliteStore(str(path), write_timeout=PATIENCE_SECONDS) as store:
         count = 0
         while True:
             assert isinstance(store.append("s", b"%03d:%07d;" % (number, count)), Appended)
@@ -119,7 +119,7 @@ def open_when_told(connection: Connection, path: Path) -> None:
 
 def copy_until_killed(connection: Connection, path: Path, number: int) -> None:
     """Stage, concatenate, copy, truncate and delete for ever; tell each turn after it was acknowledged."""
-    with open_store(f"sqlite:///{path}") as store:
+    with SqliteStore(str(path), write_timeout=PATIENCE_SECONDS) as store:
         turn = 0
         while True:
             staged, copied, unique = f"staged-{number}-{turn}", f"copied-{number}-{turn}", secrets.token_bytes(8)
