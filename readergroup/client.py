@@ -226,6 +226,7 @@ class Client:
         self, name: str, *, permits: int, timeout: float | None = None, member_timeout_seconds: float = 10.0
     ) -> Iterator[HeldLock]:
         """Hold one of so many permits in the block; `DeadlineExceededError` if none could be had in time."""
+        check_count(permits, "permits")
         semaphore = self._lock(Semaphore, name, permits=permits, member_timeout_seconds=member_timeout_seconds)
         with semaphore.acquire(timeout=timeout) as held:
             yield held
@@ -253,6 +254,13 @@ class Client:
             if lock is None:
                 lock = kind(self.store, name, threads=self._in_background, **self._state_options, **options)
                 self._locks[kind, name] = self._keep(lock)
+            elif lock.permits != options.get("permits", 1):
+                raise InvalidArgumentError(
+                    "it is in use here with another number of permits; use that",
+                    name=name,
+                    permits=lock.permits,
+                    given=options["permits"],
+                )
             return lock
 
     @property

@@ -62,3 +62,21 @@ def test_one_that_nobody_holds_is_forgotten(store_url: str) -> None:
         held = weakref.ref(client.shared_map("shop", int))
         gc.collect()
         assert held() is None
+
+
+def test_a_semaphore_that_is_in_use_refuses_another_number_of_permits(store_url: str) -> None:
+    with rg.connect(store_url) as client, client.semaphore("berth", permits=2):
+        for permits in (1, 3):
+            with (
+                pytest.raises(rg.InvalidArgumentError, match=f"permits=2 given={permits}"),
+                client.semaphore("berth", permits=permits, timeout=0),
+            ):
+                pytest.fail("it was given")
+        assert list(client._locks) == [(rg.Semaphore, "berth")]
+
+
+def test_a_barrier_that_is_in_use_refuses_another_number_of_parties(store_url: str) -> None:
+    with rg.connect(store_url) as client:
+        assert client.barrier("start", 2).parties == 2
+        with pytest.raises(rg.InvalidArgumentError, match="parties=2 given=3"):
+            client.barrier("start", 3)
