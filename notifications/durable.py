@@ -74,7 +74,7 @@ class HeardUpTo(NamedTuple):
 
 def attribute_of(kind: type, name: str) -> str:
     """Where the turn of a durable name is kept, on the segment of the state's log."""
-    if not re.fullmatch(NAME_PATTERN, name):
+    if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
         raise InvalidArgumentError("a durable listener is named by letters, digits and . _ -, at most 100", name=name)
     return f"{PREFIX}{kind.__name__}/{name}"
 

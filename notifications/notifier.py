@@ -32,7 +32,7 @@ from synchronizer import (
     check_callable,
     check_returned,
 )
-from synchronizer.arguments import check_count, check_duration
+from synchronizer.arguments import check_count, check_duration, check_type
 
 from .background import BackgroundPolling
 from .durable import DEFAULT_TURN_TIMEOUT_SECONDS, DurableListening, attribute_of, forget
@@ -73,6 +73,9 @@ class PollingNotifier(ABC, Generic[S, N]):
         scheduler: BaseScheduler | None = None,
         turn_timeout_seconds: float = DEFAULT_TURN_TIMEOUT_SECONDS,
     ) -> None:
+        check_type(synchronizer, StateSynchronizer, "synchronizer")
+        check_type(source, str, "source", or_none=True)
+        check_type(scheduler, BaseScheduler, "scheduler", or_none=True)
         check_duration(interval_seconds, "interval_seconds", above_zero=True, finite=True)
         check_duration(turn_timeout_seconds, "turn_timeout_seconds", above_zero=True, finite=True)
         check_count(queue_size, "queue_size")

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, overload
 from blinker import Signal
 
 from synchronizer import ClosedError, InvalidArgumentError, check_callable, check_returned, is_async
-from synchronizer.arguments import check_count, check_duration
+from synchronizer.arguments import check_class, check_count, check_duration, check_type
 from synchronizer.background import BackgroundThread
 
 from .mailbox import Mailbox, N
@@ -207,6 +207,8 @@ class NotificationSystem:
         self, listener: Listener[Any], *, source: str, kind: type[Notification] = Notification
     ) -> Subscription[Any]:
         """Tell ``listener`` each notification of class ``kind`` about ``source`` from now on. It is held strongly."""
+        check_type(source, str, "source")
+        check_class(kind, Notification, "kind")
         with self._lock:
             if self._closed:
                 raise ClosedError("the notification system is closed", source=source)
@@ -225,6 +227,7 @@ class NotificationSystem:
 
     def unregister(self, subscription: Subscription[Any]) -> None:
         """Tell its listener nothing more. Unregistering twice is no error."""
+        check_type(subscription, Subscription, "subscription")
         with self._lock:
             signal = self._subscriptions.pop(subscription, None)
             if signal is not None:
@@ -234,6 +237,7 @@ class NotificationSystem:
 
     def publish(self, notification: Notification) -> None:
         """Queue ``notification`` for each listener of its source and class; never blocks."""
+        check_type(notification, Notification, "notification")
         with self._lock:
             for kind in type(notification).__mro__:
                 signal = self._signals.get((kind, notification.source))

@@ -36,16 +36,16 @@ from synchronizer import (
     State,
     StateSynchronizer,
     SynchronizerOptions,
-    SystemClock,
     Update,
     open_store,
 )
-from synchronizer.arguments import check_count, check_duration
+from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.clock import clock_or_system
 
 from .batch.client import BatchClient
 from .group import ReaderGroupManager
 from .streams.manager import StreamManager
-from .streams.serializers import BytesSerializer, Serializer
+from .streams.serializers import Serializer, serializer_or_bytes
 from .streams.writer import EventWriter
 
 M = TypeVar("M", bound=BaseModel)
@@ -88,7 +88,7 @@ def connect(
         url = os.environ.get("READERGROUP_URL")
         if not url:
             raise InvalidArgumentError("give connect a URL such as 'sqlite:///shop.db', or set READERGROUP_URL")
-    clock = clock or SystemClock()
+    clock = clock_or_system(clock)
     store = open_store(url, clock=clock, must_exist=must_exist)
     client = Client(store, timeout=timeout, state_limit_bytes=state_limit_bytes, clock=clock)
     client._address = url
@@ -106,12 +106,13 @@ class Client:
         state_limit_bytes: int = DEFAULT_STATE_LIMIT_BYTES,
         clock: Clock | None = None,
     ) -> None:
+        check_type(store, SegmentStore, "store")
         check_duration(timeout, "timeout")
         check_count(state_limit_bytes, "state_limit_bytes")
         self.store = store
         self.timeout = timeout
         self.state_limit_bytes = state_limit_bytes
-        self.clock: Clock = clock or SystemClock()
+        self.clock: Clock = clock_or_system(clock)
         # As for groups: with a clock that is moved by hand nothing runs in the background.
         self._in_background = not isinstance(self.clock, ManualClock)
         self.streams = StreamManager(store, clock=self.clock, timeout=timeout, state_limit_bytes=state_limit_bytes)
@@ -133,10 +134,11 @@ class Client:
         self, stream: str, *, serializer: Serializer[Any] | None = None, timeout: float | None = None
     ) -> EventWriter[Any]:
         """A writer of the stream, a context manager: leaving it in any way stores everything that was written."""
-        return EventWriter(self.streams, stream, serializer=serializer or BytesSerializer(), timeout=timeout)
+        return EventWriter(self.streams, stream, serializer=serializer_or_bytes(serializer), timeout=timeout)
 
     def synchronizer(self, name: str, *, initial: S, updates: Iterable[type[Update[S]]]) -> StateSynchronizer[S]:
         """The shared state of this name, begun with ``initial`` if nothing is stored."""
+        check_type(name, str, "name")
         return self._keep(
             StateSynchronizer(self.store, f"state/{name}", initial=initial, updates=updates, **self._state_options)
         )
@@ -248,6 +250,7 @@ class Client:
         )
 
     def _lock(self, kind: type[Lock], name: str, **options: Any) -> Lock:
+        check_type(name, str, "name")
         check_duration(options["member_timeout_seconds"], "member_timeout_seconds", above_zero=True, finite=True)
         with self._guard:  # one for all threads, so that it knows which of them hold it
             lock = self._locks.get((kind, name))

@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, overload
 
 from synchronizer import InvalidArgumentError
+from synchronizer.arguments import check_type
 
 from .streams.block import Block, Headers
 from .streams.config import SegmentId
@@ -33,6 +34,7 @@ class EventPointer(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        check_type(text, str, "text")
         segment, incarnation, offset = (text.split(":") + ["", ""])[:3]
         if not incarnation or not offset.isdigit():
             raise InvalidArgumentError("a pointer is written segment:incarnation:offset", text=text)

@@ -20,6 +20,7 @@ from synchronizer import (
     NotFoundError,
     StateSynchronizer,
 )
+from synchronizer.arguments import check_type
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 
 from .checkpoint import Checkpoint
@@ -51,7 +52,7 @@ from .starting import Place, initial_state, reset
 from .state import ReaderGroupState
 from .state_manager import ReaderGroupStateManager
 from .streams.config import SegmentId, StreamCut, check_name
-from .streams.serializers import BytesSerializer, Serializer
+from .streams.serializers import Serializer, serializer_or_bytes
 from .updates import UPDATES, ConfigureGroup
 
 if TYPE_CHECKING:
@@ -139,8 +140,8 @@ class ReaderGroup:
         reader = Reader(
             self._manager,
             self._driver,
-            reader_id or new_reader_id(),
-            serializer or BytesSerializer(),
+            new_reader_id() if reader_id is None else reader_id,
+            serializer_or_bytes(serializer),
             auto_commit=auto_commit,
             on_assign=on_assign,
             on_release=on_release,
@@ -212,7 +213,7 @@ class ReaderGroup:
             readers=readers,
             workers=workers,
             retry=retry,
-            serializer=serializer or BytesSerializer(),
+            serializer=serializer_or_bytes(serializer),
         )
         self._close_before_readers(pool)
         return pool
@@ -226,6 +227,8 @@ class ReaderGroup:
         the client's.
         """
 
+        check_type(policy, ReaderScalingPolicy, "policy")
+
         def register(callback: Callback) -> Autoscaling:
             autoscaling = Autoscaling(self, policy, callback)
             self._close_before_readers(autoscaling)
@@ -235,6 +238,7 @@ class ReaderGroup:
 
     def scaling_decision(self, policy: ReaderScalingPolicy) -> ScalingDecision:
         """How many readers the group should have now. Calls with one policy know of those before, in this process."""
+        check_type(policy, ReaderScalingPolicy, "policy")
         with self._lock:
             scaler = self._scalers.setdefault(policy, Scaler(self, policy))
         return scaler.decide()
@@ -337,6 +341,7 @@ class ReaderGroup:
 
         A ``position`` may skip events, or repeat them. It is for somebody who knows better than the last commit.
         """
+        check_type(reader, str, "reader")
         return self._manager.remove_reader(reader, position=position, cause="removed")
 
     # ------------------------------------------------------------------ checkpoints
@@ -436,6 +441,7 @@ class ReaderGroupManager:
         Either ``config``, or ``streams`` and other fields of `ReaderGroupConfig`. A group of the name that has another
         config raises `ReaderGroupExistsError`.
         """
+        check_type(config, ReaderGroupConfig, "config", or_none=True)
         if config is None:
             config = ReaderGroupConfig(**{"streams": streams or (), **fields})
         try:

@@ -33,7 +33,7 @@ from synchronizer import (
     TruncatedError,
     checked,
 )
-from synchronizer.arguments import check_count, check_duration
+from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.leases import Lease
 
 from .checkpoint import CheckpointState
@@ -255,6 +255,7 @@ class Reader(Generic[T]):
             for source in self._sources.values():
                 source.committed = source.handed
         else:
+            check_type(event, Event, "event")
             source_of_event = self._sources.get(event.segment)
             if source_of_event is None or source_of_event.token != event.fencing_token:
                 raise ReaderNotInGroupError(
@@ -287,7 +288,7 @@ class Reader(Generic[T]):
         if self._closed or os.getpid() != self._process_id:
             return
         if at is not None:
-            self._manager.check_position(at)
+            self._manager.check_position(at, "at")
         self._closed = True
         self.stop()
         self._driver.leave(self)

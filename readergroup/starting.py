@@ -46,7 +46,8 @@ def reset(manager: ReaderGroupStateManager, to: Place, *, timeout: float | None 
     for stream, place in places.items():
         metadata = streams.fetch_state(stream, timeout=deadline.remaining())
         end = config.end.get(stream)
-        segments = _segments(metadata, streams.resolve(metadata, place, timeout=deadline.remaining()), end)
+        cut = streams.resolve(metadata, place, timeout=deadline.remaining(), argument=f"the place of {stream}")
+        segments = _segments(metadata, cut, end)
         ended = metadata.sealed or end is not None
         update = ResetStream(stream=stream, epoch=metadata.epoch, ended=ended, segments=segments, partial=partial)
         resets.append((update, metadata))
@@ -63,7 +64,9 @@ def _places(streams: StreamManager, config: ReaderGroupConfig, to: Place, deadli
         raise InvalidArgumentError("a group is reset to a checkpoint, to cuts, to a datetime, to 'head' or to 'tail'")
     for stream in cuts:
         if stream not in config.streams:
-            raise InvalidArgumentError("the group does not read this stream", stream=stream)
+            raise InvalidArgumentError(
+                "a group is reset to cuts of streams that it reads, and this is none", stream=stream
+            )
     return dict(cuts)
 
 

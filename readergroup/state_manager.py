@@ -19,6 +19,7 @@ from synchronizer import (
     StateTooLargeError,
     Update,
 )
+from synchronizer.arguments import check_count, check_type
 from synchronizer.leases import Lease, Observed, lease_attribute, lease_value, read_leases
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 
@@ -104,7 +105,8 @@ class ReaderGroupStateManager:
         ``reached`` are later positions that the reader itself knows of. ``position`` overrules both, in either
         direction; what it says of other segments has no effect. With a ``lease``, another life of the id is left alone.
         """
-        self.check_position(position or {})
+        if position is not None:
+            self.check_position(position, "position")
 
         def leave(state: ReaderGroupState) -> Proposal[ReaderGroupState, bool]:
             found = state.readers.get(reader)
@@ -149,10 +151,13 @@ class ReaderGroupStateManager:
         """The values of the leases of these readers, by attribute; without ``readers``, of all leases of the group."""
         return read_leases(self.synchronizer.store, self.synchronizer.segment, readers)
 
-    def check_position(self, position: Mapping[SegmentId, int]) -> None:
-        """Refuse a place that no reader could go on from."""
+    def check_position(self, position: Mapping[SegmentId, int], argument: str) -> None:
+        """Refuse a place that no reader could go on from. ``argument`` is what an error calls it."""
+        check_type(position, Mapping, argument)
         state = self.state
         for segment, offset in position.items():
+            check_type(segment, str, f"each segment of {argument}")
+            check_count(offset, f"each offset of {argument}", at_least=0)
             if segment in state.segments:
                 incarnation = state.streams[stream_of(segment)].incarnation
                 check_offset(self.synchronizer.store, segment, incarnation, offset)

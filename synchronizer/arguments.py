@@ -1,6 +1,7 @@
-"""Checks of what callers give as durations and counts, in one place for all three packages.
+"""Checks of what callers give, in one place for all three packages: types, durations and counts.
 
-Python compares NaN with everything and finds nothing, takes True for 1, and fails on "5" far from where it was given.
+Python takes what it is given and fails far from there: on "5" at the first calculation, on None at the first method.
+NaN it compares with everything and finds nothing, and True it takes for 1.
 """
 
 from __future__ import annotations
@@ -12,6 +13,22 @@ from typing import Final
 from .errors import InvalidArgumentError
 
 _LARGEST_COUNT: Final = 2**63 - 1
+
+
+def check_type(value: object, kind: type, name: str, *, or_none: bool = False) -> None:
+    """Refuse what is no ``kind``. The error tells the type of what was given: the value may be a secret."""
+    if isinstance(value, kind) or (value is None and or_none):
+        return
+    article = "an" if kind.__name__[0] in "AEIOU" else "a"
+    found = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+    raise InvalidArgumentError(f"{name} is {article} {kind.__name__}{', or None' * or_none}", found=found)
+
+
+def check_class(value: object, kind: type, name: str) -> None:
+    """Refuse what is not ``kind`` or a class derived from it."""
+    if not isinstance(value, type) or not issubclass(value, kind):
+        found = value.__name__ if isinstance(value, type) else type(value).__name__
+        raise InvalidArgumentError(f"{name} is a class derived from {kind.__name__}", found=found)
 
 
 def check_duration(

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from .arguments import check_duration
+from .arguments import check_duration, check_type
+from .errors import InvalidArgumentError
 
 __all__ = ["Clock", "Deadline", "ManualClock", "SystemClock", "growing_pause", "wait_on"]
 
 
+@runtime_checkable
 class Clock(Protocol):
     """The two times a process can ask for, in seconds, and a way to wait that follows them."""
 
@@ -43,6 +45,19 @@ class SystemClock:
     def wait(self, event: threading.Event, timeout: float) -> bool:
         # An infinite time is too long for the system.
         return event.wait(min(max(0.0, timeout), threading.TIMEOUT_MAX))
+
+
+def check_clock(clock: Clock | None) -> None:
+    """Refuse what is neither a clock nor None."""
+    if isinstance(clock, type):  # it has all methods of a clock
+        raise InvalidArgumentError("clock is a Clock, and not its class", found=clock.__name__)
+    check_type(clock, Clock, "clock", or_none=True)
+
+
+def clock_or_system(clock: Clock | None) -> Clock:
+    """``clock``, checked; without one, the machine's."""
+    check_clock(clock)
+    return SystemClock() if clock is None else clock
 
 
 class ManualClock:

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Self
 
 import msgpack
 
+from .arguments import check_type
 from .errors import (
     CorruptStateError,
     InvalidArgumentError,
@@ -58,6 +59,7 @@ class Revision:
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        check_type(text, str, "text")
         match = re.fullmatch(r"(\d+):(\d+)", text)
         if match is None:
             raise InvalidArgumentError("a revision is written offset:index, as in '120:0'", text=text)

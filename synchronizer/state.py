@@ -11,6 +11,7 @@ import msgpack
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticSerializationError
 
+from .arguments import check_class
 from .callables import check_callable
 from .errors import CorruptStateError, InvalidArgumentError, UnknownUpdateError
 from .revisioned import Revision
@@ -129,10 +130,13 @@ class StateCodec(Generic[S]):
         self.state_type = state_type
         self._classes: dict[str, type[Update[S]]] = {}
         for update in updates:
+            check_class(update, Update, "each of updates")
             if not update.tag:
-                raise TypeError(f'{update.__name__} has no tag: class {update.__name__}(Update[...], tag="...")')
+                raise InvalidArgumentError(
+                    f'{update.__name__} has no tag: class {update.__name__}(Update[...], tag="...")'
+                )
             if self._classes.setdefault(update.tag, update) is not update:
-                raise TypeError(f"two updates have the tag {update.tag!r}")
+                raise InvalidArgumentError(f"two updates have the tag {update.tag!r}")
 
     def encode_updates(self, updates: Sequence[Update[S]]) -> bytes:
         rows = []
@@ -145,13 +149,16 @@ class StateCodec(Generic[S]):
             rows.append([update.tag, _fields(update)])
         return _pack(["u", self.state_type.state_format, rows])
 
-    def encode_initial(self, state: S) -> bytes:
+    def check_state(self, state: S) -> None:
         if type(state) is not self.state_type:
             raise InvalidArgumentError(
                 "the state is of another class than the synchronizer was opened with",
                 state=type(state).__name__,
                 expected=self.state_type.__name__,
             )
+
+    def encode_initial(self, state: S) -> bytes:
+        self.check_state(state)
         return _pack(["i", self.state_type.state_format, _fields(state)])
 
     def encode_tombstone(self) -> bytes:

@@ -11,9 +11,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from .arguments import check_count, check_duration
+from .arguments import check_class, check_count, check_duration, check_type
 from .callables import check_callable, check_returned
-from .clock import Clock, Deadline, ManualClock, SystemClock
+from .clock import Clock, Deadline, ManualClock, clock_or_system
 from .compaction import COMPACTION_BYTES, Compactor
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
 from .log_follower import LogFollower
@@ -70,6 +70,10 @@ class StateSynchronizer(Generic[S]):
         compaction_bytes: int | None = COMPACTION_BYTES,
         rng: random.Random | None = None,
     ) -> None:
+        check_type(store, SegmentStore, "store")
+        check_type(name, str, "name")
+        check_type(updates, Iterable, "updates")
+        check_type(rng, random.Random, "rng", or_none=True)
         check_duration(timeout, "timeout")
         check_count(state_limit_bytes, "state_limit_bytes")
         check_count(compaction_bytes, "compaction_bytes", at_least=0, or_none=True)
@@ -77,13 +81,15 @@ class StateSynchronizer(Generic[S]):
             raise InvalidArgumentError("give the initial state, or state_type to open one that exists", name=name)
         if initial is not None and not isinstance(initial, State):
             raise InvalidArgumentError("initial is a state, such as Counter(), and not its class", found=repr(initial))
+        if state_type is not None:
+            check_class(state_type, State, "state_type")
         if not re.fullmatch(NAME_PATTERN, name):
             raise InvalidArgumentError(NAME_RULE, name=name)
         if not store.guarantees.linearizable_append:
             raise InvalidArgumentError("a state needs a store with linearizable appends", url=store.url, name=name)
         self.name = name
         self.store = store
-        self.clock: Clock = clock or SystemClock()
+        self.clock: Clock = clock_or_system(clock)
         self.timeout = timeout
         self._codec: StateCodec[S] = StateCodec(state_type or type(initial), tuple(updates))  # type: ignore[arg-type]
         self._follower = LogFollower(RevisionedStream(store, name), self._codec, self.clock)
@@ -145,6 +151,7 @@ class StateSynchronizer(Generic[S]):
         Where it does not go back so far, the first one has ``gap`` and leads to the state that reloads start from.
         `Transition.one_by_one` tells them apart where one entry holds several updates.
         """
+        check_type(after, Revision, "after")
         return self._follower.history(after, self._deadline(timeout))
 
     def on_update(
@@ -160,6 +167,7 @@ class StateSynchronizer(Generic[S]):
         With a `ManualClock` nothing runs in the background: `poll_listeners` calls it, in the thread that calls that.
         """
         check_callable(listener, "a listener")
+        check_type(after, Revision, "after", or_none=True)
         self._follower.check_usable()
         by_hand = isinstance(self.clock, ManualClock)
         listening = UpdateListening(self._follower, listener, after=after, timeout=self.timeout, thread=not by_hand)
@@ -192,6 +200,7 @@ class StateSynchronizer(Generic[S]):
 
     def wait_for(self, predicate: Callable[[S], bool], *, timeout: float | None = None) -> S:
         """The first state seen for which ``predicate`` holds; `DeadlineExceededError` if none came in time."""
+        check_callable(predicate, "a predicate", name=self.name)
         deadline = self._deadline(timeout)
         while True:
             state = self._follower.fetch(deadline).state
@@ -231,6 +240,7 @@ class StateSynchronizer(Generic[S]):
 
     def initialize(self, state: S, *, timeout: float | None = None) -> bool:
         """Begin the state with ``state`` if nothing is stored, or if it was deleted; whether this call did it."""
+        self._codec.check_state(state)
 
         def begin(present: S | None) -> Decision[bool]:
             return Decision(False) if present is not None else Decision(True, self._codec.encode_initial(state))
@@ -245,6 +255,8 @@ class StateSynchronizer(Generic[S]):
         Replicas raise `NotFoundError` when they learn of it, until `initialize` begins the state again. What
         ``attributes`` answers, of attributes of the log's segment, is changed in the same atomic step.
         """
+        if attributes is not None:
+            check_callable(attributes, "a function for attributes")
 
         def end(present: S | None) -> Decision[bool]:
             if present is None:
@@ -265,17 +277,27 @@ class StateSynchronizer(Generic[S]):
         effects, and must not call the synchronizer. No update at all means that there is nothing to do. Returns the
         state that the updates made. What the generator or ``apply_to`` raises reaches the caller, with nothing written.
         """
+        if not callable(generator):
+            raise _no_generator(generator)
         return self._update(lambda state: Proposal(_updates(generator(state)), None), timeout)[1]
 
     def update_state_returning(
         self, generator: Callable[[S], tuple[Iterable[Update[S]], R]], *, timeout: float | None = None
     ) -> R:
         """`update_state` whose generator also says what the caller gets back: that of its last, successful run."""
+        if not callable(generator):
+            raise _no_generator(generator)
 
         def propose(state: S) -> Proposal[S, R]:
             answer = generator(state)
             check_returned(answer, "a generator of updates")
-            updates, value = answer
+            try:
+                updates, value = answer
+            except (TypeError, ValueError) as error:
+                raise InvalidArgumentError(
+                    "the generator here returns a pair: its updates, and what the caller gets back",
+                    found=type(answer).__name__,
+                ) from error
             return Proposal(_updates(updates), value)
 
         return self.update_state_with_attributes(propose, timeout=timeout)
@@ -291,7 +313,8 @@ class StateSynchronizer(Generic[S]):
 
         A generator reads the attributes that it expects from the store at every run.
         """
-
+        if not callable(generator):
+            raise _no_generator(generator)
         return self._update(generator, timeout)[0]
 
     def _update(self, generator: Callable[[S], Proposal[S, R]], timeout: float | None) -> tuple[R, S]:
@@ -300,8 +323,14 @@ class StateSynchronizer(Generic[S]):
                 raise self._does_not_exist()
             proposal = generator(state)
             check_returned(proposal, "a generator of updates")
-            if proposal.updates:
-                return Decision(proposal.value, self._codec.encode_updates(proposal.updates), proposal.attributes)
+            try:
+                updates = proposal.updates
+            except AttributeError as error:
+                raise InvalidArgumentError(
+                    "the generator here returns a Proposal", found=type(proposal).__name__
+                ) from error
+            if updates:
+                return Decision(proposal.value, self._codec.encode_updates(updates), proposal.attributes)
             if proposal.attributes:
                 raise InvalidArgumentError("attributes change with updates only; without one, append to the store")
             return Decision(proposal.value)
@@ -359,6 +388,12 @@ def _updates(found: Iterable[Update[S]]) -> tuple[Update[S], ...]:
         if not isinstance(update, Update):
             raise _no_updates(update)
     return updates
+
+
+def _no_generator(generator: object) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        "a generator of updates is a function of the state that returns them", found=type(generator).__name__
+    )
 
 
 def _no_updates(found: object) -> InvalidArgumentError:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from .arguments import check_duration
+from .arguments import check_duration, check_type
 from .clock import Clock
 from .errors import ReaderGroupError, StoreUnavailableError
 from .liveness import RENEWALS, STOP_AFTER
@@ -56,6 +56,10 @@ class Turn:
     """One process' side of the turn that is kept in ``attribute`` of ``segment``. Threads may share it."""
 
     def __init__(self, store: SegmentStore, segment: str, attribute: str, clock: Clock) -> None:
+        check_type(store, SegmentStore, "store")
+        check_type(segment, str, "segment")
+        check_type(attribute, str, "attribute")
+        check_type(clock, Clock, "clock")
         self.holder = secrets.token_bytes(8)
         #: Until when, on the clock, nobody else can have the turn, with a margin.
         self.valid_until = float("-inf")

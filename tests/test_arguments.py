@@ -1,4 +1,5 @@
-"""Every public callable refuses a duration or count that cannot be one, at once and with an error of ours.
+"""Every public callable refuses what it cannot use, at once and with an error of ours that names the parameter:
+a duration or count that cannot be one, and a value of a wrong type.
 
 The callables are found by the annotations of their parameters: one that is new is tried as well, and fails here until
 it checks what it is given.
@@ -6,26 +7,39 @@ it checks what it is given.
 
 from __future__ import annotations
 
+import collections.abc
 import inspect
-import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSet
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
-from types import ModuleType
-from typing import NamedTuple
+from types import ModuleType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    NewType,
+    TypeVar,
+    Union,
+    Unpack,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 import notifications
 import readergroup as rg
 import synchronizer
 from readergroup.group import ReaderGroupManager
 from readergroup.streams.manager import StreamManager
-from synchronizer import ANY, InvalidArgumentError, ReaderGroupError
-from synchronizer.arguments import check_count, check_duration
+from synchronizer import ANY, InvalidArgumentError
+from synchronizer.arguments import check_class, check_count, check_duration, check_type
 from synchronizer.configuration import Configuration
 
 STREAM = "shop/orders"
@@ -39,15 +53,37 @@ NOT_ARGUMENTS = {
     "fencing_token", "first", "generation", "handled", "indent", "index", "length", "most", "new", "offset", "place",
     "previous", "start", "start_offset", "value", "_parent_namespace_depth",
 }  # fmt: skip
+#: For a parameter of another type. Some are falsy, so that no default takes their place.
+WRONG = (5, 0, object(), b"\xff", "a b\n", "", [5], [], {5: 5}, None, BaseModel)
 #: Results, and what only a test moves.
 NOT_CALLED_BY_APPLICATIONS = (
     synchronizer.DeadEvent, synchronizer.HandlingLatency, synchronizer.Guarantees, synchronizer.ManualClock,
     synchronizer.SystemClock, synchronizer.Flag, synchronizer.RevisionedStream, synchronizer.SegmentStore,
-    rg.StagedPart, rg.LagSample, rg.Notification, rg.Transaction,
+    rg.StagedPart, rg.LagSample, rg.Notification,
 )  # fmt: skip
 #: Applications get them from others.
-NOT_MADE = (rg.Reader, rg.NotificationRecord)
+NOT_MADE = (rg.Reader, rg.NotificationRecord, rg.Transaction)
 NOT_CALLED = {"observe_interval", "growing_pause", "wait_for_growth"}
+#: What is not tried with wrong types, and why not.
+NOT_TYPED: Mapping[str, frozenset[str]] = {
+    "our own code makes it, and hands it to applications": frozenset({
+        "Autoscaling", "BatchClient", "BackgroundPolling", "Deadline", "Event", "EventBatch", "EventWriter", "HeldLock",
+        "NotificationRecording", "Patience", "ReaderGroup", "ReaderPool", "Staging", "Subscription", "TransitionFeed",
+    }),
+    "our own code calls it": frozenset({
+        "BatchClient.ranges_between", "Deadline.remaining", "EventBatch.offset_after", "EventBatch.only",
+        "EventBatch.parts_after", "Patience.call", "PollingNotifier.detect", "Staging.encode", "Staging.write_encoded",
+        "StreamManager.are_forgotten", "StreamManager.delete_staged", "StreamManager.finish_pending",
+        "StreamManager.forget_later", "StreamManager.forget_transactions", "StreamManager.forgettable",
+        "StreamManager.resolve", "StreamManager.segment_lengths", "StreamManager.tail_cut", "Subscription.put",
+        "Subscription.receive", "TransitionFeed.put", "TurnValue.decode", "check_callable", "check_returned", "checked",
+        "wait_on",
+    }),
+    "it asks whether there is such a thing, and there is none": frozenset({"PollingNotifier.unregister_listener"}),
+    "what is stored is read, and raises what its format raises": frozenset({
+        "BytesSerializer.loads", "JsonSerializer.loads", "MsgpackSerializer.loads", "PydanticSerializer.loads",
+    }),
+}  # fmt: skip
 
 
 class Counter(synchronizer.State):
@@ -65,6 +101,10 @@ ALSO: Mapping[str, Mapping[str, object]] = {
     "connect": {"url": "memory://"},
     "SharedConfig.replace": {"expected": 0},
     "EventProcessor": {"handler": print},
+    "Client.event_processor": {"handler": print},
+    "StateSynchronizer": {"initial": Counter()},
+    "StreamManager.copy": {"source": STREAM},
+    "ReaderGroupManager.create": {"streams": (STREAM,)},
 }
 
 
@@ -74,12 +114,30 @@ class Case(NamedTuple):
     others: Mapping[str, object]
 
     def with_(self, bad: object) -> object:
-        found = self.call(**{**self.others, self.parameter: bad})
+        named = {**self.others, self.parameter: bad}
+        unnamed = [
+            named.pop(name)
+            for name, parameter in inspect.signature(self.call).parameters.items()
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL) and name in named
+        ]
+        found = self.call(*unnamed, **named)
         if inspect.isgenerator(found):
             return next(found, None)
         if isinstance(found, AbstractContextManager) and not hasattr(found, "close"):
             return found.__enter__()
         return found
+
+    def refuses(self, bad: object) -> str:
+        """What it does instead; nothing if it does."""
+        try:
+            answer = self.with_(bad)
+        except InvalidArgumentError as error:
+            what = self.parameter.removeprefix("min_").removeprefix("max_").split("_")[0].removesuffix("s")
+            says = what in str(error)
+            return "" if says else f"{self.parameter}={bad!r} is not what is refused: {error}"
+        except Exception as error:
+            return f"{self.parameter}={bad!r} raises {error!r}"
+        return f"{self.parameter}={bad!r} returns {answer!r}"
 
 
 class World:
@@ -96,6 +154,7 @@ class World:
             self.writer.write(b"event")
         (self.range,) = client.batch.segment_ranges(STREAM)
         self.pool = self.group.pool(lambda event: None)
+        self.writer_in_transaction = client.writer(STREAM)
         system = notifications.NotificationSystem()
         polling = notifications.BackgroundPolling(
             lambda: None,
@@ -136,6 +195,12 @@ class World:
                 self.group.record_notifications(),
                 rg.Transactions(client.streams),
                 synchronizer.Turn(client.store, "state/counter", "turn", client.clock),
+                system,
+                self.group.notification_record,
+                rg.Transactions(client.streams).stage(STREAM, "job"),
+                self.writer_in_transaction.transaction(),
+                rg.BytesSerializer(),
+                rg.PydanticSerializer(Settings),
             )
         }
         self.arguments: dict[str, object] = {
@@ -158,7 +223,7 @@ class World:
             "target": "shop/copy", "cause": None, "log": "record", "lag_interval_seconds": 5.0,
             "retention_seconds": 5.0, "retention_bytes": 5, "threads": True, "limit_bytes": 10, "fields": {},
             "scaling": rg.ScalingPolicy.fixed(1), "prefix": "data/", "is_given_up": lambda name: False, "place": "tail",
-            "numbers": [0],
+            "numbers": [0], "offsets": {f"{STREAM}/0": 0},
             "thread": False, "on_failure": print, "start": client.streams.info(STREAM).head,
         }  # fmt: skip
 
@@ -175,103 +240,194 @@ def public_classes(*modules: ModuleType) -> Iterator[type]:
                 yield each
 
 
+def parameters_of(call: Callable[..., object]) -> Iterator[tuple[str, inspect.Parameter]]:
+    """Those with a name, also those that a `TypedDict` has."""
+    try:
+        parameters = inspect.signature(call).parameters
+    except (TypeError, ValueError):
+        return
+    for name, parameter in parameters.items():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            yield name, parameter
+        elif get_origin(options := hint_of(call, parameter)) is Unpack:
+            for option, hint in get_type_hints(get_args(options)[0]).items():
+                # None: as if it was not given.
+                yield option, inspect.Parameter(option, parameter.KEYWORD_ONLY, default=None, annotation=hint | None)
+
+
 def numbers_of(call: Callable[..., object]) -> list[str]:
     """The parameters that are durations or counts."""
-    try:
-        signature = inspect.signature(call)
-    except (TypeError, ValueError):
-        return []
     return [
         name
-        for name, parameter in signature.parameters.items()
-        if name not in NOT_ARGUMENTS
-        and parameter.kind is not parameter.VAR_KEYWORD
-        and NUMBER.search(COLLECTION.sub("", str(parameter.annotation)))
+        for name, parameter in parameters_of(call)
+        if name not in NOT_ARGUMENTS and NUMBER.search(COLLECTION.sub("", str(parameter.annotation)))
     ]
 
 
-def public_callables() -> Iterator[tuple[str, type | None, str]]:
-    """Their names, with the class they are of."""
-    for kind in public_classes(synchronizer, notifications, rg):
+def typed_of(call: Callable[..., object]) -> list[str]:
+    """The parameters that cannot be everything."""
+    return [
+        name
+        for name, parameter in parameters_of(call)
+        if not all(fits(each, hint_of(call, parameter)) for each in WRONG)
+    ]
+
+
+def hint_of(call: Any, parameter: inspect.Parameter) -> Any:
+    """The annotation, as it is meant where it stands."""
+    if not isinstance(parameter.annotation, str):
+        return parameter.annotation
+    function = inspect.unwrap(call.__init__ if inspect.isclass(call) else call)
+    names = {**vars(rg), "StreamManager": StreamManager, **function.__globals__}
+    return eval(parameter.annotation, names)
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Whether the annotation allows the value. What is asked for a bool takes everything, as Python does."""
+    arguments = get_args(hint)
+    kind = get_origin(hint) or hint
+    if kind in (inspect.Parameter.empty, Any, object, bool):
+        return True
+    if isinstance(kind, TypeVar):
+        return kind.__bound__ is None or fits(value, kind.__bound__)
+    if isinstance(kind, NewType):
+        return fits(value, kind.__supertype__)
+    if kind is Union or (kind is UnionType and arguments):
+        return any(fits(value, each) for each in arguments)
+    if kind is Annotated:
+        if value is None and any(isinstance(each, BeforeValidator) for each in arguments):
+            return True  # that one makes something of it
+        return fits(value, arguments[0])
+    if kind is Literal:
+        return any(value is each for each in arguments)
+    if kind is type:
+        bound = arguments[0].__bound__ if arguments and isinstance(arguments[0], TypeVar) else get_origin(arguments[0])
+        return isinstance(value, type) and issubclass(value, bound or object)
+    if kind is collections.abc.Callable:
+        return callable(value)
+    if kind is None or getattr(kind, "_is_protocol", False):
+        return value is kind
+    if kind is float:
+        return isinstance(value, int | float)
+    if not isinstance(value, kind):
+        return False
+    if arguments and isinstance(value, Mapping) and issubclass(kind, Mapping):
+        return all(fits(key, arguments[0]) and fits(each, arguments[1]) for key, each in value.items())
+    if arguments and isinstance(value, Iterable):
+        return all(fits(each, arguments[0]) for each in value)
+    return True
+
+
+def public_callables(
+    wanted_of: Callable[[Callable[..., object]], list[str]], *more: type
+) -> Iterator[tuple[str, type | None, str]]:
+    """Those that have such parameters: their names, with the class they are of."""
+    for kind in (*public_classes(synchronizer, notifications, rg), *more):
         if getattr(kind, "_is_protocol", False) or {BaseException, *NOT_CALLED_BY_APPLICATIONS} & {*kind.__mro__}:
             continue
+        if hasattr(kind, "__total__"):  # a TypedDict, which its callables are tried with
+            continue
         is_data = issubclass(kind, BaseModel) or issubclass(kind, tuple) or hasattr(kind, "__dataclass_fields__")
-        is_made = (not is_data or issubclass(kind, Configuration)) and kind not in NOT_MADE
-        if is_made and not inspect.isabstract(kind) and numbers_of(kind):
+        is_made = (not is_data or issubclass(kind, Configuration)) and kind not in (*NOT_MADE, *more)
+        if is_made and not inspect.isabstract(kind) and wanted_of(kind):
             yield kind.__name__, kind, ""
-        if not is_data:
-            for name, member in inspect.getmembers(kind, callable):
-                if not name.startswith("_") and numbers_of(member):
-                    yield f"{kind.__name__}.{name}", kind, name
+        for name, member in inspect.getmembers(kind, callable):
+            # Of data, what makes it of something else; not what is asked of it.
+            is_ours = not is_data or (inspect.ismethod(member) and not hasattr(BaseModel, name))
+            if is_ours and not name.startswith("_") and wanted_of(member):
+                yield f"{kind.__name__}.{name}", kind, name
     for module in (synchronizer, notifications, rg):
         for name, call in sorted(vars(module).items()):
-            if inspect.isfunction(call) and numbers_of(call) and name not in NOT_CALLED:
+            if inspect.isfunction(call) and wanted_of(call) and name not in NOT_CALLED:
                 yield name, None, name
 
 
-CALLABLES = {name: (kind, method) for name, kind, method in public_callables()}
-MANAGERS = {
-    f"{kind.__name__}.{name}": (kind, name)
-    for kind in (StreamManager, ReaderGroupManager)
-    for name, member in inspect.getmembers(kind, callable)
-    if not name.startswith("_") and numbers_of(member)
-}
+def is_typed(name: str, kind: type | None, method: str) -> bool:
+    """Whether it is tried with wrong types. What makes a class a mapping or a set raises what those of Python raise."""
+    is_standard = (
+        kind is not None
+        and issubclass(kind, Mapping | AbstractSet)
+        and (hasattr(MutableMapping, method) or hasattr(MutableSet, method) or kind is synchronizer.Map)
+    )
+    return not is_standard and all(name not in names for names in NOT_TYPED.values())
 
 
-@pytest.fixture
+MANAGERS = (StreamManager, ReaderGroupManager)
+CALLABLES = {name: (kind, method) for name, kind, method in public_callables(numbers_of, *MANAGERS)}
+TYPED = {each[0]: each[1:] for each in public_callables(typed_of, *MANAGERS) if is_typed(*each)}
+
+
+@pytest.fixture(scope="module")
 def world() -> Iterator[World]:
+    """One for all: nothing that is refused changes it."""
     world = World()
     yield world
     world.close()
 
 
-def cases(world: World, full_name: str) -> Iterator[Case]:
-    kind, method = {**CALLABLES, **MANAGERS}[full_name]
+def cases(
+    world: World, full_name: str, wanted_of: Callable[[Callable[..., object]], list[str]]
+) -> Iterator[tuple[Case, inspect.Parameter]]:
+    kind, method = {**TYPED, **CALLABLES}[full_name]
+    arguments = dict(world.arguments)
     if kind is rg.BatchClient or kind is StreamManager:
-        world.arguments["state"] = world.client.streams.fetch_state(STREAM)
+        arguments["state"] = world.client.streams.fetch_state(STREAM)
     if kind is None:
         call = getattr(rg, method, None) or getattr(synchronizer, method)
+    elif inspect.ismethod(getattr(kind, method, None)):
+        call = getattr(kind, method)
     elif method:
         found = next((each for each in world.objects.values() if isinstance(each, kind)), None)
         assert found is not None, f"give the World of this test a {kind.__name__}"
         call = getattr(found, method)
     else:
         call = kind
-    signature = inspect.signature(call)
+    parameters = dict(parameters_of(call))
     needed = [
         name
-        for name, parameter in signature.parameters.items()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
     ]
-    for name in numbers_of(call):
-        unknown = [each for each in needed if each != name and each not in world.arguments]
+    for name in wanted_of(call):
+        unknown = [each for each in needed if each != name and each not in arguments]
         assert not unknown, f"give the World of this test an argument {', '.join(unknown)}"
-        others = {each: world.arguments[each] for each in needed if each != name}
-        yield Case(call, name, {**others, **{k: v for k, v in ALSO.get(full_name, {}).items() if k != name}})
+        others = {each: arguments[each] for each in needed if each != name}
+        others |= {k: v for k, v in ALSO.get(full_name, {}).items() if k != name}
+        yield Case(call, name, others), parameters[name]
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("name", {**CALLABLES, **MANAGERS})
+@pytest.mark.parametrize("name", CALLABLES)
 def test_a_duration_or_count_that_cannot_be_one_is_refused(world: World, name: str) -> None:
-    tried = 0
-    for case, bad in itertools.product(cases(world, name), BAD):
-        try:
-            answer = case.with_(bad)
-        except InvalidArgumentError as error:
-            assert case.parameter.removeprefix("min_").removeprefix("max_").split("_")[0] in str(error)
-            tried += 1
-        except ReaderGroupError as error:
-            pytest.fail(f"{name}({case.parameter}={bad!r}) raises {error!r}")
-        else:
-            pytest.fail(f"{name}({case.parameter}={bad!r}) returns {answer!r}")
+    tried = [case.refuses(bad) for case, _ in cases(world, name, numbers_of) for bad in BAD]
     assert tried
+    assert not list(filter(None, tried))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", TYPED)
+def test_a_value_of_a_wrong_type_is_refused(world: World, name: str) -> None:
+    tried = [
+        case.refuses(bad)
+        for case, parameter in cases(world, name, typed_of)
+        for bad in WRONG
+        if not fits(bad, hint_of(case.call, parameter))
+    ]
+    assert tried
+    assert not list(filter(None, tried))
 
 
 def test_there_are_as_many_of_them_as_one_knows() -> None:
     """So that the search does not come to find nothing."""
     assert len(CALLABLES) > 90
     assert {"Reader.read", "Client", "EventWriter.flush", "RetryPolicy", "connect", "Barrier"} <= set(CALLABLES)
+    assert len(TYPED) > 150
+    assert {"Client.lock", "Revision.parse", "connect", "EventWriter.write", "StreamManager.truncate"} <= set(TYPED)
+
+
+def test_what_is_left_out_exists() -> None:
+    found = {name for name, *_ in public_callables(typed_of, *MANAGERS)}
+    assert set().union(*NOT_TYPED.values()) <= found
 
 
 @pytest.mark.parametrize("bad", [*BAD, None, math.inf, 2**70, 1.5])
@@ -292,6 +448,24 @@ def test_a_duration_is_a_number_from_0_on(bad: object) -> None:
     for bad in (0, math.inf, None):
         with pytest.raises(InvalidArgumentError, match="above 0, and finite"):
             check_duration(bad, "timeout", above_zero=True, finite=True)
+
+
+def test_the_error_for_a_wrong_type_tells_types_and_no_values() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^url is a str: found='bytes'$"):
+        rg.connect(b"postgresql://user:secret@host/db")  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"^event is an Event, or None: found='the class Event'$"):
+        check_type(rg.Event, rg.Event, "event", or_none=True)
+    check_type(None, str, "url", or_none=True)
+
+
+def test_a_class_is_not_taken_for_its_instance_nor_an_instance_for_its_class() -> None:
+    for clock in (synchronizer.SystemClock, synchronizer.ManualClock):
+        with pytest.raises(InvalidArgumentError, match="clock is a Clock, and not its class"):
+            rg.connect("memory://", clock=clock)  # type: ignore[arg-type]
+    for bad in (Settings(), "Settings", int, None):
+        with pytest.raises(InvalidArgumentError, match="model is a class derived from BaseModel"):
+            check_class(bad, BaseModel, "model")
+    check_class(Settings, BaseModel, "model")
 
 
 def test_a_configuration_that_is_wrong_is_one_of_our_errors_and_what_is_stored_is_read_as_ever() -> None:

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Final
 
 from synchronizer import InvalidArgumentError, UnsupportedError
+from synchronizer.arguments import check_type
 
 from ..event import Part
 from ..streams.block import Block
@@ -43,6 +44,7 @@ COLUMNS: Final = tuple(_TYPES)
 
 def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
     """The types of these columns, by default of all, in the order given."""
+    check_type(columns, Sequence, "columns", or_none=True)
     columns = COLUMNS if columns is None else columns
     unknown = [column for column in columns if column not in _TYPES]
     if unknown or not columns or len(set(columns)) != len(columns):

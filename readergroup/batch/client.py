@@ -7,14 +7,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from synchronizer import NotFoundError, SegmentStore, TruncatedError
-from synchronizer.arguments import check_count
+from synchronizer.arguments import check_count, check_type
 
 from ..streams.block import MAX_BLOCK_BYTES
 from ..streams.boundaries import next_boundary
 from ..streams.config import StreamCut, number_of
 from ..streams.manager import StreamManager
 from ..streams.places import Place
-from ..streams.serializers import BytesSerializer, Serializer
+from ..streams.serializers import Serializer, serializer_or_bytes
 from ..streams.state import StreamState
 from .ranges import SegmentRange, with_successors
 from .reading import MAX_EVENTS, Batches, Events
@@ -51,8 +51,8 @@ class BatchClient:
         """
         check_count(max_bytes, "max_bytes", or_none=True)
         state = self._streams.fetch_state(stream, timeout=timeout)
-        first = self._streams.resolve(state, start, timeout=timeout)
-        last = self._streams.resolve(state, end, timeout=timeout)
+        first = self._streams.resolve(state, start, timeout=timeout, argument="start")
+        last = self._streams.resolve(state, end, timeout=timeout, argument="end")
         ranges = self.ranges_between(state, first, last, timeout=timeout)
         return ranges if max_bytes is None else [part for each in ranges for part in self.divide(each, max_bytes)]
 
@@ -76,6 +76,7 @@ class BatchClient:
 
     def divide(self, segment_range: SegmentRange, max_bytes: int) -> Iterator[SegmentRange]:
         """Parts of the range, divided between two blocks, of about ``max_bytes`` each."""
+        check_type(segment_range, SegmentRange, "segment_range")
         check_count(max_bytes, "max_bytes")
         return self._divide(segment_range, max_bytes)
 
@@ -97,6 +98,8 @@ class BatchClient:
         than one scaling further than the one before, and what lies between two of them keeps each key's order.
         ``end``, if given, takes the place of the tail.
         """
+        check_type(cut, StreamCut, "cut")
+        check_type(end, StreamCut, "end", or_none=True)
         check_count(about_bytes, "about_bytes")
         state = self._streams.fetch_state(cut.stream, timeout=timeout)
         offsets = state.check_cut(cut)
@@ -139,7 +142,7 @@ class BatchClient:
 
         Where data was truncated away it raises `TruncatedError` once; asked again, it goes on where data starts now.
         """
-        return Events(self.batches(segment_range, serializer=serializer or BytesSerializer()))
+        return Events(self.batches(segment_range, serializer=serializer_or_bytes(serializer)))
 
     @overload
     def batches(self, segment_range: SegmentRange, *, max_events: int = MAX_EVENTS) -> Batches[bytes]: ...
@@ -152,7 +155,7 @@ class BatchClient:
     ) -> Batches[Any]:
         """An iterator over the events of the range, many at a time; else as `read`."""
         check_count(max_events, "max_events")
-        return Batches(self._streams, segment_range, serializer or BytesSerializer(), max_events)
+        return Batches(self._streams, segment_range, serializer_or_bytes(serializer), max_events)
 
     def record_batches(
         self, segment_range: SegmentRange, columns: Sequence[str] | None = None

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final, Generic, NoReturn, TypeVar
 
 from synchronizer import InvalidArgumentError, NotFoundError, TruncatedError
+from synchronizer.arguments import check_type
 
 from ..event import Event, EventBatch, Part
 from ..source import Source
@@ -24,6 +25,7 @@ class Parts:
     """What a range is made of, some of it at a time. For one thread."""
 
     def __init__(self, streams: StreamManager, segment_range: SegmentRange) -> None:
+        check_type(segment_range, SegmentRange, "segment_range")
         self._range = segment_range
         self._streams = streams
         self._is_gone = False  # as was told

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from notifications import Notification
 from synchronizer import Clock, Deadline, Flag, NotFoundError, Patience, Revision, SegmentStore, TruncatedError
+from synchronizer.arguments import check_type
 
 from ..streams.segment_reader import SegmentReader
 from .entries import LIFE, RecordRange, decode_notification, record_segment
@@ -55,14 +56,18 @@ class NotificationRecord:
 
         Raises `TruncatedError` if retention gives up meanwhile what was to be read next: read it again.
         """
-        return (notification for _, notification in self._entries(self.range(), start))
+        return (notification for _, notification in self._entries(start))
 
     def follow(self, start: Revision | None = None, *, stop: threading.Event | None = None) -> Iterator[Notification]:
         """`read`, and what comes after it, as it comes, until ``stop`` is set. A deleted group has nothing to tell.
 
         What retention gives up before it is read is left out.
         """
-        stop = stop or Flag()
+        check_type(start, Revision, "start", or_none=True)
+        check_type(stop, threading.Event, "stop", or_none=True)
+        return self._follow(start, Flag() if stop is None else stop)
+
+    def _follow(self, start: Revision | None, stop: threading.Event) -> Iterator[Notification]:
         life, told = "", -1  # the offset of what was told last
         while not stop.is_set():
             present = self.range()
@@ -93,15 +98,19 @@ class NotificationRecord:
         """`read` as Arrow, with the columns of `readergroup.record.arrow.SCHEMA`. Needs the extra ``arrow``."""
         from . import arrow
 
-        return arrow.record_batches(self._entries(self.range(), start))
+        return arrow.record_batches(self._entries(start))
 
     def table(self, start: Revision | None = None) -> pyarrow.Table:
         """`record_batches` in one table, which the functions of `readergroup.record.analyses` take."""
         from . import arrow
 
-        return arrow.table(self._entries(self.range(), start))
+        return arrow.table(self._entries(start))
 
-    def _entries(self, found: RecordRange | None, start: Revision | None) -> Iterator[tuple[int, Notification]]:
+    def _entries(self, start: Revision | None) -> Iterator[tuple[int, Notification]]:
+        check_type(start, Revision, "start", or_none=True)
+        return self._since(self.range(), start)
+
+    def _since(self, found: RecordRange | None, start: Revision | None) -> Iterator[tuple[int, Notification]]:
         if found is None:
             return
         for offset, notification in entries(self.store, found):

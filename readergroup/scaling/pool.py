@@ -27,7 +27,7 @@ from synchronizer import (
     check_callable,
     growing_pause,
 )
-from synchronizer.arguments import check_count, check_duration
+from synchronizer.arguments import check_count, check_duration, check_type
 
 from ..config import new_reader_id
 from ..errors import ReaderNotInGroupError
@@ -97,7 +97,8 @@ class ReaderPool(Generic[T]):
     ) -> None:
         if (handle is None) == (handle_batch is None):
             raise InvalidArgumentError("a pool takes either handle or handle_batch", group=group.name)
-        check_callable(handle or handle_batch, "a handler", group=group.name)
+        check_callable(handle_batch if handle is None else handle, "a handler", group=group.name)
+        check_type(retry, RetryPolicy, "retry", or_none=True)
         check_serializer(serializer)
         if workers not in ("thread", "process"):
             raise InvalidArgumentError("the workers of a pool are 'thread' or 'process'", workers=workers)

@@ -32,11 +32,11 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
-def check_stream_name(stream: str) -> str:
-    """Return ``stream`` if it reads ``scope/name``; else raise `InvalidArgumentError`."""
+def check_stream_name(stream: str, argument: str = "stream") -> str:
+    """Return ``stream`` if it reads ``scope/name``; else raise `InvalidArgumentError`, which calls it ``argument``."""
     parts = stream.split("/") if isinstance(stream, str) else []
     if len(parts) != 2:
-        raise InvalidArgumentError("a stream is named 'scope/name', for example 'shop/orders'", stream=stream)
+        raise InvalidArgumentError("a stream is named 'scope/name', for example 'shop/orders'", **{argument: stream})
     check_name(parts[0], "scope")
     check_name(parts[1], "stream")
     return stream

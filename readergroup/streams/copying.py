@@ -121,7 +121,7 @@ def begin_copy(
 
     One that exists because the same copy was whole already is returned, too.
     """
-    if check_stream_name(target) == check_stream_name(source):
+    if check_stream_name(target, "target") == check_stream_name(source, "source"):
         raise InvalidArgumentError("a stream is not copied onto itself", stream=source)
     if by not in ("segments", "events", None):
         raise InvalidArgumentError("a stream is copied by 'segments' or by 'events'", by=by)
@@ -186,8 +186,8 @@ def _check_continues(found: StreamState, is_of: Origin, by: By | None, start: Pl
 
 def _plan(manager: StreamManager, source: str, by: By | None, start: Place | None, end: Place | None) -> BeginCopy:
     state, tail = _tail(manager, source)
-    first = manager.resolve(state, start or "head", tail=tail)
-    last = manager.resolve(state, end or "tail", tail=tail)
+    first = manager.resolve(state, "head" if start is None else start, tail=tail, argument="start")
+    last = manager.resolve(state, "tail" if end is None else end, tail=tail, argument="end")
     chosen = by or ("segments" if manager.store.guarantees.server_side_copy else "events")
     if chosen == "segments" and isinstance(end, StreamCut) and not _stands_between_blocks(manager, state, last):
         if by == "segments":

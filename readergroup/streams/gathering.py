@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from synchronizer import InvalidArgumentError
+from synchronizer.arguments import check_type
 
 from ..errors import EventTooLargeError
 from .block import MAX_EVENT_BYTES, Headers, cut_into_blocks, encode_block, headers_bytes
@@ -34,13 +35,17 @@ def check_size(events: Sequence[bytes], headers: Headers | None, stream: str) ->
         )
 
 
-def check_key(routing_key: str, stream: str) -> None:
+def check_key(routing_key: object, stream: str) -> None:
     if not isinstance(routing_key, str) or len(routing_key) > MAX_KEY_LENGTH:
         raise InvalidArgumentError(f"a routing key is a str of at most {MAX_KEY_LENGTH} characters", stream=stream)
 
 
 def checked_headers(headers: Headers | None) -> Headers | None:
-    for name, value in (headers or {}).items():
+    if headers is None:
+        return None
+    if type(headers) is not dict:
+        check_type(headers, Mapping, "headers", or_none=True)
+    for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, bytes):
             raise InvalidArgumentError("headers map a str to bytes", header=name, type=type(value).__name__)
     return dict(headers) if headers else None

@@ -34,11 +34,11 @@ from synchronizer import (
     SegmentStore,
     StateSynchronizer,
     StoreFullError,
-    SystemClock,
     Update,
     checked,
 )
-from synchronizer.arguments import check_count, check_duration
+from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.clock import clock_or_system
 
 from ..errors import CorruptDataError, StreamBeingCopiedError, StreamExistsError
 from ..names import DeletedNames, OpenNames
@@ -98,10 +98,11 @@ class StreamManager:
         timeout: float = 30.0,
         state_limit_bytes: int = DEFAULT_STATE_LIMIT_BYTES,
     ) -> None:
+        check_type(store, SegmentStore, "store")
         check_duration(timeout, "timeout")
         check_count(state_limit_bytes, "state_limit_bytes")
         self.store = store
-        self.clock: Clock = clock or SystemClock()
+        self.clock: Clock = clock_or_system(clock)
         self.timeout = timeout
         self._state_limit_bytes = state_limit_bytes
         self._synchronizers: OpenNames[StateSynchronizer[StreamState]] = OpenNames()
@@ -157,6 +158,10 @@ class StreamManager:
         """
         if (split is None) == (merge is None):
             raise InvalidArgumentError("say either split=[...] or merge=[...]", stream=name)
+        for which, numbers in (("split", split), ("merge", merge)):
+            check_type(numbers, Sequence, which, or_none=True)
+            for number in numbers or ():
+                check_count(number, f"each of {which}", at_least=0)
 
         def announce(state: StreamState) -> Iterable[Update[StreamState]]:
             return [state.split(split) if split is not None else state.merge(merge or ())]
@@ -182,6 +187,7 @@ class StreamManager:
 
         Data goes in whole blocks, so some events before the cut may stay readable.
         """
+        check_type(cut, StreamCut, "cut")
         deadline = self._deadline(timeout)
         state = self.fetch_state(name, timeout=deadline.remaining())
         self.resolve(state, cut, timeout=deadline.remaining())
@@ -378,16 +384,25 @@ class StreamManager:
         return state.cut(self.segment_lengths(state, state.current, timeout=timeout))
 
     def resolve(
-        self, state: StreamState, place: Place, *, tail: StreamCut | None = None, timeout: float | None = None
+        self,
+        state: StreamState,
+        place: Place,
+        *,
+        tail: StreamCut | None = None,
+        timeout: float | None = None,
+        argument: str = "place",
     ) -> StreamCut:
-        """The cut that ``place`` means: ``tail`` or the present one, or a cut that a reader can start at."""
+        """The cut that ``place`` means: ``tail`` or the present one, or a cut that a reader can start at.
+
+        ``argument`` is what an error calls the place.
+        """
         deadline = self._deadline(timeout)
         if place == "head":
             return state.head_cut
         if place == "tail":
             return tail or self.tail_cut(state, timeout=deadline.remaining())
         if not isinstance(place, StreamCut):
-            raise InvalidArgumentError("a place in a stream is a StreamCut, 'head' or 'tail'", place=place)
+            raise InvalidArgumentError(f"{argument} is a StreamCut, 'head' or 'tail'", place=place)
         patience = self._patience(deadline)
         for number, offset in state.check_cut(place).items():
             patience.call(partial(check_offset, self.store, state.segment(number), state.incarnation, offset))

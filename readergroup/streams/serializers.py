@@ -30,6 +30,11 @@ def check_serializer(serializer: Serializer[T]) -> Serializer[T]:
     return serializer
 
 
+def serializer_or_bytes(serializer: Serializer[Any] | None) -> Serializer[Any]:
+    """``serializer``; without one, that of bytes."""
+    return BytesSerializer() if serializer is None else serializer
+
+
 def checked_dumps(serializer: Serializer[T]) -> Callable[[T], bytes]:
     """``dumps`` of a serializer that was written elsewhere, with a check that it returns bytes; else as it is."""
     check_serializer(serializer)
@@ -111,7 +116,7 @@ class PydanticSerializer(Generic[M]):
     def dumps(self, value: M, /) -> bytes:
         if not isinstance(value, self.model):
             raise InvalidArgumentError(
-                "this writer takes one class of models, and others could not read another",
+                "this writer takes values of one class of models, and others could not read another",
                 takes=self.model.__name__,
                 type=type(value).__name__,
             )

@@ -215,7 +215,11 @@ class Staging(Generic[T]):
             raise ClosedError("this part is finished, or was given up; stage another", stream=self.stream, key=self.key)
 
     def _find(self, routing_key: str) -> _Lane:
-        found = self._lane_of_key.get(routing_key)
+        try:
+            found = self._lane_of_key.get(routing_key)
+        except TypeError:  # one that cannot be a key of a dict
+            check_key(routing_key, self.stream)
+            raise
         if found is None:
             check_key(routing_key, self.stream)
             if len(self._lane_of_key) >= KNOWN_KEYS:

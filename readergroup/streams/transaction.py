@@ -30,13 +30,13 @@ from synchronizer import (
     StateTooLargeError,
     Update,
 )
-from synchronizer.arguments import check_count
+from synchronizer.arguments import check_count, check_duration, check_type
 
 from .block import Headers
 from .committed import CommittedPart, begun_at
 from .config import check_name, check_stream_name, staging_prefix
 from .manager import StreamManager
-from .serializers import BytesSerializer, Serializer
+from .serializers import Serializer, serializer_or_bytes
 from .staging import StagedPart, Staging
 from .state import AbortTransaction, CommitTransaction, ForgetTransactions, StreamState
 
@@ -65,6 +65,7 @@ class Transactions:
     """
 
     def __init__(self, streams: StreamManager) -> None:
+        check_type(streams, StreamManager, "streams")
         self._streams = streams
 
     @overload
@@ -77,7 +78,7 @@ class Transactions:
         self, stream: str, key: str, *, serializer: Serializer[Any] | None = None, timeout: float | None = None
     ) -> Staging[Any]:
         """Begin a part of the next transaction of ``key``."""
-        return Staging(self._streams, stream, key, serializer=serializer or BytesSerializer(), timeout=timeout)
+        return Staging(self._streams, stream, key, serializer=serializer_or_bytes(serializer), timeout=timeout)
 
     def commit(
         self,
@@ -96,6 +97,7 @@ class Transactions:
         then nothing is committed. After any other error the call may be repeated as it was; if the first one had
         committed, the second says False. With ``is_only_one`` nobody will ask for the key again, and it is forgotten.
         """
+        check_type(parts, Iterable, "parts")
         was_first = _Commit(self._streams, stream, key, number, tuple(parts), is_only_one=is_only_one).run(timeout)
         if is_only_one:
             self._streams.forget_transactions(stream)
@@ -150,6 +152,7 @@ class Transaction(Generic[T]):
         commit again: it goes on where it was. Until then it is open whether the events will be in the stream.
         """
         self._check_thread()
+        check_duration(timeout, "timeout", or_none=True)
         if self._is_over and self._commit is not None:
             return
         if self._commit is None:
@@ -245,6 +248,7 @@ class _Commit:
         self._parts = parts
         self._is_only_one = is_only_one
         for part in parts:
+            check_type(part, StagedPart, "each of parts")
             if (part.stream, part.key) != (stream, key):
                 raise InvalidArgumentError("the part belongs to another transaction", part=part, stream=stream, key=key)
         if len({part.generation for part in parts}) > 1:

@@ -46,7 +46,7 @@ from synchronizer import (
     UnknownOutcome,
     wait_on,
 )
-from synchronizer.arguments import check_duration
+from synchronizer.arguments import check_duration, check_type
 from synchronizer.background import BackgroundThread, survive
 from synchronizer.flag import Bell
 
@@ -198,13 +198,17 @@ class EventWriter(Generic[T]):
         """
         data = self._dumps(event)
         size = len(data) + EVENT_BYTES
-        if headers or size > MAX_EVENT_BYTES:
+        if headers is not None or size > MAX_EVENT_BYTES:
             self._write_group([data], routing_key, headers)
             return
         if self._unstored > MAX_UNSTORED_BYTES:
             self._wait_for_room()
         with self._lock:
-            lane = self._lane_of_key.get(routing_key) or self._find_lane(routing_key)
+            try:
+                lane = self._lane_of_key.get(routing_key) or self._find_lane(routing_key)
+            except TypeError:  # one that cannot be a key of a dict
+                check_key(routing_key, self.stream)
+                raise
             if routing_key:
                 size += len(routing_key)
             try:
@@ -226,6 +230,8 @@ class EventWriter(Generic[T]):
 
     def write_many(self, events: Iterable[T], routing_key: str | None = None, headers: Headers | None = None) -> None:
         """Write these events together: all are stored or none, with no other event between them."""
+        if type(events) is not list:
+            check_type(events, Iterable, "events")
         self._write_group([self._dumps(event) for event in events], routing_key, headers)
 
     def _write_group(self, events: Sequence[bytes], routing_key: str | None, headers: Headers | None) -> None:
@@ -234,7 +240,11 @@ class EventWriter(Generic[T]):
         if self._unstored > MAX_UNSTORED_BYTES:
             self._wait_for_room()
         with self._lock:
-            lane = self._lane_of_key.get(routing_key) or self._find_lane(routing_key)
+            try:
+                lane = self._lane_of_key.get(routing_key) or self._find_lane(routing_key)
+            except TypeError:  # one that cannot be a key of a dict
+                check_key(routing_key, self.stream)
+                raise
             count, before = len(lane.batch.events), lane.batch.size
             try:
                 for event in events:

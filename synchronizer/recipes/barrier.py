@@ -10,7 +10,7 @@ import os
 import socket
 from typing import Unpack
 
-from ..arguments import check_count
+from ..arguments import check_count, check_type
 from ..clock import Deadline
 from ..errors import (
     BrokenBarrierError,
@@ -47,6 +47,8 @@ class Barrier:
         threads: bool = True,
         **options: Unpack[SynchronizerOptions],
     ) -> None:
+        check_type(name, str, "name")
+        check_type(party, str, "party", or_none=True)
         check_count(parties, "parties")
         self.name = name
         self.parties = parties

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Final, Self, TypeVar, Unpack
 
+from ..arguments import check_type
 from ..background import BackgroundThread
 from ..callables import check_callable, check_returned
 from ..clock import Deadline
@@ -50,6 +51,8 @@ class LeaderElection:
         threads: bool = True,
         **options: Unpack[SynchronizerOptions],
     ) -> None:
+        check_type(name, str, "name")
+        check_type(candidate_id, str, "candidate_id")
         self.name = name
         self.candidate_id = candidate_id
         self.synchronizer = StateSynchronizer(

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Final, TypedDict
 
-from ..arguments import check_count, check_duration
+from ..arguments import check_count, check_duration, check_type
 from ..background import BackgroundThread, survive
 from ..callables import check_callable
 from ..clock import Clock, growing_pause
@@ -71,14 +71,15 @@ class EventProcessor(EventQueue):
         threads: bool = True,
     ) -> None:
         together = max_batch
-        for given in (handler, batch_handler):
+        for what, given in (("a handler", handler), ("a batch_handler", batch_handler)):
             if given is not None:
-                check_callable(given, "a handler", queue=name)
+                check_callable(given, what, queue=name)
         if handler is not None and batch_handler is None:
             batch_handler, together = _one_by_one(handler), 1
         elif handler is not None or batch_handler is None:
             raise InvalidArgumentError("give either a handler or a batch_handler", queue=name)
         check_count(max_batch, "max_batch")
+        check_type(retries, Retries, "retries", or_none=True)
         check_duration(consumer_timeout_seconds, "consumer_timeout_seconds", above_zero=True, finite=True)
         super().__init__(store, name, max_outstanding_bytes=max_outstanding_bytes, clock=clock, timeout=timeout)
         self._consumer = Consumer(

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Self, TypeVar
 
-from ..arguments import check_count, check_duration
-from ..clock import Clock, Deadline, SystemClock
+from ..arguments import check_count, check_duration, check_type
+from ..clock import Clock, Deadline, clock_or_system
 from ..errors import DeadlineExceededError, InvalidArgumentError
 from ..patience import Patience
 from ..state_synchronizer import NAME_PATTERN, NAME_RULE
@@ -46,6 +46,7 @@ class EventQueue:
         clock: Clock | None = None,
         timeout: float = 30.0,
     ) -> None:
+        check_type(store, SegmentStore, "store")
         if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
             raise InvalidArgumentError(NAME_RULE, name=name)
         check_count(max_outstanding_bytes, "max_outstanding_bytes")
@@ -53,7 +54,7 @@ class EventQueue:
         self.store = store
         self.name = name
         self.segment = f"queue/{name}"
-        self.clock: Clock = clock or SystemClock()
+        self.clock: Clock = clock_or_system(clock)
         self.timeout = timeout
         self._dead_letters = DeadLetters(store, f"dead-letters/{name}")
         self._room = Room(self.segment, max_outstanding_bytes, self.clock, self._look)
@@ -70,6 +71,8 @@ class EventQueue:
 
     def add_many(self, events: Iterable[bytes], *, timeout: float | None = None) -> None:
         """As `add`, for several that are handled one after the other, with no other one between. All or none."""
+        if type(events) is not list:
+            check_type(events, Iterable, "events")
         frames = []
         for event in events:
             if not isinstance(event, bytes):
@@ -123,6 +126,7 @@ class EventQueue:
 
     def forget_dead_letters(self, upto: DeadEvent) -> None:
         """Give up this event that was set aside, and those before it."""
+        check_type(upto, DeadEvent, "upto")
         self._patiently(lambda: self._dead_letters.forget(upto), None)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, NamedTuple, Self, Unpack
 
-from ..arguments import check_count
+from ..arguments import check_count, check_type
 from ..clock import Deadline
 from ..errors import ClosedError, DeadlineExceededError, InvalidArgumentError, LeaseLostError
 from ..state_synchronizer import StateSynchronizer
@@ -90,6 +90,8 @@ class Lock:
         threads: bool = True,
         **options: Unpack[SynchronizerOptions],
     ) -> None:
+        check_type(name, str, "name")
+        check_type(owner, str, "owner", or_none=True)
         self.name = name
         self.owner = owner or f"{socket.gethostname()}/{os.getpid()}"
         self.synchronizer = StateSynchronizer(

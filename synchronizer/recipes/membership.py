@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, Self, TypeVar, Unpack
 
+from ..arguments import check_type
 from ..callables import check_callable, check_returned
 from ..errors import ClosedError, DeadlineExceededError, ReaderGroupError
 from ..replica import AppliedUpdate
@@ -45,6 +46,8 @@ class Membership:
         threads: bool = True,
         **options: Unpack[SynchronizerOptions],
     ) -> None:
+        check_type(name, str, "name")
+        check_type(member_id, str, "member_id")
         self.name = name
         self.member_id = member_id
         self.synchronizer = StateSynchronizer(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import ClassVar, Generic, Self, TypedDict, TypeVar
 
+from ..arguments import check_type
 from ..callables import checked
 from ..clock import Clock
 from ..errors import InvalidArgumentError
@@ -62,6 +63,7 @@ class Shared(Generic[S]):
         updates: Iterable[type[Update[S]]],
         options: SynchronizerOptions,
     ) -> None:
+        check_type(name, str, "name")
         self.name = name
         self.synchronizer = StateSynchronizer(store, f"{self.kind}/{name}", initial=initial, updates=updates, **options)
 

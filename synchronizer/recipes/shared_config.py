@@ -9,6 +9,7 @@ from typing import Any, Final, Generic, Literal, TypeVar, Unpack
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from ..arguments import check_class, check_type
 from ..errors import InvalidArgumentError
 from ..replica import AppliedUpdate
 from ..revisioned import Revision
@@ -37,6 +38,7 @@ class SharedConfig(Shared[MapState], Generic[M]):
     kind = "config"
 
     def __init__(self, store: SegmentStore, name: str, model: type[M], **options: Unpack[SynchronizerOptions]) -> None:
+        check_class(model, BaseModel, "model")
         required = [field for field, info in model.model_fields.items() if info.is_required()]
         if required:
             raise InvalidArgumentError(
@@ -47,7 +49,8 @@ class SharedConfig(Shared[MapState], Generic[M]):
         self._model = model
         self._inputs = {field: _input_name(field, info) for field, info in model.model_fields.items()}
         self._fields: dict[str, ValueCodec[Any]] = {
-            field: ValueCodec(info.rebuild_annotation()) for field, info in model.model_fields.items()
+            field: ValueCodec(info.rebuild_annotation(), f"{field} of the model")
+            for field, info in model.model_fields.items()
         }
         super().__init__(store, name, MapState(), MAP_UPDATES, options)
 
@@ -65,6 +68,7 @@ class SharedConfig(Shared[MapState], Generic[M]):
 
     def update(self, fields: Mapping[str, Any] = _NOTHING, /, **more: Any) -> None:
         """Set all these fields in one step: nobody sees some of them without the others."""
+        check_type(fields, Mapping, "fields")
         puts = [self._put(field, value) for field, value in {**fields, **more}.items()]
         self.synchronizer.update_state(lambda state: self._valid(state, puts))
 
@@ -138,7 +142,7 @@ class SharedConfig(Shared[MapState], Generic[M]):
         return PutEntry(key=field, value=self._codec(field).encode(value, field=field))
 
     def _codec(self, field: str) -> ValueCodec[Any]:
-        codec = self._fields.get(field)
+        codec = self._fields.get(field) if isinstance(field, str) else None
         if codec is None:
             raise InvalidArgumentError("the model has no such field", model=self._model.__name__, field=field)
         return codec

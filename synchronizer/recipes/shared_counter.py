@@ -55,16 +55,18 @@ class SharedCounter(Shared[CounterState]):
 
     def add(self, amount: int = 1, *, timeout: float | None = None) -> int:
         """Add ``amount``, which may be negative; the value that this made. Two callers who add 1 never get the same."""
-        update = AddToCounter(amount=_checked(amount))
+        update = AddToCounter(amount=_checked(amount, "amount"))
         return self.synchronizer.update_state_unconditionally(update, timeout=timeout).value
 
     def put(self, value: int, *, timeout: float | None = None) -> None:
         """Set the value, whatever it is now."""
-        self.replace(value, timeout=timeout)
+        self.replace(_checked(value), timeout=timeout)
 
     def replace(self, new: int, expected: int | Literal[Any_.ANY] = ANY, *, timeout: float | None = None) -> bool:
         """Set the value if it is ``expected``; whether this call did it."""
-        update = SetCounter(value=_checked(new))
+        update = SetCounter(value=_checked(new, "new"))
+        if expected is not ANY:
+            _checked(expected, "expected")
 
         def decide(state: CounterState) -> tuple[Iterable[Update[CounterState]], bool]:
             return ([update], True) if expected in (ANY, state.value) else ([], False)
@@ -87,9 +89,9 @@ class SharedCounter(Shared[CounterState]):
         return self._on_update(listener, lambda state: state.value, tell)
 
 
-def _checked(value: object) -> int:
+def _checked(value: object, name: str = "value") -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidArgumentError("a counter counts in whole numbers", found=type(value).__name__)
+        raise InvalidArgumentError(f"a counter counts in whole numbers, and {name} is none", found=type(value).__name__)
     if abs(value) > _LARGEST:
         raise InvalidArgumentError("a counter has 64 bits", value=value)
     return value

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Final, Generic, Literal, TypeVar, Unpack, overload
 
+from ..arguments import check_type
 from ..errors import InvalidArgumentError
 from ..map import Map
 from ..replica import AppliedUpdate
@@ -74,7 +75,7 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
     def __init__(
         self, store: SegmentStore, name: str, value_type: type[V] | UnionType, **options: Unpack[SynchronizerOptions]
     ) -> None:
-        self._values: ValueCodec[V] = ValueCodec(value_type)
+        self._values: ValueCodec[V] = ValueCodec(value_type, "value_type")
         super().__init__(store, name, MapState(), MAP_UPDATES, options)
 
     # ------------------------------------------------------------------ reading the copy
@@ -197,6 +198,7 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
 
         With ``key`` it hears of that one alone.
         """
+        check_type(key, str, "key", or_none=True)
         wanted = key
 
         def tell(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Final, Generic, Self, TypeVar, Unpack
 
+from ..arguments import check_type
 from ..errors import InvalidArgumentError
 from ..map import Map
 from ..replica import AppliedUpdate
@@ -71,7 +72,7 @@ class SharedSet(Shared[SetState], MutableSet[T]):
     def __init__(
         self, store: SegmentStore, name: str, item_type: type[T] | UnionType, **options: Unpack[SynchronizerOptions]
     ) -> None:
-        self._values: ValueCodec[T] = ValueCodec(item_type)
+        self._values: ValueCodec[T] = ValueCodec(item_type, "item_type")
         super().__init__(store, name, SetState(), SET_UPDATES, options)
 
     # ------------------------------------------------------------------ reading the copy
@@ -128,6 +129,8 @@ class SharedSet(Shared[SetState], MutableSet[T]):
 
     def update(self, *others: Iterable[T], timeout: float | None = None) -> None:
         """Put all these items in, as one step: nobody sees some of them without the others."""
+        for other in others:
+            check_type(other, Iterable, "each of others")
         data = {self._encoded(item) for other in others for item in other}
         self._change(lambda items: [AddItem(item=item) for item in sorted(data - items.keys())], timeout)
 

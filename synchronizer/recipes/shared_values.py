@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
 
 import msgpack
-from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from ..errors import InvalidArgumentError
@@ -21,13 +21,18 @@ class ValueCodec(Generic[V]):
     was written without it.
     """
 
-    def __init__(self, value_type: Any) -> None:
+    def __init__(self, value_type: Any, name: str = "value_type") -> None:
+        """``name`` is what an error calls the type."""
+        if value_type is None or isinstance(value_type, str):  # which pydantic takes for types
+            raise InvalidArgumentError(f"{name} is a type, such as int", found=repr(value_type))
         bare = get_args(value_type)[0] if get_origin(value_type) is Annotated else value_type
         self._name = bare.__name__ if isinstance(bare, type) else str(bare)
         try:
             self._adapter: TypeAdapter[V] = TypeAdapter(value_type)
-        except PydanticSchemaGenerationError as error:
-            raise InvalidArgumentError("values of this type cannot be shared", type=self._name) from error
+        except Exception as error:  # pydantic has many for what is no type, and of a type it runs code
+            raise InvalidArgumentError(
+                f"{name} is no type whose values can be shared: {error}", type=self._name
+            ) from error
 
     def encode(self, value: V, **facts: object) -> bytes:
         """The bytes of ``value``, which come back equal. ``facts`` tell in an error what the value is for."""

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
+from ..arguments import check_type
 from ..boundary import unexpected
-from ..clock import Clock
+from ..clock import Clock, check_clock
 from ..errors import InvalidArgumentError, ReaderGroupError, UnsupportedError
 from ..store import SegmentStore
 
@@ -32,6 +33,8 @@ def open_store(url: str, *, clock: Clock | None = None, must_exist: bool = False
 
     With ``must_exist`` nothing is created: a store that is not there raises `NotFoundError`.
     """
+    check_type(url, str, "url")
+    check_clock(clock)
     scheme, separator, _ = url.partition("://")
     if not separator:
         # Not shown: it may hold a password all the same, as 'host=db password=...' does.

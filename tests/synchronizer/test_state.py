@@ -190,7 +190,7 @@ class TestUpdateClasses:
             def apply_to(self, state: Account, revision: Revision) -> Account:
                 return state
 
-        with pytest.raises(TypeError, match="has no tag"):
+        with pytest.raises(InvalidArgumentError, match="has no tag"):
             StateCodec(Account, (Untagged,))
 
     def test_two_of_one_tag_are_refused(self) -> None:
@@ -198,7 +198,7 @@ class TestUpdateClasses:
             def apply_to(self, state: Account, revision: Revision) -> Account:
                 return state
 
-        with pytest.raises(TypeError, match="two updates have the tag 'add'"):
+        with pytest.raises(InvalidArgumentError, match="two updates have the tag 'add'"):
             StateCodec(Account, (Add, Another))
         StateCodec(Account, (Add, Add))
 

@@ -176,6 +176,16 @@ class TestConditionalUpdates:
         one.update_state_unconditionally(Add(amount=5))
         assert two.update_state_unconditionally(Take(amount=5)).value == 0
 
+    def test_one_that_is_to_return_more_than_updates_and_does_not_is_told_so(self, store: FailingStore) -> None:
+        replica = opened(store)
+        answers: list[Any] = [[], [Add()], None, 5]
+        for found in answers:
+            with pytest.raises(InvalidArgumentError, match="returns a pair"):
+                replica.update_state_returning(lambda state, found=found: found)
+            with pytest.raises(InvalidArgumentError, match="returns a Proposal"):
+                replica.update_state_with_attributes(lambda state, found=found: found)
+        assert replica.state.value == 0
+
     def test_what_the_generator_raises_on_the_newest_state_reaches_the_caller(self, store: FailingStore) -> None:
         one, two = opened(store), opened(store)
         one.update_state_unconditionally(Add(amount=5))

@@ -271,7 +271,7 @@ class TestValues:
             prices["\ud800"] = 1  # half a character
 
     def test_types_that_nothing_is_known_of_are_refused(self, store: FailingStore) -> None:
-        with pytest.raises(InvalidArgumentError, match="cannot be shared"):
+        with pytest.raises(InvalidArgumentError, match="value_type is no type whose values can be shared"):
             SharedMap(store, "values", threading.Lock)  # type: ignore[arg-type]
 
     def test_a_model_may_get_a_field_while_the_release_before_is_running(self, store: FailingStore) -> None:
