@@ -84,7 +84,7 @@ test-lowest:
 	    --editable '.[nats,postgres,arrow]'
 	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python \
 	    cryptography greenlet hypothesis pytest pytest-timeout pytest-xdist
-	$(LOWEST)/bin/python -m pytest $(LOWEST_TESTS) --quiet -k 'not nats and not postgres'
+	$(LOWEST)/bin/python -m pytest $(LOWEST_TESTS) --quiet -k 'not nats and not postgres and not demo'
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
