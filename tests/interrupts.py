@@ -15,6 +15,7 @@ from __future__ import annotations
 import _thread
 import dis
 import gc
+import random
 import signal
 import sys
 import threading
@@ -39,16 +40,18 @@ class _Sending:
     __getitem__ = _thread.interrupt_main
 
 
-def interrupts(call: Callable[[], object], *, one_in: int = 1) -> Iterator[Interrupted]:
+def interrupts(call: Callable[[], object], *, one_in: int = 1, seed: object = 0) -> Iterator[Interrupted]:
     """Run ``call`` again and again, in the main thread, interrupted at another place each time.
 
     The caller looks after each run whether all is in order. It ends with a run that meets no new place. A place is
-    told apart by where the functions that lead to it were called. ``one_in`` leaves out all but every so many of them.
+    told apart by where the functions that lead to it were called. ``one_in`` leaves out all but every so many of them,
+    from one on that ``seed`` chooses, so that several calls of a test leave out different ones.
     """
     assert threading.current_thread() is threading.main_thread()
     met: set[_Place] = set()
+    first = random.Random(str(seed)).randrange(one_in)
     while True:
-        run = _Run(met, one_in)
+        run = _Run(met, one_in, first)
         error = run.begin(call)
         if run.place is None:
             assert error is None, f"it failed without an interrupt: {error!r}"
@@ -59,8 +62,9 @@ def interrupts(call: Callable[[], object], *, one_in: int = 1) -> Iterator[Inter
 
 
 class _Run:
-    def __init__(self, met: set[_Place], one_in: int) -> None:
+    def __init__(self, met: set[_Place], one_in: int, first: int) -> None:
         self._one_in = one_in
+        self._first = first
         self.place: _Place | None = None
         self.came = False
         self._met = met
@@ -96,7 +100,7 @@ class _Run:
             place = self._place_of(frame)
             if place not in self._met:
                 self._met.add(place)
-                if len(self._met) % self._one_in == 0:
+                if (len(self._met) + self._first) % self._one_in == 0:
                     self.place = place
                     self._sending[signal.SIGINT]
         return self._trace

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from itertools import chain, takewhile
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import psycopg
 
@@ -51,6 +52,7 @@ from .postgres_schema import Names
 from .waiting import Waiters
 
 _logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: Names are keys of an index, whose entries the server limits.
 _MAX_NAME_BYTES: Final = 2600
@@ -193,7 +195,8 @@ class PostgresStore(SegmentStore):
             server_side_copy=True,
             fair_lock=address.has_sessions,
         )
-        self._lock_sessions: deque[Connection] = deque()
+        # Beside those of the pool: the holder of a lock needs one of them while it holds it.
+        self._lock_connections = Connections(address, places=sys.maxsize, most_idle=_IDLE_LOCK_SESSIONS)
         self._listener: Listener | None = None
         self._waiters = Waiters(self._open_watch, self._changed, self._clock, expect=self._expect)
 
@@ -286,16 +289,7 @@ class PostgresStore(SegmentStore):
         for each in copies:
             _check_name(each.segment)
         self._check_open()
-        connection = self._connections.take()
-        try:
-            with _longer(connection, _COPY_SECONDS):
-                return self._copy(connection, copies)
-        except ReaderGroupError:
-            raise
-        except Exception as error:
-            raise translated(error, self.url) from error
-        finally:
-            self._connections.give_back(connection)
+        return self._connections.call(partial(self._copy_in_time, copies))
 
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
         contract.check_read_call(segment, offset, max_bytes)
@@ -348,17 +342,17 @@ class PostgresStore(SegmentStore):
         self._check_open()
         if not self.guarantees.fair_lock:
             return super().fair_lock(segment, timeout)
-        return self._in_turn(segment, timeout)
+        limit = min(timeout, self._address.statement_timeout)
+        return _FairLock(self._lock_connections, self._filled, segment, limit)
 
     def close(self) -> None:
         if os.getpid() != self._process_id:
             return
-        self._closed = True
+        self._closed = True  # what is interrupted from here on can be called again
         self._waiters.close()
         release_listener(self._address, self)
         self._connections.close()
-        while self._lock_sessions:
-            self._lock_sessions.pop().close()
+        self._lock_connections.close()
 
     # Statements
 
@@ -376,18 +370,18 @@ class PostgresStore(SegmentStore):
         With ``seconds`` it may take longer than other statements, and takes a few more round trips.
         """
         self._check_open()
-        connection = self._connections.take()
-        try:
-            if seconds is None:
-                return ask(connection, self._filled(statement), parameters)
-            with _longer(connection, seconds):
-                return ask(connection, self._filled(statement), parameters)
-        except ReaderGroupError:
-            raise
-        except Exception as error:
-            raise failure(error, connection, self.url, is_append=is_append) from error
-        finally:
-            self._connections.give_back(connection)
+
+        def call(connection: Connection) -> Sequence[tuple[Any, ...]]:
+            try:
+                if seconds is None:
+                    return ask(connection, self._filled(statement), parameters)
+                return _longer(connection, seconds, lambda: ask(connection, self._filled(statement), parameters))
+            except ReaderGroupError:
+                raise
+            except Exception as error:
+                raise failure(error, connection, self.url, is_append=is_append) from error
+
+        return self._connections.call(call)
 
     def _filled(self, statement: str) -> str:
         try:
@@ -425,6 +419,14 @@ class PostgresStore(SegmentStore):
         if source:
             contract.check_source(source, is_sealed=outcome != _SOURCE_NOT_SEALED)
         return _answer(segment, outcome, length, size, delta, names, present)
+
+    def _copy_in_time(self, copies: Sequence[SegmentCopy], connection: Connection) -> bool:
+        try:
+            return _longer(connection, _COPY_SECONDS, lambda: self._copy(connection, copies))
+        except ReaderGroupError:
+            raise
+        except Exception as error:
+            raise translated(error, self.url) from error
 
     def _copy(self, connection: Connection, copies: Sequence[SegmentCopy]) -> bool:
         """Within a transaction. No lock: what is before the end of a source stays as it is, or is gone for good."""
@@ -491,66 +493,13 @@ class PostgresStore(SegmentStore):
         if self._listener:
             self._listener.expect(names)
 
-    @contextmanager
-    def _in_turn(self, segment: str, timeout: float) -> Iterator[bool]:
-        with self._lock_session() as connection:
-            is_held = self._lock(connection, segment, timeout)
-            try:
-                yield is_held
-            finally:
-                if is_held:
-                    # A statement of its own: what was appended meanwhile is committed and seen by the next holder.
-                    try:
-                        connection.execute(self._filled("SELECT pg_advisory_unlock({fair_key})"), (segment,))
-                    except Exception:
-                        connection.close()  # the lock ends with its session
-
-    def _lock(self, connection: Connection, segment: str, timeout: float) -> bool:
-        try:
-            if timeout <= 0:
-                rows = connection.execute(self._filled("SELECT pg_try_advisory_lock({fair_key})"), (segment,))
-                return bool(rows.fetchall()[0][0])
-            seconds = min(timeout, self._address.statement_timeout)
-            connection.execute(f"SET lock_timeout = {max(1, int(seconds * 1000))}")
-            connection.execute(self._filled("SELECT pg_advisory_lock({fair_key})"), (segment,))
-        except psycopg.errors.LockNotAvailable:
-            return False
-        except BaseException as error:
-            connection.close()  # it may have got the lock a moment before
-            if isinstance(error, psycopg.errors.QueryCanceled):
-                return False
-            if isinstance(error, Exception):
-                raise translated(error, self.url) from error
-            raise
-        return True
-
-    @contextmanager
-    def _lock_session(self) -> Iterator[Connection]:
-        """A connection beside those of the pool: its holder needs one of them while it holds the lock."""
-        connection = self._idle_lock_session() or self._connections.connect()
-        try:
-            yield connection
-        finally:
-            if self._closed or len(self._lock_sessions) >= _IDLE_LOCK_SESSIONS or not connection.is_idle:
-                connection.close()
-            else:
-                self._lock_sessions.append(connection)
-
-    def _idle_lock_session(self) -> Connection | None:
-        while True:
-            try:
-                connection = self._lock_sessions.pop()
-            except IndexError:
-                return None
-            if not connection.is_stale:
-                return connection
-            connection.close()
-
     # Opening
 
     def _prepare(self, must_exist: bool) -> bool:
         """Make sure that the schema is a store of this release; return whether the server is durable."""
-        connection = self._connections.take()
+        return self._connections.call(partial(self._prepare_on, must_exist))
+
+    def _prepare_on(self, must_exist: bool, connection: Connection) -> bool:
         try:
             is_store, is_durable = self._inspect(connection)
             if not is_store and must_exist:
@@ -560,14 +509,12 @@ class PostgresStore(SegmentStore):
                     schema=self._address.schema,
                 )
             if not is_store or self._format(connection) < postgres_schema.FORMAT:
-                self._create_or_migrate(connection)
+                connection.in_transaction(partial(self._create_or_migrate, connection))
             self._format(connection)
         except ReaderGroupError:
             raise
         except Exception as error:
             raise translated(error, self.url) from error
-        finally:
-            self._connections.give_back(connection)
         return is_durable
 
     def _inspect(self, connection: Connection) -> tuple[bool, bool]:
@@ -605,17 +552,16 @@ class PostgresStore(SegmentStore):
         return int(row[0])
 
     def _create_or_migrate(self, connection: Connection) -> None:
-        """One process at a time; who comes second finds it done."""
-        with connection.transaction():
-            connection.execute(f"SELECT pg_advisory_xact_lock({self._names.creation_lock})")
-            is_store, _ = self._inspect(connection)
-            if is_store:
-                connection.execute(self._names.migration(self._format(connection)), prepare=False)
-                return
-            query = "SELECT FROM pg_namespace WHERE nspname = {channel}"
-            if not connection.execute(self._filled(query)).fetchall():
-                connection.execute(f"CREATE SCHEMA {self._names.schema}")
-            connection.execute(self._names.creation(), prepare=False)
+        """In a transaction. One process at a time; who comes second finds it done."""
+        connection.execute(f"SELECT pg_advisory_xact_lock({self._names.creation_lock})")
+        is_store, _ = self._inspect(connection)
+        if is_store:
+            connection.execute(self._names.migration(self._format(connection)), prepare=False)
+            return
+        query = "SELECT FROM pg_namespace WHERE nspname = {channel}"
+        if not connection.execute(self._filled(query)).fetchall():
+            connection.execute(f"CREATE SCHEMA {self._names.schema}")
+        connection.execute(self._names.creation(), prepare=False)
 
     def _check_open(self) -> None:
         contract.check_open(self._process_id, self._closed, self.url)
@@ -684,16 +630,78 @@ def _check_name(segment: str) -> None:
         raise InvalidArgumentError("the name is too long for an index of the server; shorten it", name=segment)
 
 
-@contextmanager
-def _longer(connection: Connection, seconds: float) -> Iterator[None]:
-    """A transaction whose statements may take ``seconds``."""
-    usual = connection.call_timeout
-    connection.call_timeout = seconds + usual
+def _longer(connection: Connection, seconds: float, work: Callable[[], T]) -> T:
+    """What ``work`` returns, in a transaction whose statements may take ``seconds``."""
+    usual, milliseconds = connection.call_timeout, int(seconds * 1000)
     try:
-        with connection.transaction():
-            connection.execute(f"SET LOCAL statement_timeout = {int(seconds * 1000)}")
-            connection.execute(f"SET LOCAL lock_timeout = {int(seconds * 1000)}")
-            connection.execute(f"SET LOCAL idle_in_transaction_session_timeout = {int(seconds * 1000)}")
-            yield
+        connection.call_timeout = seconds + usual
+        return connection.in_transaction(
+            work,
+            f"statement_timeout = {milliseconds}",
+            f"lock_timeout = {milliseconds}",
+            f"idle_in_transaction_session_timeout = {milliseconds}",
+        )
     finally:
         connection.call_timeout = usual
+
+
+class _FairLock(AbstractContextManager[bool]):
+    """A lock of a session of the server, which it ends with, while it is waited for and held.
+
+    It may be left twice, and before it was entered to the end: so whoever is interrupted lets go for certain.
+    """
+
+    def __init__(self, connections: Connections, filled: Callable[[str], str], segment: str, timeout: float) -> None:
+        self._connections = connections
+        self._filled = filled
+        self._segment = segment
+        self._timeout = timeout
+        self._loan = connections.loan()
+        #: One that has the lock, or may have got it a moment before.
+        self._locked: Connection | None = None
+
+    def __enter__(self) -> bool:
+        try:
+            connection = self._connections.take(self._loan)
+            self._locked = connection
+            if self._lock(connection):
+                return True
+            self._locked = None
+        except BaseException as error:
+            self._end()
+            if isinstance(error, Exception):
+                raise translated(error, self._connections.address.url) from error
+            raise
+        self._end()
+        return False
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._locked is not None:
+            # A statement of its own: what was appended meanwhile is committed and seen by the next holder.
+            with suppress(Exception):
+                self._locked.execute(self._filled("SELECT pg_advisory_unlock({fair_key})"), (self._segment,))
+                self._locked = None
+        self._end()
+
+    def _lock(self, connection: Connection) -> bool:
+        try:
+            if self._timeout <= 0:
+                rows = connection.execute(self._filled("SELECT pg_try_advisory_lock({fair_key})"), (self._segment,))
+                return bool(rows.fetchall()[0][0])
+            connection.execute(f"SET lock_timeout = {max(1, int(self._timeout * 1000))}")
+            connection.execute(self._filled("SELECT pg_advisory_lock({fair_key})"), (self._segment,))
+        except psycopg.errors.LockNotAvailable:
+            return False
+        except psycopg.errors.QueryCanceled:
+            connection.close()
+            return False
+        return True
+
+    def _end(self) -> None:
+        try:
+            if self._locked is not None:
+                self._locked.close()  # and with it the lock
+            self._connections.look_at(self._loan)
+        finally:
+            self._loan.end()
+            self._connections.go_on()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import queue
 import re
 import select
 import struct
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import islice
 from typing import Any, ClassVar, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -33,6 +34,7 @@ from ..errors import (
     StoreFullError,
     StoreUnavailableError,
 )
+from ..flag import Flag
 from .forking import own
 
 T = TypeVar("T")
@@ -55,6 +57,7 @@ _SECRETS: Final = frozenset({"password", "sslpassword", "oauth_client_secret"})
 #: How much longer than the server the client waits before it cuts the connection.
 _GRACE_SECONDS: Final = 5.0
 _MAX_IDLE_SECONDS: Final = 600.0
+_LOOK_SECONDS: Final = 0.25
 _BOOLEANS: Final = (b"\0", b"\1")
 _BIGINT: Final = struct.Struct("!q")
 # These waits are for a server, which no clock of a test can move.
@@ -235,6 +238,21 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             return super().wait(gen, *args, **kwargs)
         return super().wait(_bounded(gen, Deadline(_CLOCK, self.call_timeout)), *args, **kwargs)
 
+    def in_transaction(self, work: Callable[[], T], *settings: str) -> T:
+        """What ``work`` returns, in one transaction with these settings.
+
+        Not the driver's `transaction`: after an interrupt that counts wrongly, and the connection is of no more use.
+        """
+        try:
+            self.execute("; ".join(("BEGIN", *(f"SET LOCAL {each}" for each in settings))), prepare=False)
+            result = work()
+            self.execute("COMMIT", prepare=False)
+            return result
+        except Exception:
+            with suppress(psycopg.Error):
+                self.execute("ROLLBACK", prepare=False)
+            raise
+
     @property
     def is_idle(self) -> bool:
         """Whether it is open and in no transaction."""
@@ -273,6 +291,20 @@ def _bounded(gen: PQGen[T], deadline: Deadline) -> PQGen[T]:
         return end.value  # type: ignore[no-any-return]
 
 
+class Loan:
+    """A connection of a pool in the hands of one thread, and its place among those that may be.
+
+    An interrupt may come at any point of a function of Python, also at its beginning. So ``end`` is none: it is a call
+    in C, and once it was called the connection is idle and the place free. Calling it again changes nothing.
+    """
+
+    __slots__ = ("end", "has_place")
+
+    def __init__(self, loans: dict[Loan, Connection | None], idle: deque[Connection]) -> None:
+        self.has_place: Flag | None = None  # where it has to be waited for
+        self.end: Final = partial(idle.extend, filter(None, map(loans.pop, (self,), (None,))))
+
+
 class Connections:
     """Connections that the threads of one store share. Each is used by one thread at a time.
 
@@ -281,45 +313,89 @@ class Connections:
     it failed. It needs no threads either.
     """
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Address, *, places: int | None = None, most_idle: int | None = None) -> None:
+        """``places`` limits the loans, by default as the address says; ``most_idle`` the idle connections."""
         self.address = address
+        self._places = address.pool_size if places is None else places
+        self._most_idle = self._places if most_idle is None else most_idle
         self._idle: deque[Connection] = deque()
         self._closed = False
-        # A semaphore; the standard library's one takes ten times as long.
-        self._free_places: queue.SimpleQueue[None] = queue.SimpleQueue()
-        for _ in range(address.pool_size):
-            self._free_places.put(None)
+        #: In the order of their coming: the first have the places. And the connection of each, once it has one.
+        self._loans: dict[Loan, Connection | None] = {}
 
-    def take(self) -> Connection:
-        """A connection outside any transaction. `give_back` it, whatever happens."""
+    def call(self, work: Callable[[Connection], T]) -> T:
+        """What ``work`` returns, which it is given a connection for that is in no transaction."""
+        loan = self.loan()
         try:
-            self._free_places.get(timeout=self.address.statement_timeout + _GRACE_SECONDS)
-        except queue.Empty:
-            raise StoreUnavailableError(
-                "all connections of this store are in use; raise 'pool_size' in the address",
-                url=self.address.url,
-                pool_size=self.address.pool_size,
-            ) from None
-        try:
-            return self._idle_one() or self.connect()
-        except BaseException:
-            self._free_places.put(None)
-            raise
+            return work(self.take(loan))
+        finally:
+            try:
+                self.look_at(loan)
+            finally:
+                loan.end()
+                self.go_on()
 
-    def give_back(self, connection: Connection) -> None:
-        """Never raises: the answer of the call is there, whatever becomes of the connection."""
-        try:
-            if self._closed or not connection.is_idle:
+    def loan(self) -> Loan:
+        """For one connection: `take` it, and whatever happens `look_at` it, `end` the loan, and let others `go_on`."""
+        return Loan(self._loans, self._idle)
+
+    def take(self, loan: Loan) -> Connection:
+        """A connection outside any transaction, in the ``try`` whose ``finally`` ends the loan."""
+        self._loans[loan] = None
+        if len(self._loans) > self._places:
+            self._wait_for_place(loan)
+        with suppress(IndexError):  # none is idle
+            while True:
+                # In C from the deque to the dictionary, so that no interrupt comes between and loses one.
+                self._loans.update(zip((loan,), iter(self._idle.pop, None), strict=False))
+                connection = self._loans[loan]
+                assert connection is not None
+                if connection.is_idle and not connection.is_stale:
+                    connection.has_sent = False
+                    return connection
                 connection.close()
+        connection = self._loans[loan] = self.connect()
+        return connection
+
+    def look_at(self, loan: Loan) -> None:
+        """Close what cannot be used again. Never raises: the answer of the call is there."""
+        try:
+            connection = self._loans.get(loan)
+            if connection is None:
+                return
+            if self._closed or not connection.is_idle or len(self._idle) >= self._most_idle:
+                connection.close()
+                self._loans[loan] = None
             else:
-                connection.has_sent = False
                 connection.idle_since = _CLOCK.monotonic()
-                self._idle.append(connection)
                 self._close_unused(connection.idle_since)
         except Exception as error:
             survive(error, f"the connections to {self.address.url}")
-        finally:
-            self._free_places.put(None)
+
+    def _wait_for_place(self, loan: Loan) -> None:
+        deadline = Deadline(_CLOCK, self.address.statement_timeout + _GRACE_SECONDS)
+        loan.has_place = Flag()
+        while not self._has_place(loan):
+            if deadline.passed:
+                raise StoreUnavailableError(
+                    "all connections of this store are in use; raise 'pool_size' in the address",
+                    url=self.address.url,
+                    pool_size=self.address.pool_size,
+                )
+            # A thread that was interrupted when its loan had ended has told nobody.
+            _CLOCK.wait(loan.has_place, deadline.remaining(_LOOK_SECONDS))
+
+    def _has_place(self, loan: Loan) -> bool:
+        return loan in islice(self._loans, self._places)
+
+    def go_on(self) -> None:
+        """Wake those who got a place because a loan has ended. After `close` it was the last use of its connection."""
+        if len(self._loans) >= self._places:
+            for loan in list(islice(self._loans, self._places)):
+                if loan.has_place is not None:
+                    loan.has_place.set()
+        if self._closed:
+            self.close()
 
     def connect(self) -> Connection:
         """A new connection, told what it has to know."""
@@ -334,8 +410,8 @@ class Connections:
             ) from None
         except Exception as error:
             raise unexpected(error, self.address.url) from error
-        own(connection)
         try:
+            own(connection)
             connection.call_timeout = self.address.statement_timeout + _GRACE_SECONDS
             if self.address.has_sessions:
                 connection.execute("; ".join(self._settings()))
@@ -349,8 +425,10 @@ class Connections:
 
     def close(self) -> None:
         self._closed = True
-        while self._idle:
-            self._idle.pop().close()
+        for connection in list(self._idle):
+            connection.close()  # an idle one still: if this is interrupted, it is found again
+            with suppress(ValueError):  # a call has taken it, and sees that it is closed
+                self._idle.remove(connection)
 
     def _settings(self) -> Sequence[str]:
         milliseconds = max(1, int(self.address.statement_timeout * 1000))
@@ -365,16 +443,6 @@ class Connections:
             "SET enable_seqscan = off",
             "SET jit = off",
         )
-
-    def _idle_one(self) -> Connection | None:
-        while True:
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                return None
-            if not connection.is_stale:
-                return connection
-            connection.close()
 
     def _close_unused(self, now: float) -> None:
         with suppress(IndexError):

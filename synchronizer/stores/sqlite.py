@@ -347,8 +347,8 @@ class SqliteStore(SegmentStore):
         failure = self._try_to_commit(batch, [step], connection)
         if failure and failure.is_full:
             self._log.make_room(self._writer)
-            with self._log.at_the_cost_of_the_reserve(self._writer, essential=step.essential):
-                last = self._try_to_commit(batch, [step], connection)
+            commit = partial(self._try_to_commit, batch, [step], connection)
+            last = self._log.at_the_cost_of_the_reserve(self._writer, commit, essential=step.essential)
             if last is None or last.may_be_stored:
                 return last
         return failure

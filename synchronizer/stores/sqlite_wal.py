@@ -23,8 +23,7 @@ import os
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from io import FileIO
 from typing import Final, TypeVar
 
@@ -182,17 +181,18 @@ class WriteAheadLog:
         """Count a commit of so many bytes."""
         self._since_checkpoint += data_bytes + _COMMIT_OVERHEAD_PAGES * self._page_bytes
 
-    @contextmanager
-    def at_the_cost_of_the_reserve(self, connection: sqlite3.Connection, *, essential: bool) -> Iterator[None]:
-        """Inside, one commit is possible on a full disk, after `make_room`."""
+    def at_the_cost_of_the_reserve(
+        self, connection: sqlite3.Connection, commit: Callable[[], T], *, essential: bool
+    ) -> T:
+        """What ``commit`` returns, which can commit once on a full disk, after `make_room`."""
         size = self._reserve.size
         kept = max(size // 2, self._owed) if essential else self._owed
         # Never down to nothing: what makes the file no larger needs room in the log for ever.
         limit = min(kept - self._owed, size - _LEAST_RESERVE_BYTES // 2) if essential else 0
-        self._owed_before, self._growth_limit = self._owed, max(0, limit)
-        self._reserve.shrink(kept)
         try:
-            yield
+            self._owed_before, self._growth_limit = self._owed, max(0, limit)
+            self._reserve.shrink(kept)
+            return commit()
         finally:
             self._growth_limit = None
             # The log keeps its room: the next commit of this size needs no other.
