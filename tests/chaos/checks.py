@@ -104,14 +104,16 @@ def _reads_on(assignment: Assignment, process: str, evidence: Evidence, deliveri
 def commits_are_of_what_was_processed(evidence: Evidence) -> Violations:
     """The group went on where the reader before had processed everything; who gave a segment up, repeats nothing."""
     read = _by_assignment(evidence)
+    in_hand = {each for diary in evidence.diaries.values() for each in diary.in_hand}
     for key, assignment in assignments(evidence.log).items():
         if assignment.end is None:
             continue
         if assignment.end < assignment.start:
             yield f"S1 {key} went back from {assignment.start} to {assignment.end}: {assignment.ended_by}"
-        delivered = {
-            each.offset for each in chain.from_iterable(read.get(key, {}).values()) if each.at <= assignment.ended_at
-        }
+        deliveries = [
+            each for each in chain.from_iterable(read.get(key, {}).values()) if each.at <= assignment.ended_at
+        ]
+        delivered = {each.offset for each in deliveries}
         offsets = _offsets_from(evidence.stored.get(assignment.segment, ()), assignment.start)
         skipped = [offset for offset in offsets if offset < assignment.end and offset not in delivered]
         if skipped:
@@ -119,7 +121,7 @@ def commits_are_of_what_was_processed(evidence: Evidence) -> Violations:
                 f"S2 {assignment.reader} left {assignment.segment} at {assignment.end}, and {len(skipped)} events from "
                 f"{skipped[0]} on were not handed to it: {assignment.ended_by}"
             )
-        repeated = [offset for offset in sorted(delivered) if offset >= assignment.end]
+        repeated = sorted({each.offset for each in deliveries if each not in in_hand and each.offset >= assignment.end})
         if assignment.given_up and repeated:
             yield (
                 f"S3 {assignment.reader} gave {assignment.segment} up at {assignment.end}, and had been handed "

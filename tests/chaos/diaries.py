@@ -82,6 +82,8 @@ class Diary:
     incarnations: set[int] = field(default_factory=set)
     #: How often a reader joined once more, because it was not told whether it had, or was interrupted.
     joins_again: int = 0
+    #: The last delivery before each interrupt: the reader may not have heard that it was processed.
+    in_hand: list[Delivery] = field(default_factory=list)
     stalls: list[Interval] = field(default_factory=list)
     #: How often it did what the plan has beside its work.
     beside: Counter[str] = field(default_factory=Counter)
@@ -114,8 +116,11 @@ class Diary:
                     self.joined_at = row["at"]
                 if row["incarnation"] is not None:
                     self.incarnations.add(row["incarnation"])
-            case "joins again" | "interrupted":
+            case "joins again":
                 self.joins_again += 1
+            case "interrupted":
+                self.joins_again += 1
+                self.in_hand += self.deliveries[-1:]
             case "stall":
                 self.stalls.append(Interval(row["since"], row["at"]))
             case "beside":

@@ -296,6 +296,15 @@ def test_what_a_killed_reader_had_not_committed_may_be_repeated() -> None:
     assert violations(Run(position=10).evidence) == []
 
 
+def test_the_event_that_an_interrupted_reader_had_in_hand_may_be_repeated() -> None:
+    run = repeated_after_leaving()
+    (repeated,) = [each for each in run.diary("one").deliveries if each.offset == 20]
+    run.diary("one").in_hand = [repeated]
+    assert violations(run.evidence) == []
+    run.diary("one").in_hand = [repeated._replace(offset=10)]
+    assert violations(run.evidence)
+
+
 def test_a_reader_that_was_paused_may_hand_out_the_event_that_it_held() -> None:
     run = Run()
     run.deliver("one", 6.0, 3, token=run.first_token)
