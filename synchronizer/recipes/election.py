@@ -85,6 +85,15 @@ class LeaderElection:
         `on_elected` is called in time. Campaigning while being a candidate changes nothing.
         """
         deadline = Deadline(self._clock, timeout)
+        was_candidate = self._seat.wanted and self._seat.taken
+        try:
+            return self._campaign(deadline, wait, timeout)
+        except BaseException as error:
+            if not isinstance(error, Exception) and not was_candidate:  # an interrupt
+                self._seat.give_up_or_warn()
+            raise
+
+    def _campaign(self, deadline: Deadline, wait: bool, timeout: float | None) -> bool:
         with self._lock:
             self._check_open()
             if not self._seat.wanted or not self._seat.taken:
@@ -189,9 +198,7 @@ class LeaderElection:
 
     def close(self) -> None:
         """Resign and end the threads. Twice is no error. Where the store is away, the lease runs out."""
-        if self._closed:
-            return
-        self._closed = True
+        self._closed = True  # what is interrupted from here on can be called again
         self._seat.give_up_or_warn()
         telling = self._telling
         if telling is not None and telling is not threading.current_thread():

@@ -52,7 +52,11 @@ class HeldLock:
 
     def release(self) -> None:
         """Let the next one have the lock at once. Twice is no error. Where the store is away, the lease runs out."""
-        self._lock._release(self._seat)
+        try:
+            self._lock._release(self._seat)
+        except BaseException:  # interrupted: others would wait for the lease
+            self._lock._release(self._seat)
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -129,14 +133,14 @@ class Lock:
         seat = self._seats.add(self.owner)
         try:
             found = self._wait_in_line(seat, deadline)
+            self._holding[seat] = threading.get_ident()
+            return HeldLock(self, seat, found.incarnation)
         except DeadlineExceededError:
-            self._linger(seat)
+            self._linger_or_give_up(seat)
             raise
         except BaseException:
-            self._seats.give_up(seat)
+            self._release(seat)
             raise
-        self._holding[seat] = threading.get_ident()
-        return HeldLock(self, seat, found.incarnation)
 
     def holders(self, *, timeout: float | None = None) -> Sequence[str]:
         """The owners of who holds it in the newest state."""
@@ -176,6 +180,13 @@ class Lock:
         self._seats.give_up(seat)
 
     # ------------------------------------------------------------------ holders that are dead
+
+    def _linger_or_give_up(self, seat: Seat) -> None:
+        try:
+            self._linger(seat)
+        except BaseException:  # interrupted
+            self._seats.give_up(seat)
+            raise
 
     def _linger(self, seat: Seat) -> None:
         """Give the seat up; but whoever waits for less than it takes to see that the holder is dead sees it later.

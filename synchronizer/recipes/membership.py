@@ -64,13 +64,19 @@ class Membership:
 
     def join(self, *, timeout: float | None = None) -> None:
         """Be a member. Another of the same id is one no longer. Joining twice changes nothing."""
-        with self._lock:
-            self._check_open()
-            if not self._seat.wanted or not self._seat.taken:
-                self._seat.take(namesake="goes", timeout=timeout)
-            if self._closed:  # by another thread, which did not wait for this
-                self._seat.give_up_or_warn()
+        was_member = self._seat.wanted and self._seat.taken
+        try:
+            with self._lock:
                 self._check_open()
+                if not self._seat.wanted or not self._seat.taken:
+                    self._seat.take(namesake="goes", timeout=timeout)
+                if self._closed:  # by another thread, which did not wait for this
+                    self._seat.give_up_or_warn()
+                    self._check_open()
+        except BaseException as error:
+            if not isinstance(error, Exception) and not was_member:  # an interrupt
+                self._seat.give_up_or_warn()
+            raise
 
     def leave(self, *, timeout: float | None = None) -> None:
         """Be a member no longer. Where the store does not answer in time, the error is raised; the lease runs out.
@@ -149,9 +155,7 @@ class Membership:
 
     def close(self) -> None:
         """Leave, and end the threads. Twice is no error. Where the store is away, the lease runs out."""
-        if self._closed:
-            return
-        self._closed = True
+        self._closed = True  # what is interrupted from here on can be called again
         self._seat.give_up_or_warn()
         self.synchronizer.close()
 

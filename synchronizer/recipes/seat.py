@@ -83,6 +83,7 @@ class Seat:
         self._lock = threading.Lock()
         self._lease: Lease | None = None  # of the present stay
         self._left_behind = set() if left_behind is None else left_behind
+        self._leaving: set[str] = set()  # the leases of stays that are over here, until the others have seen it
         self._deaths = DeathWatch(self._clock)
         self._holders: tuple[tuple[Member, ...], Mapping[str, Member]] = ((), {})  # of the members seen last
         self._complaints: dict[str, str] = {}  # what was logged last, of each part of the work that fails
@@ -140,8 +141,10 @@ class Seat:
         self.wanted = True
         try:
             return self.take_again(namesake=namesake, timeout=timeout)
-        except BaseException:
+        except BaseException as error:
             self.wanted = False
+            if not isinstance(error, Exception):  # an interrupt: whoever called does not know what it got
+                self.give_up_or_warn()
             raise
 
     def take_again(self, *, namesake: Namesake = "stays", timeout: float | None = None) -> bool:
@@ -150,7 +153,7 @@ class Seat:
             return False
         synchronizer = self._synchronizer
         lease = Lease(synchronizer.store, synchronizer.segment, secrets.token_hex(8), self._clock)
-        left_behind = {*self._left_behind}
+        left_behind = {*self._left_behind, *self._leaving}
 
         def join(state: Members) -> Proposal[Members, bool]:
             own = [each for each in state.members if each.lease in left_behind]
@@ -175,17 +178,20 @@ class Seat:
             if not synchronizer.update_state_with_attributes(join, timeout=timeout):
                 self.wanted = False
                 return False
-        except OutcomeUnknownError:
-            self._left_behind.add(lease.name)
-            raise
-        self._left_behind -= left_behind  # what was on its way cannot arrive any more
-        self._complaints.clear()
-        lease.begin(sent_at, synchronizer.state.timeout_seconds)
-        with self._lock:
-            if self.wanted:
-                self._lease = lease
-            else:
+            self._left_behind -= left_behind  # what was on its way cannot arrive any more
+            self._leaving -= left_behind
+            self._complaints.clear()
+            lease.begin(sent_at, synchronizer.state.timeout_seconds)
+            with self._lock:
+                if self.wanted:
+                    self._lease = lease
+                else:
+                    self._left_behind.add(lease.name)
+        except BaseException as error:
+            is_unknown = isinstance(error, OutcomeUnknownError) or not isinstance(error, Exception)
+            if is_unknown and self._lease is not lease:
                 self._left_behind.add(lease.name)
+            raise
         if not self.wanted:
             self.give_up_or_warn()
             return False
@@ -236,13 +242,12 @@ class Seat:
         """Hold the seat no longer; the leases that are left of it."""
         with self._lock:
             self.wanted = False
-            lease, self._lease = self._lease, None
-            leases = {*self._left_behind}
+            if self._lease is not None and not self._lease.lost:
+                self._leaving.add(self._lease.name)  # first: what is interrupted can be called again
+            self._lease = None
         self._wake.set()
         self.tell()
-        if lease is not None and not lease.lost:
-            leases.add(lease.name)
-        return leases
+        return {*self._left_behind, *self._leaving}
 
     def _leave(self, leases: Collection[str], timeout: float | None) -> Sequence[Member]:
         def leave(state: Members) -> Proposal[Members, Sequence[Member]]:
@@ -254,11 +259,13 @@ class Seat:
         try:
             gone = self._synchronizer.update_state_with_attributes(leave, timeout=timeout)
         except NotFoundError:  # the state was deleted, and the members with it
+            self._leaving.difference_update(leases)
             return ()
         except ReaderGroupError:
             self._left_behind.update(leases)
             raise
         self._left_behind.difference_update(each.lease for each in gone)
+        self._leaving.difference_update(leases)
         return gone
 
     def wait_until(self, condition: Callable[[], bool], deadline: Deadline) -> bool:
