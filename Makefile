@@ -10,7 +10,7 @@ PYTHON ?= python3
 VENV ?= .venv
 INPUT ?=
 TESTS ?= tests
-WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 8 ? n + 1 : 8)))
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 7 ? n + 2 : 8)))
 STORES ?= all
 SEEDS ?= 2000
 SCHEDULES ?= 100
@@ -53,7 +53,7 @@ demo: $(VENV)/.installed-demo
 demo-spark: $(VENV)/.installed-spark java
 	@$(BIN)/readergroup demo --spark $(if $(INPUT),"$$INPUT")
 
-# Most tests wait rather than compute: one more at a time than there are cores. WORKERS=0 runs them one by one.
+# Most tests wait rather than compute: two more at a time than there are cores. WORKERS=0 runs them one by one.
 # Those of Spark come after the others: they share one session, which takes all cores.
 test: $(VENV)/.installed-dev java
 	$(BIN)/pytest $(TESTS) --quiet --numprocesses $(WORKERS) --dist worksteal

@@ -85,6 +85,7 @@ class GroupDriver:
 
     def join(self, reader: DrivenReader) -> None:
         """Work for the reader from now on."""
+        self.is_cut_off = False  # the store has just let the reader in, whatever it did when it was asked before
         with self._lock:
             self._readers[reader.reader_id] = reader
             try:

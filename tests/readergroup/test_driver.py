@@ -62,6 +62,14 @@ def test_a_reader_that_is_left_open_and_forgotten_lets_the_threads_end(world: Wo
         until(lambda: threads() == set(), "the threads end")
 
 
+def test_a_reader_that_was_just_let_in_leaves_at_once_whatever_the_store_did_before(world: World) -> None:
+    with world.in_real_time() as (_, client):
+        group = client.groups.get("billing")
+        group._driver.is_cut_off = True  # as after a renewal in a life of the group that is over
+        group.reader("r1").close()
+        assert "r1" not in group.state.readers
+
+
 def test_a_call_that_takes_long_delays_no_renewal(world: World) -> None:
     """A scale that takes its time, a store that is slow to read: the leases are renewed meanwhile."""
     world.group.configure(reader_timeout_seconds=1.5)

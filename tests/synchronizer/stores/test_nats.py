@@ -598,7 +598,7 @@ def test_closing_leaves_no_thread_and_no_connection() -> None:
         assert sum(thread.name == "nats-event-loop" for thread in threading.enumerate()) == 1
         for store in stores:
             store.close()
-        assert not [thread for thread in threading.enumerate() if thread.name == "nats-event-loop"]
+        _until(lambda: not [thread for thread in threading.enumerate() if thread.name == "nats-event-loop"])
         _until(lambda: server.monitoring("connz")["num_connections"] == 0)
         with pytest.raises(ClosedError):
             stores[0].info("s")
