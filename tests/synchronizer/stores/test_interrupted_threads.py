@@ -12,8 +12,6 @@ from synchronizer.stores import open_store
 from tests.interrupts import interrupts
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores("sqlite", "postgresql", "nats")
-
 
 @pytest.fixture
 def opened(store_url: str) -> Iterator[Callable[[], SegmentStore]]:
@@ -33,6 +31,7 @@ def wait(store: SegmentStore) -> None:
     assert not store.wait({"s": 4}, 0.001)
 
 
+@pytest.mark.stores("sqlite", "postgresql", "nats")
 def test_an_interrupted_wait_leaves_no_thread(opened: Callable[[], SegmentStore]) -> None:
     store = opened()
     before = threads()
@@ -45,7 +44,7 @@ def test_an_interrupted_wait_leaves_no_thread(opened: Callable[[], SegmentStore]
     store.close()
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # it was interrupted before it was handed over
+@pytest.mark.stores("sqlite", "postgresql")
 def test_an_interrupted_close_is_made_again_and_leaves_no_thread(opened: Callable[[], SegmentStore]) -> None:
     store = opened()
     before = threads()
