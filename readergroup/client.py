@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import UnionType
-from typing import Any, Final, Protocol, Self, TypeVar, Unpack, overload
+from typing import Any, Final, Self, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
@@ -44,7 +44,7 @@ from synchronizer.clock import clock_or_system
 
 from .batch.client import BatchClient
 from .group import ReaderGroupManager
-from .streams.manager import StreamManager
+from .streams.manager import Closable, StreamManager
 from .streams.serializers import Serializer, serializer_or_bytes
 from .streams.writer import EventWriter
 
@@ -53,11 +53,7 @@ S = TypeVar("S", bound=State)
 T = TypeVar("T")
 
 
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-C = TypeVar("C", bound=_Closable)
+C = TypeVar("C", bound=Closable)
 
 DEFAULT_TIMEOUT_SECONDS: Final = 30.0
 
@@ -120,7 +116,7 @@ class Client:
         self.batch = BatchClient(self.streams)
         self._address: str | None = None  # of a store that this client opened, and closes
         # Held weakly: a writer that is closed is to be forgotten. One that is open is held by its thread.
-        self._opened: WeakValueDictionary[int, _Closable] = WeakValueDictionary()
+        self._opened: WeakValueDictionary[int, Closable] = WeakValueDictionary()
         # Those that are held or waited for.
         self._locks: WeakValueDictionary[tuple[type[Lock], str], Lock] = WeakValueDictionary()
         self._guard = threading.Lock()

@@ -27,7 +27,7 @@ Verb = Callable[..., Any]
 def guard(verbs: Mapping[str, Verb], unknown: Callable[[BaseException], object]) -> dict[str, Verb]:
     """The same verbs of a backend behind the boundary; what is not a verb is left out."""
     guarded = {name: _GUARDS[name](verb) for name, verb in verbs.items() if name in _GUARDS}
-    return guarded | {name: _appending(verb, unknown) for name, verb in verbs.items() if name in _APPENDING}
+    return guarded | {name: _guarded(verb, unknown) for name, verb in verbs.items() if name in _APPENDING}
 
 
 def unexpected(error: Exception, url: str) -> ReaderGroupError:
@@ -45,7 +45,9 @@ def unexpected(error: Exception, url: str) -> ReaderGroupError:
     return translated
 
 
-def _appending(verb: Verb, unknown: Callable[[BaseException], object]) -> Verb:
+def _guarded(verb: Verb, unknown: Callable[[BaseException], object] | None = None) -> Verb:
+    """The verb with its unexpected errors translated, and raised, or returned as what ``unknown`` makes of them."""
+
     @wraps(verb)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -55,28 +57,16 @@ def _appending(verb: Verb, unknown: Callable[[BaseException], object]) -> Verb:
         except Exception as error:
             if _is_wrong_call(error):
                 raise
-            return unknown(unexpected(error, _url_of(self)))
-
-    return call
-
-
-def _repeatable(verb: Verb) -> Verb:
-    @wraps(verb)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return verb(self, *args, **kwargs)
-        except ReaderGroupError:
-            raise
-        except Exception as error:
-            if _is_wrong_call(error):
-                raise
-            raise unexpected(error, _url_of(self)) from error
+            translated = unexpected(error, _url_of(self))
+            if unknown is None:
+                raise translated from error
+            return unknown(translated)
 
     return call
 
 
 def _listing(verb: Verb) -> Verb:
-    ask = _repeatable(verb)
+    ask = _guarded(verb)
 
     @wraps(verb)
     def call(self: Any, *args: Any, **kwargs: Any) -> Iterator[str]:
@@ -99,7 +89,7 @@ def _guarded_names(names: Iterator[str], url: str) -> Iterator[str]:
 
 
 def _locking(verb: Verb) -> Verb:
-    ask = _repeatable(verb)
+    ask = _guarded(verb)
 
     @wraps(verb)
     def call(self: Any, *args: Any, **kwargs: Any) -> AbstractContextManager[bool]:
@@ -162,7 +152,7 @@ _GUARDS: Final[dict[str, Callable[[Verb], Verb]]] = {
             "copy_segments",
             "close",
         ),
-        _repeatable,
+        _guarded,
     ),
     "list": _listing,
     "fair_lock": _locking,

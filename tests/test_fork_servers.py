@@ -70,7 +70,7 @@ def test_gunicorn(folder: Path, shared_store_url: str) -> None:
     address = str(folder / "socket")
     command = ["gunicorn", "--config", "gunicorn_conf.py", "--workers", "2", "--bind", f"unix:{address}", "web:app"]
     with running(folder, command, {"READERGROUP_URL": shared_store_url}) as process:
-        until(lambda: os.path.exists(address) or process.poll() is not None)
+        until(lambda: listens(address) or process.poll() is not None)
         orders = [f"/{number}" for number in range(20)]
         assert [ask(address, order) for order in orders[:10]] == [200] * 10
         process.send_signal(signal.SIGHUP)  # new workers, forked by the same process
@@ -99,6 +99,11 @@ def test_celery(folder: Path, shared_store_url: str) -> None:
     command = ["celery", "--app", "tasks", "worker", "--concurrency", "2", "--loglevel", "WARNING"]
     with running(folder, command, environment):
         assert read(shared_store_url, 20) == {order.encode() for order in orders}
+
+
+def listens(address: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        return connection.connect_ex(address) == 0
 
 
 def ask(address: str, path: str) -> int:

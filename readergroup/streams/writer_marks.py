@@ -1,9 +1,9 @@
 """The marks of writers: an attribute on each segment that tells what a writer has stored there last.
 
 By its mark an append of which the answer was lost is known, and one that arrives a second time is refused. A writer
-that is closed takes its marks away; one that was killed cannot. So a mark has a time, and every so many writers one
-removes those that have stood for `WRITER_RETENTION_SECONDS`. A writer that was only silent for so long begins a new
-mark with its next append.
+that is closed removes its marks; one that was killed cannot. So a mark has a time, and one writer of `SWEEP_EVERY`
+removes those older than `WRITER_RETENTION_SECONDS` when it begins. A writer that was only silent for that long makes a
+new mark with its next append.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from synchronizer import MAX_ATTRIBUTE_CHANGES, AttributeChange, ReaderGroupErro
 
 #: How long it is kept what a writer has stored, on segments that have been truncated too.
 WRITER_RETENTION_SECONDS: Final = 24 * 3600.0
-#: One of so many writers looks for marks to remove, so there are about as many of them, besides those of a day.
+#: One of this many writers removes old marks. On average as many old ones wait for it.
 SWEEP_EVERY = 32
-#: So many are removed at a time; the next one goes on.
+#: The most that one writer removes from a segment; the next one goes on.
 _MOST_REMOVED: Final = 20 * MAX_ATTRIBUTE_CHANGES
 
 _PREFIX: Final = "writer/"
@@ -34,7 +34,7 @@ def encode(last_number: int, now: float) -> bytes:
 
 
 def is_to_sweep(writer_id: bytes) -> bool:
-    """Whether it is this writer, of so many."""
+    """Whether the writer of this id is one of those that remove old marks."""
     return writer_id[0] % SWEEP_EVERY == 0
 
 

@@ -74,7 +74,8 @@ class Barrier:
 
         Who does not wait until then breaks the barrier for those who do: `DeadlineExceededError` at his own deadline,
         and `BrokenBarrierError` for the others, as where one of them died. `OutcomeUnknownError` if the store is away
-        at the deadline: the others may have passed. Whoever waits after that begins anew.
+        at the deadline: the others may have passed. `ClosedError` where another thread closes the barrier meanwhile.
+        Whoever waits after that begins anew.
         """
         self._check_open()
         deadline = Deadline(self._clock, self.synchronizer.timeout if timeout is None else timeout)
@@ -114,6 +115,7 @@ class Barrier:
             try:
                 place = _place(seat.give_up(timeout=ASK_SECONDS))
             except ReaderGroupError as error:
+                self._check_open()  # `close` may have cut the answer off
                 raise OutcomeUnknownError(
                     "the store did not say in time whether all had come; the others may have passed", name=self.name
                 ) from error

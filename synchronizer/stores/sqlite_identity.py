@@ -22,8 +22,7 @@ _monotonic: Final = _CLOCK.monotonic
 #: So often at most the files are looked at before something is read, and before something is written.
 _LOOK_TO_READ_SECONDS: Final = 0.01
 _LOOK_TO_WRITE_SECONDS: Final = 0.001
-#: No file system has coarser times of its directories, and none whose times are not whole numbers of 10 ms has times
-#: coarser than the other.
+#: How coarse the times of a directory are at most, and where they are not multiples of 10 ms.
 _COARSEST_SECONDS: Final = 3.0
 _COARSE_SECONDS: Final = 0.1
 

@@ -347,9 +347,7 @@ _FIND_ATTRIBUTE: Final = "SELECT next, value, checksum FROM attribute WHERE segm
 def attribute(connection: sqlite3.Connection, segment: Row, name: str) -> Attribute | None:
     found = connection.execute(_FIND_ATTRIBUTE, (segment.id, name)).fetchone()
     if found is None:
-        if END < (expected := _next(segment, _attribute_before(connection, segment, name))) <= name:
-            raise _damaged_attribute(segment, expected)
-        return None
+        return attribute_and_before(connection, segment, name)[0]
     return _checked_attribute(segment, name, *found)
 
 
@@ -416,12 +414,6 @@ def remove_attribute(connection: sqlite3.Connection, segment: Row, removed: Attr
     """Remove an attribute behind the one before it, and return the segment, which the caller writes."""
     connection.execute("DELETE FROM attribute WHERE segment = ? AND name = ?", (segment.id, removed.name))
     return _set_next_attribute(connection, segment, before, removed.next)
-
-
-def _attribute_before(connection: sqlite3.Connection, segment: Row, name: str) -> Attribute | None:
-    query = f"{_SELECT_ATTRIBUTE} name < ? ORDER BY name DESC LIMIT 1"
-    found = connection.execute(query, (segment.id, name)).fetchone()
-    return None if found is None else _checked_attribute(segment, *found)
 
 
 def _next(segment: Row, before: Attribute | None) -> str:

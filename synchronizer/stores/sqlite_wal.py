@@ -5,7 +5,7 @@ grow for it. On a full disk neither can be done, and nothing can be deleted eith
 So a file beside the database, the reserve, holds room on the disk for two things:
 
 - *A checkpoint always has room.* A commit is refused unless the reserve is as large as what the file has to grow by
-  to take the whole log. How much that is is looked at once for many small commits, so it is a little larger.
+  to take the whole log. Small commits share one look at that size; a margin covers what comes between two looks.
 - *What frees room always has room.* When the disk is full and the log is empty, the reserve is let go for the log of
   one commit. It may be any commit that does not make the file larger. An essential one, which gets half of the reserve,
   may do so a little: truncation, deletion, attributes (leases and positions), and short appends at an expected offset
@@ -174,7 +174,7 @@ class WriteAheadLog:
             max(self._owed + _MARGIN_BYTES, _LEAST_RESERVE_BYTES), most=self._share
         ):
             raise NoRoomError("the file could not grow to take the log")
-        else:
+        elif self._reserve.size >= self._owed + _MARGIN_BYTES:
             self._unseen = 0
 
     def add(self, data_bytes: int) -> None:
@@ -226,6 +226,7 @@ class WriteAheadLog:
             self._complain(error)
         room = self._reserve.size + _free_bytes(self._path)
         self._reserve.resize(min(max(self._owed, _LEAST_RESERVE_BYTES), room))
+        self._unseen = _UNSEEN_BYTES  # the reserve may be small now, so the next commit looks
         self._learn_share()
 
     def _checkpoint(self, connection: sqlite3.Connection, mode: str) -> int:
