@@ -5,8 +5,6 @@ What they were handed they write into files of their own, so that it is checked 
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -27,6 +25,7 @@ from tests.readergroup.reader_processes import (
     receive,
     running,
 )
+from tests.stopping import stopped
 from tests.waiting import until
 
 pytestmark = pytest.mark.stores
@@ -159,15 +158,13 @@ def test_the_late_commit_of_a_process_that_was_stopped_has_no_effect(shop: Shop)
         paused, at_paused = stack.enter_context(running(hold_and_commit, shop.url, "paused", shop.diary("unused")))
         held = receive(at_paused)
         assert isinstance(held, list) and len(held) == 10
-        assert paused.pid is not None
         heir, at_heir = stack.enter_context(running(read_all, shop.url, "heir", shop.diary("heir")))
         assert receive(at_heir) == "ready"
-        os.kill(paused.pid, signal.SIGSTOP)
-        until(lambda: shop.group.online_readers() == ["heir"], "the process that was stopped is declared dead")
-        until(lambda: len(shop.deliveries) == 200, "the heir has read everything")
-        until(lambda: shop.group.lag().events == 0, "and committed it")
-        before = shop.group.stream_cuts()
-        os.kill(paused.pid, signal.SIGCONT)
+        with stopped(paused, shop.url):
+            until(lambda: shop.group.online_readers() == ["heir"], "the process that was stopped is declared dead")
+            until(lambda: len(shop.deliveries) == 200, "the heir has read everything")
+            until(lambda: shop.group.lag().events == 0, "and committed it")
+            before = shop.group.stream_cuts()
         at_paused.send("commit now")
         answer = receive(at_paused)
         assert str(answer).startswith("refused")

@@ -4,36 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import threading
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
 import readergroup as rg
 
 NAME = "ship"
-
-
-def stopped_until(process: BaseProcess, condition: Callable[[], bool]) -> None:
-    """Stop the process until the condition holds.
-
-    One that is stopped in the middle of a write may stop the whole store; then it goes on for a moment.
-    """
-    assert process.pid is not None
-    for _ in range(20):
-        os.kill(process.pid, signal.SIGSTOP)
-        end = time.monotonic() + 4
-        while not (held := condition()) and time.monotonic() < end:
-            time.sleep(0.02)
-        os.kill(process.pid, signal.SIGCONT)
-        if held:
-            return
-        time.sleep(0.3)
-    raise AssertionError("the others do not go on")
 
 
 class Write(NamedTuple):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import readergroup as rg
 from tests.readergroup.reader_processes import kill, receive, running
-from tests.synchronizer.recipes.candidate_processes import stopped_until
+from tests.stopping import stopped
+from tests.waiting import until
 
 TIMEOUT = 1.0
 LONG = 60.0
@@ -53,6 +54,7 @@ def test_nobody_waits_for_one_who_died_or_is_stopped_and_later_all_pass(shared_s
         first, one = start("a")
         all_pass()
         two_wait()
-        stopped_until(first, another.poll)
+        with stopped(first, shared_store_url):
+            until(another.poll, "the others hear of it")
         assert receive(another) == receive(one) == BROKEN
         all_pass()

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.readergroup.reader_processes import kill, receive, running
-from tests.synchronizer.recipes.candidate_processes import Sink, check_and_write_late, lead, stopped_until
+from tests.stopping import stopped
+from tests.synchronizer.recipes.candidate_processes import Sink, check_and_write_late, lead
 from tests.waiting import until
 
 TIMEOUT = 1.0
@@ -71,9 +72,10 @@ def test_s7_under_kills_and_stops_no_two_leaders_are_accepted(election: Election
     took = election.next_leader(dead, TIMEOUT + 2)
     assert took is not None, "nobody took over within the timeout and two seconds"
     election.start(f"{dead} again")
-    stopped = election.sink.leader
-    assert stopped is not None
-    stopped_until(election.processes[stopped][0], lambda: election.sink.leader != stopped)
+    former = election.sink.leader
+    assert former is not None
+    with stopped(election.processes[former][0], election.url):
+        until(lambda: election.sink.leader != former, "another leader")
     writes = len(election.sink.sent)
     until(lambda: len(election.sink.sent) > writes + 20, "more writes")
     assert len({write.token for write in election.sink.accepted}) >= 3
@@ -95,14 +97,9 @@ def test_s7_what_a_stopped_leader_writes_late_is_refused(election: Election) -> 
     with running(check_and_write_late, election.url, "late", election.path, TIMEOUT) as (process, connection):
         assert receive(connection) == "checked"
         election.start("next")
-
-        def is_deposed() -> bool:
-            if election.sink.leader != "next":
-                return False
+        with stopped(process, election.url):
+            until(lambda: election.sink.leader == "next", "another leader")
             connection.send("write")  # what it finds when it goes on
-            return True
-
-        stopped_until(process, is_deposed)
         assert receive(connection) == "lost"
         assert [write.candidate for write in election.sink.sent].count("late") == 1
         assert "late" not in {write.candidate for write in election.sink.accepted}

@@ -12,6 +12,7 @@ import pytest
 
 from synchronizer import EventProcessor, EventQueue, SegmentStore, TurnValue, open_store
 from synchronizer.recipes.event_queue import CONSUMER, handled_upto
+from tests.stopping import stopped
 from tests.synchronizer.recipes.queue_processes import MAX_BATCH, QUEUE, TIMEOUT_SECONDS, add_until_killed, consume
 from tests.synchronizer.stores.processes import LONG, receive, running
 from tests.waiting import until
@@ -83,27 +84,22 @@ def test_s7_a_stopped_one_that_was_replaced_stores_nothing_when_it_wakes(
     mine: list[int] = []
     with running(consume, shared_store_url, diary, 13) as (process, connection):
         assert receive(connection) == "in hand"
-        assert process.pid is not None
-        os.kill(process.pid, signal.SIGSTOP)
-        try:
-            with EventProcessor(
-                store, QUEUE, lambda event: mine.append(int(event.data)), consumer_timeout_seconds=TIMEOUT_SECONDS
-            ) as second:
+        with EventProcessor(
+            store, QUEUE, lambda event: mine.append(int(event.data)), consumer_timeout_seconds=TIMEOUT_SECONDS
+        ) as second:
+            with stopped(process, shared_store_url):
                 second.drain(timeout=LONG)
                 assert mine == list(range(mine[0], 30))
                 assert mine[0] <= 13
                 its_holder = holder(store)
-                os.kill(process.pid, signal.SIGCONT)
-                connection.send("go on")
-                second.add(b"30")
-                second.drain(timeout=LONG)
-                assert position(store) == store.info(SEGMENT).length
-                assert holder(store) == its_holder
-            with EventQueue(store, QUEUE) as jobs:
-                jobs.add(b"31")
-            until(lambda: position(store) == store.info(SEGMENT).length, "the first one handles the rest")
-        finally:
-            os.kill(process.pid, signal.SIGCONT)
+            connection.send("go on")
+            second.add(b"30")
+            second.drain(timeout=LONG)
+            assert position(store) == store.info(SEGMENT).length
+            assert holder(store) == its_holder
+        with EventQueue(store, QUEUE) as jobs:
+            jobs.add(b"31")
+        until(lambda: position(store) == store.info(SEGMENT).length, "the first one handles the rest")
     assert mine[-1] == 30
     assert [number for _, number in handled(diary)] == [*range(14), 31]
 

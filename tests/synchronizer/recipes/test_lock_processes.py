@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from tests.readergroup.reader_processes import kill, receive, running
-from tests.synchronizer.recipes.candidate_processes import stopped_until
+from tests.stopping import stopped
 from tests.synchronizer.recipes.lock_processes import come_and_go, stays
 from tests.waiting import until
 
@@ -40,7 +40,8 @@ def test_under_kills_and_stops_no_two_hold_a_lock_and_its_tokens_grow(shared_sto
         kill(processes.pop("a")[0])
         go_on()
         before = len(stays(tmp_path))
-        stopped_until(processes[rng.choice([*processes])][0], lambda: len(stays(tmp_path)) > before + 20)
+        with stopped(processes[rng.choice([*processes])][0], shared_store_url):
+            until(lambda: len(stays(tmp_path)) > before + 20, "the others go on")
         go_on()
 
     in_order = sorted(stays(tmp_path), key=lambda stay: stay.token)
