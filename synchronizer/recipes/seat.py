@@ -1,8 +1,9 @@
 """`Seat`: the place of one participant among the `Members` of a name, and the work that keeps it.
 
 Two threads do that work while the seat is taken. One renews the lease and does nothing else, so that nothing delays
-it. The other follows the log and takes out members whose leases stand still. `Seat.step` is one round of both and says
-when the next is due; tests call it instead of having threads.
+it. The other follows the log and takes out members whose leases stand still. They start when somebody waits for news,
+or a moment after the seat was taken: one that is given up before costs no thread. `Seat.step` is one round of both and
+says when the next is due; tests call it instead of having threads.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Final, Literal
 from ..arguments import check_duration
 from ..background import BackgroundThread, survive
 from ..clock import Deadline
+from ..delayed_calls import delayed_calls
 from ..errors import (
     ClosedError,
     CorruptStateError,
@@ -38,6 +40,8 @@ from ..store import ANY, MAX_ATTRIBUTE_CHANGES, AttributeChange
 from .members import Join, Leave, Member, Members
 
 MAX_MEMBER_LENGTH: Final = 250
+#: Leases that last longer may wait for their first renewal until the threads start.
+_LONG_LEASE_SECONDS: Final = 1.0
 #: How soon what has failed is tried again.
 RETRY_SECONDS: Final = 0.1
 #: How long the store may take to be asked, where the time that was given is for something else.
@@ -87,6 +91,8 @@ class Seat:
         self._deaths = DeathWatch(self._clock)
         self._holders: tuple[tuple[Member, ...], Mapping[str, Member]] = ((), {})  # of the members seen last
         self._complaints: dict[str, str] = {}  # what was logged last, of each part of the work that fails
+        self._to_start: list[Callable[[], None]] = []  # the threads of the present stay that do not run yet
+        self._starting = threading.Lock()
         self._wake = Flag()  # of the thread that renews
         self._waiting: set[threading.Event] = set()  # of those who wait for news
         self._ended: ClosedError | None = None
@@ -200,14 +206,37 @@ class Seat:
         return True
 
     def _start_keeping(self, lease: Lease) -> None:
+        """Have the threads start a moment later."""
         wanted = self.wanted
         try:
-            self._start(lease, "lease", self.renew, self._wait_to_renew)
-            self._start(lease, "members", self.work, self._wait_to_work)
+            self._to_start = [
+                partial(self._start, lease, "lease", self.renew, self._wait_to_renew),
+                partial(self._start, lease, "members", self.work, self._wait_to_work),
+            ]
+            if self._synchronizer.state.timeout_seconds > _LONG_LEASE_SECONDS:
+                delayed_calls.add(self, self._start_threads_or_complain)
+            else:
+                self._start_threads()
         except BaseException:
             self.give_up_or_warn()
             self.wanted = wanted
             raise
+
+    def _start_threads(self) -> None:
+        """Those that are still to be started. What fails or is interrupted can be called again."""
+        with self._starting:
+            while to_start := self._to_start:
+                to_start[0]()
+                del to_start[0]
+
+    def _start_threads_or_complain(self) -> bool:
+        """Whether to try again."""
+        try:
+            self._start_threads()
+            self._complaints.pop("start", None)
+        except StoreUnavailableError as error:
+            self._complain("start", error)
+        return bool(self._to_start)
 
     def give_up(self, *, timeout: float | None = None) -> Member | None:
         """Let the others go on at once; the member of this seat, as it was when this took it out.
@@ -245,6 +274,8 @@ class Seat:
             if self._lease is not None and not self._lease.lost:
                 self._leaving.add(self._lease.name)  # first: what is interrupted can be called again
             self._lease = None
+        self._to_start = []
+        delayed_calls.remove(self)
         self._wake.set()
         self.tell()
         return {*self._left_behind, *self._leaving}
@@ -278,6 +309,7 @@ class Seat:
             self._waiting.add(news)
         try:
             while not condition():
+                self._start_threads()
                 if self._ended is not None:
                     raise self._ended.with_traceback(None)
                 if deadline.passed:

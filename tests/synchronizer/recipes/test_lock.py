@@ -21,7 +21,7 @@ from synchronizer import (
 from synchronizer.recipes.lock import HeldLock, Lock, Semaphore
 from synchronizer.recipes.seat import Seat
 from synchronizer.testing import FailingStore
-from tests.waiting import CallInThread
+from tests.waiting import CallInThread, until
 
 pytestmark = pytest.mark.stores(in_turn=True)
 LONG = 60.0
@@ -307,3 +307,54 @@ def test_a_semaphore_has_the_permits_that_it_was_begun_with(store: SegmentStore)
         a_semaphore(store, "b", permits=3)
     with pytest.raises(InvalidArgumentError, match="permits is a whole number from 1 on"):
         a_semaphore(store, "b", permits=0)
+
+
+# ---------------------------------------------------------------------- threads
+
+
+def threads_of_the_lock() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith("lock/door-")}
+
+
+def test_a_lock_that_is_released_soon_costs_no_thread(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda self: (started.append(self.name), start(self)))
+    lock = a_lock(store)
+    for _ in range(20):
+        lock.acquire().release()
+    assert [name for name in started if name.startswith("lock/")] == []
+    lock.close()
+
+
+def test_one_that_is_held_for_longer_is_renewed(store: SegmentStore) -> None:
+    lock = a_lock(store, timeout_seconds=3.0)
+    held = lock.acquire()
+    values = store.attributes("lock/door")
+    until(lambda: store.attributes("lock/door") != values, "a renewal")
+    assert threads_of_the_lock() == {"lock/door-lease", "lock/door-members"}
+    held.check()
+    held.release()
+    until(lambda: threads_of_the_lock() == set(), "the end of the threads")
+    lock.close()
+
+
+def test_where_there_is_no_thread_to_keep_the_lock_it_is_kept_when_there_is_one(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = a_lock(store, timeout_seconds=30.0)
+    start, refused = threading.Thread.start, threading.Event()
+
+    def start_others(self: threading.Thread) -> None:
+        if self.name == "lock/door-members":
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start_others)
+        held = lock.acquire()
+        assert refused.wait(LONG)
+    until(lambda: threads_of_the_lock() == {"lock/door-lease", "lock/door-members"}, "the threads")
+    held.check()
+    lock.close()

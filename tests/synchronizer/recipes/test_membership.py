@@ -203,7 +203,7 @@ def test_the_threads_begin_with_joining_and_end_with_leaving(world: World) -> No
     membership = Membership(world.store(), "fleet", "a", clock=SystemClock())
     assert threads() == set()
     with membership:
-        assert threads() == {"membership/fleet-lease", "membership/fleet-members"}
+        until(lambda: threads() == {"membership/fleet-lease", "membership/fleet-members"}, "the threads")
         assert membership.members() == ["a"]
     until(lambda: threads() == set(), "the end of the threads")
     membership.close()
