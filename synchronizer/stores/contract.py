@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
+from ..arguments import check_type
 from ..errors import (
     AlreadyExistsError,
     ClosedError,
@@ -48,7 +49,7 @@ def check_name(name: str, what: str = "segment") -> None:
 
 
 def check_prefix(prefix: str) -> None:
-    if prefix:
+    if prefix != "":
         check_name(prefix, "segment or attribute, from its beginning on,")
 
 
@@ -57,6 +58,7 @@ def check_attributes(segment: str, prefix: str, names: Collection[str] | None) -
     check_prefix(prefix)
     if isinstance(names, str):
         raise InvalidArgumentError("names is a collection of names, not one of them", segment=segment, names=names)
+    check_type(names, Collection, "names", or_none=True)
     for name in names or ():
         check_name(name, "attribute")
 
@@ -82,6 +84,7 @@ def check_read_call(segment: str, offset: int, max_bytes: int) -> None:
 
 
 def check_wait(known: Mapping[str, int], timeout: float) -> None:
+    check_type(known, Mapping, "known")
     for segment, length in known.items():
         check_name(segment)
         if not isinstance(length, int) or isinstance(length, bool):
@@ -111,9 +114,11 @@ def check_append(
         )
     if expected_offset is not None:
         check_offset(segment, expected_offset)
-    changes = attributes or {}
-    _check_number_of_changes(len(changes))
-    for name, change in changes.items():
+    if attributes is None:
+        return
+    check_type(attributes, Mapping, "attributes")
+    _check_number_of_changes(len(attributes))
+    for name, change in attributes.items():
         check_name(name, "attribute")
         if not isinstance(change, AttributeChange):
             raise InvalidArgumentError(
@@ -133,7 +138,9 @@ def _check_number_of_changes(number: int) -> None:
 
 
 def check_appends(appends: Sequence[Append]) -> None:
+    check_type(appends, Sequence, "appends")
     for part in appends:
+        check_type(part, Append, "each of the appends")
         check_append(part.segment, part.data, part.expected_offset, part.attributes)
     segments = [part.segment for part in appends]
     if len(set(segments)) < len(segments):
@@ -159,7 +166,9 @@ def check_source(source: str, is_sealed: bool) -> None:
 
 
 def check_copies(copies: Sequence[SegmentCopy]) -> None:
+    check_type(copies, Sequence, "copies")
     for each in copies:
+        check_type(each, SegmentCopy, "each of the copies")
         check_name(each.source)
         check_name(each.segment)
         check_offset(each.segment, each.start)

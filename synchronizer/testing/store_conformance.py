@@ -367,6 +367,44 @@ class SegmentStoreConformance:
             with pytest.raises(InvalidArgumentError), store.fair_lock("s", wrong):
                 pass
 
+    def test_what_is_of_a_wrong_type_is_refused_and_nothing_is_changed(self, store: SegmentStore) -> None:
+        _segment(store)
+        no_name: list[Any] = [5, 0, b"s", [], ["s"], {}, object(), str]
+        no_mapping: list[Any] = [5, 0, "", "s", b"", [], ["s"], object(), dict]
+        no_sequence: list[Any] = [5, 0, object(), {"s": 5}, [5], ["s"], None, list]
+        calls: list[tuple[Callable[[Any], object], list[Any]]] = [
+            (store.create, [*no_name, None]),
+            (store.delete, [*no_name, None]),
+            (store.forget, [*no_name, None]),
+            (store.info, [*no_name, None]),
+            (store.seal, [*no_name, None]),
+            (lambda wrong: next(store.list(wrong), None), [*no_name, None]),
+            (lambda wrong: store.append(wrong, b"data"), [*no_name, None]),
+            (lambda wrong: store.append("s", wrong), [5, 0, "", "data", [], [1], object(), bytes, None]),
+            (lambda wrong: store.append("s", b"data", expected_offset=wrong), ["5", 0.0, True, [], object(), int]),
+            (lambda wrong: store.append("s", b"data", attributes=wrong), [*no_mapping, {5: 5}, {"a": b"1"}]),
+            (lambda wrong: store.append_unread("s", wrong), [5, 0, "", "data", [], [1], object(), bytes, None]),
+            (lambda wrong: store.read(wrong, 0, 1), [*no_name, None]),
+            (lambda wrong: store.read("s", 0, wrong), ["5", 0.5, True, [], object(), int, None]),
+            (lambda wrong: store.truncate(wrong, 0), [*no_name, None]),
+            (store.attributes, [*no_name, None]),
+            (lambda wrong: store.attributes("s", wrong), [*no_name, None]),
+            (lambda wrong: store.attributes("s", names=wrong), [5, 0, "", "s", object(), [5], [None], list]),
+            (lambda wrong: store.wait(wrong, 0.0), [*no_mapping, {5: 5}, {"s": "5"}, None]),
+        ]
+        if store.guarantees.atomic_multi_append:
+            calls.append((store.append_together, no_sequence))
+        if store.guarantees.server_side_copy:
+            calls.append((lambda wrong: store.concat("s", wrong), [*no_name, None]))
+            calls.append((store.copy_segments, no_sequence))
+        for call, wrongs in calls:
+            for wrong in wrongs:
+                with pytest.raises(InvalidArgumentError):
+                    raise AssertionError(f"{call} takes {wrong!r} and returns {call(wrong)!r}")
+        assert [*store.list()] == ["s"]
+        assert store.info("s") == SegmentInfo("s", 0, 0, sealed=False)
+        assert store.attributes("s") == {}
+
     def test_a_negative_expected_offset_is_refused(self, store: SegmentStore) -> None:
         _segment(store)
         with pytest.raises(InvalidArgumentError):
