@@ -1,6 +1,7 @@
 # make demo    the main job, on this Python's standard library or on INPUT=path      make demo-spark    on Spark
 # make test    the whole test suite          make check       lint, types, layers
 # make test-stores STORES=nats    what takes a store, all of it on these (memory,sqlite,postgresql,nats,nats-cluster)
+#              and what is too broad for make test: more seeds, more schedules
 # make test-lowest   with the lowest versions that pyproject.toml allows
 # make bench   the figures                   make wheel-test  the built wheel is whole and works
 # make simulate SEEDS=n   whole groups under faults, in virtual time
@@ -25,7 +26,7 @@ PACKAGES := synchronizer notifications readergroup
 .PHONY: help demo demo-spark test java test-stores test-lowest check bench simulate chaos soak wheel-test clean
 
 help:
-	@sed -n '1,7s/^# //p' Makefile
+	@sed -n '1,8s/^# //p' Makefile
 
 # Each stamp stands for one set of dependencies, and is as new as the pyproject.toml that was installed.
 $(VENV)/bin/python:
@@ -66,9 +67,10 @@ java: $(VENV)/.installed-spark
 	    apt-get update -qq && apt-get install -qq --yes --no-install-recommends openjdk-17-jre-headless >/dev/null; } || \
 	    echo "there is no Java 17 here, and it could not be installed"
 
-# `make test` runs everything on one store and a part on every other one; this runs everything on all STORES.
+# `make test` runs everything on one store and a part on every other one; this runs everything on all STORES, and the
+# tests with the mark `broad`, which are the wide forms of others.
 test-stores: $(VENV)/.installed-dev
-	$(BIN)/pytest $(TESTS) --quiet --numprocesses $(WORKERS) --dist worksteal --stores $(STORES)
+	$(BIN)/pytest $(TESTS) --quiet --numprocesses $(WORKERS) --dist worksteal --stores $(STORES) --broad
 
 # What the lower bounds promise: each dependency at its lowest version, what these bring at their newest.
 LOWEST := build/lowest

@@ -5,6 +5,9 @@ the mark ``stores`` runs on all, or on those that the mark names; with ``stores(
 another, so that of many such tests each store gets its share. With ``--stores=all``, or names with commas, all of them
 run on each, and no other tests do: ``make test-stores``.
 
+A test or a parameter with the mark ``broad`` is the wide form of another one that runs every time: more seeds, more
+schedules, another place. It runs with ``--broad``, or on the stores of ``--stores``; ``make test-stores`` gives both.
+
 The servers are real ones of the tests' own, started when the first test asks for them, one of each for all processes
 of the run. What ``READERGROUP_TEST_URLS`` names, addresses with spaces between them, comes on top and is for all tests:
 each makes a store of its own there and removes it again.
@@ -61,6 +64,7 @@ SHARED_SERVERS = pytest.StashKey[SharedServers]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     help = f"run the tests that take a store, on all of these: {','.join(ALL_STORES[:5])}, or all"
     parser.addoption("--stores", metavar="NAMES", help=help)
+    parser.addoption("--broad", action="store_true", help="run the tests with the mark broad, and no others")
     parser.addoption("--spark", action="store_true", help="run the tests of Spark, and no others")
 
 
@@ -69,6 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "unexpected_errors: it makes errors that threads and stores do not know")
     config.addinivalue_line("markers", "stores(*names, in_turn=False): the stores it runs on in every run, or all")
+    config.addinivalue_line("markers", "broad: it takes long, and a narrower one runs every time; runs with --broad")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -104,14 +109,23 @@ def _label(store: str) -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--stores"):
-        others = [item for item in items if not _takes_a_store(item)]
-        items[:] = [item for item in items if _takes_a_store(item)]
-        config.hook.pytest_deselected(items=others)
+    _keep(_is_asked_for, config, items)
     if (only := config.getoption("--spark")) or _is_of_several(config):
-        others = [item for item in items if _is_of_spark(item) != only]
-        items[:] = [item for item in items if _is_of_spark(item) == only]
-        config.hook.pytest_deselected(items=others)
+        _keep(lambda item: _is_of_spark(item) == only, config, items)
+
+
+def _keep(is_kept: Callable[[pytest.Item], bool], config: pytest.Config, items: list[pytest.Item]) -> None:
+    others = [item for item in items if not is_kept(item)]
+    items[:] = [item for item in items if is_kept(item)]
+    config.hook.pytest_deselected(items=others)
+
+
+def _is_asked_for(item: pytest.Item) -> bool:
+    is_broad = item.get_closest_marker("broad") is not None
+    stores, broad = item.config.getoption("--stores"), item.config.getoption("--broad")
+    if not stores and not broad:
+        return not is_broad
+    return (bool(stores) and _takes_a_store(item)) or (broad and is_broad)
 
 
 def _is_of_spark(item: pytest.Item) -> bool:

@@ -21,4 +21,4 @@ def run_apart(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """
     command = ["nice", "-n", _NICENESS, sys.executable, "-m", module, *arguments]
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    return subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=900)
+    return subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=1800)

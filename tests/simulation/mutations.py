@@ -135,7 +135,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "lease comparison",
         "A renewal, and the positions in it, is written over whatever is there: also after the reader was removed.",
-        8,
+        7,
         frozenset({"S1"}),
         (
             Words(
@@ -258,7 +258,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "contact of observers",
         "A process that could not reach the store itself judges others by how long it has not heard of them.",
-        33,
+        118,
         frozenset({"L1"}),
         (Constant(leases, "CONTACT", float("inf")),),
     ),
@@ -275,7 +275,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "positions of checkpoints are recorded once",
         "Where a segment is given up is its position in every checkpoint that is under way, passed or not.",
-        16,
+        29,
         frozenset({"S6"}),
         (
             Words(updates, "_record", "state.checkpoints_ahead_of(found.owner)", "state.outstanding_checkpoints"),
@@ -313,7 +313,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "tokens of before a reset",
         "What was committed before a reset is where a dead reader's segments go on.",
-        16,
+        196,
         frozenset({"S1", "S2", "S3", "S6"}),
         (Words(liveness, "current_offsets", " and found.token == token", ""),),
     ),

@@ -1,11 +1,7 @@
-"""Whole groups under faults, by seeds: nothing is broken, a seed is a run, and what is broken is shown small.
-
-``SEEDS`` says how many.
-"""
+"""Whole groups under faults, by seeds: nothing is broken, a seed is a run, and what is broken is shown small."""
 
 from __future__ import annotations
 
-import os
 import re
 from subprocess import CompletedProcess
 
@@ -17,25 +13,30 @@ from tests.simulation.coverage import Coverage
 from tests.simulation.run import Run, run
 from tests.simulation.scenario import Actor, Mishap, Scenario, generate
 from tests.simulation.shrink import shrink
+from tests.simulation.sightings import SCHEDULES
 from tests.simulation.world import Process
 
-SEEDS = int(os.environ.get("SEEDS", "500"))
+#: So few seeds come upon most of the schedules that break simpler protocols. All of them are in 2,000, where the rarest
+#: comes in three runs, so that any change may take one away, and seldom two.
+FEW, MANY = 100, 2_000
+SEEN_AT_LEAST = {FEW: 35, MANY: len(SCHEDULES) - 1}
 
 
 def simulate(*arguments: str) -> CompletedProcess[str]:
     return run_apart("tests.simulation", *arguments)
 
 
-@pytest.mark.timeout(900)
-def test_no_seed_breaks_a_guarantee() -> None:
-    ended = simulate("--seeds", str(SEEDS))
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seeds", [FEW, pytest.param(MANY, marks=pytest.mark.broad)])
+def test_no_seed_breaks_a_guarantee(seeds: int) -> None:
+    ended = simulate("--seeds", str(seeds))
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert f"{SEEDS:,} seeds" in ended.stdout
+    assert f"{seeds:,} seeds" in ended.stdout
     assert "0 failed" in ended.stdout
     never = re.search(r"never: (.*)", ended.stdout)
     assert never is not None
-    # All are seen now. The rarest comes in three runs, so that any change may take one away, and seldom two.
-    assert SEEDS < 2000 or len(never[1].split(", ")) == 1, f"schedules that chance does not find: {never[1]}"
+    unseen = [name for name in never[1].split(", ") if name != "none"]
+    assert len(SCHEDULES) - len(unseen) >= SEEN_AT_LEAST[seeds], f"schedules that chance does not find: {unseen}"
 
 
 def test_a_seed_gives_the_same_run_in_every_process() -> None:
