@@ -89,7 +89,7 @@ class Line:
         """Where races are lost, wait in line, so that those who are slow get their turn; whether this is now the turn.
 
         What is decided then, on the newest state, has everybody else in line behind it. The place is kept until this
-        thread calls `leave`.
+        thread calls `leave`, which it does also when this raises.
         """
         if self._place is not None or not self._store.guarantees.fair_lock:
             return False
@@ -97,9 +97,7 @@ class Line:
         if not patience or (self._contention < POLITE_FROM and not self._others_stand_in_line()):
             return False
         try:
-            lock = self._store.fair_lock(self._segment, deadline.remaining(patience))
-            self._place = threading.get_ident(), lock  # before it is taken: an interrupted thread lets go of it
-            has_turn = lock.__enter__()
+            has_turn = self._stand(deadline.remaining(patience))
         except ReaderGroupError:  # what is asked of the store next meets the same, if it lasts
             self._place = None
             return False
@@ -119,6 +117,12 @@ class Line:
                 place[1].__exit__(None, None, None)
             self._place = None
 
+    def _stand(self, patience: float) -> bool:
+        """Whether it is this thread's turn, within ``patience`` seconds. `leave` has to be called in any case."""
+        lock = self._store.fair_lock(self._segment, patience)
+        self._place = threading.get_ident(), lock  # before it is taken: an interrupted thread lets go of it
+        return lock.__enter__()
+
     def _others_stand_in_line(self) -> bool:
         """Whether others wait whom this process would keep waiting by winning every race. Looked up now and then."""
         self._calls_until_look -= 1
@@ -126,12 +130,14 @@ class Line:
             return False
         self._calls_until_look = self._look_every
         try:
-            with self._store.fair_lock(self._segment, 0) as nobody:
-                if nobody:
-                    self._trust.line_moved()
-                    self._look_every = min(2 * self._look_every, LOOK_AT_LEAST_EVERY)
-                    return False
+            is_free = self._stand(0)
         except ReaderGroupError:
+            self._place = None
+            return False
+        self.leave()
+        if is_free:
+            self._trust.line_moved()
+            self._look_every = min(2 * self._look_every, LOOK_AT_LEAST_EVERY)
             return False
         self._contention = MAX_CONTENTION
         self._look_every = LOOK_EVERY

@@ -17,7 +17,10 @@ import psycopg
 import pytest
 
 from synchronizer import ClosedError, SegmentStore, open_store
+from synchronizer.clock import Deadline, SystemClock
+from synchronizer.line import Line
 from synchronizer.store import ANY, Append, Appended, AttributeChange, SegmentCopy
+from synchronizer.stores.postgres import PostgresStore
 from synchronizer.stores.postgres_connections import parse_address
 from synchronizer.stores.sqlite import SqliteStore
 from tests.interrupts import interrupts
@@ -154,6 +157,31 @@ def test_an_interrupted_call_holds_up_nobody(name: str, stores: list[SegmentStor
         assert isinstance(one.append("s", b"again"), Appended)
         assert sessions is None or sessions.are_in_order(), run.place
     assert count > 5
+
+
+def test_an_interrupted_look_at_the_line_leaves_nobody_in_it(
+    stores: list[SegmentStore], sessions: Sessions | None
+) -> None:
+    one, other = stores
+    line = Line(one, "s", SystemClock())
+
+    def look() -> None:
+        line._calls_until_look = 1
+        try:
+            line.join_if_polite(Deadline(SystemClock(), DEADLINE))
+        finally:
+            try:
+                line.leave()
+            except BaseException:  # interrupted
+                line.leave()
+                raise
+
+    for run in interrupts(look, one_in=ONE_IN.get((urlsplit(one.url).scheme, "look"), 1)):
+        assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
+        with other.fair_lock("s", 5.0) as is_held:
+            assert is_held, run.place
+        if isinstance(one, PostgresStore):
+            assert not one._lock_connections._loans, run.place
 
 
 def all_go_on(store: SegmentStore) -> bool:
