@@ -24,6 +24,12 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, Final
 
+import pytest
+
+#: For a test with more places than every run has time for: it divides their number by ``sparsely``.
+FEW_OR_MORE: Final = pytest.mark.parametrize(
+    "sparsely", [4, pytest.param(1, marks=pytest.mark.broad)], ids=["few places", "more places"]
+)
 _LOOKS: Final = ("CALL", "RESUME", "JUMP_BACKWARD", "POP_JUMP_BACKWARD")  # so begin their names
 _Place = tuple[tuple[CodeType, int], ...]
 

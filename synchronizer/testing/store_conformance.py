@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -1280,6 +1281,7 @@ class SegmentStoreConformance:
 
     # several stores, several processes
 
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
     def test_two_stores_of_a_process_are_safe_from_a_process_that_comes_and_goes(
         self, store: SegmentStore, address: str
     ) -> None:
@@ -1287,16 +1289,18 @@ class SegmentStoreConformance:
             return
         _segment(store)
         length = 0
-        for _ in range(2):
-            with open_store(address) as other:
-                for appender, looker in ((store, other), (other, store)):
-                    assert _visit(address, expected_offset=length) == Appended(length, length + 5)
-                    assert appender.append("s", b"lost", expected_offset=length) == Conflict(length + 5, b"visit")
-                    assert appender.append("s", b"kept", expected_offset=length + 5) == Appended(length + 5, length + 9)
-                    assert _visit(address, expected_offset=length) == Conflict(length + 9, b"visitkept")
-                    assert looker.read("s", length, 100) == b"visitkept"
-                    length += 9
-            assert store.read("s", 0, 1000) == b"visitkept" * (length // 9)
+        with _visits(store, address) as visit:
+            for _ in range(2):
+                with open_store(address) as other:
+                    for appender, looker in ((store, other), (other, store)):
+                        assert visit(length) == Appended(length, length + 5)
+                        assert appender.append("s", b"lost", expected_offset=length) == Conflict(length + 5, b"visit")
+                        kept = appender.append("s", b"kept", expected_offset=length + 5)
+                        assert kept == Appended(length + 5, length + 9)
+                        assert visit(length) == Conflict(length + 9, b"visitkept")
+                        assert looker.read("s", length, 100) == b"visitkept"
+                        length += 9
+                assert store.read("s", 0, 1000) == b"visitkept" * (length // 9)
 
     # close, fork
 
@@ -1373,13 +1377,22 @@ def _exit_code_of_a_child(store: SegmentStore) -> int:
     return 0
 
 
-_VISIT = """
-import sys
+#: Forks a process for each visit, and itself opens nothing. The end of the line says that the process has ended.
+_VISITS = """
+import importlib, os, signal, sys
 from synchronizer import open_store
-with open_store(sys.argv[1], must_exist=True) as store:
-    print(repr(store.append("s", b"visit", expected_offset=int(sys.argv[2]))))
+address, seconds, module = sys.argv[1:]
+importlib.import_module(module)
+for offset in sys.stdin:
+    child = os.fork()
+    if not child:
+        signal.alarm(int(seconds))
+        with open_store(address, must_exist=True) as store:
+            print(repr(store.append("s", b"visit", expected_offset=int(offset))), end="", flush=True)
+        sys.exit()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    print(flush=True)
 """
-
 
 #: Its children end in each of the ways that free what they inherited, while a thread of it waits.
 _FORK = """
@@ -1430,18 +1443,46 @@ with open_store(sys.argv[1]) as store:
 """
 
 
-def _visit(address: str, *, expected_offset: int) -> object:
-    """What another process hears that opens the store, appends to it, closes it, and ends."""
-    return eval(_run(_VISIT, address, str(expected_offset)), {"Appended": Appended, "Conflict": Conflict})
+@contextmanager
+def _visits(store: SegmentStore, address: str) -> Iterator[Callable[[int], object]]:
+    """What a process hears that opens the store, appends to it at an offset, closes it, and ends: one for each call."""
+    module = type(store).__module__  # so that not each process imports a driver
+    module = module if module.startswith("synchronizer.") else "synchronizer"
+    with subprocess.Popen(
+        _command(_VISITS, address, str(math.ceil(4 * _LONG)), module),
+        env=_environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        asked, answers = process.stdin, process.stdout
+        assert asked is not None and answers is not None
+
+        def visit(expected_offset: int) -> object:
+            print(expected_offset, file=asked, flush=True)
+            return eval(answers.readline() or "None", {"Appended": Appended, "Conflict": Conflict})
+
+        try:
+            yield visit
+        finally:
+            _, errors = process.communicate()
+        assert process.returncode == 0 and "Traceback" not in errors, errors
 
 
-def _run(program: str, *arguments: str) -> str:
-    """What the program prints in a process of its own, which ends in order."""
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # for what adds a scheme
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=4 * _LONG)
+def _run(program: str, *arguments: str) -> None:
+    """Run the program in a process of its own, which ends in order."""
+    command = _command(program, *arguments)
+    ran = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=4 * _LONG)
     assert ran.returncode == 0 and "Traceback" not in ran.stderr, ran.stderr
-    return ran.stdout
+
+
+def _command(program: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, *arguments]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # for what adds a scheme
 
 
 def _segment(

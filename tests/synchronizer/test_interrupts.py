@@ -16,7 +16,7 @@ import pytest
 from synchronizer import EventQueue, SegmentStore, open_store
 from synchronizer.line import MAX_CONTENTION
 from synchronizer.recipes.event_frames import read_frames
-from tests.interrupts import interrupts
+from tests.interrupts import FEW_OR_MORE, interrupts
 from tests.synchronizer.accounts import Add, Put, Replica, opened
 from tests.waiting import CallInThread
 
@@ -39,8 +39,9 @@ def replicas(stores: list[SegmentStore]) -> list[Replica]:
     return [opened(store) for store in stores]
 
 
+@FEW_OR_MORE
 @pytest.mark.parametrize("is_polite", [False, True])
-def test_an_interrupted_update_holds_up_nobody(replicas: list[Replica], is_polite: bool) -> None:
+def test_an_interrupted_update_holds_up_nobody(replicas: list[Replica], is_polite: bool, sparsely: int) -> None:
     one, other = replicas
     feed = one.transitions()
     heard = [each.revision for each in feed.drain()]
@@ -53,7 +54,7 @@ def test_an_interrupted_update_holds_up_nobody(replicas: list[Replica], is_polit
 
     added = 0
     one_in = 1 if one.store.url.startswith("memory") else 4
-    for run in interrupts(update, one_in=one_in):
+    for run in interrupts(update, one_in=sparsely * one_in):
         assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
         for replica in (other, one):
             adding = CallInThread(lambda replica=replica: replica.update_state_unconditionally(Add(), timeout=DEADLINE))

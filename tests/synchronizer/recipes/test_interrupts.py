@@ -16,10 +16,10 @@ from synchronizer import SegmentStore, open_store
 from synchronizer.recipes.election import LeaderElection
 from synchronizer.recipes.lock import HeldLock, Lock, Semaphore
 from synchronizer.recipes.membership import Membership
-from tests.interrupts import interrupts
+from tests.interrupts import FEW_OR_MORE, interrupts
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores("memory", "sqlite", "postgresql", "nats")
+pytestmark = [pytest.mark.stores("memory", "sqlite", "postgresql", "nats"), FEW_OR_MORE]
 
 #: A lease is longer than the test waits for anything.
 LEASE_SECONDS: Final = 600.0
@@ -42,8 +42,8 @@ def stores(store_url: str) -> Iterator[list[SegmentStore]]:
             yield [one, other]
 
 
-def one_in(store: SegmentStore) -> int:
-    return ONE_IN[store.url.partition(":")[0]]
+def one_in(store: SegmentStore, sparsely: int) -> int:
+    return sparsely * ONE_IN[store.url.partition(":")[0]]
 
 
 def take_and_release(lock: Lock) -> None:
@@ -58,9 +58,9 @@ def take_and_release(lock: Lock) -> None:
 
 
 @pytest.mark.parametrize("kind", LOCKS)
-def test_an_interrupted_lock_is_held_by_nobody(kind: str, stores: list[SegmentStore]) -> None:
+def test_an_interrupted_lock_is_held_by_nobody(kind: str, stores: list[SegmentStore], sparsely: int) -> None:
     lock, other = (LOCKS[kind](store) for store in stores)
-    for run in interrupts(lambda: take_and_release(lock), one_in=one_in(stores[0]), seed=kind):
+    for run in interrupts(lambda: take_and_release(lock), one_in=one_in(stores[0], sparsely), seed=kind):
         assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
         until(lambda: not other.holders(), f"nobody holds it, interrupted at {run.place}", seconds=DEADLINE)
         for each in (other, lock):
@@ -69,7 +69,7 @@ def test_an_interrupted_lock_is_held_by_nobody(kind: str, stores: list[SegmentSt
     other.close()
 
 
-def test_an_interrupted_campaign_leaves_no_candidate(stores: list[SegmentStore]) -> None:
+def test_an_interrupted_campaign_leaves_no_candidate(stores: list[SegmentStore], sparsely: int) -> None:
     one, other = (
         LeaderElection(store, "name", name, member_timeout_seconds=LEASE_SECONDS)
         for store, name in zip(stores, ("one", "other"), strict=True)
@@ -84,7 +84,7 @@ def test_an_interrupted_campaign_leaves_no_candidate(stores: list[SegmentStore])
             raise
 
     try:
-        for run in interrupts(campaign_and_resign, one_in=one_in(stores[0])):
+        for run in interrupts(campaign_and_resign, one_in=one_in(stores[0], sparsely)):
             assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
             until(lambda: other.leader() is None, f"nobody leads, interrupted at {run.place}", seconds=DEADLINE)
             assert other.campaign(timeout=DEADLINE)
@@ -96,7 +96,7 @@ def test_an_interrupted_campaign_leaves_no_candidate(stores: list[SegmentStore])
         other.close()
 
 
-def test_an_interrupted_join_leaves_no_member(stores: list[SegmentStore]) -> None:
+def test_an_interrupted_join_leaves_no_member(stores: list[SegmentStore], sparsely: int) -> None:
     one, other = (
         Membership(store, "name", name, member_timeout_seconds=LEASE_SECONDS)
         for store, name in zip(stores, ("one", "other"), strict=True)
@@ -111,7 +111,7 @@ def test_an_interrupted_join_leaves_no_member(stores: list[SegmentStore]) -> Non
             raise
 
     try:
-        for run in interrupts(join_and_leave, one_in=one_in(stores[0])):
+        for run in interrupts(join_and_leave, one_in=one_in(stores[0], sparsely)):
             assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
             until(lambda: not other.members(), f"nobody is there, interrupted at {run.place}", seconds=DEADLINE)
             one.join()

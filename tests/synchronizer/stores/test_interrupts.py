@@ -10,6 +10,7 @@ import os
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -23,7 +24,7 @@ from synchronizer.store import ANY, Append, Appended, AttributeChange, SegmentCo
 from synchronizer.stores.postgres import PostgresStore
 from synchronizer.stores.postgres_connections import parse_address
 from synchronizer.stores.sqlite import SqliteStore
-from tests.interrupts import interrupts
+from tests.interrupts import FEW_OR_MORE, interrupts
 from tests.waiting import CallInThread, until
 
 pytestmark = pytest.mark.stores("memory", "sqlite", "postgresql", "nats")
@@ -141,22 +142,30 @@ def stores(url: str, sessions: Sessions | None) -> Iterator[list[SegmentStore]]:
         yield [one, other]
 
 
+def one_in(store: SegmentStore, name: str, sparsely: int) -> int:
+    scheme = urlsplit(store.url).scheme
+    return 1 if scheme == "memory" else sparsely * ONE_IN.get((scheme, name), 1)
+
+
+@FEW_OR_MORE
 @pytest.mark.parametrize("name", CALLS)
-def test_an_interrupted_call_holds_up_nobody(name: str, stores: list[SegmentStore], sessions: Sessions | None) -> None:
+def test_an_interrupted_call_holds_up_nobody(
+    name: str, sparsely: int, stores: list[SegmentStore], sessions: Sessions | None
+) -> None:
     one, other = stores
     if name in ("concat", "copy_segments") and not one.guarantees.server_side_copy:
         return  # it refuses the call before it does anything
     numbers = itertools.count()
     count = 0
-    one_in = ONE_IN.get((urlsplit(one.url).scheme, name), 1)
-    for run in interrupts(lambda: CALLS[name](one, f"fresh-{next(numbers)}"), one_in=one_in, seed=name):
+    call = partial(CALLS[name], one)
+    for run in interrupts(lambda: call(f"fresh-{next(numbers)}"), one_in=one_in(one, name, sparsely), seed=name):
         count += 1
         assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
         for store in (other, one):
             assert all_go_on(store), f"{'this' if store is one else 'the other'} store, interrupted at {run.place}"
         assert isinstance(one.append("s", b"again"), Appended)
         assert sessions is None or sessions.are_in_order(), run.place
-    assert count > 5
+    assert count > 5 // sparsely
 
 
 def test_an_interrupted_look_at_the_line_leaves_nobody_in_it(
@@ -199,7 +208,8 @@ def all_go_on(store: SegmentStore) -> bool:
     return CallInThread(use).ended() is True
 
 
-def test_together_is_together_also_when_it_is_interrupted(stores: list[SegmentStore]) -> None:
+@FEW_OR_MORE
+def test_together_is_together_also_when_it_is_interrupted(stores: list[SegmentStore], sparsely: int) -> None:
     one, other = stores
 
     def call() -> object:
@@ -210,12 +220,13 @@ def test_together_is_together_also_when_it_is_interrupted(stores: list[SegmentSt
         lengths = {other.info(name).length for name in ("s", "t")}
         return len(lengths) == 1 and other.attributes("s", "n") == other.attributes("t", "n")
 
-    for run in interrupts(call, one_in=ONE_IN.get((urlsplit(one.url).scheme, "append_together"), 1)):
+    for run in interrupts(call, one_in=one_in(one, "append_together", sparsely)):
         until(are_equal, f"a server ends what was interrupted at {run.place}", seconds=DEADLINE)
 
 
 @pytest.mark.stores("memory", "sqlite", "postgresql")
-def test_a_close_that_was_interrupted_can_be_repeated(url: str, sessions: Sessions | None) -> None:
+@FEW_OR_MORE
+def test_a_close_that_was_interrupted_can_be_repeated(url: str, sessions: Sessions | None, sparsely: int) -> None:
     with open_store(url) as keeper:
         keeper.create("s")
 
@@ -232,7 +243,7 @@ def test_a_close_that_was_interrupted_can_be_repeated(url: str, sessions: Sessio
             opened[-1].wait({"s": 0}, 1.0)
 
         again()
-        for run in interrupts(close):
+        for run in interrupts(close, one_in=sparsely):
             assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
             assert all_go_on(keeper), run.place
             opened[-1].close()
@@ -248,7 +259,8 @@ def test_a_close_that_was_interrupted_can_be_repeated(url: str, sessions: Sessio
 
 
 @pytest.mark.stores("sqlite")
-def test_an_opening_that_was_interrupted_holds_up_nobody(url: str) -> None:
+@FEW_OR_MORE
+def test_an_opening_that_was_interrupted_holds_up_nobody(url: str, sparsely: int) -> None:
     numbers = itertools.count()
     made: list[str] = []
 
@@ -256,7 +268,7 @@ def test_an_opening_that_was_interrupted_holds_up_nobody(url: str) -> None:
         made.append(f"{url}-{next(numbers)}")
         open_store(made[-1]).close()
 
-    for run in interrupts(make):
+    for run in interrupts(make, one_in=sparsely):
         with open_store(made[-1] if made else url) as store:
             store.create("s")
             assert all_go_on(store), run.place
