@@ -54,6 +54,9 @@ demo: $(VENV)/.installed-demo
 demo-spark: $(VENV)/.installed-spark java
 	@$(BIN)/readergroup demo --spark $(if $(INPUT),"$$INPUT")
 
+# A run starts some thousand processes. They keep what they compile, also where the environment forbids it.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Most tests wait rather than compute: two more at a time than there are cores. WORKERS=0 runs them one by one.
 # Those of Spark come after the others: they share one session, which takes all cores.
 test: $(VENV)/.installed-dev java

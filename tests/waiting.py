@@ -18,10 +18,11 @@ PATIENCE_SECONDS: Final = 300.0
 
 
 def until(condition: Callable[[], object], what: str = "what is awaited", *, seconds: float = PATIENCE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
+    begun = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.005)
+        waited = time.monotonic() - begun
+        assert waited < seconds, f"not within {seconds} s: {what}"
+        time.sleep(min(max(0.005, waited / 20), 0.05))  # a look may cost a call of a server
 
 
 class CallInThread(Generic[T]):

@@ -10,6 +10,7 @@ import pytest
 
 from notifications import NotificationKey
 from synchronizer import ClosedError, open_store
+from tests.clean_processes import CLEAN
 from tests.notifications.counting import Add, Counted, CountNotifier, Heard, counter
 from tests.waiting import until
 
@@ -28,12 +29,11 @@ def change_when_asked(url: str, pipe: Connection) -> None:
 @pytest.mark.stores
 def test_a_change_by_another_process_is_told_long_before_the_interval(shared_store_url: str) -> None:
     url = shared_store_url
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
+    here, there = CLEAN.Pipe()
     with open_store(url) as store, CountNotifier(counter(store), interval_seconds=60) as notifier:
         heard = Heard()
         notifier.register_listener(heard)
-        process = context.Process(target=change_when_asked, args=(url, there))
+        process = CLEAN.Process(target=change_when_asked, args=(url, there))
         process.start()
         try:
             assert here.recv() == "ready"
@@ -127,14 +127,13 @@ def listen_durably(url: str, pipe: Connection, stay_at: int) -> None:
 def test_f19_what_a_killed_process_had_not_recorded_is_told_to_the_next_and_to_no_two_at_a_time(
     shared_store_url: str,
 ) -> None:
-    context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     try:
         with open_store(shared_store_url) as store:
             replica = counter(store)
             for _ in range(2):
-                here, there = context.Pipe()
-                process = context.Process(target=listen_durably, args=(shared_store_url, there, 2), daemon=True)
+                here, there = CLEAN.Pipe()
+                process = CLEAN.Process(target=listen_durably, args=(shared_store_url, there, 2), daemon=True)
                 process.start()
                 pipes.append(here)
                 processes.append(process)

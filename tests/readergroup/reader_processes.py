@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import readergroup as rg
+from tests.clean_processes import CLEAN
 from tests.waiting import PATIENCE_SECONDS
 
 LONG = PATIENCE_SECONDS
@@ -73,10 +71,9 @@ def hold_and_commit(connection: Connection, url: str, reader_id: str, _: Path, _
 def running(
     work: Callable[..., None], url: str, reader_id: str, diary: Path, pause: float = 0.0
 ) -> Iterator[tuple[BaseProcess, Connection]]:
-    """A spawned process, killed at the end of the block if it still runs."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=work, args=(there, url, reader_id, diary, pause), daemon=True)
+    """A process that is killed at the end of the block if it still runs."""
+    here, there = CLEAN.Pipe()
+    process = CLEAN.Process(target=work, args=(there, url, reader_id, diary, pause), daemon=True)
     process.start()
     there.close()
     try:
@@ -86,8 +83,7 @@ def running(
 
 
 def kill(process: BaseProcess) -> None:
-    if process.pid and process.is_alive():
-        os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.join(LONG)
 
 

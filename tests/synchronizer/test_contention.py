@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import os
 import signal
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,8 @@ import pytest
 
 from synchronizer import Appended, AppendResult, AttributeChange, open_store
 from synchronizer.testing import FailingStore
+from tests.clean_processes import CLEAN
+from tests.stopping import until_stopped
 from tests.synchronizer.accounts import Account, Add, Put, Replica, opened
 
 LONG = 100.0
@@ -82,10 +83,9 @@ class Contender:
 
     def __init__(self, url: str, number: int, turns_until_stop: int) -> None:
         self.name = f"process-{number}"
-        context = multiprocessing.get_context("spawn")
-        self.connection, there = context.Pipe()
+        self.connection, there = CLEAN.Pipe()
         arguments = there, url, self.name, turns_until_stop
-        self.process = context.Process(target=contend, args=arguments, daemon=True)
+        self.process = CLEAN.Process(target=contend, args=arguments, daemon=True)
         self.process.start()
         there.close()
 
@@ -146,7 +146,7 @@ def test_all_get_their_turn_again_when_one_has_been_stopped_while_it_had_its_own
         stopped, *others = contenders
         pid = stopped.process.pid
         assert pid is not None
-        os.waitid(os.P_PID, pid, os.WSTOPPED)
+        until_stopped(pid)
         then = replica.fetch_updates().entries
 
         def others_go_on(state: Account) -> bool:

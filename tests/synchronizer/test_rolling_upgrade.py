@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from synchronizer import StateSynchronizer, open_store
+from tests.clean_processes import CLEAN
 from tests.synchronizer.releases import NewVisit, NewVisits, Recount, Report, visit
 
-SPAWN = multiprocessing.get_context("spawn")
 LONG = 60.0
 
 
 class Process:
     def __init__(self, url: str, release: str) -> None:
-        self._ours, theirs = SPAWN.Pipe()
-        self.process = SPAWN.Process(target=visit, args=(theirs, url, release), daemon=True)
+        self._ours, theirs = CLEAN.Pipe()
+        self.process = CLEAN.Process(target=visit, args=(theirs, url, release), daemon=True)
         self.process.start()
         assert self._receive() == "ready"
 

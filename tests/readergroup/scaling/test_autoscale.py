@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import multiprocessing
 import threading
 from multiprocessing.connection import Connection
 
@@ -10,6 +9,7 @@ import readergroup as rg
 from readergroup.scaling import autoscale
 from readergroup.scaling.autoscale import TURN, Told
 from synchronizer import Clock, Turn
+from tests.clean_processes import CLEAN
 from tests.readergroup.scaling.handlers import Fault, write
 from tests.waiting import until
 
@@ -190,13 +190,12 @@ def autoscale_in_a_process(url: str, pipe: Connection) -> None:
 def test_of_two_processes_the_other_takes_over_when_the_one_that_is_called_is_killed(
     client: rg.Client, group: rg.ReaderGroup, url: str
 ) -> None:
-    context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     write(client, STREAM, ["waiting"])
     try:
         for expected in (["registered", 1], ["registered"]):
-            here, there = context.Pipe()
-            process = context.Process(target=autoscale_in_a_process, args=(url, there), daemon=True)
+            here, there = CLEAN.Pipe()
+            process = CLEAN.Process(target=autoscale_in_a_process, args=(url, there), daemon=True)
             process.start()
             pipes.append(here)
             processes.append(process)

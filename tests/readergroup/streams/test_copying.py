@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import random
 import signal
@@ -30,6 +29,7 @@ from synchronizer import (
     open_store,
 )
 from synchronizer.testing import FailingStore, Operation
+from tests.clean_processes import CLEAN
 from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.stores(in_turn=True)
@@ -520,7 +520,7 @@ def test_killed_processes_leave_copies_that_others_complete(shared_store_url: st
                 writer.write(str(number).encode() + bytes(1000), routing_key=str(number % 50))
         expected = events(client, SOURCE)
         for turn in range(3):
-            process = multiprocessing.get_context("spawn").Process(target=_copy_for_ever, args=(shared_store_url, by))
+            process = CLEAN.Process(target=_copy_for_ever, args=(shared_store_url, by))
             process.start()
             try:
                 _until(lambda turn=turn: len(_targets(client)) > turn)  # type: ignore[misc]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import threading
@@ -17,6 +16,7 @@ from readergroup.streams.deletions import LOOK_EVERY, PATIENCE_SECONDS, QUEUE, D
 from readergroup.streams.manager import StreamManager
 from synchronizer import EventQueue, NotFoundError, SegmentStore, open_store
 from synchronizer.testing import FailingStore, InstantClock, Operation
+from tests.clean_processes import CLEAN
 from tests.synchronizer.accounts import LONG
 from tests.waiting import until
 
@@ -203,7 +203,7 @@ def test_a_deletion_that_meets_another_stream_of_the_name_announces_that_too(
 def test_after_a_kill_it_is_done_in_the_background_by_a_thread_that_ends(shared_store_url: str) -> None:
     with open_store(shared_store_url) as store:
         create(StreamManager(store))
-        process = multiprocessing.get_context("spawn").Process(target=delete_and_be_killed, args=(shared_store_url,))
+        process = CLEAN.Process(target=delete_and_be_killed, args=(shared_store_url,))
         process.start()
         process.join(LONG)
         assert process.exitcode == -signal.SIGKILL

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import pickle
 import random
 import threading
@@ -41,6 +40,7 @@ from synchronizer import (
     open_store,
 )
 from synchronizer.testing import FailingStore, Operation
+from tests.clean_processes import CLEAN
 
 pytestmark = pytest.mark.stores(in_turn=True)
 NAME = "shop/orders"
@@ -360,8 +360,7 @@ def test_processes_that_commit_at_once_need_no_room_for_the_past(shared_store_ur
     with open_store(shared_store_url) as store:
         streams = StreamManager(store)
         streams.create(NAME, scaling=ScalingPolicy.fixed(2))
-        context = multiprocessing.get_context("spawn")
-        processes = [context.Process(target=commit_many, args=(shared_store_url, each, count)) for each in range(4)]
+        processes = [CLEAN.Process(target=commit_many, args=(shared_store_url, each, count)) for each in range(4)]
         for process in processes:
             process.start()
         for process in processes:
@@ -396,7 +395,7 @@ def test_parts_are_staged_by_other_processes(shared_store_url: str) -> None:
     with open_store(shared_store_url) as store:
         streams = StreamManager(store)
         streams.create(NAME, scaling=ScalingPolicy.fixed(2))
-        with multiprocessing.get_context("spawn").Pool(2) as pool:
+        with CLEAN.Pool(2) as pool:
             parts = pool.starmap(stage_in_another_process, [(shared_store_url, prefix) for prefix in "abcd"])
         assert commit(streams, 0, *parts)
         assert by_key(stored(streams)) == by_key([pair for prefix in "abcd" for pair in events(prefix)])

@@ -40,6 +40,7 @@ from synchronizer import (
     open_store,
 )
 from synchronizer.testing import FailingStore, Operation
+from tests.clean_processes import CLEAN
 from tests.servers.proxy import TcpProxy
 from tests.waiting import until
 
@@ -1005,8 +1006,7 @@ def test_scales_while_several_processes_write(shared_store_url: str) -> None:
     with open_store(shared_store_url) as store:
         streams = StreamManager(store)
         streams.create(NAME, scaling=ScalingPolicy.fixed(2))
-        spawn = multiprocessing.get_context("spawn")
-        processes = [spawn.Process(target=_write_in_a_process, args=(shared_store_url, number)) for number in range(2)]
+        processes = [CLEAN.Process(target=_write_in_a_process, args=(shared_store_url, number)) for number in range(2)]
         for process in processes:
             process.start()
         until(lambda: len(all_events(streams)) > 0, seconds=TO_START_SECONDS)

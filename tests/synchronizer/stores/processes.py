@@ -1,8 +1,7 @@
-"""What the other processes of these tests do. They are spawned, so that they share nothing but the file."""
+"""What the other processes of these tests do. They share nothing with those of the tests but the file."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import secrets
 import signal
@@ -18,6 +17,7 @@ from synchronizer.store import Appended, AttributeChange, Conflict, SegmentCopy,
 from synchronizer.stores import open_store
 from synchronizer.stores.file_lock import Gate
 from synchronizer.stores.sqlite import SqliteStore
+from tests.clean_processes import CLEAN
 from tests.synchronizer.stores.gates import held
 from tests.waiting import PATIENCE_SECONDS
 
@@ -28,16 +28,14 @@ LONG = PATIENCE_SECONDS
 @contextmanager
 def running(work: Callable[..., None], *arguments: object) -> Iterator[tuple[BaseProcess, Connection]]:
     """A process that runs ``work(connection, *arguments)`` and is killed at the end of the block if it still does."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=work, args=(there, *arguments), daemon=True)
+    here, there = CLEAN.Pipe()
+    process = CLEAN.Process(target=work, args=(there, *arguments), daemon=True)
     process.start()
     there.close()
     try:
         yield process, here
     finally:
-        if process.pid and process.is_alive():
-            os.kill(process.pid, signal.SIGKILL)
+        process.kill()
         process.join(LONG)
 
 
