@@ -46,18 +46,29 @@ class _Sending:
     __getitem__ = _thread.interrupt_main
 
 
-def interrupts(call: Callable[[], object], *, one_in: int = 1, seed: object = 0) -> Iterator[Interrupted]:
+def interrupts(
+    call: Callable[[], object],
+    *,
+    one_in: int = 1,
+    seed: object = 0,
+    before: Callable[[], object] = lambda: None,
+    handler: Callable[[], object] | None = None,
+) -> Iterator[Interrupted]:
     """Run ``call`` again and again, in the main thread, interrupted at another place each time.
 
     The caller looks after each run whether all is in order. It ends with a run that meets no new place. A place is
     told apart by where the functions that lead to it were called. ``one_in`` leaves out all but every so many of them,
     from one on that ``seed`` chooses, so that several calls of a test leave out different ones.
+
+    ``before`` is called before each run, also before those that go on behind a place where no signal comes through, of
+    which the caller hears nothing. ``handler`` is what a signal does, instead of raising KeyboardInterrupt.
     """
     assert threading.current_thread() is threading.main_thread()
     met: set[_Place] = set()
     first = random.Random(str(seed)).randrange(one_in)
     while True:
-        run = _Run(met, one_in, first)
+        before()
+        run = _Run(met, one_in, first, handler)
         error = run.begin(call)
         if run.place is None:
             assert error is None, f"it failed without an interrupt: {error!r}"
@@ -68,8 +79,9 @@ def interrupts(call: Callable[[], object], *, one_in: int = 1, seed: object = 0)
 
 
 class _Run:
-    def __init__(self, met: set[_Place], one_in: int, first: int) -> None:
+    def __init__(self, met: set[_Place], one_in: int, first: int, handler: Callable[[], object] | None = None) -> None:
         self._one_in = one_in
+        self._handler = handler
         self._first = first
         self.place: _Place | None = None
         self.came = False
@@ -123,7 +135,9 @@ class _Run:
         # A RESUME of a `yield from` does not look: the signal came through in the tracer, where it is none.
         if frame is not None and frame.f_code is not _Run._trace.__code__:
             self.came = True
-            raise KeyboardInterrupt
+            if self._handler is None:
+                raise KeyboardInterrupt
+            self._handler()
 
 
 _known: dict[CodeType, frozenset[int]] = {}

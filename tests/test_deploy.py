@@ -319,10 +319,10 @@ def test_clients_of_the_nodes_need_tls_and_a_password(cluster: Nodes) -> None:
 
 def test_who_reads_and_writes_may_not_delete_what_the_nodes_store(cluster: Nodes) -> None:
     deletion = "$JS.API.STREAM.DELETE.readergroup"
-    with closing(NatsConnection(parse_address(cluster.url))) as connection:
+    with closing(NatsConnection(parse_address(cluster.url)).open()) as connection:
         with pytest.raises(rg.StoreUnavailableError, match="may not publish"):
             connection.ask(deletion, b"")
-    with closing(NatsConnection(parse_address(cluster.admin_url))) as connection:
+    with closing(NatsConnection(parse_address(cluster.admin_url)).open()) as connection:
         assert "error" not in connection.ask(deletion.replace("DELETE", "INFO"), b"").document
 
 

@@ -60,7 +60,7 @@ from .contract import (
     not_found,
     sealed,
 )
-from .nats_address import parse_address
+from .nats_address import NatsAddress, parse_address
 from .nats_connection import AnswerLostError, NatsConnection, NotPermittedError, NotSentError
 from .nats_frames import Answer, Outgoing, error_in
 from .nats_hints import Hints, Value
@@ -143,10 +143,14 @@ class NatsStore(SegmentStore):
         self._api = Api(address.stream)
         self._connection = NatsConnection(address)
         try:
-            replicas = self._open_stream(address.replicas, address.max_bytes, must_exist)
+            self._open(address, clock or SystemClock(), must_exist)
         except BaseException:
             self._connection.close()
             raise
+
+    def _open(self, address: NatsAddress, clock: Clock, must_exist: bool) -> None:
+        self._connection.open()
+        replicas = self._open_stream(address.replicas, address.max_bytes, must_exist)
         self._part_bytes = max(1, min(_MAX_PART_BYTES, self._connection.max_payload - _HEADER_BYTES))
         self.guarantees = Guarantees(
             durable=address.is_durable,
@@ -164,12 +168,17 @@ class NatsStore(SegmentStore):
         self._reader = SegmentReader(
             self._connection, self._subjects, self._hints, address.timeout_seconds, replicas > 1
         )
-        self._waiters = NatsWaiters(
-            self._connection, self._subjects, self._hints, self._reader.heads, clock or SystemClock()
-        )
-        self._line = FairLine(self._connection, address.stream, clock or SystemClock())
+        self._waiters = NatsWaiters(self._connection, self._subjects, self._hints, self._reader.heads, clock)
+        self._line = FairLine(self._connection, address.stream, clock)
         if not address.is_durable:
             _warn_once(self.url)
+
+    def __del__(self) -> None:
+        """Close a store that was dropped, for instance by an interrupt between its constructor and the caller."""
+        try:
+            self._connection.abandon()
+        except Exception:  # the constructor refused the address, or the process ends
+            return
 
     # The verbs
 
@@ -348,12 +357,12 @@ class NatsStore(SegmentStore):
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
         check_fair_lock(segment, timeout)
         self._check_open()
-        return self._line.held(segment, timeout)
+        return self._line.held(segment, timeout, store=self)
 
     def close(self) -> None:
-        if self._is_closed or os.getpid() != self._process_id:
+        if os.getpid() != self._process_id:
             return
-        self._is_closed = True
+        self._is_closed = True  # what is interrupted from here on can be called again
         self._waiters.close()
         self._connection.close()
 

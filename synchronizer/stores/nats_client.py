@@ -6,6 +6,7 @@ up when this module is imported. Where they are not, everything goes the public 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Coroutine, Sequence
@@ -62,6 +63,12 @@ class PublicClient(DemandingClient):
             self._tell_answer(message.subject.encode(), Answer(headers, message.data, headers.get("Status")))
 
         await self.subscribe(subject, cb=hear, pending_msgs_limit=0, pending_bytes_limit=0)  # none is dropped
+
+    def cut(self) -> None:
+        """Close the socket now and drop unsent data. nats-py alone waits until everything is sent."""
+        writer = getattr(getattr(self, "_transport", None), "_io_writer", None)
+        if isinstance(writer, asyncio.StreamWriter):
+            writer.transport.abort()
 
     def send(self, messages: Sequence[Sendable]) -> Coroutine[Any, Any, None] | None:
         """Send these, in this order and behind what was sent before. What is returned has to be awaited."""

@@ -13,7 +13,7 @@ import ssl
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import nats.errors
@@ -23,6 +23,7 @@ from nats.aio.subscription import Subscription
 from ..background import survive
 from ..clock import SystemClock
 from ..errors import ClosedError, ReaderGroupError, StoreUnavailableError, UnsupportedError
+from ..flag import Flag
 from . import nats_loop
 from .nats_address import NatsAddress
 from .nats_client import PublicClient, Sendable, new_client
@@ -121,16 +122,30 @@ class NatsConnection:
         self._refusal_of_inbox: StoreUnavailableError | None = None
         self.max_payload = 0
         self._loop: nats_loop.HiddenLoop | None = None
+        self._was_opened = Flag()
+        self._why_not_opened: Exception | None = None
         self._begin_anew()
+
+    def open(self) -> Self:
+        """Connect. Not part of the constructor: after an interrupt the caller needs an object that it can close."""
         try:
             self._loop = nats_loop.acquire(self)
-            self._run(self._open(), address.timeout_seconds)
+            with contextlib.suppress(nats_loop.LoopEndedError):
+                self._loop.call(self._begin_opening)
+                seconds = self._address.timeout_seconds + nats_loop.PATIENCE_SECONDS
+                if self._was_opened.wait(seconds):
+                    if self._why_not_opened is not None:
+                        raise self._why_not_opened
+                    return self
+                self._loop.retire()
+            raise self.unavailable("the thread of the event loop does not answer; try again")
         except BaseException:
             self.close()
             raise
 
     def _begin_anew(self) -> None:
-        """What belongs to one loop."""
+        """What belongs to one loop. Called by its thread."""
+        self._home: asyncio.AbstractEventLoop | None = None
         self._expecting: dict[bytes, tuple[_Exchange, list[Answer], bool]] = {}
         self._pending: dict[_Exchange, None] = {}  # in the order of their coming
         self._subscriptions: dict[str, Subscription] = {}
@@ -175,6 +190,8 @@ class NatsConnection:
             timeout_seconds = self._address.timeout_seconds
         try:
             self._call_in_loop(self._start, exchange)
+            if self._is_closed and self._hidden.has_ended and exchange.take_permission():
+                raise self._closed()  # by a signal handler, and the loop ended before it started this
             if not exchange.wait(timeout_seconds + size / _SLOWEST_BYTES_PER_SECOND):
                 self._give_up(exchange)
         except BaseException as error:  # also an interrupt: what nobody waits for is not sent later
@@ -253,9 +270,8 @@ class NatsConnection:
             self._check_open()
             if self._hidden.has_ended:  # else another thread was faster
                 loop = nats_loop.acquire(self)
-                self._begin_anew()
+                loop.call(self._move)
                 self._loop = loop
-                loop.call(self._replace_client)
 
     def _check_open(self) -> None:
         if self._is_closed or os.getpid() != self._process_id:
@@ -278,29 +294,51 @@ class NatsConnection:
         return self.unavailable(str(error))
 
     def close(self) -> None:
-        """Close the connection. If that was interrupted, it can be called again."""
-        if os.getpid() != self._process_id:
-            return
-        try:
-            if not self._is_closed:
-                self._is_closed = True
-                if self._loop is not None:
-                    with contextlib.suppress(Exception):
-                        self._loop.run(self._shut(), _PING_SECONDS)
-        finally:
-            nats_loop.release(self)
+        """Close the connection. It can be called again, after an interrupt and in several threads at once."""
+        self._release(waits=True)
 
-    def _run(self, work: Coroutine[Any, Any, None], seconds: float) -> None:
-        try:
-            self._hidden.run(work, seconds)
-        except nats_loop.LoopEndedError as error:
-            raise self.unavailable("the thread of the event loop does not answer") from error
+    def abandon(self) -> None:
+        """Have the hidden thread close the connection, and do not wait for that."""
+        self._release(waits=False)
+
+    def _release(self, *, waits: bool) -> None:
+        if os.getpid() == self._process_id:
+            self._is_closed = True
+            nats_loop.release(self, waits=waits)
 
     # What runs in the hidden thread
 
     def loop_ended(self) -> None:
         for exchange in list(self._pending):
             self._finish_without_answer(exchange, "the thread of the event loop ended")
+        if not self._was_opened.is_set():
+            self._why_not_opened = self.unavailable("the thread of the event loop ended; try again")
+            self._was_opened.set()
+
+    def _begin_opening(self) -> None:
+        self._home = asyncio.get_running_loop()
+        self._spawn(self._open_and_tell())
+
+    async def _open_and_tell(self) -> None:
+        try:
+            await self._open()
+        except Exception as error:
+            self._why_not_opened = error
+        except BaseException:
+            self._why_not_opened = self._closed()
+            raise
+        finally:
+            self._was_opened.set()
+
+    def _move(self) -> None:
+        """Begin anew in this loop. A second call changes nothing: the thread that asked may have been interrupted."""
+        loop = asyncio.get_running_loop()
+        if self._is_closed:
+            nats_loop.release(self, waits=False)
+        elif self._home is not loop:
+            self._begin_anew()
+            self._home = loop
+            self._replace_client()
 
     async def _open(self) -> None:
         self._is_connecting = True
@@ -335,6 +373,8 @@ class NatsConnection:
         self._client, self._subscriptions, self._refusal_of_inbox = client, {}, None
         try:
             await self._connect_client(client)
+            if self._is_closed:  # nats-py missed the cancellation
+                raise self._closed()
             await client.hear_answers(self._inbox.decode() + "*")
             for _ in range(2):  # nats-py lets the first ping overtake the subscription
                 await client.flush(_CONNECT_SECONDS)
@@ -421,7 +461,7 @@ class NatsConnection:
     def _discard(self, client: PublicClient) -> None:
         if client is self._client:
             self._client = None  # from here on it is nobody's, and what it still says is not heard
-        self._spawn(_close_quietly(client))
+        self._spawn(_shut_client(client))
 
     async def _look_at_servers(self) -> None:
         """Refuse servers that are too old, also those that the client could go to later."""
@@ -615,15 +655,20 @@ class NatsConnection:
         with contextlib.suppress(nats.errors.Error):
             await subscription.unsubscribe()
 
-    async def _shut(self) -> None:
+    async def shut(self) -> None:
+        if self._home is not asyncio.get_running_loop():
+            return  # it has not begun here
         for exchange in list(self._pending):
             if exchange.take_permission():
                 self._finish(exchange, ClosedError("the store was closed meanwhile", url=self._address.url))
             else:
                 self._finish(exchange, AnswerLostError("the store was closed before the answer came"))
         await asyncio.gather(*map(_cancel, self._tasks))
+        self._is_connected = False
         if self._client is not None:
-            await self._client.close()
+            self._spawn(_shut_client(self._client))
+        if self._tasks:  # among them may be one that closes a client whose attempt to connect was cancelled above
+            await asyncio.wait(self._tasks, timeout=_PING_SECONDS + _CANCELLATION_SECONDS)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -640,6 +685,16 @@ class NatsConnection:
 
 def _missing_right(action: str, subject: str) -> str:
     return f"the NATS user may not {action} {subject!r}; grant it what docs/operations.md lists"
+
+
+async def _shut_client(client: PublicClient) -> None:
+    """Close the client. If that takes long, as with a frozen server, or is cancelled, cut its connection."""
+    closing = asyncio.ensure_future(_close_quietly(client))
+    try:
+        await asyncio.wait({closing}, timeout=_PING_SECONDS)
+    finally:
+        client.cut()
+        closing.cancel()
 
 
 async def _close_quietly(client: PublicClient) -> None:

@@ -55,7 +55,8 @@ class _Place:
 class _Holding(AbstractContextManager[bool]):
     """A lock, while it is waited for and held."""
 
-    def __init__(self, line: FairLine, place: _Place, timeout: float) -> None:
+    def __init__(self, line: FairLine, place: _Place, timeout: float, store: object) -> None:
+        self._store = store  # a store without references is closed, and its locks with it
         self._line = line
         self._place = place
         self._timeout = timeout
@@ -81,9 +82,9 @@ class FairLine:
         self._waiting: dict[int, Flag] = {}
         self._is_listening = False
 
-    def held(self, name: str, timeout: float) -> AbstractContextManager[bool]:
-        """Hold the lock in a block; False if ``timeout`` seconds did not suffice."""
-        return _Holding(self, _Place(f"{self._stream}.{token(name)}"), timeout)
+    def held(self, name: str, timeout: float, *, store: object) -> AbstractContextManager[bool]:
+        """Hold the lock of ``store`` in a block; False if ``timeout`` seconds did not suffice."""
+        return _Holding(self, _Place(f"{self._stream}.{token(name)}"), timeout, store)
 
     def enter(self, place: _Place, timeout: float) -> bool:
         try:

@@ -83,10 +83,11 @@ class NatsWaiters:
             watched.see(head)
 
     def close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-            for woken in self._waiting:
-                woken.set()
+        # Without the lock: where a signal handler closes the store, the main thread may hold it. A thread that is not
+        # among the waiting ones yet checks `_is_closed` before it sleeps.
+        self._is_closed = True
+        for woken in list(self._waiting):
+            woken.set()
 
     def _await_change(
         self, known: Mapping[str, int], watched: Sequence[_Watched], woken: Flag, deadline: Deadline

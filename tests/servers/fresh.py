@@ -44,6 +44,6 @@ def _drop_schema(url: str, name: str) -> None:
 
 def _delete_stream(url: str, name: str) -> None:
     with contextlib.suppress(StoreUnavailableError):
-        with contextlib.closing(NatsConnection(parse_nats_address(url))) as server:
+        with contextlib.closing(NatsConnection(parse_nats_address(url)).open()) as server:
             for stream in (name, f"{name}_line"):
                 server.ask(f"$JS.API.STREAM.DELETE.{stream}", b"")

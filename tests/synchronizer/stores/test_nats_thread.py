@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from synchronizer.errors import ClosedError, ReaderGroupError, StoreUnavailableE
 from synchronizer.store import Appended, AttributeChange, UnknownOutcome
 from synchronizer.stores import nats_connection, nats_loop, open_store
 from synchronizer.stores.nats import NatsStore
+from synchronizer.stores.nats_frames import Outgoing
 from tests.servers.nats import NatsServer
 from tests.synchronizer.stores.test_nats import _proxied
-from tests.waiting import CallInThread, until
+from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
 
 @pytest.fixture
@@ -108,7 +110,9 @@ def test_calls_go_on_in_another_thread_when_the_loop_is_broken(nats_url: str, mo
         until(lambda: succeeds(lambda: second.append("s", b"y")))
         assert heard.ended() == {"s"}
         assert second._connection._hidden is store._connection._hidden
-    assert not [thread for thread in threading.enumerate() if thread.name == "nats-event-loop"]
+        thread = store._connection._hidden._thread
+    assert not any(each._connection in loop.users for each in (store, second) for loop in nats_loop._loops)
+    assert nats_loop._loops or not thread.is_alive()
 
 
 def test_a_store_that_gets_no_thread_says_so_and_the_next_one_works(
@@ -225,7 +229,7 @@ def test_what_was_interrupted_before_it_was_sent_is_not_sent_later(nats_url: str
 
 
 def test_closing_that_is_interrupted_can_be_done_again(nats_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    shut = nats_connection.NatsConnection._shut
+    shut = nats_connection.NatsConnection.shut
     is_shutting = threading.Event()
 
     async def shut_slowly(connection: nats_connection.NatsConnection) -> None:
@@ -233,15 +237,59 @@ def test_closing_that_is_interrupted_can_be_done_again(nats_url: str, monkeypatc
         await asyncio.sleep(0.2)
         await shut(connection)
 
-    monkeypatch.setattr(nats_connection.NatsConnection, "_shut", shut_slowly)
+    monkeypatch.setattr(nats_connection.NatsConnection, "shut", shut_slowly)
     store = NatsStore(nats_url)
     with _interrupted_when(is_shutting.is_set), pytest.raises(KeyboardInterrupt):
         store.close()
     store.close()
     with pytest.raises(ClosedError):
         store.info("s")
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "nats-event-loop"])
-    assert nats_loop._current is None
+    assert not any(store._connection in loop.users for loop in nats_loop._loops)
+
+
+def test_stores_that_threads_close_at_once_and_twice_are_closed_when_each_call_returns(nats_url: str) -> None:
+    for _ in range(20):
+        stores = [NatsStore(nats_url) for _ in range(2)]
+        loop = stores[0]._connection._hidden
+        together = threading.Barrier(4)
+
+        def close(store: NatsStore, together: threading.Barrier = together, loop: Any = loop) -> bool:
+            together.wait()
+            store.close()
+            return store._connection in loop.users
+
+        calls = [CallInThread(lambda store=store: close(store)) for store in stores * 2]
+        assert [each.ended() for each in calls] == [False] * 4
+    assert loop not in nats_loop._loops or loop.users
+
+
+def test_a_store_whose_server_is_frozen_and_takes_no_more_data_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nats_connection, "_PING_SECONDS", 0.3)
+    with NatsServer() as server, NatsServer() as other:
+        with NatsStore(server.url) as store, NatsStore(other.url):  # which keeps the loop
+            server.pause()
+            connection: Any = store._connection
+            transport = connection._client._transport._io_writer.transport
+            while not transport.get_write_buffer_size():
+                for _ in range(20):
+                    connection.send(Outgoing("nowhere", bytes(900_000), None, has_answer=False))
+                loop_has_sent = threading.Event()
+                loop_of(store).call_soon_threadsafe(loop_has_sent.set)
+                assert loop_has_sent.wait(PATIENCE_SECONDS)
+            socket = transport.get_extra_info("socket")
+            store.close()
+            until(lambda: socket.fileno() == -1, "the socket is closed")
+            server.resume()
+
+
+def test_a_lock_that_is_held_keeps_its_store_open(nats_url: str) -> None:
+    with open_store(nats_url).fair_lock("s", 5.0) as is_held, open_store(nats_url) as other:
+        assert is_held
+        gc.collect()
+        with other.fair_lock("s", 0.0) as is_other_held:
+            assert not is_other_held
+    with open_store(nats_url) as other, other.fair_lock("s", 0.0) as is_held:
+        assert is_held
 
 
 @contextmanager
