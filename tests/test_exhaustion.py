@@ -13,7 +13,7 @@ from tests.servers.unavailable import ServerUnavailable
 from tests.synchronizer.stores.processes import receive, running
 
 
-@pytest.mark.stores("sqlite", "postgresql", "nats")
+@pytest.mark.stores("sqlite", "postgresql")
 def test_a_process_whose_descriptors_are_used_up_goes_on_when_there_are_some(shared_store_url: str) -> None:
     with running(live, shared_store_url, "descriptors") as (_, connection):
         problem = receive(connection)

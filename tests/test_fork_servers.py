@@ -22,7 +22,7 @@ from tests.waiting import PATIENCE_SECONDS, until
 PAGE = (Path(__file__).parent.parent / "docs" / "howto" / "fork.md").read_text()
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork"),
-    pytest.mark.stores,
+    pytest.mark.stores(in_turn=True),
     pytest.mark.timeout(600),
 ]
 
@@ -78,6 +78,7 @@ def test_gunicorn(folder: Path, shared_store_url: str) -> None:
     assert read(shared_store_url, 20) == {order.encode() for order in orders}
 
 
+@pytest.mark.stores("sqlite")  # on the others the same: what differs between stores is in gunicorn's
 @pytest.mark.skipif(find_spec("celery") is None, reason="there is no Celery here")
 def test_celery(folder: Path, shared_store_url: str) -> None:
     environment = {"READERGROUP_URL": shared_store_url, "BROKER_URL": "filesystem://"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,14 @@ def test_every_schedule_is_brought_about_by_something_that_exists() -> None:
 
 def check_exist(tests: list[tuple[str, str]]) -> None:
     for path, name in tests:
-        tree = ast.parse((ROOT / path).read_text())
-        defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-        assert name in defined, f"{path} has no {name}"
+        assert name in names_in(path), f"{path} has no {name}"
+
+
+@cache
+def names_in(path: str) -> set[str]:
+    """Its functions and classes, also those inside others."""
+    tree = ast.parse((ROOT / path).read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
 
 
 @pytest.mark.stores

@@ -414,8 +414,8 @@ RECORDED = [
     ("sqlite", "segment"),
     ("sqlite", "state"),
     ("postgresql", "segment"),
-    ("nats", "segment"),
-    ("nats-cluster", "state"),
+    pytest.param("nats", "segment", marks=pytest.mark.broad),
+    pytest.param("nats-cluster", "state", marks=pytest.mark.broad),
 ]
 
 

@@ -30,7 +30,7 @@ FAULTS: Final[dict[StoreKind, list[Fault]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=FAULTS)
+@pytest.fixture(scope="module", params=["postgresql", "nats", pytest.param("nats-cluster", marks=pytest.mark.broad)])
 def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerHost]:
     with ExitStack() as running:
         try:

@@ -47,7 +47,10 @@ def _at_rest(readers: int) -> Rest:
         return group.rest(10.0)
 
 
-@pytest.mark.parametrize(("readers", "segments", "within"), [(10, 100, 1.0), (50, 500, 1.0), (50, 500, 0.02)])
+@pytest.mark.parametrize(
+    ("readers", "segments", "within"),
+    [(10, 100, 1.0), (50, 500, 1.0), pytest.param(50, 500, 0.02, marks=pytest.mark.broad)],
+)
 def test_all_start_again_and_are_balanced_soon_and_with_few_conflicts(
     readers: int, segments: int, within: float
 ) -> None:

@@ -355,6 +355,7 @@ def commit_many(url: str, number: int, count: int) -> None:
                 txn.write(b"%d/%d" % (number, each), QUARTERS[number])
 
 
+@pytest.mark.stores("sqlite")
 def test_processes_that_commit_at_once_need_no_room_for_the_past(shared_store_url: str) -> None:
     count = 20
     with open_store(shared_store_url) as store:

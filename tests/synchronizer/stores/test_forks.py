@@ -122,16 +122,17 @@ def test_processes_that_share_no_memory_may_open_the_same_file(url: str, method:
         assert store.read("s", 0, 100) == b"data" * 4
 
 
-@pytest.mark.stores
+@pytest.mark.stores(in_turn=True)
 @pytest.mark.timeout(600)
-def test_a_process_may_fork_at_any_moment(shared_store_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [10, pytest.param(30, marks=pytest.mark.broad)])
+def test_a_process_may_fork_at_any_moment(shared_store_url: str, tmp_path: Path, times: int) -> None:
     childs_url = f"sqlite:///{tmp_path}/child.db" if shared_store_url.startswith("sqlite:") else shared_store_url
     command = [sys.executable, "-m", "tests.synchronizer.stores.forking_under_load", shared_store_url, childs_url]
-    ran = subprocess.run([*command, "1", "30"], cwd=ROOT, capture_output=True, text=True, timeout=600)
+    ran = subprocess.run([*command, "1", str(times)], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     assert "Traceback" not in ran.stderr
     children, acknowledged = map(int, ran.stdout.split())
-    assert children == 30 and acknowledged > 0
+    assert children == times and acknowledged > 0
 
 
 def test_a_child_begins_with_empty_memory_even_if_another_thread_was_in_it() -> None:
