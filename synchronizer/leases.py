@@ -20,7 +20,7 @@ import mmh3
 import msgpack
 
 from .clock import Clock
-from .errors import StoreUnavailableError
+from .errors import ReaderGroupError, StoreUnavailableError
 from .liveness import STOP_AFTER, observe_interval
 from .store import Appended, AttributeChange, SegmentStore, UnknownOutcome
 
@@ -170,14 +170,18 @@ class Lease:
                 self._counter += 1
                 value = encode_lease(self._counter, payload)
                 change = AttributeChange(self._value, value)
-                answer = self._store.append(self._segment, b"", attributes={self.attribute: change})
+                self._tried.add(value)  # before it is sent: an interrupt may keep the answer from being noted
+                try:
+                    answer = self._store.append(self._segment, b"", attributes={self.attribute: change})
+                except ReaderGroupError:
+                    self._tried.discard(value)
+                    raise
                 if isinstance(answer, Appended):
                     self._value = value
                     self.begin(sent_at, timeout_seconds)
                     self._tried.clear()
                     return True
                 if isinstance(answer, UnknownOutcome):
-                    self._tried.add(value)
                     raise StoreUnavailableError(
                         "the answer to a renewal was lost; the next one finds out", lease=self.name
                     ) from answer.cause

@@ -149,9 +149,13 @@ class Turn:
         while True:
             sent_at = self._clock.monotonic()
             new = self.value._replace(counter=self.value.counter + 1, **fields).encode()
-            answer = self._store.append(
-                self._segment, b"", attributes={self._attribute: AttributeChange(self._stored, new)}
-            )
+            change = AttributeChange(self._stored, new)
+            self._tried.add(new)  # before it is sent: an interrupt may keep the answer from being noted
+            try:
+                answer = self._store.append(self._segment, b"", attributes={self._attribute: change})
+            except ReaderGroupError:
+                self._tried.discard(new)
+                raise
             if isinstance(answer, Appended):
                 self._know(new)
                 if self._is_mine:
@@ -159,7 +163,6 @@ class Turn:
                     self._renew_at = sent_at + self._timeout_seconds / RENEWALS
                 return True
             if isinstance(answer, UnknownOutcome):
-                self._tried.add(new)
                 self._renew_at = float("-inf")
                 raise StoreUnavailableError(
                     "the answer to a change of a turn was lost; the next call finds out",

@@ -85,13 +85,13 @@ def read_all(client: rg.Client) -> list[object]:
 def test_an_interrupted_reader_goes_on(clients: list[rg.Client]) -> None:
     one, other = clients
     with other.writer("shop/orders", serializer=rg.JsonSerializer()) as writer:
-        writer.write_many(range(100), "key")
+        writer.write_many(range(5000), "key")
     group, same = one.groups.create("group", streams=["shop/orders"]), other.groups.get("group")
     with group.reader("reader", serializer=rg.JsonSerializer()) as reader:
 
         def read() -> None:
-            if reader.read(timeout=0.001) is not None:
-                reader.commit(timeout=DEADLINE)
+            assert reader.read(timeout=DEADLINE) is not None, "more events are needed"
+            reader.commit(timeout=DEADLINE)
 
         for run in interrupts(read):
             assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"

@@ -17,6 +17,7 @@ from synchronizer import (
     open_store,
 )
 from synchronizer.testing import FailingStore, Operation
+from tests.interrupts import interrupts
 
 TIMEOUT_SECONDS = 9.0
 GOLDEN = Path(__file__).parents[1] / "wire" / "turn-v1.msgpack"
@@ -285,3 +286,15 @@ def test_a_read_that_ends_late_says_nothing_of_the_time_since_it_began(store: Fa
     store.after = lambda operation: clock.advance(2.0)  # what was read is as old then
     assert not second.take(TIMEOUT_SECONDS)
     assert second.take(TIMEOUT_SECONDS)
+
+
+def test_an_interrupt_takes_the_turn_from_nobody(clock: ManualClock) -> None:
+    with open_store("memory://") as store:
+        store.create("log")
+        holder, payload = turn(store, clock), 0
+        assert holder.take(TIMEOUT_SECONDS)
+        for run in interrupts(lambda: holder.record(payload)):
+            assert isinstance(run.error, KeyboardInterrupt), run.place
+            payload += 1
+            assert holder.record(payload), f"interrupted at {run.place}"
+            assert turn(store, clock).look().payload == (payload,)
