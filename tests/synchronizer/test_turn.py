@@ -291,10 +291,9 @@ def test_a_read_that_ends_late_says_nothing_of_the_time_since_it_began(store: Fa
 def test_an_interrupt_takes_the_turn_from_nobody(clock: ManualClock) -> None:
     with open_store("memory://") as store:
         store.create("log")
-        holder, payload = turn(store, clock), 0
+        holder = turn(store, clock)
         assert holder.take(TIMEOUT_SECONDS)
-        for run in interrupts(lambda: holder.record(payload)):
+        for number, run in enumerate(interrupts(lambda: holder.record("interrupted"))):
             assert isinstance(run.error, KeyboardInterrupt), run.place
-            payload += 1
-            assert holder.record(payload), f"interrupted at {run.place}"
-            assert turn(store, clock).look().payload == (payload,)
+            assert holder.record(number), f"interrupted at {run.place}"
+            assert turn(store, clock).look().payload == (number,)
