@@ -130,7 +130,8 @@ def test_where_the_system_has_no_thread_the_error_says_so(monkeypatch: pytest.Mo
     def start(*args: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading, "_start_new_thread", start)
+    name = "_start_new_thread" if hasattr(threading, "_start_new_thread") else "_start_joinable_thread"  # from 3.13 on
+    monkeypatch.setattr(threading, name, start)
     with pytest.raises(StoreUnavailableError, match="thread"):
         BackgroundThread(lambda: None, name="none").start()
 
