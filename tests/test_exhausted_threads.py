@@ -7,13 +7,13 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 import readergroup as rg
 from readergroup import Client
-from tests.waiting import CallInThread, until
+from tests.waiting import STARTS_A_THREAD, CallInThread, until
 
 T = TypeVar("T")
 
@@ -24,16 +24,16 @@ class Starts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
         self.failing: int | None = None
-        self._start = threading._start_new_thread
-        monkeypatch.setattr(threading, "_start_new_thread", self._start_or_fail)
+        self._start = getattr(threading, STARTS_A_THREAD)
+        monkeypatch.setattr(threading, STARTS_A_THREAD, self._start_or_fail)
 
-    def _start_or_fail(self, bootstrap: Callable[[], None], arguments: tuple[()]) -> int:
+    def _start_or_fail(self, bootstrap: Callable[[], None], *arguments: Any, **named: Any) -> object:
         name = bootstrap.__self__.name
         if not name.startswith("Thread-"):
             self.names.append(name)
             if len(self.names) - 1 == self.failing:
                 raise RuntimeError("can't start new thread")
-        return self._start(bootstrap, arguments)
+        return self._start(bootstrap, *arguments, **named)
 
 
 def repeated(call: Callable[[], T]) -> T:

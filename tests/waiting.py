@@ -16,6 +16,9 @@ T = TypeVar("T")
 #: How long a test waits for what has to come. Only a test that fails takes so long.
 PATIENCE_SECONDS: Final = 300.0
 
+#: What `threading` asks the system for a thread with: the second from Python 3.13 on.
+STARTS_A_THREAD: Final = "_start_new_thread" if hasattr(threading, "_start_new_thread") else "_start_joinable_thread"
+
 
 def until(condition: Callable[[], object], what: str = "what is awaited", *, seconds: float = PATIENCE_SECONDS) -> None:
     begun = time.monotonic()

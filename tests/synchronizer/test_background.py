@@ -12,6 +12,7 @@ import pytest
 import synchronizer
 from synchronizer import ClosedError, ManualClock, StoreUnavailableError, background_errors
 from synchronizer.background import MAX_PAUSE_SECONDS, BackgroundThread, keep_running, survive
+from tests.waiting import STARTS_A_THREAD
 
 pytestmark = pytest.mark.unexpected_errors
 
@@ -130,8 +131,7 @@ def test_where_the_system_has_no_thread_the_error_says_so(monkeypatch: pytest.Mo
     def start(*args: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    name = "_start_new_thread" if hasattr(threading, "_start_new_thread") else "_start_joinable_thread"  # from 3.13 on
-    monkeypatch.setattr(threading, name, start)
+    monkeypatch.setattr(threading, STARTS_A_THREAD, start)
     with pytest.raises(StoreUnavailableError, match="thread"):
         BackgroundThread(lambda: None, name="none").start()
 
