@@ -242,8 +242,7 @@ def test_a_close_that_was_interrupted_can_be_repeated(url: str, sessions: Sessio
                 assert is_held
             opened[-1].wait({"s": 0}, 1.0)
 
-        again()
-        for run in interrupts(close, one_in=sparsely):
+        for run in interrupts(close, one_in=sparsely, before=again):
             assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
             assert all_go_on(keeper), run.place
             opened[-1].close()
@@ -254,8 +253,6 @@ def test_a_close_that_was_interrupted_can_be_repeated(url: str, sessions: Sessio
                 f"no session, interrupted at {run.place}",
                 seconds=DEADLINE,
             )
-            again()
-        opened[-1].close()
 
 
 @pytest.mark.stores("sqlite")
