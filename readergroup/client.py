@@ -216,8 +216,7 @@ class Client:
         self, name: str, *, timeout: float | None = None, member_timeout_seconds: float = 10.0
     ) -> Iterator[HeldLock]:
         """Hold the lock of this name in the block; `DeadlineExceededError` if it could not be had in time."""
-        with self._lock(Lock, name, member_timeout_seconds=member_timeout_seconds).acquire(timeout=timeout) as held:
-            yield held
+        yield from _hold(self._lock(Lock, name, member_timeout_seconds=member_timeout_seconds), timeout)
 
     @contextmanager
     def semaphore(
@@ -226,8 +225,7 @@ class Client:
         """Hold one of so many permits in the block; `DeadlineExceededError` if none could be had in time."""
         check_count(permits, "permits")
         semaphore = self._lock(Semaphore, name, permits=permits, member_timeout_seconds=member_timeout_seconds)
-        with semaphore.acquire(timeout=timeout) as held:
-            yield held
+        yield from _hold(semaphore, timeout)
 
     def barrier(
         self, name: str, parties: int, *, party: str | None = None, member_timeout_seconds: float = 10.0
@@ -299,6 +297,22 @@ class Client:
                 url=self.store.url,
             )
         return _reconnect, (self._address, self.timeout, self.state_limit_bytes)
+
+
+def _hold(lock: Lock, timeout: float | None) -> Iterator[HeldLock]:
+    """Hold the lock while the generator stands still, and let go of it whenever it ends.
+
+    A ``with`` could be interrupted where it calls `HeldLock.__exit__`.
+    """
+    held = lock.acquire(timeout=timeout)
+    try:
+        yield held
+    finally:
+        try:
+            held.release()
+        except BaseException:  # interrupted: others would wait for the lease
+            held.release()
+            raise
 
 
 def _reconnect(url: str, timeout: float, state_limit_bytes: int) -> Client:

@@ -69,13 +69,12 @@ def interrupts(
     while True:
         before()
         run = _Run(met, one_in, first, handler)
-        error = run.begin(call)
+        run.begin(call)
         if run.place is None:
-            assert error is None, f"it failed without an interrupt: {error!r}"
+            assert run.error is None, f"it failed without an interrupt: {run.error!r}"
             return
         if run.came:
-            yield Interrupted(_shown(run.place), error)
-            del error
+            yield Interrupted(_shown(run.place), run.take_error())
 
 
 class _Run:
@@ -85,11 +84,17 @@ class _Run:
         self._first = first
         self.place: _Place | None = None
         self.came = False
+        self.error: BaseException | None = None
         self._met = met
         self._sending: Any = _Sending()
         self._base: FrameType | None = None
 
-    def begin(self, call: Callable[[], object]) -> BaseException | None:
+    def take_error(self) -> BaseException | None:
+        """What was raised, which nobody else refers to from then on."""
+        error, self.error = self.error, None
+        return error
+
+    def begin(self, call: Callable[[], object]) -> None:
         before = signal.signal(signal.SIGINT, self._on_signal)
         self._base = sys._getframe()
         collects = gc.isenabled()
@@ -99,13 +104,12 @@ class _Run:
             call()
         except BaseException as error:
             sys.settrace(None)
-            return error
+            self.error = error
         finally:
             sys.settrace(None)
             signal.signal(signal.SIGINT, before)
             if collects:
                 gc.enable()
-        return None
 
     def _trace_call(self, frame: FrameType, event: str, argument: object) -> Any:
         if self.place is not None:

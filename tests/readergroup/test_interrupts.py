@@ -7,6 +7,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -110,3 +111,18 @@ def test_an_interrupted_reader_can_be_opened_and_closed_again(clients: list[rg.C
         for each in (same, group):
             opening = CallInThread(lambda each=each: (each.reader(f"reader-{next(numbers)}").close(),))
             assert opening.ended() == (None,), run.place
+
+
+def test_a_lock_is_held_by_nobody_when_the_interrupt_of_its_release_is_over(clients: list[rg.Client]) -> None:
+    one, other = clients
+    held: list[AbstractContextManager[rg.HeldLock]] = []
+
+    def take() -> None:
+        held.append(one.lock("door", member_timeout_seconds=60))
+        held[-1].__enter__()
+
+    for run in interrupts(lambda: held.pop().__exit__(None, None, None), one_in=2, before=take):
+        place = run.place
+        del run  # and the traceback with it, which holds what it was thrown through
+        with other.lock("door", timeout=DEADLINE / 2) as found:
+            assert found.fencing_token, place
