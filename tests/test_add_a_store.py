@@ -43,7 +43,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server() -> Iterator[ValkeyServer]:
     """A server that tests may stop and kill; they leave it running."""
     try:
-        started = ValkeyServer(sync="everysec").start()
+        started = ValkeyServer().start()
     except ServerUnavailable as reason:
         pytest.skip(f"no Valkey server here: {reason}")
     with started:

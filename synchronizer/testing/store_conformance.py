@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -1519,7 +1520,7 @@ def _appended(result: object) -> Appended:
 
 def _pattern(size: int) -> bytes:
     """Bytes of which no two stretches are alike."""
-    return b"".join(number.to_bytes(4, "big") for number in range(size // 4 + 1))[:size]
+    return array("I", range(size // 4 + 1)).tobytes()[:size]
 
 
 def _until(condition: Callable[[], bool]) -> None:

@@ -72,6 +72,7 @@ class TestNatsStore(SegmentStoreConformance):
             yield store
 
 
+@pytest.mark.broad
 class TestNatsStoreByPublicMeans(SegmentStoreConformance):
     """As with a release of nats-py whose private parts are not those that the short way knows."""
 
@@ -82,6 +83,7 @@ class TestNatsStoreByPublicMeans(SegmentStoreConformance):
             yield store
 
 
+@pytest.mark.broad
 class TestNatsClusterStore(SegmentStoreConformance):
     """Three servers that replicate."""
 
