@@ -70,7 +70,7 @@ java: $(VENV)/.installed-spark
 	    apt-get update -qq && apt-get install -qq --yes --no-install-recommends openjdk-17-jre-headless >/dev/null; } || \
 	    echo "there is no Java 17 here, and it could not be installed"
 
-# `make test` runs everything on one store and a part on every other one; this runs everything on all STORES, and the
+# `make test` runs everything on one store and a part on others; this runs everything on all STORES, and the
 # tests with the mark `broad`, which are the wide forms of others.
 test-stores: $(VENV)/.installed-dev
 	$(BIN)/pytest $(TESTS) --quiet --numprocesses $(WORKERS) --dist worksteal --stores $(STORES) --broad

@@ -1,9 +1,9 @@
 """What holds for all tests, and the stores that they run on.
 
 A test that takes ``store_url`` runs on the memory store, one that takes ``shared_store_url`` on a SQLite file. One with
-the mark ``stores`` runs on all, or on those that the mark names; with ``stores(in_turn=True)`` on that first one and on
-another, so that of many such tests each store gets its share. With ``--stores=all``, or names with commas, all of them
-run on each, and no other tests do: ``make test-stores``.
+the mark ``stores`` runs on all but the cluster, or on those that the mark names; with ``stores(in_turn=True)`` on that
+first one and on another, so that of many such tests each store gets its share. With ``--stores=all``, or names with
+commas, all of them run on each, and no other tests do: ``make test-stores``.
 
 A test or a parameter with the mark ``broad`` is the wide form of another one that runs every time: more seeds, more
 schedules, another place. It runs with ``--broad``, or on the stores of ``--stores``; ``make test-stores`` gives both.
@@ -50,6 +50,8 @@ SERVERS: dict[str, Callable[[], Server]] = {
 }
 OWN_URLS = os.environ.get("READERGROUP_TEST_URLS", "").split()
 ALL_STORES = ["memory", "sqlite", *SERVERS, *OWN_URLS]
+#: One of these is the backend of another one with more servers: in every run, only tests that name it run on it.
+ONLY_IF_NAMED = {"nats-cluster"}
 #: Stores that processes share.
 SHARED_STORES = ALL_STORES[1:]
 SPARK_TESTS = Path(__file__).parent / "readergroup" / "spark"
@@ -89,7 +91,8 @@ def _stores_of(metafunc: pytest.Metafunc, possible: Sequence[str]) -> list[str]:
         if unknown := {*wanted} - {*ALL_STORES}:
             raise pytest.UsageError(f"--stores: there is no {', '.join(unknown)}; there are {', '.join(ALL_STORES)}")
     elif mark := metafunc.definition.get_closest_marker("stores"):
-        wanted = mark.args or (_in_turn(metafunc, possible) if mark.kwargs.get("in_turn") else possible)
+        some = [store for store in possible if store not in ONLY_IF_NAMED]
+        wanted = mark.args or (_in_turn(metafunc, some) if mark.kwargs.get("in_turn") else some)
     else:
         wanted = possible[:1]
     return [store for store in possible if store in {*wanted, *OWN_URLS}]

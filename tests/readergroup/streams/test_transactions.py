@@ -277,7 +277,7 @@ def test_transactions_that_others_merge_leave_at_most_the_last_key_and_none_when
     failing = FailingStore(streams.store)
     with open_writer(StreamManager(failing)) as writer:
         for number in range(20):
-            failing.before = merging_first = Nth(1, is_merge, lambda: other.finish_pending(NAME))
+            failing.before = merging_first = Nth(1, begins_to_merge(other), lambda: other.finish_pending(NAME))
             with writer.transaction() as txn:
                 txn.write(b"%d" % number, "Foo")
             assert merging_first.acted
@@ -327,7 +327,7 @@ def test_a_single_transaction_of_several_processes_is_forgotten_although_another
     streams: StreamManager,
 ) -> None:
     failing = FailingStore(streams.store)
-    failing.before = Nth(1, is_merge, lambda: streams.finish_pending(NAME))
+    failing.before = Nth(1, begins_to_merge(streams), lambda: streams.finish_pending(NAME))
     part = stage(streams, events("a"))
     assert Transactions(StreamManager(failing)).commit(NAME, JOB, 1, [part], is_only_one=True)
     assert committers(streams) == set()
@@ -337,7 +337,7 @@ def test_a_process_that_dies_before_it_forgets_leaves_a_key_for_a_week(
     streams: StreamManager, clock: ManualClock
 ) -> None:
     failing = FailingStore(streams.store)
-    failing.before = Nth(1, is_merge, lambda: streams.finish_pending(NAME))
+    failing.before = Nth(1, begins_to_merge(streams), lambda: streams.finish_pending(NAME))
     writer = open_writer(StreamManager(failing, clock=clock))
     with writer.transaction() as txn:
         txn.write(b"event")
@@ -613,6 +613,11 @@ def client_that_dies(
 def is_merge(operation: Operation) -> bool:
     """Which begins with a look at how far a segment has got."""
     return operation.verb == "attributes" and operation.segment.startswith("data/")
+
+
+def begins_to_merge(streams: StreamManager) -> Callable[[Operation], bool]:
+    """Looks at marks of writers, which look like it, come before there is something to merge."""
+    return lambda operation: is_merge(operation) and streams.fetch_state(NAME).known_transactions.open is not None
 
 
 def is_entry(operation: Operation) -> bool:
