@@ -14,8 +14,10 @@ import pytest
 
 import readergroup as rg
 from readergroup.scaling import pool as pool_module
+from readergroup.scaling import worker_process
 from synchronizer import open_store
 from synchronizer.testing import FailingStore, Operation
+from tests.clean_processes import CLEAN
 from tests.readergroup.scaling.handlers import (
     Diary,
     DieAlwaysAt,
@@ -46,6 +48,13 @@ def group(client: rg.Client) -> rg.ReaderGroup:
 def diary(tmp_path: Path) -> Diary:
     (tmp_path / "diary").mkdir()
     return Diary(tmp_path / "diary")
+
+
+@pytest.fixture(autouse=True)
+def worker_processes_begin_at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spawned, as pools do it, are those of the first test on all stores, and those of programs."""
+    if request.function is not test_every_event_is_handled_once_and_run_returns_at_the_end_of_the_data:
+        monkeypatch.setattr(worker_process, "_spawn", CLEAN)
 
 
 @pytest.fixture(params=["thread", "process"])
