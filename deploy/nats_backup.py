@@ -17,6 +17,8 @@ from typing import Any
 
 import nats
 from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
 
 _CHUNK_BYTES = 128 * 1024
 _SECONDS = 30.0
@@ -51,9 +53,19 @@ async def restore(connection: Client, stream: str, folder: Path) -> None:
     answer = await _ask(connection, f"$JS.API.STREAM.RESTORE.{stream}", described)
     with open(folder / "stream.tar.s2", "rb") as archive:
         while chunk := archive.read(_CHUNK_BYTES):
-            await connection.request(answer["deliver_subject"], chunk, timeout=_SECONDS)
-    made = await connection.request(answer["deliver_subject"], b"", timeout=_SECONDS)
+            await _send(connection, answer["deliver_subject"], chunk)
+    made = await _send(connection, answer["deliver_subject"], b"")
     _check(json.loads(made.data))
+
+
+async def _send(connection: Client, subject: str, chunk: bytes) -> Msg:
+    """The answer to a chunk. In a cluster it takes a moment until all servers know who listens."""
+    async with asyncio.timeout(_SECONDS):
+        while True:
+            try:
+                return await connection.request(subject, chunk, timeout=_SECONDS)
+            except NoRespondersError:
+                await asyncio.sleep(0.05)
 
 
 async def _ask(connection: Client, subject: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -109,17 +109,21 @@ class Autoscaling:
         self._wake.set()
 
     def _run(self) -> None:
+        is_deleted = False
         try:
             while not self._closed:
                 due = self._step_or_warn()
                 self._clock.wait(self._wake, due - self._clock.monotonic())
                 self._wake.clear()
         except (ClosedError, NotFoundError) as error:
+            is_deleted = isinstance(error, NotFoundError)
             _logger.info("autoscaling of %s ends: %s", self._group.name, error)
         try:
             if self._call is not None:
                 self._call.thread.join(CLOSE_SECONDS)
                 self._take_up_call()
+            if is_deleted:
+                self._turn.record()  # it may have been told before this heard of it, and the next group was not
             self._turn.give_up()
         except ClosedError:
             pass  # it runs out

@@ -246,16 +246,38 @@ def test_what_a_group_was_told_while_it_was_deleted_is_not_remembered_for_the_ne
 ) -> None:
     calls = Calls()
     take = Turn.take
+    taken: list[bool] = []
 
     def delete_and_take(self: Turn, timeout_seconds: float) -> bool:
-        if calls.told and list(client.groups.list()):
-            client.groups.delete("billing")
-            timeout_seconds += 1  # another one: it is renewed now
-        return take(self, timeout_seconds)
+        if not calls.told or not list(client.groups.list()):
+            return take(self, timeout_seconds)
+        client.groups.delete("billing")
+        taken.append(take(self, timeout_seconds + 1))  # another timeout: it is renewed now
+        return taken[-1]
 
     monkeypatch.setattr(Turn, "take", delete_and_take)
     group.autoscale(POLICY)(calls)
-    until(lambda: calls.told == [1] and not turn(group, group.synchronizer.clock).look().holder)
+    until(lambda: taken and not turn(group, group.synchronizer.clock).look().holder)
+    assert told(group) is None
+
+
+def test_what_was_told_to_a_group_that_is_deleted_is_forgotten_also_when_nobody_had_heard_of_it(
+    client: rg.Client, group: rg.ReaderGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = Calls()
+    record = Turn.record
+
+    def delete_and_record(self: Turn, *payload: object) -> bool:
+        if not list(client.groups.list()):
+            return record(self, *payload)
+        client.groups.delete("billing")
+        self.take(60)  # as if it was deleted before the call, and this did not know
+        return record(self, *payload)
+
+    monkeypatch.setattr(Turn, "record", delete_and_record)
+    group.autoscale(POLICY)(calls)
+    until(lambda: not list(client.groups.list()), "the deletion")
+    until(lambda: not turn(group, group.synchronizer.clock).look().holder, "the end of the autoscaling")
     assert told(group) is None
 
 
