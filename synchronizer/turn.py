@@ -150,11 +150,13 @@ class Turn:
             sent_at = self._clock.monotonic()
             new = self.value._replace(counter=self.value.counter + 1, **fields).encode()
             change = AttributeChange(self._stored, new)
+            was_tried = new in self._tried
             self._tried.add(new)  # before it is sent: an interrupt may keep the answer from being noted
             try:
                 answer = self._store.append(self._segment, b"", attributes={self._attribute: change})
             except ReaderGroupError:
-                self._tried.discard(new)
+                if not was_tried:
+                    self._tried.discard(new)
                 raise
             if isinstance(answer, Appended):
                 self._know(new)
@@ -169,6 +171,8 @@ class Turn:
                     segment=self._segment,
                     attribute=self._attribute,
                 ) from answer.cause
+            if not was_tried:
+                self._tried.discard(new)  # another may have written the same
             current = answer.attributes[self._attribute]
             own = current in self._tried  # the lost answer was a yes
             self._know(current)

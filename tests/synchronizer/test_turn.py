@@ -297,3 +297,15 @@ def test_an_interrupt_takes_the_turn_from_nobody(clock: ManualClock) -> None:
             assert isinstance(run.error, KeyboardInterrupt), run.place
             assert holder.record(number), f"interrupted at {run.place}"
             assert turn(store, clock).look().payload == (number,)
+
+
+def test_what_another_has_written_is_not_taken_for_a_renewal_though_it_is_the_same(
+    store: SegmentStore, clock: ManualClock
+) -> None:
+    holder = turn(store, clock)
+    assert holder.take(TIMEOUT_SECONDS)
+    same = holder.value._replace(counter=holder.value.counter + 1).encode()
+    store.append("log", b"", attributes={"turn": AttributeChange(ANY, same)})
+    clock.advance(TIMEOUT_SECONDS / 2)
+    assert holder.take(TIMEOUT_SECONDS)
+    assert holder.times_taken == 2
