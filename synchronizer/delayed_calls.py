@@ -65,7 +65,7 @@ class DelayedCalls:
             _clock.wait(never, DELAY_SECONDS)
             now = _clock.monotonic()
             for key, delayed in self._calls.copy().items():
-                if delayed.due <= now and self._calls.pop(key, None) is delayed and _is_to_repeat(delayed.call):
+                if delayed.due <= now and self._take(key, delayed) and _is_to_repeat(delayed.call):
                     self._calls.setdefault(key, delayed._replace(due=now + DELAY_SECONDS))
             if self._calls:
                 leaves_at = now + LINGER_SECONDS
@@ -74,6 +74,11 @@ class DelayedCalls:
                     if not self._calls:
                         self._thread = None
                         return
+
+    def _take(self, key: Hashable, delayed: _Delayed) -> bool:
+        """Whether the call is still to be made; another one of its key, which was added meanwhile, stays."""
+        with self._lock:
+            return self._calls.get(key) is delayed and self._calls.pop(key, None) is delayed
 
 
 def _is_to_repeat(call: Callable[[], bool]) -> bool:

@@ -75,7 +75,7 @@ class Barrier:
         Who does not wait until then breaks the barrier for those who do: `DeadlineExceededError` at his own deadline,
         and `BrokenBarrierError` for the others, as where one of them died. `OutcomeUnknownError` if the store is away
         at the deadline: the others may have passed. `ClosedError` where another thread closes the barrier meanwhile.
-        Whoever waits after that begins anew.
+        The next call begins a new round.
         """
         self._check_open()
         deadline = Deadline(self._clock, self.synchronizer.timeout if timeout is None else timeout)

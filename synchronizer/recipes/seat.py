@@ -274,8 +274,9 @@ class Seat:
             if self._lease is not None and not self._lease.lost:
                 self._leaving.add(self._lease.name)  # first: what is interrupted can be called again
             self._lease = None
-        self._to_start = []
-        delayed_calls.remove(self)
+            # With the lock held: another thread that takes the seat from now on starts threads of its own.
+            self._to_start = []
+            delayed_calls.remove(self)
         self._wake.set()
         self.tell()
         return {*self._left_behind, *self._leaving}

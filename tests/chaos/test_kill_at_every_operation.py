@@ -1,4 +1,4 @@
-"""A process dies at its n-th store operation, for every n of what it does; whoever comes next completes it.
+"""A process dies at its n-th store operation, for every n. The next process completes what it began.
 
 `make test` takes every fifth n.
 """

@@ -15,7 +15,7 @@ from readergroup.state import SegmentState
 from tests.simulation.apart import run_apart
 from tests.simulation.mutations import BY_NAME, MUTATIONS, Mutation, Words, mutated
 
-#: A process takes longer to begin than most mutations take to be found: so many share one.
+#: How many mutations one process tries. Starting it takes longer than finding most of them.
 SHARING = 5
 
 

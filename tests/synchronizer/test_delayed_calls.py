@@ -34,6 +34,21 @@ def test_a_call_is_made_once_and_one_that_was_taken_back_is_not(calls: DelayedCa
     until(lambda: made == ["b", "again"], "a call after the end of the thread")
 
 
+def test_a_call_that_another_one_replaces_meanwhile_is_not_made_and_that_one_is(calls: DelayedCalls) -> None:
+    made: list[str] = []
+
+    def replace() -> bool:
+        calls.remove("b")
+        calls.add("b", lambda: bool(made.append("new")))  # type: ignore[func-returns-value]
+        return False
+
+    calls.add("a", replace)
+    calls.add("b", lambda: bool(made.append("old")))  # type: ignore[func-returns-value]
+    until(lambda: not calls._calls, "all calls")
+    until(lambda: calls._thread is None, "the end of the thread")
+    assert made == ["new"]
+
+
 @pytest.mark.unexpected_errors
 def test_a_call_is_repeated_while_it_says_so_or_raises(calls: DelayedCalls) -> None:
     outcomes: list[bool | Exception] = [True, ZeroDivisionError(), StoreUnavailableError("no thread"), True, False]

@@ -63,7 +63,7 @@ def test_an_interrupted_lock_is_held_by_nobody(kind: str, stores: list[SegmentSt
     for run in interrupts(lambda: take_and_release(lock), one_in=one_in(stores[0], sparsely), seed=kind):
         assert isinstance(run.error, KeyboardInterrupt), f"{run.error!r} after an interrupt at {run.place}"
         if stores[0].url.startswith("postgresql"):
-            # The server may complete what it had when the connection was cut; who comes next here puts it right.
+            # The server may complete a join whose connection was cut. The next one of this process removes it.
             lock.acquire(timeout=DEADLINE).release()
         until(lambda: not other.holders(), f"nobody holds it, interrupted at {run.place}", seconds=DEADLINE)
         for each in (other, lock):

@@ -15,6 +15,7 @@ from synchronizer import (
     StoreUnavailableError,
     SystemClock,
 )
+from synchronizer.delayed_calls import DelayedCalls
 from synchronizer.leases import WATCHERS
 from synchronizer.recipes.membership import Membership
 from synchronizer.testing import FailingStore, Operation
@@ -210,6 +211,26 @@ def test_the_threads_begin_with_joining_and_end_with_leaving(world: World) -> No
     assert world.state("membership/fleet").members == ()
     with pytest.raises(ClosedError):
         membership.join()
+
+
+def test_who_joins_while_another_thread_leaves_has_threads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    remove, joining = DelayedCalls.remove, []
+
+    def remove_while_another_joins(self: DelayedCalls, key: object) -> None:
+        if not joining:
+            joining.append(threading.Thread(target=membership.join))
+            joining[0].start()
+            joining[0].join(1.0)  # unless it has to wait for this
+        remove(self, key)
+
+    membership = Membership(world.store(), "fleet", "a", clock=SystemClock())
+    membership.join()
+    monkeypatch.setattr(DelayedCalls, "remove", remove_while_another_joins)
+    membership.leave()
+    joining[0].join()
+    names = {"membership/fleet-lease", "membership/fleet-members"}
+    until(lambda: names <= {thread.name for thread in threading.enumerate()}, "the threads", seconds=30)
+    membership.close()
 
 
 def test_a_member_that_cannot_join_again_now_does_so_later(world: World, caplog: pytest.LogCaptureFixture) -> None:
