@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
+import os
 import random
 import signal
 import threading
@@ -32,6 +34,11 @@ _MOST_SEGMENTS: Final = 10
 def act(life: Life, url: str, diary: Path) -> None:
     """Be the process of this life, and write down what happens to it."""
     signal.alarm(_LONGEST_LIFE_SECONDS)
+    gc.freeze()  # what was imported: it is collected so often here that looking through it would take most of the time
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    assert parent.pid is not None
+    os.setpgid(0, parent.pid)  # so that what is left of a schedule can be killed
     file = DiaryFile(diary)
     threading.excepthook = lambda failed: file.note("error", error=_trace(failed.exc_value))
     work = {"reader": read, "writer": write, "scaler": scale, "sealer": seal}[life.role]

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
+from tests.chaos import one_schedule
 from tests.chaos.hosts import kind_of
+from tests.chaos.one_schedule import OUTPUT
 from tests.chaos.plan import plan
 from tests.chaos.report import Report
 
-_ROOT: Final = Path(__file__).parents[2]
 #: A schedule that takes longer hangs.
 _LONGEST_SECONDS: Final = 240.0
 _TO_SAY_WHERE_SECONDS: Final = 2.0
-_OUTPUT: Final = "output.txt"
+_HANGS: Final = 1000  # what no process exits with
+
+# Processes of their own, forked by one that has imported everything and opened nothing. Theirs are, too.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["tests.chaos.one_schedule"])
 
 
 def run(
@@ -45,32 +49,30 @@ def _run_one(seed: int, folder: Path, store: str) -> Report:
     own = folder / f"{kind_of(store)}-{seed}"
     shutil.rmtree(own, ignore_errors=True)
     own.mkdir(parents=True)
-    command = [sys.executable, "-m", "tests.chaos.one_schedule", str(seed), str(own), store]
-    with (own / _OUTPUT).open("w") as output:
-        code = _exit_code(command, output)
-    if code is None:
-        why = f"the schedule hangs:\n{(own / _OUTPUT).read_text()}"
-        return Report(seed, str(own), store=store, violations=[why])
+    code = _exit_code(seed, own, store)
     if code:
-        why = f"the schedule could not be played:\n{(own / _OUTPUT).read_text()}"
+        what = "could not be played" if code != _HANGS else "hangs"
+        why = f"the schedule {what}:\n{(own / OUTPUT).read_text()}"
         return Report(seed, str(own), store=store, violations=[why])
     return Report.load(own)
 
 
-def _exit_code(command: Sequence[str], output: IO[str]) -> int | None:
-    """Run the command in a session of its own, of which nothing is left; None if it takes too long."""
-    process = subprocess.Popen(command, cwd=_ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+def _exit_code(seed: int, folder: Path, store: str) -> int:
+    """Play the schedule in a process group of its own, of which nothing is left."""
+    process = _context.Process(target=one_schedule.main, args=(seed, folder, store))
+    process.start()
+    assert process.pid is not None
     try:
-        return process.wait(_LONGEST_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGUSR1)  # it says where
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_TO_SAY_WHERE_SECONDS)
-        return None
+        process.join(_LONGEST_SECONDS)
+        if process.exitcode is None:
+            os.kill(process.pid, signal.SIGUSR1)  # it says where
+            process.join(_TO_SAY_WHERE_SECONDS)
+            return _HANGS
+        return process.exitcode
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.join()
 
 
 def explained(report: Report) -> str:
