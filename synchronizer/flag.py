@@ -16,7 +16,7 @@ class Flag(threading.Event):
 
     def __init__(self) -> None:
         self._flag = False
-        self._sleeping: set[threading.Lock] = set()
+        self._sleeping: dict[threading.Lock, None] = {}  # in the order in which they came
 
     def __repr__(self) -> str:
         return f"<Flag: {'set' if self._flag else 'unset'}>"
@@ -41,12 +41,12 @@ class Flag(threading.Event):
         woken = threading.Lock()
         woken.acquire()
         try:
-            self._sleeping.add(woken)
+            self._sleeping[woken] = None
             if self._flag:  # it was set before it knew of this sleeper
                 return True
             return woken.acquire(timeout=-1 if timeout is None else max(0.0, timeout)) or self._flag
         finally:
-            self._sleeping.discard(woken)
+            self._sleeping.pop(woken, None)
 
     def _wake(self) -> None:
         for each in list(self._sleeping):

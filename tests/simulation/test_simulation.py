@@ -40,11 +40,11 @@ def test_no_seed_breaks_a_guarantee(seeds: int) -> None:
 
 
 def test_a_seed_gives_the_same_run_in_every_process() -> None:
-    first, second = simulate("--seed", "17"), simulate("--seed", "17")
+    first, second = simulate("--seed", "5"), simulate("--seed", "5")  # its clerks have several threads
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout
     assert len(first.stdout.splitlines()) > 50
-    assert simulate("--seed", "18").stdout != first.stdout
+    assert simulate("--seed", "6").stdout != first.stdout
 
 
 def test_a_scenario_of_a_seed_is_the_same_everywhere() -> None:
