@@ -58,10 +58,12 @@ demo-spark: $(VENV)/.installed-spark java
 unexport PYTHONDONTWRITEBYTECODE
 
 # Most tests wait rather than compute: two more at a time than there are cores. WORKERS=0 runs them one by one.
-# Those of Spark come after the others: they share one session, which takes all cores.
+# Those of Spark share one session, in a process beside the others; what it printed comes at the end.
 test: $(VENV)/.installed-dev java
-	$(BIN)/pytest $(TESTS) --quiet --numprocesses $(WORKERS) --dist worksteal
-	$(BIN)/pytest $(TESTS) --quiet --spark
+	@mkdir -p build
+	@$(BIN)/pytest $(TESTS) --quiet --spark >build/spark-tests.txt 2>&1 & spark=$$!; trap 'kill $$spark' TERM; \
+	    $(BIN)/pytest $(TESTS) --quiet --numprocesses $(WORKERS) --dist worksteal; code=$$?; \
+	    wait $$spark || code=$$?; cat build/spark-tests.txt; exit $$code
 
 # Spark runs on Java. Where there is none and none can be installed, its tests do not run, and a line at the end says so.
 java: $(VENV)/.installed-spark
