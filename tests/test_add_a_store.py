@@ -16,11 +16,12 @@ import pytest
 import readergroup as rg
 from synchronizer import Appended, AttributeChange, Conflict, SegmentStore, UnknownOutcome, open_store
 from tests.distributions import install_sample
+from tests.places import SAMPLES
 from tests.servers.unavailable import ServerUnavailable
 from tests.servers.valkey import ValkeyServer
 from tests.waiting import until
 
-SAMPLE = Path(__file__).parent.parent / "samples" / "add_a_store"
+SAMPLE = SAMPLES / "add_a_store"
 LONG = 60.0
 
 READER = """

@@ -24,6 +24,7 @@ import yaml
 import readergroup as rg
 from synchronizer.stores.nats_address import parse_address
 from synchronizer.stores.nats_connection import NatsConnection
+from tests.places import ROOT, SAMPLES
 from tests.servers.certificates import Authority
 from tests.servers.guard import Guard
 from tests.servers.nats import NatsServer, nats_server_binary
@@ -31,7 +32,6 @@ from tests.servers.ports import free_port
 from tests.servers.unavailable import ServerUnavailable
 from tests.waiting import until
 
-ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 STREAM = "shop/orders"
 GROUP = "billing"
@@ -91,7 +91,7 @@ def test_the_metrics_are_answered_where_the_scaler_looks_for_them(tmp_path: Path
             writer.write({"order": 1})
         _, *arguments = container_of("metrics.yaml")["command"][1:]
         arguments[arguments.index("--port") + 1] = str(port)
-        with running(ROOT / "samples" / "metrics_for_keda.py", *arguments, url=url) as metrics:
+        with running(SAMPLES / "metrics_for_keda.py", *arguments, url=url) as metrics:
             answer = _answer(metrics, f"http://127.0.0.1:{port}{trigger_url()[2]}")
             assert answer[trigger()["valueLocation"]] == 1
             assert answer["lag_events"] == 1

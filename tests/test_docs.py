@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+from tests.places import DOCS, ROOT
+
+PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 #: What runs in the tests of Spark.
-NEEDS_SPARK = [ROOT / "docs" / "spark.md"]
+NEEDS_SPARK = [DOCS / "spark.md"]
 
 
 def blocks(page: Path) -> list[str]:

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 
 import readergroup as rg
+from tests.places import DOCS
 from tests.waiting import PATIENCE_SECONDS, until
 
-PAGE = (Path(__file__).parent.parent / "docs" / "howto" / "fork.md").read_text()
+PAGE = (DOCS / "howto" / "fork.md").read_text()
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork"),
     pytest.mark.stores(in_turn=True),

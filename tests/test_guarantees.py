@@ -6,13 +6,12 @@ import ast
 import re
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from synchronizer import open_store
+from tests.places import ROOT
 
-ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs/guarantees.md").read_text()
 NUMBERS = [*(f"S{number}" for number in range(1, 9)), *(f"L{number}" for number in range(1, 6))]
 

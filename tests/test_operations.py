@@ -17,13 +17,13 @@ import pytest
 import readergroup as rg
 from synchronizer import AttributeChange, NotFoundError, SegmentStore, StoreUnavailableError, open_store
 from synchronizer.stores import nats_address, postgres_connections, postgres_schema
+from tests.places import DOCS, ROOT
 from tests.servers.nats import NatsCluster, NatsServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.unavailable import ServerUnavailable
 from tests.waiting import PATIENCE_SECONDS
 
-ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "operations.md").read_text()
+PAGE = (DOCS / "operations.md").read_text()
 STREAM = "shop/orders"
 GROUP = "billing"
 KEYS = 5

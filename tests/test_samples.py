@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SAMPLES = Path(__file__).parent.parent / "samples"
+from tests.places import SAMPLES
 
 #: What each sample prints when what it shows holds.
 PROMISES = {

@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-SAMPLE = Path(__file__).parent.parent / "samples" / "two_hosts" / "two_hosts.py"
+from tests.places import SAMPLES
+
+SAMPLE = SAMPLES / "two_hosts" / "two_hosts.py"
 #: The sample's reader timeout, what L1 adds, and as much again where the machine is busy.
 TAKEOVER_SECONDS = 2.0 + 2.0 + 4.0
 

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -27,9 +26,10 @@ from synchronizer import (
 )
 from synchronizer.testing import FailingStore, Operation
 from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter
+from tests.places import WIRE
 from tests.waiting import until
 
-GOLDEN = Path(__file__).parents[1] / "wire" / "durable-listener-v1.msgpack"
+GOLDEN = WIRE / "durable-listener-v1.msgpack"
 ATTRIBUTE = "listener/CountNotifier/sizer"
 TIMEOUT_SECONDS = 9.0
 

@@ -37,9 +37,10 @@ from readergroup.updates import (
     RemoveReader,
 )
 from synchronizer import ReaderGroupError, Revision, SegmentStore, StateSynchronizer, Update, open_store
+from tests.places import ROOT
 from tests.readergroup.histories import STREAM, History, group_state, seg
 
-SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.txt"))
+SCENARIOS = sorted((ROOT / "tests" / "scenarios").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=[path.stem for path in SCENARIOS])

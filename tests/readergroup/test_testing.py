@@ -17,6 +17,7 @@ import readergroup as rg
 from readergroup import testing
 from readergroup.scaling.worker import Worker
 from readergroup.testing import failing_store, manual_clock, reader_group_client, second_client, two_replicas  # noqa: F401
+from tests.places import ROOT
 
 STREAM = "shop/orders"
 
@@ -516,7 +517,7 @@ def test_an_event_for_a_handler_is_as_a_reader_hands_it_out(data: object) -> Non
 
 
 def test_the_tests_of_the_page_pass_as_printed(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs/howto/test-your-application.md").read_text()
+    page = (ROOT / "docs/howto/test-your-application.md").read_text()
     conftest, *blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "conftest.py").write_text(conftest)
     program = tmp_path / "test_page.py"

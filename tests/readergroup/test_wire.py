@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 from typing import cast
 
 import msgpack
@@ -37,9 +36,9 @@ from readergroup.updates import (
 from synchronizer import Map, Update
 from synchronizer.leases import encode_lease
 from synchronizer.state import StateCodec
+from tests.places import WIRE
 from tests.readergroup.histories import STREAM, group_state, seg
 
-WIRE = Path(__file__).parent.parent / "wire"
 CODEC = StateCodec(ReaderGroupState, UPDATES)
 
 CONFIG = ReaderGroupConfig(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Final
 
-_ROOT: Final = Path(__file__).parents[2]
+from tests.places import ROOT
+
 #: Where virtual time passes, nothing depends on how fast that goes: so much these processes give way to tests that
 #: run at the same time, which wait and measure in real time.
 _NICENESS: Final = "10"
@@ -21,4 +21,4 @@ def run_apart(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """
     command = ["nice", "-n", _NICENESS, sys.executable, "-m", module, *arguments]
     environment = {**os.environ, "PYTHONHASHSEED": "0"}
-    return subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=1800)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from pathlib import Path
 
 import pytest
 
@@ -19,9 +18,8 @@ from synchronizer import (
 from synchronizer.revisioned import Mark, RevisionedStream, decode_entries, encode_entry
 from synchronizer.state import StateCodec
 from synchronizer.stores.memory import MemoryStore
+from tests.places import WIRE
 from tests.synchronizer.accounts import UPDATES, Account, Add, Note, Put, failing, opened
-
-WIRE = Path(__file__).parent.parent / "wire"
 
 
 def test_revisions_are_ordered_as_the_log_is() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -18,9 +17,10 @@ from synchronizer import (
 )
 from synchronizer.testing import FailingStore, Operation
 from tests.interrupts import interrupts
+from tests.places import WIRE
 
 TIMEOUT_SECONDS = 9.0
-GOLDEN = Path(__file__).parents[1] / "wire" / "turn-v1.msgpack"
+GOLDEN = WIRE / "turn-v1.msgpack"
 
 
 @pytest.fixture

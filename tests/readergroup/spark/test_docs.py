@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-PAGE = Path(__file__).parents[3] / "docs" / "spark.md"
+from tests.places import DOCS
+
+PAGE = DOCS / "spark.md"
 
 
 def test_the_page_runs_as_printed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -22,8 +21,8 @@ from readergroup.streams.block import (
     starts_block,
 )
 from readergroup.streams.routing import key_hash
+from tests.places import WIRE
 
-WIRE = Path(__file__).parents[2] / "wire"
 WRITER = bytes(range(16))
 
 events_lists = st.lists(st.binary(max_size=400), min_size=1, max_size=30)

@@ -7,7 +7,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from itertools import count
-from pathlib import Path
 
 import pytest
 
@@ -17,11 +16,12 @@ from readergroup.streams.manager import StreamManager
 from synchronizer import EventQueue, NotFoundError, SegmentStore, open_store
 from synchronizer.testing import FailingStore, InstantClock, Operation
 from tests.clean_processes import CLEAN
+from tests.places import WIRE
 from tests.synchronizer.accounts import LONG
 from tests.waiting import until
 
 NAME, OTHER = "shop/orders", "shop/others"
-GOLDEN = Path(__file__).parents[2] / "wire" / "deletion-v1.msgpack"
+GOLDEN = WIRE / "deletion-v1.msgpack"
 
 
 class Died(BaseException):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from pathlib import Path
 
 import msgpack
 import pytest
@@ -36,8 +35,8 @@ from readergroup.streams.state import (
     TruncateStream,
 )
 from synchronizer import InvalidArgumentError, Map, NotFoundError, Revision, SealedError, Update
+from tests.places import WIRE
 
-WIRE = Path(__file__).parents[2] / "wire"
 NAME = "shop/orders"
 R = Revision(0, 0)
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import zlib
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,8 +11,8 @@ from synchronizer import CorruptStoreError, SegmentStore, UnknownUpdateError, op
 from synchronizer.recipes.dead_letters import DeadEvent, DeadLetters, encode_dead_event
 from synchronizer.recipes.event_frames import OVERHEAD_BYTES, Frame, decode_frames, encode_frame, read_frames
 from synchronizer.testing import FailingStore
+from tests.places import WIRE
 
-WIRE = Path(__file__).parents[2] / "wire"
 EVENTS = [b"", b"one", bytes(range(256))]
 DEAD = {"data": b"\x00event", "offset": 1 << 40, "error": "ValueError: ä", "attempts": 5}
 

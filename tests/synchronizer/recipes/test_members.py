@@ -6,7 +6,6 @@ A new update, or a new field, gets a new file in `tests/wire`. ``UPDATE=1 pytest
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -16,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from synchronizer import InvalidArgumentError, Revision, Update
 from synchronizer.recipes.members import BROKEN, UPDATES, Break, Join, Leave, Member, Members, nobody
 from synchronizer.state import StateCodec
+from tests.places import WIRE
 
-WIRE = Path(__file__).parent.parent.parent / "wire"
 CODEC = StateCodec(Members, UPDATES)
 
 EVERY_UPDATE: list[Update[Members]] = [

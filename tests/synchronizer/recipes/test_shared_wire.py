@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import os
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -21,8 +20,7 @@ from synchronizer.recipes.shared_map import MAP_UPDATES, ClearMap, MapState, Put
 from synchronizer.recipes.shared_set import SET_UPDATES, AddItem, ClearSet, DiscardItem, SetState
 from synchronizer.recipes.shared_values import ValueCodec
 from synchronizer.state import StateCodec
-
-WIRE = Path(__file__).parents[2] / "wire"
+from tests.places import WIRE
 
 
 class Item(BaseModel):

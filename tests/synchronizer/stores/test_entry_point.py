@@ -12,10 +12,11 @@ import pytest
 from synchronizer import ManualClock, UnsupportedError, open_store
 from synchronizer.stores.memory import MemoryStore
 from tests.distributions import install, install_sample
+from tests.places import SAMPLES
 from tests.servers.unavailable import ServerUnavailable
 from tests.servers.valkey import ValkeyServer
 
-SAMPLE = Path(__file__).parents[3] / "samples" / "add_a_store"
+SAMPLE = SAMPLES / "add_a_store"
 
 CRATE = """
 from synchronizer.stores.memory import MemoryStore

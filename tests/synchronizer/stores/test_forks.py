@@ -15,11 +15,11 @@ import pytest
 from synchronizer.errors import ClosedError, ReaderGroupError
 from synchronizer.store import Appended
 from synchronizer.stores import memory, open_store
+from tests.places import ROOT
 from tests.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 LONG = PATIENCE_SECONDS
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
 
@@ -20,11 +19,11 @@ from synchronizer.stores import open_store
 from synchronizer.stores.nats import NatsStore
 from synchronizer.stores.nats_rights import Rights, right_for, rights_of
 from synchronizer.testing import SegmentStoreConformance
+from tests.places import ROOT
 from tests.servers.nats import NatsServer
 from tests.waiting import until
 
 LONG = 60.0
-ROOT = Path(__file__).parents[3]
 RIGHTS = rights_of("readergroup")
 #: Each right, and what is left without it.
 WITHOUT = {right: Rights(tuple(r for r in RIGHTS.publish if r != right), RIGHTS.subscribe) for right in RIGHTS.publish}

@@ -13,8 +13,9 @@ import pytest
 from synchronizer.errors import CorruptStoreError
 from synchronizer.store import Appended, UnknownOutcome
 from synchronizer.stores import open_store
+from tests.places import ROOT
 
-SHIM = Path(__file__).parents[2] / "servers" / "failing_flush.c"
+SHIM = ROOT / "tests" / "servers" / "failing_flush.c"
 
 
 @pytest.fixture(scope="module")

@@ -18,12 +18,12 @@ from synchronizer.store import Appended, SegmentCopy, SegmentStore
 from synchronizer.stores import open_store
 from synchronizer.stores.sqlite import FORMAT
 from synchronizer.stores.sqlite_schema import migrate
+from tests.places import WIRE
 
 from .extents import check_extents
 from .processes import open_when_told, receive, running
 
 #: Made by the releases of these formats; never rewritten.
-WIRE: Final = Path(__file__).parents[2] / "wire"
 LARGE: Final = bytes(range(250)) * 400 + b"the end"
 
 
