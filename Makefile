@@ -80,8 +80,8 @@ test-stores: $(VENV)/.installed-dev
 # What the lower bounds promise: each dependency at its lowest version, what these bring at their newest.
 LOWEST := build/lowest
 LOWEST_TESTS := tests/test_arguments.py tests/synchronizer/test_state.py tests/synchronizer/test_map.py \
-    tests/readergroup/test_wire.py tests/readergroup/streams/test_state.py tests/readergroup/streams/test_serializers.py \
-    tests/readergroup/batch tests/readergroup/record tests/readergroup/test_cli.py tests/readergroup/test_cli_transfer.py
+    tests/readergroup/group/model/test_wire.py tests/readergroup/streams/test_state.py tests/readergroup/streams/test_serializers.py \
+    tests/readergroup/batch tests/readergroup/record tests/readergroup/cli/test_commands.py tests/readergroup/cli/test_transfer.py
 
 test-lowest:
 	rm -rf $(LOWEST)
@@ -115,8 +115,8 @@ soak: $(VENV)/.installed-dev
 # are installed: the wheel alone brings what it needs to run, and beside a copy of everything that they read, where only
 # the wheel can provide the packages, all modules can be imported, and the command, the documentation, the samples, the
 # demo and processes that start others work.
-WHEEL_TESTS := tests/test_packages.py tests/test_docs.py tests/test_samples.py tests/readergroup/test_cli.py \
-    tests/readergroup/test_demo.py tests/readergroup/test_processes.py tests/notifications/test_across_processes.py
+WHEEL_TESTS := tests/test_packages.py tests/test_docs.py tests/test_samples.py tests/readergroup/cli/test_commands.py \
+    tests/readergroup/demo/test_demo.py tests/readergroup/test_processes.py tests/notifications/test_across_processes.py
 
 wheel-test:
 	rm -rf $(WHEEL)

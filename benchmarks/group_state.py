@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 
-from readergroup.config import ReaderGroupConfig
-from readergroup.state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
-from readergroup.streams.config import SegmentId
-from readergroup.updates import (
+from readergroup.group.model.config import ReaderGroupConfig
+from readergroup.group.model.state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
+from readergroup.group.model.updates import (
     AddEpoch,
     AddReader,
     CompleteSegment,
@@ -17,6 +16,7 @@ from readergroup.updates import (
     ReleaseSegment,
     RemoveReader,
 )
+from readergroup.streams.config import SegmentId
 from synchronizer import Map, Revision, Update
 
 from .figure import Figure, Result

@@ -14,10 +14,10 @@ import msgpack
 
 import readergroup as rg
 from readergroup import SegmentId
-from readergroup.liveness import Held
-from readergroup.state import ReaderState
+from readergroup.group.model.positions import Held
+from readergroup.group.model.state import ReaderState
 from synchronizer import AttributeChange, open_store
-from synchronizer.leases import PREFIX, WATCHERS, LeaseObserver, encode_lease, in_turn, lease_attribute
+from synchronizer.liveness.lease import PREFIX, WATCHERS, LeaseObserver, encode_lease, in_turn, lease_attribute
 
 from .figure import Figure, Result
 from .measuring import SPAWN, process, rate, receive

@@ -12,7 +12,7 @@ from apscheduler.schedulers.base import BaseScheduler
 
 from synchronizer import Clock, Deadline, Flag, ReaderGroupError, SegmentStore, check_callable, growing_pause
 from synchronizer.arguments import check_duration
-from synchronizer.background import BackgroundThread, survive
+from synchronizer.threads.background import BackgroundThread, survive
 
 from .scheduler import SHARED, add_job
 

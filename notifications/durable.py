@@ -35,7 +35,7 @@ from synchronizer import (
     growing_pause,
     observe_interval,
 )
-from synchronizer.background import BackgroundThread, survive
+from synchronizer.threads.background import BackgroundThread, survive
 
 from .mailbox import N
 from .system import CLOSE_TIMEOUT_SECONDS, Listener, Subscription

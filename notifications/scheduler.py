@@ -13,7 +13,7 @@ from apscheduler.executors.base import BaseExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.schedulers.base import BaseScheduler
 
-from synchronizer.background import starting
+from synchronizer.threads.background import starting
 
 #: APScheduler reports every job that is added and every run that comes too early for a slow job; neither is news here.
 _quiet = logging.getLogger(f"{__name__}.apscheduler")

@@ -14,7 +14,7 @@ from blinker import Signal
 
 from synchronizer import ClosedError, InvalidArgumentError, check_callable, check_returned, is_async
 from synchronizer.arguments import check_class, check_count, check_duration, check_type
-from synchronizer.background import BackgroundThread
+from synchronizer.threads.background import BackgroundThread
 
 from .mailbox import Mailbox, N
 from .notification import Notification

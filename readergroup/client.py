@@ -43,10 +43,10 @@ from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.clock import clock_or_system
 
 from .batch.client import BatchClient
-from .group import ReaderGroupManager
+from .group.reader_group import ReaderGroupManager
 from .streams.manager import Closable, StreamManager
 from .streams.serializers import Serializer, serializer_or_bytes
-from .streams.writer import EventWriter
+from .streams.writing.writer import EventWriter
 
 M = TypeVar("M", bound=BaseModel)
 S = TypeVar("S", bound=State)

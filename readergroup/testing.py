@@ -36,15 +36,15 @@ from synchronizer.testing import manual_clock as manual_clock
 from synchronizer.testing import two_replicas as two_replicas
 
 from .client import Client
-from .config import new_reader_id
 from .errors import EndOfDataError
-from .event import Event, EventBatch, Part
-from .group import ReaderGroup
+from .group.model.config import new_reader_id
+from .group.reader_group import ReaderGroup
 from .record.recorder import NotificationRecording
 from .scaling.pool import ReaderPool
 from .scaling.worker import MAX_BATCH_EVENTS, Worker
-from .streams.block import Block, encode_block
 from .streams.config import SegmentId
+from .streams.data.block import Block, encode_block
+from .streams.event import Event, EventBatch, Part
 from .streams.serializers import BytesSerializer, JsonSerializer, PydanticSerializer, Serializer, checked_dumps
 
 T = TypeVar("T")

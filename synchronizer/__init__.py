@@ -1,6 +1,5 @@
 """A small piece of state that is the same in many processes, and the segment stores it lives on."""
 
-from .background import background_errors as background_errors
 from .callables import check_callable as check_callable
 from .callables import check_returned as check_returned
 from .callables import checked as checked
@@ -30,11 +29,17 @@ from .errors import StoreUnavailableError as StoreUnavailableError
 from .errors import TruncatedError as TruncatedError
 from .errors import UnknownUpdateError as UnknownUpdateError
 from .errors import UnsupportedError as UnsupportedError
-from .flag import Flag as Flag
-from .liveness import OBSERVE_SECONDS as OBSERVE_SECONDS
-from .liveness import RENEWALS as RENEWALS
-from .liveness import STOP_AFTER as STOP_AFTER
-from .liveness import observe_interval as observe_interval
+from .liveness.exclusive_role import Turn as Turn
+from .liveness.exclusive_role import TurnValue as TurnValue
+from .liveness.timing import OBSERVE_SECONDS as OBSERVE_SECONDS
+from .liveness.timing import RENEWALS as RENEWALS
+from .liveness.timing import STOP_AFTER as STOP_AFTER
+from .liveness.timing import observe_interval as observe_interval
+from .log.entries import Revision as Revision
+from .log.entries import RevisionedStream as RevisionedStream
+from .log.replica import AppliedUpdate as AppliedUpdate
+from .log.replica import Transition as Transition
+from .log.replica import TransitionFeed as TransitionFeed
 from .map import Map as Map
 from .patience import Patience as Patience
 from .recipes import MAX_OUTSTANDING_BYTES as MAX_OUTSTANDING_BYTES
@@ -59,12 +64,7 @@ from .recipes import SharedMap as SharedMap
 from .recipes import SharedSet as SharedSet
 from .recipes import SynchronizerOptions as SynchronizerOptions
 from .recipes import ValueChange as ValueChange
-from .replica import AppliedUpdate as AppliedUpdate
-from .replica import Transition as Transition
-from .replica import TransitionFeed as TransitionFeed
 from .retries import Retries as Retries
-from .revisioned import Revision as Revision
-from .revisioned import RevisionedStream as RevisionedStream
 from .state import State as State
 from .state import Update as Update
 from .state_synchronizer import DEFAULT_STATE_LIMIT_BYTES as DEFAULT_STATE_LIMIT_BYTES
@@ -86,5 +86,5 @@ from .store import SegmentInfo as SegmentInfo
 from .store import SegmentStore as SegmentStore
 from .store import UnknownOutcome as UnknownOutcome
 from .stores import open_store as open_store
-from .turn import Turn as Turn
-from .turn import TurnValue as TurnValue
+from .threads.background import background_errors as background_errors
+from .threads.flag import Flag as Flag

@@ -18,8 +18,8 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Final
 
-from .background import survive
 from .errors import ReaderGroupError, StoreFullError, StoreUnavailableError
+from .threads.background import survive
 
 Verb = Callable[..., Any]
 

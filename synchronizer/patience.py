@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from .clock import Clock, Deadline
 from .errors import StoreFullError, StoreUnavailableError
-from .flag import Flag
+from .threads.flag import Flag
 
 R = TypeVar("R")
 

@@ -14,7 +14,7 @@ from pydantic_core import PydanticSerializationError
 from .arguments import check_class
 from .callables import check_callable
 from .errors import CorruptStateError, InvalidArgumentError, UnknownUpdateError
-from .revisioned import Revision
+from .log.entries import Revision
 
 #: What most updates fit in when they are packed. The buffer grows.
 _BUFFER_BYTES: Final = 512

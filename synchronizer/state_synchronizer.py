@@ -14,15 +14,15 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from .arguments import check_class, check_count, check_duration, check_type
 from .callables import check_callable, check_returned
 from .clock import Clock, Deadline, ManualClock, clock_or_system
-from .compaction import COMPACTION_BYTES, Compactor
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
-from .log_follower import LogFollower
-from .log_writer import NO_ATTRIBUTES, Decision, LogWriter
-from .replica import AppliedUpdate, Replica, Transition, TransitionFeed
-from .revisioned import Revision, RevisionedStream
+from .log.compaction import COMPACTION_BYTES, Compactor
+from .log.entries import Revision, RevisionedStream
+from .log.follower import LogFollower
+from .log.listening import UpdateListening
+from .log.replica import AppliedUpdate, Replica, Transition, TransitionFeed
+from .log.writer import NO_ATTRIBUTES, Decision, LogWriter
 from .state import S, State, StateCodec, Update
 from .store import AttributeChange, SegmentStore
-from .update_listening import UpdateListening
 
 R = TypeVar("R")
 

@@ -14,9 +14,9 @@ CLEAN.set_forkserver_preload(
         "hypothesis",
         "pytest",
         "readergroup",
-        "synchronizer.stores.nats",
-        "synchronizer.stores.postgres",
-        "synchronizer.stores.sqlite",
+        "synchronizer.stores.nats.store",
+        "synchronizer.stores.postgres.store",
+        "synchronizer.stores.sqlite.store",
         "tests.waiting",
     ]
 )

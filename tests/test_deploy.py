@@ -22,8 +22,8 @@ import pytest
 import yaml
 
 import readergroup as rg
-from synchronizer.stores.nats_address import parse_address
-from synchronizer.stores.nats_connection import NatsConnection
+from synchronizer.stores.nats.address import parse_address
+from synchronizer.stores.nats.connection import NatsConnection
 from tests.places import ROOT, SAMPLES
 from tests.servers.certificates import Authority
 from tests.servers.guard import Guard

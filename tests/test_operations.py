@@ -16,7 +16,9 @@ import pytest
 
 import readergroup as rg
 from synchronizer import AttributeChange, NotFoundError, SegmentStore, StoreUnavailableError, open_store
-from synchronizer.stores import nats_address, postgres_connections, postgres_schema
+from synchronizer.stores.nats import address as nats_address
+from synchronizer.stores.postgres import connections as postgres_connections
+from synchronizer.stores.postgres import schema as postgres_schema
 from tests.places import DOCS, ROOT
 from tests.servers.nats import NatsCluster, NatsServer
 from tests.servers.postgres import PostgresServer

@@ -10,9 +10,9 @@ from typing import Final
 from synchronizer import InvalidArgumentError, UnsupportedError
 from synchronizer.arguments import check_type
 
-from ..event import Part
-from ..streams.block import Block
 from ..streams.config import number_of, stream_of
+from ..streams.data.block import Block
+from ..streams.event import Part
 from ..streams.manager import StreamManager
 from .ranges import SegmentRange
 from .reading import Parts

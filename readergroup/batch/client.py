@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from synchronizer import NotFoundError, SegmentStore, TruncatedError
 from synchronizer.arguments import check_count, check_type
 
-from ..streams.block import MAX_BLOCK_BYTES
-from ..streams.boundaries import next_boundary
 from ..streams.config import StreamCut, number_of
+from ..streams.data.block import MAX_BLOCK_BYTES
+from ..streams.data.boundaries import next_boundary
+from ..streams.data.places import Place
 from ..streams.manager import StreamManager
-from ..streams.places import Place
 from ..streams.serializers import Serializer, serializer_or_bytes
 from ..streams.state import StreamState
+from ..streams.times import cut_at
 from .ranges import SegmentRange, with_successors
 from .reading import MAX_EVENTS, Batches, Events
-from .times import cut_at
 
 if TYPE_CHECKING:
     import pyarrow

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from ..streams.block import MAX_BLOCK_BYTES, are_few_keys, encode_packed_block
+from ..streams.data.block import MAX_BLOCK_BYTES, are_few_keys, encode_packed_block
 
 #: What goes into a segment in one append, for each of which the store waits for its disk.
 BATCH_BYTES: Final = 4 * 1024 * 1024

@@ -8,9 +8,9 @@ from typing import Final, Generic, NoReturn, TypeVar
 from synchronizer import InvalidArgumentError, NotFoundError, TruncatedError
 from synchronizer.arguments import check_type
 
-from ..event import Event, EventBatch, Part
-from ..source import Source
+from ..group.assigned_segment import Source
 from ..streams.config import stream_of
+from ..streams.event import Event, EventBatch, Part
 from ..streams.manager import StreamManager
 from ..streams.serializers import BytesSerializer, Serializer, check_serializer
 from .ranges import SegmentRange

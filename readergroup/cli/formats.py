@@ -16,8 +16,8 @@ from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 
 import msgpack
 
-from ..event import EventBatch
-from ..streams.block import MAX_EVENT_BYTES, Headers
+from ..streams.data.block import MAX_EVENT_BYTES, Headers
+from ..streams.event import EventBatch
 from .session import Failed, WrongUsage
 
 

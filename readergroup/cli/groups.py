@@ -10,11 +10,11 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.table import Table
 
-from ..checkpoint import Checkpoint
-from ..group import ReaderGroup
-from ..lag import GroupLag
-from ..starting import Place
-from ..state import ReaderGroupState, SegmentState
+from ..group.lag import GroupLag
+from ..group.model.checkpoint import Checkpoint
+from ..group.model.state import ReaderGroupState, SegmentState
+from ..group.reader_group import ReaderGroup
+from ..group.starting import Place
 from ..streams.config import SegmentId, StreamCut
 from .screen import count, out, print_json, say, size, table
 from .session import WrongUsage, session

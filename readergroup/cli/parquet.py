@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 import pyarrow
 import pyarrow.parquet
 
-from ..event import EventBatch
+from ..streams.event import EventBatch
 from .formats import Record
 from .session import Failed
 

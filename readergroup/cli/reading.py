@@ -14,9 +14,9 @@ from synchronizer import NotFoundError, TruncatedError
 
 from ..client import Client
 from ..errors import EndOfDataError
-from ..event import Event, EventBatch
-from ..group import ReaderGroup
-from ..reader import Reader
+from ..group.reader import Reader
+from ..group.reader_group import ReaderGroup
+from ..streams.event import Event, EventBatch
 from .screen import count, progress, warn
 from .session import Interruption, WrongUsage, check_not_negative, ended_by_signal, session
 from .streams import Name

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from synchronizer import NotFoundError, ReaderGroupError, SegmentStore, open_store
-from synchronizer.background import BackgroundThread
+from synchronizer.threads.background import BackgroundThread
 
 from ..client import Client
 from .screen import warn

@@ -13,7 +13,7 @@ from typing import Annotated, BinaryIO, Final
 
 import typer
 
-from ..streams.writer import EventWriter
+from ..streams.writing.writer import EventWriter
 from .formats import Format, Records, format_of, records, sink
 from .screen import Advance, count, print_json, progress, say, size
 from .session import Failed, WrongUsage, check_not_negative, session

@@ -11,11 +11,11 @@ from rich.live import Live
 
 from notifications import Notification
 from synchronizer import ReaderGroupError
-from synchronizer.leases import LeaseObserver, read_leases
+from synchronizer.liveness.lease import LeaseObserver, read_leases
 
-from ..group import ReaderGroup
-from ..lag import GroupLag
-from ..notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
+from ..group.lag import GroupLag
+from ..group.notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
+from ..group.reader_group import ReaderGroup
 from ..record.entries import LagSample
 from .groups import Name, lag_table
 from .screen import count, out, print_json, size

@@ -13,8 +13,8 @@ from typing import Annotated, BinaryIO, Final
 
 import typer
 
-from ..streams.block import MAX_EVENT_BYTES
-from ..streams.writer import EventWriter
+from ..streams.data.block import MAX_EVENT_BYTES
+from ..streams.writing.writer import EventWriter
 from .screen import Advance, count, print_json, progress, say
 from .session import Failed, session
 from .streams import AsJson, Name

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 import msgpack
 
-from ..event import EventBatch
+from ..streams.event import EventBatch
 from .corpus import Line
 
 #: The length of a record's body, and how many lines it is about.

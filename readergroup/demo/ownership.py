@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from synchronizer import Transition, TransitionFeed
 
-from ..group import ReaderGroup
-from ..state import ReaderGroupState
+from ..group.model.state import ReaderGroupState
+from ..group.model.updates import RemoveReader
+from ..group.reader_group import ReaderGroup
 from ..streams.config import SegmentId
-from ..updates import RemoveReader
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from notifications import Notification
 
-from ..notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
+from ..group.notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
 from ..streams.config import SegmentId, number_of
 from .ownership import Assignment, Ownership
 from .story import Story

@@ -18,7 +18,7 @@ from rich.progress import track
 from synchronizer import Deadline, ReaderGroupError, SystemClock
 
 from ..client import Client, connect
-from ..group import ReaderGroup
+from ..group.reader_group import ReaderGroup
 from ..scaling.policy import ReaderScalingPolicy
 from ..scaling.pool import PoolWorker, ReaderPool
 from ..streams.config import ScalingPolicy, SegmentId, number_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from notifications import Notification
 
-from ..notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
+from ..group.notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from notifications import Notification
 from synchronizer import UnsupportedError
 
-from ..notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
+from ..group.notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
 from .entries import LagSample, kind_of
 
 try:

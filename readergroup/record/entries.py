@@ -17,9 +17,9 @@ from pydantic import Field
 from notifications import Change, Notification
 from synchronizer import Revision, UnknownUpdateError
 
-from ..notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
-from ..streams.block import cut_into_blocks, encode_block
+from ..group.notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
 from ..streams.config import Record, check_name
+from ..streams.data.block import cut_into_blocks, encode_block
 
 #: The attribute of the group's log that names the present life of its record.
 LIFE: Final = "record"

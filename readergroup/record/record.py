@@ -11,7 +11,7 @@ from notifications import Notification
 from synchronizer import Clock, Deadline, Flag, NotFoundError, Patience, Revision, SegmentStore, TruncatedError
 from synchronizer.arguments import check_type
 
-from ..streams.segment_reader import SegmentReader
+from ..streams.data.segment_reader import SegmentReader
 from .entries import LIFE, RecordRange, decode_notification, record_segment
 
 if TYPE_CHECKING:

@@ -41,15 +41,15 @@ from synchronizer import (
 )
 from synchronizer.arguments import check_count, check_duration
 
-from ..driver import follow_streams
-from ..lag import GroupLag
-from ..state import ReaderGroupState
-from ..state_manager import ReaderGroupStateManager
-from ..streams.segment_reader import SegmentReader
+from ..group.driver import follow_streams
+from ..group.lag import GroupLag
+from ..group.model.state import ReaderGroupState
+from ..group.state_manager import ReaderGroupStateManager
+from ..streams.data.segment_reader import SegmentReader
 from .entries import LIFE, LagSample, encode_entry, encode_notification, microseconds, record_segment
 
 if TYPE_CHECKING:
-    from ..group import ReaderGroup
+    from ..group.reader_group import ReaderGroup
 
 #: The attribute of the record's segment that says how far it goes.
 RECORDED: Final = "recorded"

@@ -22,13 +22,13 @@ from synchronizer import (
     growing_pause,
     observe_interval,
 )
-from synchronizer.background import BackgroundThread, survive
+from synchronizer.threads.background import BackgroundThread, survive
 
 from .policy import ReaderScalingPolicy, ScalingDecision, ScalingHistory
 from .scaler import LOOK_SECONDS, Scaler
 
 if TYPE_CHECKING:
-    from ..group import ReaderGroup
+    from ..group.reader_group import ReaderGroup
 
 TURN: Final = "autoscale"
 FIRST_PAUSE_SECONDS: Final = 0.5

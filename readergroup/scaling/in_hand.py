@@ -11,9 +11,9 @@ import ctypes
 import multiprocessing
 from typing import Any, Final, NamedTuple
 
-from ..event import Event, EventBatch, EventPointer
-from ..liveness import Held, Positions
+from ..group.model.positions import Held, Positions
 from ..streams.config import SegmentId
+from ..streams.event import Event, EventBatch, EventPointer
 
 _spawn = multiprocessing.get_context("spawn")
 

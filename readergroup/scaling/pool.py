@@ -29,8 +29,8 @@ from synchronizer import (
 )
 from synchronizer.arguments import check_count, check_duration, check_type
 
-from ..config import new_reader_id
 from ..errors import ReaderNotInGroupError
+from ..group.model.config import new_reader_id
 from ..streams.serializers import Serializer, check_serializer
 from .in_hand import InHand
 from .policy import ReaderScalingPolicy
@@ -42,7 +42,7 @@ from .worker_thread import ThreadWorker
 
 if TYPE_CHECKING:
     from ..client import Client
-    from ..group import ReaderGroup
+    from ..group.reader_group import ReaderGroup
 
 T = TypeVar("T")
 

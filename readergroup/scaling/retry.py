@@ -9,8 +9,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, fi
 
 from synchronizer import Retries
 
-from ..event import EventPointer
 from ..streams.config import check_stream_name
+from ..streams.event import EventPointer
 
 
 class RetryPolicy(Retries):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from .policy import GroupLoad, ReaderScalingPolicy, ScalingDecision, ScalingHistory, decide
 
 if TYPE_CHECKING:
-    from ..group import ReaderGroup
+    from ..group.reader_group import ReaderGroup
 
 #: How often those who scale look at the lag.
 LOOK_SECONDS: Final = 2.0

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 from synchronizer import Flag, HandlerError, TruncatedError, check_returned
 
 from ..errors import EventTooLargeError
-from ..event import Event, EventBatch
-from ..reader import Reader
+from ..group.reader import Reader
+from ..streams.event import Event, EventBatch
 from ..streams.serializers import PydanticSerializer, Serializer
-from ..streams.writer import EventWriter
+from ..streams.writing.writer import EventWriter
 from .in_hand import Hand, InHand
 from .retry import DeadLetter, RetryPolicy
 
 if TYPE_CHECKING:
     from ..client import Client
-    from ..group import ReaderGroup
+    from ..group.reader_group import ReaderGroup
 
 T = TypeVar("T")
 

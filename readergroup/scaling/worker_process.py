@@ -20,10 +20,10 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
 from synchronizer import Flag, InvalidArgumentError, StoreUnavailableError
-from synchronizer.background import BackgroundThread
+from synchronizer.threads.background import BackgroundThread
 
 from ..errors import WorkerError
-from ..liveness import Positions
+from ..group.model.positions import Positions
 from .in_hand import InHand, SharedHand
 from .worker import Task, Worker
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from synchronizer import ClosedError, ReaderGroupError
-from synchronizer.background import BackgroundThread
+from synchronizer.threads.background import BackgroundThread
 
 from .worker import Task, Worker
 

@@ -23,7 +23,7 @@ from synchronizer import (
     checked,
     open_store,
 )
-from synchronizer.background import BackgroundThread
+from synchronizer.threads.background import BackgroundThread
 
 from ..client import Client
 from ..streams.config import StreamInfo
@@ -37,7 +37,7 @@ from ..streams.copying import (
     publish_copy,
     told_what_is_gone,
 )
-from ..streams.places import Place
+from ..streams.data.places import Place
 from .connection import check_address, client_of, patience_of
 from .planning import packed
 from .source import is_on_one_host

@@ -19,7 +19,7 @@ from synchronizer import Flag, InvalidArgumentError, NotFoundError, Revision, Se
 from ..record.arrow import SCHEMA, record_batches
 from ..record.entries import RecordRange
 from ..record.record import NotificationRecord, entries
-from ..streams.boundaries import next_boundary
+from ..streams.data.boundaries import next_boundary
 from .connection import check_address, client_of, patience_of
 from .offsets import VERSION, check_version
 from .options import NotificationOptions, notification_options

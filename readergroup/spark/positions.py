@@ -14,14 +14,14 @@ import threading
 from typing import Final
 
 from synchronizer import RENEWALS, InvalidArgumentError, ReaderGroupError
-from synchronizer.leases import Lease
+from synchronizer.liveness.lease import Lease
 
 from ..client import Client
-from ..driver import GroupDriver
-from ..liveness import Held, Positions
-from ..starting import reset
-from ..state import ReaderGroupState
-from ..state_manager import ReaderGroupStateManager
+from ..group.driver import GroupDriver
+from ..group.model.positions import Held, Positions
+from ..group.model.state import ReaderGroupState
+from ..group.starting import reset
+from ..group.state_manager import ReaderGroupStateManager
 from ..streams.config import StreamCut
 from ..streams.state import StreamState
 from .retention import moved_to_data

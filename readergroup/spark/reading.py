@@ -17,7 +17,7 @@ from synchronizer import InvalidArgumentError, TruncatedError
 
 from ..client import Client
 from ..streams.config import StreamCut, number_of
-from ..streams.places import check_offset
+from ..streams.data.places import check_offset
 from ..streams.state import StreamState
 from .connection import client_of, patience_of, widen_pipe
 from .options import Place, ReadOptions

@@ -25,10 +25,10 @@ from synchronizer import DeadlineExceededError, InvalidArgumentError, ReaderGrou
 from ..batch.encoding import BATCH_BYTES, batches_by_segment
 from ..client import Client
 from ..errors import EventTooLargeError
-from ..streams.block import MAX_EVENT_BYTES
-from ..streams.gathering import MAX_UNSTORED_BYTES
-from ..streams.staging import StagedPart
-from ..streams.transaction import Transactions
+from ..streams.data.batch import MAX_UNSTORED_BYTES
+from ..streams.data.block import MAX_EVENT_BYTES
+from ..streams.transactions.staging import StagedPart
+from ..streams.transactions.transaction import Transactions
 from .connection import client_of
 from .options import WriteOptions
 

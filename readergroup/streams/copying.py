@@ -45,10 +45,10 @@ from synchronizer import (
 from synchronizer.arguments import check_count
 
 from ..errors import CorruptDataError, StreamExistsError
-from .block import Block, Buffer, encode_block
 from .config import Record, StreamCut, StreamInfo, check_stream_name, data_segment, number_of, segment_id
-from .places import Place
-from .segment_reader import SegmentReader, block_start
+from .data.block import Block, Buffer, encode_block
+from .data.places import Place
+from .data.segment_reader import SegmentReader, block_start
 from .state import BeginCopy, Origin, PublishCopy, StreamState
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from synchronizer import (
     SegmentStore,
     StoreUnavailableError,
 )
-from synchronizer.background import BackgroundThread, survive
+from synchronizer.threads.background import BackgroundThread, survive
 
 QUEUE: Final = "readergroup/deletions"
 #: A process looks through the queue with its first deletion, and every so many.

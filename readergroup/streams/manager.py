@@ -41,8 +41,6 @@ from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.clock import clock_or_system
 
 from ..errors import CorruptDataError, StreamBeingCopiedError, StreamExistsError
-from ..names import DeletedNames, OpenNames
-from .committed import CommittedTransaction
 from .config import (
     ScalingPolicy,
     StagedName,
@@ -54,10 +52,10 @@ from .config import (
     staging_prefix,
 )
 from .copying import By, OnProgress, copy_stream
+from .data.places import Place, check_offset
+from .data.segment_reader import block_start
 from .deletions import Deletion, Deletions
-from .merging import Merge
-from .places import Place, check_offset
-from .segment_reader import block_start
+from .open_names import DeletedNames, OpenNames
 from .state import (
     STREAM_UPDATES,
     AnnounceSeal,
@@ -73,7 +71,9 @@ from .state import (
     StreamState,
     TruncateStream,
 )
-from .writer_marks import WRITER_RETENTION_SECONDS
+from .transactions.committed import CommittedTransaction
+from .transactions.merging import Merge
+from .writing.marks import WRITER_RETENTION_SECONDS
 
 _logger = logging.getLogger(__name__)
 

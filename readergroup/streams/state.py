@@ -17,7 +17,6 @@ from typing import Literal
 from synchronizer import InvalidArgumentError, Map, NotFoundError, Revision, SealedError, State, Update
 
 from ..errors import StreamExistsError
-from .committed import CommittedPart, CommittedTransaction, Committer, StreamTransactions
 from .config import (
     MAX_SEGMENTS,
     KeyRange,
@@ -34,6 +33,7 @@ from .config import (
     staging_prefix,
 )
 from .routing import Routes
+from .transactions.committed import CommittedPart, CommittedTransaction, Committer, StreamTransactions
 
 
 class StreamSegment(Record):

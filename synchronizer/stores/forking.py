@@ -16,7 +16,7 @@ from io import FileIO
 from typing import Final, Protocol
 
 from ..clock import Deadline, SystemClock
-from ..flag import Flag
+from ..threads.flag import Flag
 
 # Forks wait for threads, which no clock of a test can move.
 _CLOCK: Final = SystemClock()

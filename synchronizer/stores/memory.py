@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from ..clock import Clock, SystemClock
-from ..flag import Flag
 from ..store import (
     ANY,
     MAX_DELTA_BYTES,
@@ -24,6 +23,7 @@ from ..store import (
     SegmentStore,
     UnknownOutcome,
 )
+from ..threads.flag import Flag
 from .contract import (
     are_new,
     check_append,

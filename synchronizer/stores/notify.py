@@ -15,7 +15,7 @@ import sys
 from typing import Final, Protocol
 
 from .forking import close_own
-from .side_file import open_side_file
+from .sqlite.side_file import open_side_file
 
 _IN_ACCESS: Final = 0x1
 _IN_NONBLOCK: Final = os.O_NONBLOCK

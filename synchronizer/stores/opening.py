@@ -58,7 +58,7 @@ def _open_memory(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentS
 
 def _open_sqlite(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentStore:
     try:
-        from .sqlite import SqliteStore
+        from .sqlite.store import SqliteStore
     except ImportError as error:
         raise UnsupportedError(
             "the driver of this store is missing: take a Python that was built with SQLite", driver="sqlite3"
@@ -77,7 +77,7 @@ def _open_sqlite(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentS
 
 def _open_postgres(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentStore:
     try:
-        from .postgres import PostgresStore
+        from .postgres.store import PostgresStore
     except ImportError as error:
         raise _driver_is_missing("psycopg", "postgres") from error
     return PostgresStore(url, clock=clock, must_exist=must_exist)
@@ -85,7 +85,7 @@ def _open_postgres(url: str, *, clock: Clock | None, must_exist: bool) -> Segmen
 
 def _open_nats(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentStore:
     try:
-        from .nats import NatsStore
+        from .nats.store import NatsStore
     except ImportError as error:
         raise _driver_is_missing("nats-py", "nats") from error
     return NatsStore(url, clock=clock, must_exist=must_exist)

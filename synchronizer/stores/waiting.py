@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final
 
-from ..background import BackgroundThread
 from ..clock import Clock, Deadline
 from ..errors import ClosedError
-from ..flag import Flag
+from ..threads.background import BackgroundThread
+from ..threads.flag import Flag
 from .notify import Watch
 
 #: A change that nobody announced (by a foreign tool, or on a full disk) is found after this time.

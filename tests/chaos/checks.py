@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Final, NamedTuple
 
-from readergroup.state import ReaderGroupState
+from readergroup.group.model.state import ReaderGroupState
+from readergroup.group.model.updates import AddReader, CompleteSegment, ReleaseSegment, RemoveReader
 from readergroup.streams.config import SegmentId
-from readergroup.updates import AddReader, CompleteSegment, ReleaseSegment, RemoveReader
 from synchronizer import Update
 from tests.chaos.diaries import Diary, Interval
 from tests.chaos.evidence import RECOVERY_SECONDS, Assignment, Evidence, Stored, assignments, moves

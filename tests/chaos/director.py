@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import readergroup as rg
-from readergroup.streams.segment_reader import SegmentReader
+from readergroup.streams.data.segment_reader import SegmentReader
 from tests.chaos.actors import act
 from tests.chaos.diaries import Diary
 from tests.chaos.evidence import Befallen, Evidence, Happened, Process, Stored

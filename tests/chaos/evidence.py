@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from readergroup.state import ReaderGroupState, SegmentState
+from readergroup.group.model.state import ReaderGroupState, SegmentState
+from readergroup.group.model.updates import CompleteSegment, ReleaseSegment, RemoveReader
 from readergroup.streams.config import SegmentId
-from readergroup.updates import CompleteSegment, ReleaseSegment, RemoveReader
 from synchronizer import Revision, Transition, Update
 from tests.chaos.diaries import Diary, Interval
 from tests.chaos.hosts import NETWORK_FAULTS, Fault, StoreKind

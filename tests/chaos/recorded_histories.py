@@ -61,7 +61,11 @@ _MISHAPS_SECONDS: Final = 15.0
 #: Stores that look at the parts of what they answer to a lost race one after the other.
 LOOKS_TWICE: Final[Sequence[StoreKind]] = ("postgresql", "nats", "nats-cluster", "url")
 #: What the processes are to find imported when they begin.
-DRIVERS: Final = ("synchronizer.stores.sqlite", "synchronizer.stores.postgres", "synchronizer.stores.nats")
+DRIVERS: Final = (
+    "synchronizer.stores.sqlite.store",
+    "synchronizer.stores.postgres.store",
+    "synchronizer.stores.nats.store",
+)
 
 
 class Diary:

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from readergroup.state import ReaderGroupState
+from readergroup.group.model.state import ReaderGroupState
+from readergroup.group.model.updates import AddReader, CompleteSegment, ReassignSegment, RemoveReader
 from readergroup.streams.config import SegmentId
-from readergroup.updates import AddReader, CompleteSegment, ReassignSegment, RemoveReader
 from synchronizer import Revision, Transition, Update
 from tests.chaos.checks import quiet_seconds, takeovers, violations
 from tests.chaos.diaries import Diary, Interval
 from tests.chaos.evidence import RECOVERY_SECONDS, Befallen, Cut, Entry, Evidence, Happened, Process, Stored, Truncation
-from tests.readergroup.histories import History, group_state, seg
+from tests.readergroup.group.histories import History, group_state, seg
 from tests.readergroup.reader_processes import Delivery
 
 KEY = "w/k0"

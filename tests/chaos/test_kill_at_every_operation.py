@@ -555,7 +555,7 @@ SCENARIOS: Final = [
 
 @pytest.fixture(scope="module")
 def zygote() -> Iterator[Zygote]:
-    with Zygote([dying.__name__, "synchronizer.stores.sqlite"]) as zygote:
+    with Zygote([dying.__name__, "synchronizer.stores.sqlite.store"]) as zygote:
         yield zygote
 
 

@@ -20,7 +20,8 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from synchronizer.stores import memory, nats_connection
+from synchronizer.stores import memory
+from synchronizer.stores.nats import connection as nats_connection
 
 #: The calls of these modules are points, for all modules of the stores.
 SYSTEM_CALLS: Final = {

@@ -11,8 +11,8 @@ import pytest
 
 import readergroup as rg
 from synchronizer import open_store
-from synchronizer.background import BackgroundThread
 from synchronizer.testing import FailingStore, Operation
+from synchronizer.threads.background import BackgroundThread
 from tests.faults.points import ANYTHING
 from tests.faults.workload import Workload
 from tests.waiting import until

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from typing import Final, Self
 
 import readergroup as rg
-from synchronizer.background import BackgroundThread
+from synchronizer.threads.background import BackgroundThread
 from tests.waiting import until
 
 STREAM: Final = "shop/orders"

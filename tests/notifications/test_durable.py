@@ -22,8 +22,8 @@ from synchronizer import (
     StoreUnavailableError,
     TurnValue,
     UnknownUpdateError,
-    replica,
 )
+from synchronizer.log import replica
 from synchronizer.testing import FailingStore, Operation
 from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter
 from tests.places import WIRE

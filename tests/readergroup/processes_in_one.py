@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import readergroup as rg
-from readergroup.liveness import decode_positions
+from readergroup.group.model.positions import decode_positions
 from synchronizer import StateSynchronizer, SystemClock, open_store
-from synchronizer.leases import lease_attribute
+from synchronizer.liveness.lease import lease_attribute
 from synchronizer.testing import FailingStore, ManualClock
 
 STREAM = "shop/orders"

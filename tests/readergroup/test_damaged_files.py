@@ -17,7 +17,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.errors import CorruptDataError
-from readergroup.streams.segment_reader import SegmentReader
+from readergroup.streams.data.segment_reader import SegmentReader
 from synchronizer import (
     AttributeChange,
     CorruptStateError,

@@ -12,12 +12,12 @@ import nats
 import psycopg
 import pytest
 
-from readergroup.streams import writer_marks
 from readergroup.streams.config import ScalingPolicy
 from readergroup.streams.manager import StreamManager
 from readergroup.streams.serializers import BytesSerializer
-from readergroup.streams.transaction import Transactions
-from readergroup.streams.writer import EventWriter
+from readergroup.streams.transactions.transaction import Transactions
+from readergroup.streams.writing import marks as writer_marks
+from readergroup.streams.writing.writer import EventWriter
 from synchronizer import ManualClock, SegmentStore, open_store
 from synchronizer.stores.memory import named_memory
 from tests.synchronizer.accounts import Put, opened

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import psycopg
 
 from synchronizer import StoreUnavailableError
-from synchronizer.stores.nats_address import parse_address as parse_nats_address
-from synchronizer.stores.nats_connection import NatsConnection
-from synchronizer.stores.postgres_connections import parse_address as parse_postgres_address
+from synchronizer.stores.nats.address import parse_address as parse_nats_address
+from synchronizer.stores.nats.connection import NatsConnection
+from synchronizer.stores.postgres.connections import parse_address as parse_postgres_address
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import readergroup as rg
+from readergroup.group.model.updates import RecordWeights
 from readergroup.streams.config import number_of
-from readergroup.updates import RecordWeights
 from synchronizer import (
     CorruptStateError,
     NotFoundError,

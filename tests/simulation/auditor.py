@@ -13,20 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import readergroup as rg
-from readergroup import balance
-from readergroup.liveness import decode_positions
-from readergroup.state import ReaderGroupState, SegmentState
-from readergroup.streams.block import parse_blocks
-from readergroup.streams.config import SegmentId, data_prefix, data_segment, stream_of
-from readergroup.streams.state import (
-    STREAM_UPDATES,
-    AnnounceScale,
-    PublishScale,
-    SealStream,
-    StreamState,
-    TruncateStream,
-)
-from readergroup.updates import (
+from readergroup.group.model import balance
+from readergroup.group.model.positions import decode_positions
+from readergroup.group.model.state import ReaderGroupState, SegmentState
+from readergroup.group.model.updates import (
     UPDATES,
     AddReader,
     CompleteSegment,
@@ -36,10 +26,20 @@ from readergroup.updates import (
     RemoveReader,
     ResetStream,
 )
+from readergroup.streams.config import SegmentId, data_prefix, data_segment, stream_of
+from readergroup.streams.data.block import parse_blocks
+from readergroup.streams.state import (
+    STREAM_UPDATES,
+    AnnounceScale,
+    PublishScale,
+    SealStream,
+    StreamState,
+    TruncateStream,
+)
 from synchronizer import RENEWALS, Appended, NotFoundError, ReaderGroupError, Revision
-from synchronizer.leases import PREFIX, lease_attribute
-from synchronizer.replica import Replica, Transition
-from synchronizer.revisioned import MARK, Mark, RevisionedStream, decode_entries
+from synchronizer.liveness.lease import PREFIX, lease_attribute
+from synchronizer.log.entries import MARK, Mark, RevisionedStream, decode_entries
+from synchronizer.log.replica import Replica, Transition
 from synchronizer.state import StateCodec
 
 from .keeping import Keeping

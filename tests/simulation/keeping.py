@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import readergroup as rg
-from readergroup.checkpoint import CheckpointState
-from readergroup.state import ReaderGroupState
+from readergroup.group.model.checkpoint import CheckpointState
+from readergroup.group.model.state import ReaderGroupState
+from readergroup.group.model.updates import PassCheckpoint, RemoveReader, ResetStream
 from readergroup.streams.config import SegmentId, data_segment, number_of, stream_of
-from readergroup.updates import PassCheckpoint, RemoveReader, ResetStream
 from synchronizer import Revision
-from synchronizer.replica import Transition
+from synchronizer.log.replica import Transition
 
 from .world import Process
 

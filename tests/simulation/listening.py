@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from notifications import Notification, NotificationKey, PollingNotifier
-from readergroup.state import ReaderGroupState
+from readergroup.group.model.state import ReaderGroupState
 from synchronizer import Revision
 
 from .world import Process

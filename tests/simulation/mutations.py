@@ -22,21 +22,24 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
 from notifications.durable import DurableListening
-from readergroup import liveness, state_manager, updates
-from readergroup.checkpoint import CheckpointState
-from readergroup.reader import Reader
+from readergroup.group import state_manager
+from readergroup.group.model import positions as liveness
+from readergroup.group.model import updates
+from readergroup.group.model.checkpoint import CheckpointState
+from readergroup.group.model.state import ReaderGroupState, SegmentState
+from readergroup.group.model.updates import RemoveReader, ResetStream
+from readergroup.group.reader import Reader
+from readergroup.group.state_manager import ReaderGroupStateManager
 from readergroup.record.recorder import NotificationRecording
-from readergroup.state import ReaderGroupState, SegmentState
-from readergroup.state_manager import ReaderGroupStateManager
-from readergroup.streams.merging import Merge
-from readergroup.streams.writer import EventWriter
-from readergroup.updates import RemoveReader, ResetStream
-from synchronizer import leases, revisioned
-from synchronizer.compaction import Compactor
-from synchronizer.leases import Lease
-from synchronizer.log_writer import LogWriter
-from synchronizer.revisioned import RevisionedStream
-from synchronizer.turn import Turn
+from readergroup.streams.transactions.merging import Merge
+from readergroup.streams.writing.writer import EventWriter
+from synchronizer.liveness import lease as leases
+from synchronizer.liveness.exclusive_role import Turn
+from synchronizer.liveness.lease import Lease
+from synchronizer.log import entries as revisioned
+from synchronizer.log.compaction import Compactor
+from synchronizer.log.entries import RevisionedStream
+from synchronizer.log.writer import LogWriter
 
 from .auditor import Violation
 from .run import run

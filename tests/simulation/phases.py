@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from readergroup.state import ReaderGroupState
+from readergroup.group.model.state import ReaderGroupState
 from readergroup.streams.state import StreamState
 from synchronizer import Appended
 

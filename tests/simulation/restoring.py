@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from synchronizer import Appended, CorruptStateError, StateSynchronizer
-from synchronizer.replica import Replica
-from synchronizer.revisioned import decode_entries
+from synchronizer.log.entries import decode_entries
+from synchronizer.log.replica import Replica
 from synchronizer.state import StateCodec
 
 from .ledger import LEDGER_UPDATES, Ledger

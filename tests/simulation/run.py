@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 import readergroup as rg
-from readergroup import balance
-from readergroup.state import ReaderGroupState
+from readergroup.group.model import balance
+from readergroup.group.model.state import ReaderGroupState
 from synchronizer import StateSynchronizer
 from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 

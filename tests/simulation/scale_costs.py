@@ -12,13 +12,13 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 import readergroup as rg
-from readergroup import balance
-from readergroup.state import ReaderGroupState
-from readergroup.updates import UPDATES, AddReader, CompleteSegment, EndStream, ReleaseSegment
+from readergroup.group.model import balance
+from readergroup.group.model.state import ReaderGroupState
+from readergroup.group.model.updates import UPDATES, AddReader, CompleteSegment, EndStream, ReleaseSegment
 from synchronizer import AttributeChange, Revision, StateSynchronizer, Update
-from synchronizer.leases import encode_lease, lease_attribute
-from synchronizer.replica import Replica
-from synchronizer.revisioned import Entry
+from synchronizer.liveness.lease import encode_lease, lease_attribute
+from synchronizer.log.entries import Entry
+from synchronizer.log.replica import Replica
 from synchronizer.state import StateCodec
 
 from .scaled_group import GROUP, STATE_LIMIT_BYTES, STREAM

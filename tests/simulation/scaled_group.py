@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import readergroup as rg
-from readergroup import balance
-from readergroup.state import ReaderGroupState
-from readergroup.updates import UPDATES, AddReader, ReassignSegment, ReleaseSegment, RemoveReader
+from readergroup.group.model import balance
+from readergroup.group.model.state import ReaderGroupState
+from readergroup.group.model.updates import UPDATES, AddReader, ReassignSegment, ReleaseSegment, RemoveReader
 from synchronizer import Appended, AppendResult, Conflict
-from synchronizer.replica import Replica
-from synchronizer.revisioned import decode_entries
+from synchronizer.log.entries import decode_entries
+from synchronizer.log.replica import Replica
 from synchronizer.state import StateCodec
 
 from .sharing import shared

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any, Final
 
 import readergroup as rg
-from readergroup.checkpoint import CheckpointState
-from readergroup.liveness import decode_positions
+from readergroup.group.model.checkpoint import CheckpointState
+from readergroup.group.model.positions import decode_positions
+from readergroup.group.model.updates import CompleteSegment, CreateCheckpoint, RecordWeights
 from readergroup.streams.config import SegmentId, data_segment
-from readergroup.updates import CompleteSegment, CreateCheckpoint, RecordWeights
 from synchronizer import Appended, CorruptStateError, OutcomeUnknownError, StateSynchronizer, StateTooLargeError
 from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 

@@ -14,9 +14,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 from unittest.mock import patch
 
-from readergroup import balance
-from synchronizer import leases
-from synchronizer.replica import Replica
+from readergroup.group.model import balance
+from synchronizer.liveness import lease as leases
+from synchronizer.log.replica import Replica
 from synchronizer.state import StateCodec
 
 #: So much of what was computed last is kept, by the weight of its cause: the bytes of an entry, or 1.

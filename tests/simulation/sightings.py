@@ -15,19 +15,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import readergroup as rg
-from readergroup.liveness import Held, decode_positions
-from readergroup.record.recorder import RECORDED, Recorded
-from readergroup.state import ReaderGroupState
-from readergroup.streams.config import SegmentId, stream_of
-from readergroup.streams.merging import PROGRESS
-from readergroup.streams.state import (
-    AnnounceScale,
-    CommitTransaction,
-    FinishTransaction,
-    PublishScale,
-    StreamState,
-)
-from readergroup.updates import (
+from readergroup.group.model.positions import Held, decode_positions
+from readergroup.group.model.state import ReaderGroupState
+from readergroup.group.model.updates import (
     AddReader,
     CompleteSegment,
     PassCheckpoint,
@@ -35,6 +25,16 @@ from readergroup.updates import (
     ReleaseSegment,
     RemoveReader,
 )
+from readergroup.record.recorder import RECORDED, Recorded
+from readergroup.streams.config import SegmentId, stream_of
+from readergroup.streams.state import (
+    AnnounceScale,
+    CommitTransaction,
+    FinishTransaction,
+    PublishScale,
+    StreamState,
+)
+from readergroup.streams.transactions.merging import PROGRESS
 from synchronizer import (
     Appended,
     AppendResult,
@@ -46,9 +46,9 @@ from synchronizer import (
     SealedError,
     UnknownOutcome,
 )
-from synchronizer.leases import PREFIX, lease_attribute
-from synchronizer.replica import Transition
-from synchronizer.revisioned import MARK, Mark, decode_entries
+from synchronizer.liveness.lease import PREFIX, lease_attribute
+from synchronizer.log.entries import MARK, Mark, decode_entries
+from synchronizer.log.replica import Transition
 from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 
 from .auditor import Assignment, Fold, Hearing

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import readergroup as rg
-from readergroup.state import ReaderGroupState
-from readergroup.streams.merging import PROGRESS
+from readergroup.group.model.state import ReaderGroupState
+from readergroup.group.model.updates import RemoveReader
 from readergroup.streams.state import StreamState
-from readergroup.updates import RemoveReader
+from readergroup.streams.transactions.merging import PROGRESS
 from synchronizer import AppendResult, AttributeChange, Update
-from synchronizer.leases import PREFIX
-from synchronizer.replica import Transition
-from synchronizer.revisioned import MARK
+from synchronizer.liveness.lease import PREFIX
+from synchronizer.log.entries import MARK
+from synchronizer.log.replica import Transition
 
 from .run import Run
 from .sightings import watch_for_sightings

@@ -10,8 +10,9 @@ from types import ModuleType
 
 import pytest
 
-from readergroup import lag, liveness, state_manager
-from readergroup.state import SegmentState
+from readergroup.group import lag, state_manager
+from readergroup.group.model import positions as liveness
+from readergroup.group.model.state import SegmentState
 from tests.simulation.apart import run_apart
 from tests.simulation.mutations import BY_NAME, MUTATIONS, Mutation, Words, mutated
 

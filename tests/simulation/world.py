@@ -29,8 +29,8 @@ from synchronizer import (
     StoreUnavailableError,
     UnknownOutcome,
 )
-from synchronizer.background import keep_running
 from synchronizer.stores.memory import MemoryStore
+from synchronizer.threads.background import keep_running
 
 from .threads import Executor, SimThread, Simulation, Thread, Threading
 

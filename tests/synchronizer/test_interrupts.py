@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from synchronizer import EventQueue, SegmentStore, open_store
-from synchronizer.line import MAX_CONTENTION
-from synchronizer.recipes.event_frames import read_frames
+from synchronizer.log.contention import MAX_CONTENTION
+from synchronizer.recipes.queue.frames import read_frames
 from tests.interrupts import FEW_OR_MORE, interrupts
 from tests.synchronizer.accounts import Add, Put, Replica, opened
 from tests.waiting import CallInThread

@@ -24,7 +24,7 @@ from synchronizer import (
     Update,
     open_store,
 )
-from synchronizer.line import FIRST_PAUSE_SECONDS, LOOK_AT_LEAST_EVERY, LOOK_EVERY
+from synchronizer.log.contention import FIRST_PAUSE_SECONDS, LOOK_AT_LEAST_EVERY, LOOK_EVERY
 from synchronizer.state import StateCodec
 from synchronizer.testing import FailingStore
 from tests.synchronizer.accounts import (

@@ -608,7 +608,7 @@ class TestTransitions:
     def test_a_feed_that_nobody_drains_keeps_the_gap_only(
         self, monkeypatch: pytest.MonkeyPatch, store: FailingStore
     ) -> None:
-        monkeypatch.setattr("synchronizer.replica.MAX_TRANSITIONS", 5)
+        monkeypatch.setattr("synchronizer.log.replica.MAX_TRANSITIONS", 5)
         replica = opened(store)
         feed = replica.transitions()
         for _ in range(7):

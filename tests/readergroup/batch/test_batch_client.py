@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import readergroup as rg
 from readergroup import SegmentRange, StreamCut
-from readergroup.streams.block import MAX_BLOCK_BYTES
+from readergroup.streams.data.block import MAX_BLOCK_BYTES
 from tests.readergroup.batch.processes import count_events
 
 STREAM = "shop/orders"

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import readergroup as rg
 from readergroup.batch.encoding import BATCH_BYTES, batches_by_segment
-from readergroup.streams.block import MAX_BLOCK_BYTES, Block, parse_blocks
-from readergroup.streams.transaction import Transactions
+from readergroup.streams.data.block import MAX_BLOCK_BYTES, Block, parse_blocks
+from readergroup.streams.transactions.transaction import Transactions
 
 STREAM = "shop/orders"
 WRITER = b"w" * 16

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import readergroup as rg
-from readergroup.streams import block as blocks
+from readergroup.streams.data import block as blocks
 
 STREAM = "shop/orders"
 

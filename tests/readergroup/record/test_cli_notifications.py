@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import readergroup as rg
-from tests.readergroup.test_cli import PATIENCE_SECONDS, Cli
+from tests.readergroup.cli.test_commands import PATIENCE_SECONDS, Cli
 
 STREAM = "shop/orders"
 

@@ -15,7 +15,7 @@ from readergroup.record.record import entries
 from readergroup.record.recorder import Recorded
 from readergroup.streams.config import SegmentId
 from synchronizer import open_store
-from tests.readergroup.test_wire import wire
+from tests.readergroup.group.model.test_wire import wire
 
 AT = datetime(2026, 3, 1, 12, 30, 15, 123456, UTC)
 

@@ -23,8 +23,8 @@ from pyspark.sql.types import StructType
 
 from readergroup.spark.sink import Staged, StreamSink
 from readergroup.spark.source import LocalReaderGroupSource
-from readergroup.streams.merging import Merge
-from readergroup.streams.staging import Staging
+from readergroup.streams.transactions.merging import Merge
+from readergroup.streams.transactions.staging import Staging
 from tests.readergroup.spark.session import session
 from tests.readergroup.spark.streams import STREAM
 

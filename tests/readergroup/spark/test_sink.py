@@ -17,7 +17,7 @@ import readergroup as rg
 from readergroup.spark import connection, sink
 from readergroup.spark.options import WriteOptions, write_options
 from readergroup.spark.sink import BatchSink, Staged, StreamSink
-from readergroup.streams.transaction import Transactions
+from readergroup.streams.transactions.transaction import Transactions
 from synchronizer import SystemClock, open_store
 from synchronizer.testing import FailingStore, Operation
 from tests.readergroup.spark.streams import KEYS, STREAM, assert_in_order, number

@@ -21,7 +21,7 @@ from readergroup.spark import stream_reading
 from readergroup.spark.offsets import cut_of, offset_of
 from readergroup.spark.options import read_options
 from readergroup.spark.stream_reading import StreamReader
-from readergroup.streams.block import MAX_BLOCK_BYTES
+from readergroup.streams.data.block import MAX_BLOCK_BYTES
 from tests.readergroup.spark.streams import STREAM, assert_in_order, number, write
 
 EVENT = StructType([StructField("event", BinaryType())])

@@ -15,7 +15,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.streams.copying import begin_copy
-from readergroup.streams.segment_reader import SegmentReader
+from readergroup.streams.data.segment_reader import SegmentReader
 from synchronizer import (
     DeadlineExceededError,
     InvalidArgumentError,

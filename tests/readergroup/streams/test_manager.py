@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from readergroup.errors import StreamExistsError
-from readergroup.streams.block import encode_block
 from readergroup.streams.config import KeyRange, ScalingPolicy, SegmentId, StreamCut
+from readergroup.streams.data.block import encode_block
+from readergroup.streams.data.segment_reader import SegmentReader
 from readergroup.streams.manager import StreamManager
-from readergroup.streams.segment_reader import SegmentReader
-from readergroup.streams.writer_marks import WRITER_RETENTION_SECONDS
+from readergroup.streams.writing.marks import WRITER_RETENTION_SECONDS
 from synchronizer import (
     ClosedError,
     InvalidArgumentError,

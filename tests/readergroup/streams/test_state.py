@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from readergroup.errors import StreamExistsError
-from readergroup.streams.committed import CommittedPart, StreamTransactions
 from readergroup.streams.config import KeyRange, ScalingPolicy, SegmentId, StreamConfig, StreamCut
 from readergroup.streams.state import (
     STREAM_UPDATES,
@@ -34,6 +33,7 @@ from readergroup.streams.state import (
     StreamState,
     TruncateStream,
 )
+from readergroup.streams.transactions.committed import CommittedPart, StreamTransactions
 from synchronizer import InvalidArgumentError, Map, NotFoundError, Revision, SealedError, Update
 from tests.places import WIRE
 

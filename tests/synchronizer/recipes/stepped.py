@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Protocol, TypeVar
 
 from synchronizer import Clock, StateSynchronizer, open_store
-from synchronizer.recipes.members import UPDATES, Members
+from synchronizer.recipes.coordination.members import UPDATES, Members
 from synchronizer.testing import FailingStore, InstantClock
 
 TIMEOUT = 10.0

@@ -13,9 +13,9 @@ from typing import Final
 import pytest
 
 from synchronizer import SegmentStore, open_store
-from synchronizer.recipes.election import LeaderElection
-from synchronizer.recipes.lock import HeldLock, Lock, Semaphore
-from synchronizer.recipes.membership import Membership
+from synchronizer.recipes.coordination.election import LeaderElection
+from synchronizer.recipes.coordination.lock import HeldLock, Lock, Semaphore
+from synchronizer.recipes.coordination.membership import Membership
 from tests.interrupts import FEW_OR_MORE, interrupts
 from tests.waiting import until
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from synchronizer.errors import ReaderGroupError, StoreFullError
 from synchronizer.store import Appended, AttributeChange, Conflict, SegmentCopy, UnknownOutcome
 from synchronizer.stores import open_store
-from synchronizer.stores.file_lock import Gate
-from synchronizer.stores.sqlite import SqliteStore
+from synchronizer.stores.sqlite.file_lock import Gate
+from synchronizer.stores.sqlite.store import SqliteStore
 from tests.clean_processes import CLEAN
-from tests.synchronizer.stores.gates import held
+from tests.synchronizer.stores.sqlite.gates import held
 from tests.waiting import PATIENCE_SECONDS
 
 RECORD = 12

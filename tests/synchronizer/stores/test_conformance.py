@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from synchronizer.store import SegmentStore
-from synchronizer.stores import nats_client, open_store
+from synchronizer.stores import open_store
+from synchronizer.stores.nats import client as nats_client
 from synchronizer.stores.notify import NotifyFile
 from synchronizer.testing import FailingStore, SegmentStoreConformance
 from tests.conftest import OWN_URLS

@@ -108,7 +108,7 @@ def test_a_scheme_of_the_sdk_stays_its_own(tmp_path: Path, monkeypatch: pytest.M
     with open_store("memory://") as store:
         assert type(store) is MemoryStore
     with open_store(f"sqlite:///{tmp_path}/store.db") as store:
-        assert type(store).__module__ == "synchronizer.stores.sqlite"
+        assert type(store).__module__ == "synchronizer.stores.sqlite.store"
 
 
 def test_a_scheme_that_two_distributions_add_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

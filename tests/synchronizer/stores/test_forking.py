@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from synchronizer.stores import forking
-from synchronizer.stores.file_lock import FairLock, Gate
 from synchronizer.stores.forking import close_own, forks_wait, open_own
-from tests.synchronizer.stores.gates import held
+from synchronizer.stores.sqlite.file_lock import FairLock, Gate
+from tests.synchronizer.stores.sqlite.gates import held
 from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
 LONG = PATIENCE_SECONDS

@@ -13,8 +13,9 @@ import pytest
 
 from synchronizer.errors import ClosedError
 from synchronizer.store import Appended, SegmentStore
-from synchronizer.stores import nats_loop, open_store
-from synchronizer.stores.nats import NatsStore
+from synchronizer.stores import open_store
+from synchronizer.stores.nats import loop as nats_loop
+from synchronizer.stores.nats.store import NatsStore
 from tests.interrupts import interrupts
 from tests.waiting import CallInThread, until
 

@@ -19,11 +19,11 @@ import pytest
 
 from synchronizer import ClosedError, SegmentStore, open_store
 from synchronizer.clock import Deadline, SystemClock
-from synchronizer.line import Line
+from synchronizer.log.contention import Line
 from synchronizer.store import ANY, Append, Appended, AttributeChange, SegmentCopy
-from synchronizer.stores.postgres import PostgresStore
-from synchronizer.stores.postgres_connections import parse_address
-from synchronizer.stores.sqlite import SqliteStore
+from synchronizer.stores.postgres.connections import parse_address
+from synchronizer.stores.postgres.store import PostgresStore
+from synchronizer.stores.sqlite.store import SqliteStore
 from tests.interrupts import FEW_OR_MORE, interrupts
 from tests.waiting import CallInThread, until
 

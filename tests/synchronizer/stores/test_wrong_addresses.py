@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from synchronizer import InvalidArgumentError, NotFoundError, ReaderGroupError, StoreUnavailableError, open_store
-from synchronizer.stores import nats_address
+from synchronizer.stores.nats import address as nats_address
 from tests.servers.nats import NatsServer
 
 

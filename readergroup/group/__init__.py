@@ -1,0 +1,1 @@
+"""Reader groups: the group, its readers, and what keeps them alive."""

@@ -1,0 +1,140 @@
+"""One assigned segment as its reader sees it: where it stands, and what it hands out next."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from synchronizer import SegmentStore, TruncatedError
+
+from ..streams.config import SegmentId, data_segment
+from ..streams.data.block import Block
+from ..streams.data.segment_reader import SegmentReader
+from ..streams.event import EventBatch, Part
+from ..streams.serializers import Serializer
+from .model.positions import Held
+
+T = TypeVar("T")
+
+
+class Source(Generic[T]):
+    """A segment under one assignment. For the reading thread; others may look at ``held``."""
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        segment: SegmentId,
+        incarnation: str,
+        token: int,
+        offset: int,
+        end: int | None,
+        serializer: Serializer[T],
+    ) -> None:
+        self.segment = segment
+        self.data_segment = data_segment(segment, incarnation)
+        self.token = token
+        #: Where the next owner would start: before this, everything is processed.
+        self.committed = offset
+        #: Before this, everything was handed out.
+        self.handed = offset
+        self._began = offset
+        self._incarnation = incarnation
+        self._serializer = serializer
+        self._reader = SegmentReader(store, self.data_segment, offset)
+        self._end = end
+        self._ahead: deque[Part] = deque()  # read, and not handed out
+        self._at_end = False  # nothing more is to be read
+        #: Whether the application was told that the segment is given up.
+        self.leaving = False
+
+    @property
+    def known_length(self) -> int:
+        return self._reader.known_length
+
+    @property
+    def completed(self) -> bool:
+        """Whether everything that the segment will ever hold, or that the group reads of it, is processed."""
+        return self.exhausted and self.committed >= self.handed
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether everything that the segment will ever hold was handed out."""
+        return self._at_end and not self._ahead
+
+    @property
+    def held(self) -> Held:
+        return Held(self.token, self.committed)
+
+    @property
+    def moved(self) -> bool:
+        """Whether there is a position to commit."""
+        return self.committed > self._began
+
+    def skip_to_end(self) -> None:
+        """The segment's data is gone for good."""
+        self._ahead.clear()
+        self._at_end = True
+
+    def take(self, max_events: int) -> EventBatch[T] | None:
+        """The next events, at most ``max_events``; None if there are none now. Else as `take_parts`."""
+        parts = self.take_parts(max_events)
+        if not parts:
+            return None
+        return EventBatch(parts, self.segment, self._incarnation, self.token, self._serializer)
+
+    def take_parts(self, max_events: int) -> list[Part]:
+        """What the next events are in, at most ``max_events``; nothing if there are none now.
+
+        Raises `TruncatedError` once where the data is gone, and goes on where the remaining data starts.
+        """
+        parts: list[Part] = []
+        wanted = max_events
+        while wanted > 0 and (self._ahead or self._read_on(may_ask=not parts)):
+            part = self._ahead.popleft()
+            if part.size > wanted:
+                self._ahead.appendleft(part._replace(start=part.start + wanted))
+                part = part._replace(stop=part.start + wanted)
+            parts.append(part)
+            wanted -= part.size
+        return parts
+
+    def put_back(self, parts: Sequence[Part]) -> None:
+        """What was taken last was not handed out: it comes next."""
+        self._ahead.extendleft(reversed(parts))
+
+    def _read_on(self, *, may_ask: bool) -> bool:
+        """Whether there is a further part, for which the store is asked if it ``may_ask``."""
+        if self._at_end or not (may_ask or self._reader.buffered):
+            return False
+        if self._is_beyond(self._reader.offset):
+            self._at_end = True
+            return False
+        try:
+            block = self._reader.next_block()
+        except TruncatedError as error:
+            # What is gone counts as processed: the caller is told, and retention meant it.
+            asked_for, self.committed, self.handed = self.handed, error.start_offset, error.start_offset
+            raise TruncatedError(
+                "data was truncated before it was read; the next read goes on behind it",
+                segment=self.segment,
+                offset=asked_for,
+                start_offset=error.start_offset,
+            ) from error
+        if block is None:
+            self._at_end = self._reader.at_end
+            return False
+        self._at_end = self._is_beyond(block.end)
+        wanted = self._wanted_of(block)
+        if wanted:
+            self._ahead.append(Part(block, 0, wanted))
+        return wanted > 0
+
+    def _is_beyond(self, offset: int) -> bool:
+        return self._end is not None and offset >= self._end
+
+    def _wanted_of(self, block: Block) -> int:
+        """How many of the block's events the group reads."""
+        if self._end is None or block.end <= self._end:
+            return len(block)
+        return sum(offset < self._end for offset in block.offsets)

@@ -1,0 +1,132 @@
+"""Takes a checkpoint of a group and waits for its readers to pass it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Final
+
+from synchronizer import (
+    Deadline,
+    DeadlineExceededError,
+    NotFoundError,
+    OutcomeUnknownError,
+    Revision,
+    Transition,
+    TransitionFeed,
+)
+
+from ..errors import CheckpointFailedError, CheckpointTimeoutError
+from .model.checkpoint import CheckpointState
+from .model.state import ReaderGroupState
+from .model.updates import CreateCheckpoint, FailCheckpoint, PassCheckpoint
+from .state_manager import ReaderGroupStateManager, has_room
+
+#: How much longer than asked for a checkpoint that failed is to take, to be given up.
+_GIVE_UP_SECONDS: Final = 1.0
+
+
+def take_checkpoint(
+    manager: ReaderGroupStateManager, name: str, *, silent: bool = False, timeout: float
+) -> CheckpointState:
+    """Begin a checkpoint, and return it when it is completed; `CheckpointTimeoutError` says who has not passed it."""
+    deadline = Deadline(manager.synchronizer.clock, timeout)
+    feed = manager.synchronizer.transitions()
+    try:
+        return _Taking(manager, name, feed, _begin(manager, name, silent, deadline)).wait(deadline)
+    finally:
+        feed.close()
+
+
+def _begin(manager: ReaderGroupStateManager, name: str, silent: bool, deadline: Deadline) -> int:
+    """Begin it as soon as it is among those that may be under way; what `begin_checkpoint` returns."""
+    while (after := manager.begin_checkpoint(name, silent=silent, timeout=deadline.remaining())) is None:
+        try:
+            manager.synchronizer.wait_for(partial(has_room, silent=silent), timeout=deadline.remaining())
+        except DeadlineExceededError as error:
+            others = [each for each in manager.state.outstanding_checkpoints if bool(each.silent) == silent]
+            raise CheckpointTimeoutError(
+                "others are under way, as many as may be; see max_outstanding_checkpoints",
+                checkpoint=name,
+                under_way=", ".join(each.name for each in others),
+                readers=", ".join(sorted(others[0].waiting)) if others else "",
+            ) from error
+    return after
+
+
+class _Taking:
+    """One checkpoint that is under way, as its feed tells of it: a state keeps completed ones for some time only."""
+
+    def __init__(
+        self, manager: ReaderGroupStateManager, name: str, feed: TransitionFeed[ReaderGroupState], after: int
+    ) -> None:
+        self._manager = manager
+        self._name = name
+        self._feed = feed
+        self._after = after
+        self._begun_by = manager.synchronizer.revision
+        self._seen: CheckpointState | None = None
+
+    def wait(self, deadline: Deadline) -> CheckpointState:
+        try:
+            self._manager.synchronizer.wait_for(self._is_completed, timeout=deadline.remaining())
+        except DeadlineExceededError as error:
+            self._give_up(error)
+        assert self._seen is not None
+        return self._seen
+
+    def _give_up(self, error: DeadlineExceededError) -> None:
+        """Raises, unless it was completed in the last moment."""
+        self._is_completed(self._manager.state)
+        seen = self._seen
+        if seen is not None and seen.completed:
+            return
+        waiting = self._manager.fail_checkpoint(seen.token, timeout=_GIVE_UP_SECONDS) if seen is not None else None
+        if waiting is None and self._is_completed(self._manager.state):
+            return
+        raise CheckpointTimeoutError(
+            "these readers have not passed the checkpoint in time, and it is given up",
+            checkpoint=self._name,
+            readers=", ".join(sorted(waiting or ())),
+        ) from error
+
+    def _is_completed(self, state: ReaderGroupState) -> bool:
+        """Whether it is, by all states up to this one."""
+        for transition in self._feed.drain():
+            if self._seen is None or not self._seen.completed:
+                self._look_for(transition)
+        return self._seen is not None and self._seen.completed
+
+    def _look_for(self, transition: Transition[ReaderGroupState]) -> None:
+        state = transition.after
+        if state is None:
+            raise NotFoundError("the group was deleted", checkpoint=self._name)
+        for each in state.checkpoints or ():
+            is_it = each.token == self._seen.token if self._seen is not None else each.token > self._after
+            if is_it and each.name == self._name:
+                self._seen = each
+                return
+        if transition.gap and transition.revision >= self._begun_by:
+            raise OutcomeUnknownError(
+                "the checkpoint was completed or given up while this process was away, and the group no longer keeps "
+                "it; take another",
+                checkpoint=self._name,
+            )
+        if self._seen is not None:
+            self._seen = _without_others(self._seen, transition)
+        if self._seen is not None and not self._seen.completed:
+            raise CheckpointFailedError(
+                "the checkpoint was given up: the group was reset meanwhile, or its state had no room for it",
+                checkpoint=self._name,
+            )
+
+
+def _without_others(seen: CheckpointState, transition: Transition[ReaderGroupState]) -> CheckpointState:
+    """What one entry made of the checkpoint, if no other had been there. One of these that was completed by the same
+    entry may have taken its place among those that a state keeps. As it was, if it was given up."""
+    assert transition.before is not None, "it was there before"
+    state = transition.before.replace(checkpoints=(seen,))
+    for index, update in enumerate(transition.updates):
+        of_another = isinstance(update, FailCheckpoint | PassCheckpoint) and update.checkpoint != seen.token
+        if not of_another and not isinstance(update, CreateCheckpoint):
+            state = update.apply_to(state, Revision(transition.revision.offset, index))
+    return next((each for each in state.checkpoints or () if each.token == seen.token), seen)

@@ -1,0 +1,363 @@
+"""What the readers of one process do for their group beside reading: two threads for all of them.
+
+One renews their leases (which commits their positions) and does nothing else, so that nothing delays it. The other
+follows the group's log and the metadata of its streams, declares readers dead whose leases stand still, and proposes
+the planner's moves, and automatic checkpoints. `GroupDriver.step` is one round of both and says when the next is due;
+tests and simulations call it instead of starting the threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Final, Protocol
+from weakref import WeakValueDictionary
+
+from synchronizer import (
+    ClosedError,
+    Flag,
+    NotFoundError,
+    ReaderGroupError,
+    Revision,
+    StateTooLargeError,
+)
+from synchronizer.liveness.lease import DeathWatch
+from synchronizer.threads.background import BackgroundThread, survive
+
+from .model import balance
+from .model.state import ReaderState
+from .pace import Pace
+from .state_manager import ReaderGroupStateManager, newest_checkpoint
+
+_logger = logging.getLogger(__name__)
+
+#: How long hand-overs may take before a group that is not balanced beside them is balanced nevertheless.
+HAND_OVER_SECONDS: Final = 0.5
+#: How long an automatic checkpoint waits for readers to pass it, or as long as these may take over an event.
+CHECKPOINT_SECONDS: Final = 600.0
+#: How soon what has failed is tried again.
+RETRY_SECONDS: Final = 0.1
+
+
+class DrivenReader(Protocol):
+    """What a reader does for its driver."""
+
+    reader_id: str
+
+    @property
+    def renewed_at(self) -> float: ...
+    @property
+    def keeps_checkpoints(self) -> bool: ...
+    def renew_if_due(self) -> float: ...
+    def look_up(self) -> None: ...
+
+
+class GroupDriver:
+    """Works for the readers that joined it, which it holds weakly: one that is forgotten without being closed is let
+    go, and its lease runs out. The threads begin with the first reader and end with the last one, or the client."""
+
+    def __init__(self, manager: ReaderGroupStateManager, *, threads: bool = True) -> None:
+        self._manager = manager
+        self._synchronizer = manager.synchronizer
+        self._clock = manager.synchronizer.clock
+        self._threaded = threads
+        self._lock = threading.Lock()
+        self._threads: dict[str, threading.Thread] = {}
+        self._readers: WeakValueDictionary[str, DrivenReader] = WeakValueDictionary()
+        #: The store did not answer, when it was asked last for a reader's lease.
+        self.is_cut_off = False
+        self._renewals_changed = Flag()  # another time may be the next
+        self._pause = Flag()  # never set
+        self._complaint: str | None = None  # what was logged last
+        self._failed = False  # in this round
+        self._pace = Pace(self._clock)
+        self._deaths = DeathWatch(self._clock)
+        self._follow_at = float("-inf")
+        self._followed: Mapping[str, int] = {}  # lengths of the streams' metadata logs, as far as they were followed
+        self._told: Revision | None = None  # of the state that the readers were told to look at
+        self._settled: Revision | None = None  # of the state that there is nothing to propose for
+        self._propose_at: float | None = None
+        self._newest_checkpoint: tuple[int, float] | None = None  # the newest, and when it was first seen
+        self._under_way: tuple[int, float] | None = None  # the automatic checkpoint, and when it was first seen
+        self._proposes_for: Revision | None = None  # the newest when that was decided
+
+    def join(self, reader: DrivenReader) -> None:
+        """Work for the reader from now on."""
+        self.is_cut_off = False  # the store has just let the reader in, whatever it did when it was asked before
+        with self._lock:
+            self._readers[reader.reader_id] = reader
+            try:
+                if self._threaded:
+                    self._start("leases", self.renew, self._wait_for_renewals)
+                    self._start("group", self.work, self._wait_for_work)
+            except BaseException:
+                del self._readers[reader.reader_id]
+                raise
+        self._renewals_changed.set()
+
+    def leave(self, reader: DrivenReader) -> None:
+        """Stop working for the reader. Its lease is its own to give up."""
+        with self._lock:
+            if self._readers.get(reader.reader_id) is reader:
+                del self._readers[reader.reader_id]
+        self._renewals_changed.set()
+
+    def _present_readers(self) -> list[DrivenReader]:
+        with self._lock:  # else the iteration fails when another thread joins or leaves
+            return list(self._readers.values())
+
+    def step(self) -> float:
+        """Do what is due and return when, on the clock, something is due again. Never raises but `ClosedError`."""
+        return min(self.renew(), self.work())
+
+    # ------------------------------------------------------------------ the threads
+
+    def _start(self, name: str, step: Callable[[], float], wait: Callable[[float], None]) -> None:
+        if name not in self._threads or not self._threads[name].is_alive():
+            thread = BackgroundThread(
+                partial(self._run, name, step, wait),
+                name=f"{self._synchronizer.name}-{name}",
+                clock=self._clock,
+                most_seconds=RETRY_SECONDS,
+            )
+            self._threads[name] = thread  # first: an interrupt may come when it has started
+            thread.start()
+
+    def _run(self, name: str, step: Callable[[], float], wait: Callable[[float], None]) -> None:
+        try:
+            while self._has_readers(name):
+                wait(step() - self._clock.monotonic())
+        except ClosedError:
+            _logger.debug("%s was closed", self._synchronizer.name)
+
+    def _has_readers(self, name: str) -> bool:
+        """Whether there is a reader to work for. The last look of a thread that ends is under the lock of `join`."""
+        with self._lock:
+            if not self._readers:
+                self._threads.pop(name, None)
+            return bool(self._readers)
+
+    def _wait_for_renewals(self, timeout: float) -> None:
+        self._clock.wait(self._renewals_changed, timeout)
+        self._renewals_changed.clear()
+
+    def _wait_for_work(self, timeout: float) -> None:
+        """Until the group's log or a stream's metadata grew, or until something is due."""
+        if timeout > 0 and (pause := self._pace.pause):
+            self._clock.wait(self._pause, min(pause, timeout))
+            timeout -= pause
+        # First, so that the driver is woken by all that other threads apply from now on.
+        known = {**self._followed, self._synchronizer.segment: self._synchronizer.applied_length}
+        if timeout <= 0 or self._synchronizer.revision != self._told:
+            return
+        try:
+            if self._failed:  # what has grown may be what failed
+                self._clock.wait(self._pause, timeout)
+            elif grown := self._synchronizer.store.wait(known, timeout) - {self._synchronizer.segment}:
+                self._follow_in_turn(grown)
+        except ClosedError:
+            raise
+        except Exception as error:
+            self._complain(error)
+            self._clock.wait(self._pause, min(timeout, RETRY_SECONDS))
+
+    def _follow_in_turn(self, grown: Collection[str]) -> None:
+        """Follow the streams soon. Whoever is first puts it into the group's state, and the others need not."""
+        self._followed = {name: length for name, length in self._followed.items() if name not in grown}
+        self._follow_at = min(self._follow_at, self._clock.monotonic() + self._stagger(self._manager.state.readers))
+
+    # ------------------------------------------------------------------ leases
+
+    def renew(self) -> float:
+        """Renew the leases that are due, and return when the next is. Never raises but `ClosedError`."""
+        due = float("inf")
+        is_cut_off = False
+        for reader in self._present_readers():
+            try:
+                due = min(due, reader.renew_if_due())
+            except ClosedError:
+                raise
+            except Exception as error:
+                is_cut_off = True  # and stays due
+                if not isinstance(error, ReaderGroupError):
+                    survive(error, f"{self._synchronizer.name}-leases")
+                _logger.info("reader %s of %s: %s", reader.reader_id, self._synchronizer.name, error)
+                due = min(due, self._clock.monotonic() + RETRY_SECONDS)
+        self.is_cut_off = is_cut_off
+        return due
+
+    # ------------------------------------------------------------------ the group
+
+    def work(self) -> float:
+        """Follow, observe and balance, and return when that is due again. Never raises but `ClosedError`."""
+        self._failed = False
+        due = float("inf")
+        for step in (
+            self._fetch,
+            self._observe,
+            self._follow,
+            self._balance,
+            self._give_up_checkpoint,
+            self._begin_checkpoint,
+            self._tell,
+        ):
+            try:
+                due = min(due, step())
+            except ClosedError:
+                raise
+            except Exception as error:
+                self._failed = True
+                self._complain(error)
+                due = min(due, self._clock.monotonic() + RETRY_SECONDS)
+        if not self._failed:
+            self._complaint = None
+        return due
+
+    def _complain(self, error: Exception) -> None:
+        """Log it, a trouble that lasts once."""
+        if not isinstance(error, ReaderGroupError):
+            survive(error, f"{self._synchronizer.name}-group")
+        elif str(error) != self._complaint:
+            self._complaint = str(error)
+            _logger.warning("%s: %s", self._synchronizer.name, error)
+
+    def _fetch(self) -> float:
+        try:
+            config = self._synchronizer.fetch_updates().config
+        except ReaderGroupError as error:
+            if not error.retryable:
+                self._look_up()  # to tell those who read: the group was deleted, or its log cannot be applied
+            raise
+        self._tell()
+        return self._clock.monotonic() + config.refresh_interval_seconds
+
+    def _tell(self) -> float:
+        """Let the readers look at what is new to them, whoever applied it: this driver, or another thread."""
+        revision = self._synchronizer.revision
+        if revision != self._told:
+            self._told = revision
+            self._pace.looked()
+            self._look_up()
+        return float("inf")
+
+    def _look_up(self) -> None:
+        for reader in self._present_readers():
+            reader.look_up()
+        self._renewals_changed.set()
+
+    def _observe(self) -> float:
+        """Look at leases and take out those readers that are dead, with the moves that follow."""
+        state = self._manager.state
+        timeout_seconds = state.config.reader_timeout_seconds
+        dead = self._deaths.look(
+            state.readers, self._readers, self._manager.leases, timeout_seconds, lambda: self._renewed_at
+        )
+        for reader in self._manager.remove_dead(dead) if dead else ():
+            _logger.warning("reader %s of %s is dead: its lease ran out", reader, self._synchronizer.name)
+        return self._deaths.due
+
+    def _follow(self) -> float:
+        """Bring the group up to the metadata of its streams."""
+        now = self._clock.monotonic()
+        if now < self._follow_at:
+            return self._follow_at
+        self._followed = follow_streams(self._manager)
+        self._follow_at = now + self._manager.state.config.refresh_interval_seconds
+        return self._follow_at
+
+    def _balance(self) -> float:
+        """Propose the planner's moves, the first in turn at once, so that mostly one process does.
+
+        Not while segments are handed over, if that does not take long: who ends the last hand-over brings the moves.
+        """
+        state, revision = self._synchronizer.snapshot_of_state
+        if revision == self._settled:
+            return float("inf")
+        if not balance.plan(state):
+            self._settled, self._propose_at = revision, None
+            return float("inf")
+        now = self._clock.monotonic()
+        stagger = self._stagger(state.readers)
+        # To all but the first in turn, any change may mean that somebody acts.
+        if self._propose_at is None or (stagger and revision != self._proposes_for):
+            is_handing_over = state.marked and not state.unassigned
+            self._propose_at = now + stagger + (HAND_OVER_SECONDS if is_handing_over else 0.0)
+            self._proposes_for = revision
+        if now < self._propose_at:
+            return self._propose_at
+        self._propose_at = None
+        try:
+            self._manager.rebalance()
+        except StateTooLargeError:
+            self._settled = revision  # there is no room for the moves before the state is another one
+            raise
+        return now
+
+    def _begin_checkpoint(self) -> float:
+        """Begin a checkpoint when it is time, if a reader here keeps something at it; the first in turn does."""
+        if not any(reader.keeps_checkpoints for reader in self._present_readers()):
+            self._newest_checkpoint = None
+            return float("inf")
+        state, now = self._manager.state, self._clock.monotonic()
+        newest = newest_checkpoint(state)
+        if self._newest_checkpoint is None or self._newest_checkpoint[0] != newest:
+            self._newest_checkpoint = newest, now
+        due = (
+            self._newest_checkpoint[1]
+            + state.config.automatic_checkpoint_interval_seconds
+            + self._stagger(state.readers)
+        )
+        if now < due:
+            return due
+        self._newest_checkpoint = newest, now
+        self._manager.begin_automatic_checkpoint(after=newest)
+        return now
+
+    def _give_up_checkpoint(self) -> float:
+        """Give up an automatic checkpoint that readers do not pass, so that the next one can begin."""
+        state, now = self._manager.state, self._clock.monotonic()
+        found = next((each for each in state.outstanding_checkpoints if each.automatic), None)
+        if found is None:
+            self._under_way = None
+            return float("inf")
+        if self._under_way is None or self._under_way[0] != found.token:
+            self._under_way = found.token, now
+        limit = state.config.max_processing_seconds
+        seconds = CHECKPOINT_SECONDS if limit == float("inf") else max(CHECKPOINT_SECONDS, limit)
+        due = self._under_way[1] + seconds + self._stagger(state.readers)
+        if now < due:
+            return due
+        self._under_way = None
+        waiting = self._manager.fail_checkpoint(found.token)
+        if waiting is not None:
+            _logger.warning(
+                "%s: the checkpoint %s is given up after %.3g s, because these readers have not passed it: %s",
+                *(self._synchronizer.name, found.name, seconds, ", ".join(sorted(waiting))),
+            )
+        return now
+
+    def _stagger(self, readers: Mapping[str, ReaderState]) -> float:
+        """How long this process leaves to others what one of them has to do."""
+        return self._deaths.stagger(readers, self._readers)
+
+    @property
+    def _renewed_at(self) -> float:
+        """When the last renewal of this process was sent."""
+        return max((reader.renewed_at for reader in self._present_readers()), default=float("-inf"))
+
+
+def follow_streams(manager: ReaderGroupStateManager) -> Mapping[str, int]:
+    """Follow all streams of the group; the lengths of their metadata logs, as far as that goes, to wait on."""
+    known = {}
+    for stream, followed in manager.state.streams.items():
+        if followed.ended:
+            continue
+        try:
+            synchronizer = manager.streams.synchronizer(stream)
+            known[synchronizer.segment] = synchronizer.applied_length
+            manager.follow_stream(stream)
+        except NotFoundError:
+            _logger.debug("stream %s was deleted", stream)  # its readers are told when they read
+    return known

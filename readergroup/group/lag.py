@@ -1,0 +1,105 @@
+"""How far a group is behind its streams."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict
+
+from synchronizer import NotFoundError, SegmentStore, TruncatedError
+from synchronizer.liveness.lease import lease_value
+
+from ..streams.config import SegmentId, data_segment, stream_of
+from ..streams.data.block import Block
+from ..streams.data.segment_reader import SegmentReader
+from .model.positions import current_offsets
+from .model.state import ReaderGroupState
+
+#: What is read of a segment to see how old and how large its next events are.
+_SAMPLE_BYTES: Final = 128 * 1024
+
+
+class SegmentLag(BaseModel):
+    """How far the group is behind in one segment."""
+
+    model_config = ConfigDict(frozen=True)
+
+    owner: str | None
+    offset: int
+    bytes: int
+    #: Counted where the rest of the segment is small, else reckoned from the size of the next events.
+    events: int
+    #: How long ago the next event was written, by the clocks of its writer and of this process; 0 without one.
+    seconds: float
+
+
+class GroupLag(BaseModel):
+    """How far the group is behind, per segment and in all, by the positions committed last."""
+
+    model_config = ConfigDict(frozen=True)
+
+    segments: Mapping[SegmentId, SegmentLag]
+
+    @property
+    def bytes(self) -> int:
+        return sum(lag.bytes for lag in self.segments.values())
+
+    @property
+    def events(self) -> int:
+        return sum(lag.events for lag in self.segments.values())
+
+    @property
+    def seconds(self) -> float:
+        """That of the segment which is most behind."""
+        return max((lag.seconds for lag in self.segments.values()), default=0.0)
+
+
+def positions(state: ReaderGroupState, leases: Mapping[str, bytes]) -> Mapping[SegmentId, int]:
+    """Where the group stands in each of its segments: what its readers committed, else where they began."""
+    offsets = {segment: found.offset for segment, found in state.segments.items()}
+    for reader, found in state.readers.items():
+        offsets.update(current_offsets(state, reader, lease_value(found, leases)))
+    return offsets
+
+
+def group_lag(state: ReaderGroupState, offsets: Mapping[SegmentId, int], store: SegmentStore, now: float) -> GroupLag:
+    """The lag of a group that stands at ``offsets``. ``now`` is the time of day, in seconds since 1970."""
+    lags = {}
+    for segment, found in sorted(state.segments.items()):
+        if not found.completed:
+            name = data_segment(segment, state.streams[stream_of(segment)].incarnation)
+            lags[segment] = _segment_lag(store, name, found.owner, offsets[segment], found.end, now)
+    return GroupLag(segments=lags)
+
+
+def _segment_lag(
+    store: SegmentStore, name: str, owner: str | None, offset: int, end: int | None, now: float
+) -> SegmentLag:
+    try:
+        info = store.info(name)
+        offset = max(offset, info.start_offset)
+        end = info.length if end is None else min(end, info.length)
+        blocks = _next_blocks(store, name, offset) if end > offset else []
+    except NotFoundError:  # truncated away, or its stream deleted
+        return SegmentLag(owner=owner, offset=offset, bytes=0, events=0, seconds=0.0)
+    except TruncatedError as error:  # in between
+        return _segment_lag(store, name, owner, error.start_offset, end, now)
+    behind = max(0, end - offset)
+    events = sum(bisect_left(block.offsets, end) for block in blocks)
+    if blocks and blocks[-1].end < end:
+        events = max(1, round(events * behind / (blocks[-1].end - offset)))
+    seconds = max(0.0, now - blocks[0].written_at / 1_000_000) if blocks else 0.0
+    return SegmentLag(owner=owner, offset=offset, bytes=behind, events=events, seconds=seconds)
+
+
+def _next_blocks(store: SegmentStore, name: str, offset: int) -> list[Block]:
+    """Some of the blocks from ``offset`` on, one at least if there are any."""
+    reader = SegmentReader(store, name, offset, read_bytes=_SAMPLE_BYTES)
+    blocks = []
+    while (block := reader.next_block()) is not None:
+        blocks.append(block)
+        if not reader.buffered:
+            break
+    return blocks

@@ -1,0 +1,140 @@
+"""Who should own what: one pure function of the group's state, so that every reader comes to the same plan.
+
+The planner is part of the protocol: two releases that plan differently would move segments to and fro. So the state
+says which planner its group uses, and a release that has another one proposes nothing.
+
+Every process plans at every change of its group, and mostly there is nothing to do. So what each reader holds is not
+looked at before something is to be taken from it, or given to it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cached_property
+from typing import Final
+
+from readergroup.streams.config import SegmentId
+from synchronizer import Map
+
+from .state import ReaderGroupState
+from .updates import ReassignSegment
+
+#: Grows with every change of what `plan` returns.
+PLANNER: Final = 1
+#: Of the lightest segment.
+_LEAST_LOAD: Final = 1
+
+
+def plan(state: ReaderGroupState, *, even_out: bool = True) -> list[ReassignSegment]:
+    """The moves that make the group balanced, as few as it takes; none when it is.
+
+    Balanced: no segment is without an owner, and none weighs less than the difference between the reader that has it
+    and the one that has least. A segment that is marked for hand-over counts as its target's. Ties go by name, so
+    that ``plan`` of the planned state is empty and every process plans alike.
+
+    Not to ``even_out``: only the moves that give out what has no owner.
+    """
+    if not state.readers or state.planner != PLANNER:
+        return []
+    overview = state.overview
+    loads = [overview.loads.get(reader, 0) for reader in state.readers]
+    if not overview.unassigned and (not even_out or max(loads) - min(loads) <= _LEAST_LOAD):
+        return []
+    nothing: Map[SegmentId, int] = Map()
+    shares = [
+        _Share(reader, load, overview.held.get(reader, nothing))
+        for reader, load in zip(state.readers, loads, strict=True)
+    ]
+    free = [(state.segments[segment].weight, segment) for segment in overview.unassigned]
+    after = dict(_given_out(shares, free))
+    if even_out:
+        after |= _evened_out(shares)
+    moved = sorted(segment for segment, reader in after.items() if reader != state.segments[segment].holder)
+    return [ReassignSegment(segment=segment, reader=after[segment]) for segment in moved]
+
+
+class _Share:
+    """What one reader is to have, by weight; at first that is what it ``held``."""
+
+    def __init__(self, reader: str, load: int, held: Mapping[SegmentId, int]) -> None:
+        self.reader = reader
+        self.load = load
+        self._held = held
+
+    @cached_property
+    def _segments(self) -> dict[int, list[SegmentId]]:
+        """Heaps, by the weight's exponent."""
+        segments: dict[int, list[SegmentId]] = {}
+        for segment, weight in self._held.items():
+            segments.setdefault(weight, []).append(segment)
+        for heap in segments.values():
+            heapq.heapify(heap)
+        return segments
+
+    def give(self, weight: int, segment: SegmentId) -> None:
+        heapq.heappush(self._segments.setdefault(weight, []), segment)
+        self.load += 1 << weight
+
+    def take(self, below: int) -> tuple[int, SegmentId] | None:
+        """Take out the heaviest segment that weighs less than ``below``, of several the first by name."""
+        weight = max((weight for weight, held in self._segments.items() if held and 1 << weight < below), default=None)
+        if weight is None:
+            return None
+        self.load -= 1 << weight
+        return weight, heapq.heappop(self._segments[weight])
+
+
+class _Ranking:
+    """Shares in the order of their loads: the greatest first with ``sign`` -1, else the least."""
+
+    def __init__(self, shares: Iterable[_Share], sign: int) -> None:
+        self._sign = sign
+        self._heap = [(sign * share.load, share.reader, share) for share in shares]
+        heapq.heapify(self._heap)
+
+    def put(self, share: _Share) -> None:
+        """Rank the share anew. What it was ranked by before is passed over from now on."""
+        heapq.heappush(self._heap, (self._sign * share.load, share.reader, share))
+
+    def first(self) -> _Share | None:
+        while self._heap and self._heap[0][0] != self._sign * self._heap[0][2].load:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
+    def drop_first(self) -> None:
+        heapq.heappop(self._heap)
+
+
+def _given_out(shares: Collection[_Share], free: list[tuple[int, SegmentId]]) -> Iterator[tuple[SegmentId, str]]:
+    """Hand out what is free, the heaviest first, each to the reader that has least."""
+    least = _Ranking(shares, 1)
+    for weight, segment in sorted(free, key=lambda each: (-each[0], each[1])):
+        target = least.first()
+        assert target is not None
+        target.give(weight, segment)
+        least.put(target)
+        yield segment, target.reader
+
+
+def _evened_out(shares: Collection[_Share]) -> Iterator[tuple[SegmentId, str]]:
+    """A segment goes from the reader that has most to the one that has least, if it weighs less than their difference.
+
+    The least load never falls by that, so a reader that has nothing to give is done with until it is given more.
+    """
+    least, most = _Ranking(shares, 1), _Ranking(shares, -1)
+    while (source := most.first()) is not None:
+        target = least.first()
+        assert target is not None
+        difference = source.load - target.load
+        if difference <= _LEAST_LOAD:  # and so it is for those that have less
+            return
+        taken = source.take(below=difference)
+        if taken is None:
+            most.drop_first()
+            continue
+        target.give(*taken)
+        for share in (source, target):
+            least.put(share)
+            most.put(share)
+        yield taken[1], target.reader

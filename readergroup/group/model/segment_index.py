@@ -1,0 +1,112 @@
+"""What follows from the segments of a group's state: kept up step by step, so that nobody has to walk all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from readergroup.streams.config import SegmentId
+from synchronizer import Map
+
+if TYPE_CHECKING:
+    from .state import SegmentState
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Overview(NamedTuple):
+    """Of some segments: which have something in common. A reader that has none is in none of these."""
+
+    #: What each reader owns.
+    owned: Map[str, Map[SegmentId, None]] = Map()
+    #: What each reader has, or is to get when it is handed over; with the weights.
+    held: Map[str, Map[SegmentId, int]] = Map()
+    #: How much work that is, for each reader.
+    loads: Map[str, int] = Map()
+    #: Those marked for hand-over.
+    marked: Map[SegmentId, None] = Map()
+    #: Those that may be read and have no owner.
+    unassigned: Map[SegmentId, None] = Map()
+    #: Those of the newest epochs that are not completed.
+    newest: Map[SegmentId, None] = Map()
+    #: How many are not completed.
+    unfinished: int = 0
+
+    @classmethod
+    def of(cls, segments: Mapping[SegmentId, SegmentState]) -> Overview:
+        loads: dict[str, int] = {}
+        for found in segments.values():
+            if found.holder is not None:
+                loads[found.holder] = loads.get(found.holder, 0) + found.load
+        return cls(
+            owned=_grouped((each.owner, segment, None) for segment, each in segments.items()),
+            held=_grouped((each.holder, segment, each.weight) for segment, each in segments.items()),
+            loads=Map(loads),
+            marked=Map((segment, None) for segment, each in segments.items() if each.target is not None),
+            unassigned=Map((segment, None) for segment, each in segments.items() if each.unassigned),
+            newest=Map((segment, None) for segment, each in segments.items() if each.newest),
+            unfinished=sum(not each.completed for each in segments.values()),
+        )
+
+    def after(self, segment: SegmentId, before: SegmentState | None, after: SegmentState | None) -> Overview:
+        """The overview when ``segment``, that was ``before``, is ``after``; None: it is not there."""
+        owned, held, loads = self.owned, self.held, self.loads
+        if before is not None:
+            owned = _without(owned, before.owner, segment)
+            held = _without(held, before.holder, segment)
+            loads = _increased(loads, before.holder, -before.load)
+        if after is not None:
+            owned = _with(owned, after.owner, segment, None)
+            held = _with(held, after.holder, segment, after.weight)
+            loads = _increased(loads, after.holder, after.load)
+        return Overview(
+            owned=owned,
+            held=held,
+            loads=loads,
+            marked=_marked(self.marked, segment, after is not None and after.target is not None),
+            unassigned=_marked(self.unassigned, segment, after is not None and after.unassigned),
+            newest=_marked(self.newest, segment, after is not None and after.newest),
+            unfinished=self.unfinished
+            + (after is not None and not after.completed)
+            - (before is not None and not before.completed),
+        )
+
+
+def _grouped(items: Iterable[tuple[str | None, SegmentId, V]]) -> Map[str, Map[SegmentId, V]]:
+    groups: dict[str, dict[SegmentId, V]] = {}
+    for reader, segment, value in items:
+        if reader is not None:
+            groups.setdefault(reader, {})[segment] = value
+    return Map({reader: Map(held) for reader, held in groups.items()})
+
+
+def _with(
+    groups: Map[str, Map[SegmentId, V]], reader: str | None, segment: SegmentId, value: V
+) -> Map[str, Map[SegmentId, V]]:
+    if reader is None:
+        return groups
+    held: Map[SegmentId, V] = groups.get(reader, Map())
+    return groups.set(reader, held.set(segment, value))
+
+
+def _without(
+    groups: Map[str, Map[SegmentId, V]], reader: str | None, segment: SegmentId
+) -> Map[str, Map[SegmentId, V]]:
+    if reader is None:
+        return groups
+    left = groups[reader].delete(segment)
+    return groups.set(reader, left) if left else groups.delete(reader)
+
+
+def _increased(loads: Map[str, int], reader: str | None, by: int) -> Map[str, int]:
+    if reader is None:
+        return loads
+    load = loads.get(reader, 0) + by
+    return loads.set(reader, load) if load else loads.delete(reader)
+
+
+def _marked(marks: Map[SegmentId, None], segment: SegmentId, is_marked: bool) -> Map[SegmentId, None]:
+    if (segment in marks) == is_marked:
+        return marks
+    return marks.set(segment, None) if is_marked else marks.delete(segment)

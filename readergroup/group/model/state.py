@@ -1,0 +1,275 @@
+"""The state of a reader group: who is in it, which segments it reads, who owns each of them, and from where.
+
+Data and questions only. The transitions are in `updates`, the decision who should own what in `balance`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, ClassVar, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    model_serializer,
+    model_validator,
+)
+
+from readergroup.errors import ReaderNotInGroupError
+from readergroup.streams.config import SegmentId, StreamCut, stream_of
+from synchronizer import Map, NotFoundError, State
+
+from .checkpoint import Checkpoint, CheckpointState
+from .config import StoredConfig
+from .segment_index import Overview
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    _defaults: ClassVar[Mapping[str, object]]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
+        cls._defaults = {name: field.default for name, field in cls.model_fields.items()}
+
+    @model_serializer
+    def _leave_defaults_out(self) -> dict[str, object]:
+        """There are thousands of these in a state, and most of their fields are not used."""
+        defaults = self._defaults
+        return {name: value for name, value in self.__dict__.items() if value != defaults[name]}
+
+
+class ReaderState(_Value):
+    """A reader that is in the group."""
+
+    #: Names this life of the reader id: the token of its `AddReader`.
+    incarnation: int
+    #: Names the attribute that holds its lease and positions. None: it was added by hand and has none.
+    lease: str | None = None
+    #: It has an application that keeps something at checkpoints.
+    keeps: bool = False
+    #: So it has something of what it committed, since it joined or the group was reset.
+    has_something: bool = False
+    #: None may come in beside it.
+    alone: bool = False
+
+
+class SegmentState(_Value):
+    """A segment that the group reads, will read, or has read while its successors are not readable yet."""
+
+    low: float
+    high: float
+    #: Where its next owner starts; or its owner started, or last passed a checkpoint; or where it was completed.
+    offset: int = 0
+    owner: str | None = None
+    #: The fencing token of the present assignment.
+    token: int | None = None
+    #: The reader, and its incarnation, that gets the segment when the owner releases it.
+    target: str | None = None
+    target_incarnation: int | None = None
+    #: How many of its predecessors have to be completed before it may be read; while some have, all of them.
+    waiting_for: int = 0
+    predecessors: tuple[SegmentId, ...] = ()
+    successors: tuple[SegmentId, ...] = ()
+    completed: bool = False
+    #: The group reads it up to here, if the config sets an end cut.
+    end: int | None = None
+    #: How much work the segment is, as a power of two.
+    weight: int = 0
+
+    @property
+    def readable(self) -> bool:
+        """Whether the segment may have an owner now."""
+        return not self.completed and not self.waiting_for
+
+    @property
+    def holder(self) -> str | None:
+        """The reader that is to read it: its target, else its owner."""
+        return self.target or self.owner
+
+    @property
+    def unassigned(self) -> bool:
+        return self.owner is None and self.readable
+
+    @property
+    def newest(self) -> bool:
+        """Whether it is to be read, and nothing that comes after it is known."""
+        return not self.completed and not self.successors
+
+    @property
+    def load(self) -> int:
+        """How much work the segment is."""
+        return 1 << self.weight
+
+    def changed(self, **changes: object) -> SegmentState:
+        return self.model_copy(update=changes)
+
+
+class FollowedStream(_Value):
+    """How far the group has followed a stream's scaling."""
+
+    #: Names this life of the stream.
+    incarnation: str
+    #: The newest epoch whose segments are in the group's state.
+    epoch: int
+    #: No further epoch will come: the stream is sealed, or the group reads it up to an end cut.
+    ended: bool = False
+
+
+class ReaderGroupState(State):
+    """Who is in the group, which segments it reads, who owns each of them, and from where."""
+
+    config: StoredConfig
+    #: Which `balance.PLANNER` moves the segments of this group.
+    planner: int = 1
+    streams: Map[str, FollowedStream] = Map()
+    readers: Map[str, ReaderState] = Map()
+    segments: Map[SegmentId, SegmentState] = Map()
+    #: Those under way and the last completed ones, the oldest first.
+    checkpoints: tuple[CheckpointState, ...] | None = None
+    #: How many readers were lost that had something, since the group was last reset.
+    lost: int | None = None
+
+    #: Derived from ``segments``.
+    overview: Annotated[Overview, Field(exclude=True, repr=False)] = Overview()
+
+    @model_validator(mode="after")
+    def _derive(self) -> Self:
+        object.__setattr__(self, "overview", Overview.of(self.segments))
+        return self
+
+    # ------------------------------------------------------------------ questions
+
+    @property
+    def owned(self) -> Mapping[str, Collection[SegmentId]]:
+        """What each reader owns now, those that own something."""
+        return self.overview.owned
+
+    @property
+    def marked(self) -> Collection[SegmentId]:
+        """The segments that are marked for hand-over."""
+        return self.overview.marked
+
+    def segments_of(self, reader: str) -> Mapping[SegmentId, SegmentState]:
+        """What the reader owns now."""
+        return {segment: self.segments[segment] for segment in self.owned.get(reader, ())}
+
+    @property
+    def unassigned(self) -> Collection[SegmentId]:
+        """The segments that may be read and have no owner."""
+        return self.overview.unassigned
+
+    @property
+    def newest_segments(self) -> frozenset[SegmentId]:
+        """The segments of the newest epochs that are not completed, read already or not yet."""
+        return frozenset(self.overview.newest)
+
+    def knows_successors(self, segment: SegmentId) -> bool:
+        """Whether the state says what comes after the segment: segments for all of its keys, or nothing."""
+        found = self.segment(segment)
+        if self.streams[stream_of(segment)].ended:
+            return True
+        at = found.low
+        for successor in sorted((self.segments[each] for each in found.successors), key=lambda each: each.low):
+            if successor.low > at:
+                return False
+            at = max(at, successor.high)
+        return at >= found.high
+
+    @property
+    def number_of_segments(self) -> int:
+        """How many `newest_segments` there are: the most readers that could be of use."""
+        return len(self.overview.newest)
+
+    @property
+    def number_of_readers(self) -> int:
+        return len(self.readers)
+
+    @property
+    def reader_alone(self) -> str | None:
+        """The reader that none may come in beside, if there is one."""
+        first = next(iter(self.readers), None)
+        return first if first is not None and self.readers[first].alone else None
+
+    @property
+    def end_of_data(self) -> bool:
+        """Whether everything that the group is to read is completed, and nothing more can come."""
+        return not self.overview.unfinished and all(stream.ended for stream in self.streams.values())
+
+    @property
+    def cuts(self) -> Mapping[str, StreamCut]:
+        """Per stream the places where the present assignments began: the newest that the state itself knows."""
+        return self.cuts_at(self.offsets)
+
+    @property
+    def offsets(self) -> Mapping[SegmentId, int]:
+        """The offsets of `cuts`."""
+        return {segment: found.offset for segment, found in self.segments.items() if not found.waiting_for}
+
+    def cuts_at(self, offsets: Mapping[SegmentId, int]) -> Mapping[str, StreamCut]:
+        """These offsets, which cover all streams, as a cut of each."""
+        by_stream: dict[str, dict[SegmentId, int]] = {}
+        for segment, offset in offsets.items():
+            by_stream.setdefault(stream_of(segment), {})[segment] = offset
+        return {
+            stream: StreamCut(stream=stream, offsets=held, incarnation=self.streams[stream].incarnation)
+            for stream, held in by_stream.items()
+        }
+
+    def as_checkpoint(self, completed: CheckpointState, *, group: str) -> Checkpoint:
+        """A completed checkpoint as applications get it."""
+        return Checkpoint(
+            group=group,
+            name=completed.name,
+            number=completed.token,
+            cuts=self.cuts_at(completed.offsets),
+            automatic=completed.automatic,
+            lost=completed.lost or 0,
+        )
+
+    @property
+    def completed_checkpoints(self) -> Sequence[CheckpointState]:
+        """The last completed ones that applications were told of."""
+        return [each for each in self.checkpoints or () if each.completed and not each.silent]
+
+    @property
+    def outstanding_checkpoints(self) -> Sequence[CheckpointState]:
+        """Those that wait for readers to pass them."""
+        return [each for each in self.checkpoints or () if not each.completed]
+
+    def checkpoints_ahead_of(self, reader: str) -> Sequence[CheckpointState]:
+        """Those that wait for this reader."""
+        return [each for each in self.checkpoints or () if reader in each.waiting]
+
+    def reader(self, reader: str) -> ReaderState:
+        """Raises `ReaderNotInGroupError` where no such reader is in the group."""
+        found: ReaderState | None = self.readers.get(reader)
+        if found is None:
+            raise ReaderNotInGroupError("the reader is not in the group", reader=reader)
+        return found
+
+    def segment(self, segment: SegmentId) -> SegmentState:
+        """Raises `NotFoundError` where the group does not read such a segment."""
+        found: SegmentState | None = self.segments.get(segment)
+        if found is None:
+            raise NotFoundError("the group does not read this segment", segment=segment)
+        return found
+
+    def owned_segment(self, reader: str, segment: SegmentId) -> SegmentState:
+        """Raises `ReaderNotInGroupError` where the reader does not own it."""
+        found = self.segment(segment)
+        if found.owner != reader:
+            raise ReaderNotInGroupError(
+                "the reader does not own this segment", reader=reader, segment=segment, owner=found.owner
+            )
+        return found
+
+    # ------------------------------------------------------------------ steps that updates are made of
+
+    def with_segment(self, segment: SegmentId, after: SegmentState | None) -> Self:
+        """The state in which ``segment`` is ``after`` (None: it is gone), with what is derived from it."""
+        overview = self.overview.after(segment, self.segments.get(segment), after)
+        segments = self.segments.delete(segment) if after is None else self.segments.set(segment, after)
+        return self.replace(segments=segments, overview=overview)

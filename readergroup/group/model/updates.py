@@ -1,0 +1,409 @@
+"""The transitions of a reader group's state. Each is pure, refuses what cannot be right, and has a stable tag.
+
+A fencing token is the token of the revision at which a segment was given to its owner, so the tokens of a segment only
+grow and never meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from readergroup.streams.config import SegmentId, stream_of
+from synchronizer import InvalidArgumentError, Map, Revision, Update
+
+from .checkpoint import AUTOMATIC, CheckpointState, kept
+from .config import StoredConfig
+from .state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
+
+Offset = Annotated[int, Field(ge=0)]
+
+#: Why a reader left: it closed; its lease ran out; somebody removed it; its id was taken over by another.
+Cause = Literal["closed", "dead", "removed", "replaced"]
+
+
+class AddReader(Update[ReaderGroupState], tag="add_reader"):
+    """Let a reader into the group. It owns nothing yet."""
+
+    reader: str
+    #: The attribute of its lease, created in the same step.
+    lease: str | None = None
+    #: It keeps something at checkpoints.
+    keeps: bool | None = None
+    #: It reads all by itself: it comes into a group without readers only, and none comes in beside it.
+    alone: bool | None = None
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        if (there := state.reader_alone) is not None:
+            raise InvalidArgumentError(
+                "the group is read by one reader alone, such as a query of Spark; take another group, or remove that "
+                "reader if it is gone",
+                reader=there,
+            )
+        if self.alone and state.readers:
+            raise InvalidArgumentError(
+                "the group has readers, which know where they stand; take a group of its own for this one",
+                readers=sorted(state.readers),
+            )
+        if self.reader in state.readers:
+            raise InvalidArgumentError("a reader of this id is in the group", reader=self.reader)
+        joined = ReaderState(
+            incarnation=revision.token, lease=self.lease, keeps=self.keeps or False, alone=self.alone or False
+        )
+        return state.replace(readers=state.readers.set(self.reader, joined))
+
+
+class RemoveReader(Update[ReaderGroupState], tag="remove_reader"):
+    """Take a reader out of the group. What it owned goes on at ``position``, or where it began.
+
+    A segment marked for hand-over goes to its target, the others to the unassigned. Marks for the reader are cleared.
+    """
+
+    reader: str
+    position: Mapping[SegmentId, Offset] | None = None
+    cause: Cause | None = None
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        state.reader(self.reader)
+        position = self.position or {}
+        for segment in state.owned.get(self.reader, ()):
+            found = state.segments[segment]
+            state = _hand_over(state, segment, found, position.get(segment, found.offset), revision)
+        for segment in state.overview.held.get(self.reader, ()):
+            found = state.segments[segment]
+            state = state.with_segment(segment, found.changed(target=None, target_incarnation=None))
+        if self.cause != "closed" and state.readers[self.reader].has_something:
+            state = state.replace(lost=(state.lost or 0) + 1)
+        for checkpoint in state.checkpoints_ahead_of(self.reader):
+            state = _with_checkpoint(state, checkpoint.without(self.reader))
+        return state.replace(readers=state.readers.delete(self.reader))
+
+
+class ReassignSegment(Update[ReaderGroupState], tag="reassign"):
+    """Give an unassigned segment to a reader, or mark one that is owned for hand-over to it.
+
+    Reassigning to the present owner clears the mark.
+    """
+
+    segment: SegmentId
+    reader: str
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        found = state.segment(self.segment)
+        target = state.reader(self.reader)
+        if not found.readable:
+            raise InvalidArgumentError(
+                "this segment cannot have an owner now: it is completed, or its predecessors are not",
+                segment=self.segment,
+            )
+        if found.owner is None:
+            after = found.changed(owner=self.reader, token=revision.token)
+        elif found.owner == self.reader:
+            after = found.changed(target=None, target_incarnation=None)
+        else:
+            after = found.changed(target=self.reader, target_incarnation=target.incarnation)
+        return state.with_segment(self.segment, after)
+
+
+class ReleaseSegment(Update[ReaderGroupState], tag="release"):
+    """The owner gives a segment up at ``offset``: to its hand-over target if that is in the group, else to nobody."""
+
+    reader: str
+    segment: SegmentId
+    offset: Offset
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        found = state.owned_segment(self.reader, self.segment)
+        return _hand_over(state, self.segment, found, _forward(found, self.segment, self.offset), revision)
+
+
+class CompleteSegment(Update[ReaderGroupState], tag="complete"):
+    """The last event of a segment counts as processed. Successors become readable after all their predecessors."""
+
+    reader: str
+    segment: SegmentId
+    offset: Offset
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        found = state.owned_segment(self.reader, self.segment)
+        if not state.knows_successors(self.segment):
+            raise InvalidArgumentError(
+                "a segment is not completed before its successors are known or its stream has ended",
+                segment=self.segment,
+            )
+        offset = _forward(found, self.segment, self.offset)
+        done = found.changed(
+            offset=offset, completed=True, owner=None, token=None, target=None, target_incarnation=None
+        )
+        state = _record(state, self.segment, found, offset).with_segment(self.segment, done)
+        finished = [self.segment]
+        for successor in found.successors:
+            waiting = state.segments[successor]
+            if waiting.waiting_for == 1:
+                finished += waiting.predecessors
+                after = waiting.changed(waiting_for=0, predecessors=())
+            else:
+                after = waiting.changed(waiting_for=waiting.waiting_for - 1)
+            state = state.with_segment(successor, after)
+        return _drop_finished(state, finished)
+
+
+class NewSegment(BaseModel):
+    """A segment of a new epoch, with those of its predecessors that the group still knows."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    low: float
+    high: float
+    predecessors: tuple[SegmentId, ...]
+
+
+class AddEpoch(Update[ReaderGroupState], tag="add_epoch"):
+    """A stream was scaled: its new segments wait for their predecessors to be completed."""
+
+    stream: str
+    epoch: int
+    segments: Mapping[SegmentId, NewSegment]
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        known = state.streams[self.stream]
+        if known.ended or self.epoch != known.epoch + 1:
+            raise InvalidArgumentError(
+                "epochs are added one by one", stream=self.stream, epoch=self.epoch, known_epoch=known.epoch
+            )
+        for segment, new in self.segments.items():
+            waiting_for = 0
+            for predecessor in new.predecessors:
+                before = state.segment(predecessor)
+                waiting_for += not before.completed
+                after = before.changed(successors=(*before.successors, segment))
+                state = state.with_segment(predecessor, after)
+            added = SegmentState(
+                low=new.low,
+                high=new.high,
+                predecessors=new.predecessors if waiting_for else (),
+                waiting_for=waiting_for,
+            )
+            state = state.with_segment(segment, added)
+        return state.replace(streams=state.streams.set(self.stream, known.model_copy(update={"epoch": self.epoch})))
+
+
+class EndStream(Update[ReaderGroupState], tag="end_stream"):
+    """A stream was sealed: after the segments of its last epoch nothing more comes."""
+
+    stream: str
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        known = state.streams[self.stream]
+        return state.replace(streams=state.streams.set(self.stream, known.model_copy(update={"ended": True})))
+
+
+class RecordWeights(Update[ReaderGroupState], tag="record_weights"):
+    """How much work segments are, as powers of two. The planner weighs by these alone."""
+
+    weights: Mapping[SegmentId, Annotated[int, Field(ge=0, le=40)]]
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        for segment, weight in self.weights.items():
+            state = state.with_segment(segment, state.segment(segment).changed(weight=weight))
+        return state
+
+
+class ConfigureGroup(Update[ReaderGroupState], tag="configure"):
+    """Change how the group keeps time. What it reads stays."""
+
+    config: StoredConfig
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        reads = ("streams", "start", "end")
+        if any(getattr(self.config, field) != getattr(state.config, field) for field in reads):
+            raise InvalidArgumentError(
+                "what a group reads is fixed at its creation; create another group for other streams or bounds"
+            )
+        return state.replace(config=self.config)
+
+
+class CreateCheckpoint(Update[ReaderGroupState], tag="create_checkpoint"):
+    """Begin a checkpoint: all readers that are in the group are to pass it. Without a name it is an automatic one."""
+
+    name: str | None = None
+    #: Applications are not told of it.
+    silent: bool | None = None
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        if any(each.name == self.name for each in state.outstanding_checkpoints):
+            raise InvalidArgumentError("a checkpoint of this name is under way", checkpoint=self.name)
+        begun = CheckpointState(
+            name=self.name or f"{AUTOMATIC}{revision.token}",
+            token=revision.token,
+            automatic=self.name is None,
+            silent=self.silent,
+            waiting=frozenset(state.readers),
+            offsets=Map(state.offsets),
+        )
+        return _with_checkpoint(state.replace(checkpoints=(*(state.checkpoints or ()), begun)), begun)
+
+
+class PassCheckpoint(Update[ReaderGroupState], tag="pass_checkpoint"):
+    """A reader has kept what it needs, and goes on at ``position`` in its segments. The last one completes it."""
+
+    reader: str
+    #: The token of its beginning.
+    checkpoint: int
+    position: Mapping[SegmentId, Offset] | None = None
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        state.reader(self.reader)
+        passed = next((each for each in state.checkpoints_ahead_of(self.reader) if each.token == self.checkpoint), None)
+        if passed is None:
+            raise InvalidArgumentError(
+                "this checkpoint does not wait for the reader", checkpoint=self.checkpoint, reader=self.reader
+            )
+        for segment, offset in (self.position or {}).items():
+            found = state.owned_segment(self.reader, segment)
+            state = _note_progress(state, found, offset)
+            state = state.with_segment(segment, found.changed(offset=_forward(found, segment, offset)))
+        for segment, found in state.segments_of(self.reader).items():
+            passed = passed.with_position(self.reader, _token(found), segment, found.offset)
+        return _with_checkpoint(state, passed.without(self.reader))
+
+
+class FailCheckpoint(Update[ReaderGroupState], tag="fail_checkpoint"):
+    """Give a checkpoint up: nobody has to pass it any more."""
+
+    #: The token of its beginning.
+    checkpoint: int
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        if all(each.token != self.checkpoint for each in state.outstanding_checkpoints):
+            raise InvalidArgumentError("no such checkpoint is under way", checkpoint=self.checkpoint)
+        left = tuple(each for each in state.checkpoints or () if each.token != self.checkpoint)
+        return state.replace(checkpoints=left or None)
+
+
+class ResetStream(Update[ReaderGroupState], tag="reset_stream"):
+    """Go on elsewhere in a stream: with these segments, which nobody owns yet. Checkpoints that are under way fail.
+
+    What was said under the tokens of before has no effect any more.
+    """
+
+    stream: str
+    #: The newest epoch whose segments are among these.
+    epoch: int
+    ended: bool
+    segments: Mapping[SegmentId, SegmentState]
+    #: Other streams of the group stay where they are, and so does what was lost of them.
+    partial: bool | None = None
+
+    def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
+        followed = FollowedStream(
+            incarnation=state.streams[self.stream].incarnation, epoch=self.epoch, ended=self.ended
+        )
+        before = {segment: found for segment, found in state.segments.items() if stream_of(segment) == self.stream}
+        for segment in before.keys() - self.segments.keys():
+            state = state.with_segment(segment, None)
+        for segment, found in self.segments.items():
+            weight = before[segment].weight if segment in before else found.weight
+            state = state.with_segment(segment, found.changed(weight=weight))
+        completed = tuple(each for each in state.checkpoints or () if each.completed)
+        state = state.replace(streams=state.streams.set(self.stream, followed), checkpoints=completed or None)
+        if self.partial:
+            return state
+        readers = state.readers
+        for reader, each in state.readers.items():
+            if each.has_something:
+                readers = readers.set(reader, each.model_copy(update={"has_something": False}))
+        return state.replace(readers=readers, lost=None)
+
+
+#: Every class of updates that the log of a group may hold.
+UPDATES: Final[tuple[type[Update[Any]], ...]] = (
+    AddReader,
+    RemoveReader,
+    ReassignSegment,
+    ReleaseSegment,
+    CompleteSegment,
+    AddEpoch,
+    EndStream,
+    RecordWeights,
+    ConfigureGroup,
+    CreateCheckpoint,
+    PassCheckpoint,
+    FailCheckpoint,
+    ResetStream,
+)
+
+
+def _forward(found: SegmentState, segment: SegmentId, offset: int) -> int:
+    """``offset``, unless it is before the place where the assignment began: positions do not go backwards."""
+    if offset < found.offset:
+        raise InvalidArgumentError(
+            "a position does not go back within an assignment", segment=segment, offset=offset, began_at=found.offset
+        )
+    return offset
+
+
+def _hand_over(
+    state: ReaderGroupState, segment: SegmentId, found: SegmentState, offset: int, revision: Revision
+) -> ReaderGroupState:
+    """The owner leaves the segment at ``offset``."""
+    state = _record(state, segment, found, offset)
+    target = state.readers.get(found.target) if found.target is not None else None
+    # The mark was for one incarnation. A reader of the same id that came later has to be chosen anew.
+    if target is not None and target.incarnation == found.target_incarnation:
+        after = found.changed(
+            offset=offset, owner=found.target, token=revision.token, target=None, target_incarnation=None
+        )
+    else:
+        after = found.changed(offset=offset, owner=None, token=None, target=None, target_incarnation=None)
+    return state.with_segment(segment, after)
+
+
+def _record(state: ReaderGroupState, segment: SegmentId, found: SegmentState, offset: int) -> ReaderGroupState:
+    """The owner leaves the segment: there it passes the checkpoints that its owner has not passed."""
+    assert found.owner is not None
+    state = _note_progress(state, found, offset)
+    for checkpoint in state.checkpoints_ahead_of(found.owner):
+        recorded = checkpoint.with_position(found.owner, _token(found), segment, offset)
+        state = _with_checkpoint(state, recorded)
+    return state
+
+
+def _note_progress(state: ReaderGroupState, found: SegmentState, offset: int) -> ReaderGroupState:
+    """The owner of the segment has committed up to ``offset``."""
+    assert found.owner is not None
+    owner: ReaderState = state.readers[found.owner]
+    if not owner.keeps or owner.has_something or offset <= found.offset:
+        return state
+    return state.replace(readers=state.readers.set(found.owner, owner.model_copy(update={"has_something": True})))
+
+
+def _token(found: SegmentState) -> int:
+    assert found.token is not None, "only a segment without an owner has no token"
+    return found.token
+
+
+def _with_checkpoint(state: ReaderGroupState, checkpoint: CheckpointState) -> ReaderGroupState:
+    """The state with another value of one of its checkpoints."""
+    assert state.checkpoints is not None
+    if checkpoint.completed:
+        checkpoint = checkpoint.model_copy(update={"lost": state.lost})
+    checkpoints = tuple(checkpoint if each.token == checkpoint.token else each for each in state.checkpoints)
+    if checkpoint.completed:
+        checkpoints = kept(checkpoints, state.config.max_outstanding_checkpoints)
+    return state.replace(checkpoints=checkpoints)
+
+
+def _drop_finished(state: ReaderGroupState, completed: Iterable[SegmentId]) -> ReaderGroupState:
+    """Forget completed segments once all their successors are readable: until then they stand in every cut."""
+    for segment in completed:
+        found = state.segments.get(segment)
+        if found is None or not found.successors:
+            continue
+        if not any(
+            state.segments[successor].waiting_for for successor in found.successors if successor in state.segments
+        ):
+            state = state.with_segment(segment, None)
+    return state

@@ -1,0 +1,136 @@
+"""What a reader group tells: changes of its segments, the end of its data, readers that come and go, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from notifications import Change, Notification, PollingNotifier
+from synchronizer import NotFoundError
+
+from ..streams.config import SegmentId, StreamCut
+from .driver import follow_streams
+from .model.checkpoint import Checkpoint
+from .model.state import ReaderGroupState
+from .model.updates import RemoveReader
+from .state_manager import ReaderGroupStateManager
+
+
+class SegmentNotification(Notification):
+    """The segments that the group reads have changed: a stream was scaled, or some were read to their end."""
+
+    #: Those of the newest epochs that are not completed: the most readers that could be of use.
+    number_of_segments: int
+    number_of_readers: int
+    segments: tuple[SegmentId, ...]
+
+
+class EndOfDataNotification(Notification):
+    """The group has read all of its streams to their end. ``cuts`` say where that is."""
+
+    cuts: Mapping[str, StreamCut]
+
+
+class ReaderNotification(Notification):
+    """Readers came or went; first, those that are there."""
+
+    readers: tuple[str, ...]
+    joined: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    #: Those of ``left`` whose leases ran out.
+    dead: tuple[str, ...] = ()
+
+
+class SegmentNotifier(PollingNotifier[ReaderGroupState, SegmentNotification]):
+    """Tells of every change of the group's segments, as soon as the stream's metadata says so.
+
+    A scale is told when it happens, not when its segments come to be read: before each poll the notifier brings the
+    group's state up to the metadata of its streams, so that there is one order of changes for all who listen.
+    """
+
+    def __init__(self, manager: ReaderGroupStateManager, *, source: str) -> None:
+        super().__init__(manager.synchronizer, source=source)
+        self._manager = manager
+        self._followed: Mapping[str, int] = {}
+
+    def before_poll(self) -> None:
+        try:
+            self._followed = follow_streams(self._manager)
+        except NotFoundError:  # the group was deleted, and follows nothing
+            self._followed = {}
+
+    def watched(self) -> Mapping[str, int]:
+        return self._followed
+
+    def detect(
+        self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
+    ) -> Iterable[SegmentNotification]:
+        if before is None or before.overview.newest != after.overview.newest:
+            segments = after.newest_segments
+            yield SegmentNotification(
+                change=change,
+                number_of_segments=len(segments),
+                number_of_readers=after.number_of_readers,
+                segments=tuple(sorted(segments)),
+            )
+
+
+class EndOfDataNotifier(PollingNotifier[ReaderGroupState, EndOfDataNotification]):
+    """Tells once, when the group has read everything; again only if it had something to read in between."""
+
+    def detect(
+        self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
+    ) -> Iterable[EndOfDataNotification]:
+        if after.end_of_data and (before is None or not before.end_of_data):
+            yield EndOfDataNotification(change=change, cuts=after.cuts)
+
+
+class ReaderNotifier(PollingNotifier[ReaderGroupState, ReaderNotification]):
+    """Tells which readers joined, left, and were declared dead."""
+
+    def detect(
+        self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
+    ) -> Iterable[ReaderNotification]:
+        # By value: of two threads that apply the same entries at once, each makes its own, and either is told.
+        if before is not None and before.readers == after.readers:
+            return
+        joined, left, dead = set(after.readers), set[str](), set[str]()
+        if before is not None:
+            # Another incarnation of an id has both left and joined.
+            left = {reader for reader, each in before.readers.items() if after.readers.get(reader) != each}
+            joined = {reader for reader, each in after.readers.items() if before.readers.get(reader) != each}
+            dead = {u.reader for u in change.updates if isinstance(u, RemoveReader) and u.cause == "dead"}
+        yield ReaderNotification(
+            change=change,
+            readers=tuple(sorted(after.readers)),
+            joined=tuple(sorted(joined)),
+            left=tuple(sorted(left)),
+            dead=tuple(sorted(dead & left)),
+        )
+
+
+class CheckpointNotification(Notification):
+    """Checkpoints were completed, or given up; first, the last completed ones."""
+
+    completed: tuple[Checkpoint, ...] = ()
+    #: The names of those that were given up.
+    failed: tuple[str, ...] = ()
+
+
+class CheckpointNotifier(PollingNotifier[ReaderGroupState, CheckpointNotification]):
+    """Tells of each checkpoint what became of it."""
+
+    def detect(
+        self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
+    ) -> Iterable[CheckpointNotification]:
+        if before is not None and before.checkpoints is after.checkpoints:
+            return
+        known = set() if before is None else {each.token for each in before.completed_checkpoints}
+        new = [each for each in after.completed_checkpoints if each.token not in known]
+        there = {each.token for each in after.checkpoints or ()}
+        failed: list[str] = []
+        if before is not None and not change.gap:  # else it may have been completed, and displaced by later ones
+            given_up = [each for each in before.outstanding_checkpoints if each.token not in there]
+            failed = [each.name for each in given_up if not each.silent]
+        if new or failed or before is None:
+            completed = tuple(after.as_checkpoint(each, group=change.source) for each in new)
+            yield CheckpointNotification(change=change, completed=completed, failed=tuple(failed))

@@ -1,0 +1,829 @@
+"""A reader: hands out the events of the segments that its group has assigned to it.
+
+All that may need the reading thread happens in it, between two events: segments are taken over, given up at the right
+place, and completed. The background work for its lease is the `GroupDriver`'s.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Final, Generic, NoReturn, Self, TypeVar, cast
+
+from synchronizer import (
+    RENEWALS,
+    ClosedError,
+    Deadline,
+    DeadlineExceededError,
+    Flag,
+    InvalidArgumentError,
+    NotFoundError,
+    OutcomeUnknownError,
+    Patience,
+    ReaderGroupError,
+    Revision,
+    StoreUnavailableError,
+    TransitionFeed,
+    TruncatedError,
+    checked,
+)
+from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.liveness.lease import Lease
+
+from ..errors import EndOfDataError, ReaderNotInGroupError
+from ..streams.config import SegmentId, check_name, stream_of
+from ..streams.event import Event, EventBatch, Position
+from ..streams.serializers import Serializer, check_serializer
+from .assigned_segment import Source
+from .driver import GroupDriver
+from .model.checkpoint import CheckpointState
+from .model.config import ReaderGroupConfig
+from .model.positions import Held, Positions
+from .model.state import ReaderGroupState, SegmentState
+from .model.updates import RemoveReader
+from .pace import Pace
+from .state_manager import ReaderGroupStateManager, check_same_stream
+
+T = TypeVar("T")
+
+_logger = logging.getLogger(__name__)
+
+#: How long one look at the store for new events lasts before the reader sees whether it was stopped.
+_WAIT_SECONDS: Final = 0.25
+#: How often segments that had nothing are looked at while others keep the reader busy.
+_LOOK_AT_IDLE_SECONDS: Final = 0.02
+
+#: How many events are taken from a segment at a time when they are handed out one by one.
+_EVENTS_AHEAD: Final = 4096
+
+#: The pause between two tries while the store is away.
+_PAUSE_SECONDS: Final = 0.02
+
+#: How long closing asks a store that does not answer.
+_CLOSE_SECONDS: Final = 5.0
+
+#: Why a reader that is out of its group does not come back by itself.
+_STAYS_OUT: Final[Mapping[str, str]] = {
+    "replaced": "another process took over the reader's id; this one stays out",
+    "removed": "the reader was removed from the group; open another if it is to read again",
+    "deleted": "the group was deleted and created again; open another reader",
+}
+
+SegmentCallback = Callable[[SegmentId], object]
+CheckpointCallback = Callable[[str], object]
+
+
+class Reader(Generic[T]):
+    """One reader of a group. Not to be shared between threads, but for ``stop`` and ``close``.
+
+    An event, or a batch, counts as processed when the next one is asked for or the block is left without an exception;
+    with ``auto_commit=False``, when ``commit`` says so.
+    """
+
+    def __init__(
+        self,
+        manager: ReaderGroupStateManager,
+        driver: GroupDriver,
+        reader_id: str,
+        serializer: Serializer[T],
+        *,
+        auto_commit: bool = True,
+        on_assign: SegmentCallback | None = None,
+        on_release: SegmentCallback | None = None,
+        on_checkpoint: CheckpointCallback | None = None,
+        timeout: float = 30.0,
+        on_close: Callable[[Reader[T]], object] | None = None,
+    ) -> None:
+        check_duration(timeout, "timeout")
+        self.reader_id = check_name(reader_id, "reader")
+        self._manager = manager
+        self._driver = driver
+        self._synchronizer = manager.synchronizer
+        self._store = manager.synchronizer.store
+        self._clock = manager.synchronizer.clock
+        self._serializer = check_serializer(serializer)
+        self._auto_commit = auto_commit
+        self._on_assign = None if on_assign is None else checked(on_assign, "on_assign")
+        self._on_release = None if on_release is None else checked(on_release, "on_release")
+        self._on_checkpoint = None if on_checkpoint is None else checked(on_checkpoint, "on_checkpoint")
+        self._timeout = timeout
+        self._on_close = on_close
+
+        self._thread: int | None = None
+        # Not an event: its lock could be held by the very thread that a signal handler interrupts.
+        self._stopped = False
+        self._pause = Flag()  # never set
+        self._closed = False
+        self._process_id = os.getpid()
+        self._is_cut_off = False  # from the store, as was logged
+        self._gone: ReaderNotInGroupError | None = None  # removed for good
+
+        # What is assigned. The driver's thread looks at it, so it is replaced and not changed.
+        self._sources: Mapping[SegmentId, Source[T]] = {}
+        self._ready: deque[Source[T]] = deque()
+        self._idle: dict[str, Source[T]] = {}  # by the store's segment
+        self._look_at_idle_at = 0.0
+        self._waited_for_idle = False  # a moment ago, and they had nothing
+        self._ending: list[Source[T]] = []  # handed out to their ends
+        #: The checkpoint that the application was told of last, and where the reader stood then.
+        self._kept_at: tuple[int, Positions] | None = None
+        self._settled: Revision | None = None
+        self._look = True  # the group's state, or the lease, may have changed
+        self._pace = Pace(self._clock)
+
+        # What is in hand: of this batch, events up to `_handed` were handed out and up to `_done` are processed.
+        self._batch: EventBatch[T] | None = None
+        self._batch_source: Source[T] | None = None
+        self._handed = 0
+        self._done = 0
+        #: When the last call, or the last event handed out, left the reader to the application. None: it is in a call.
+        self._left_at: float | None = None
+        self._is_overdue = False  # as was logged
+
+        self._feed: TransitionFeed[ReaderGroupState] = self._synchronizer.transitions()
+        self._committed: Positions = {}
+        self._commit_at = 0.0
+        self._lease = self._new_lease()
+        try:
+            self._join(None)
+        except BaseException:
+            if self._clock.monotonic() < self._lease.valid_until:
+                self.close()  # it has joined, but there is no thread to renew its lease
+            else:
+                self._feed.close()
+            raise
+        self._left_at = self._clock.monotonic()
+
+    # ------------------------------------------------------------------ reading
+
+    def read(self, timeout: float | None = None) -> Event[T] | None:
+        """The next event, or None if there was none within ``timeout`` seconds or the reader was stopped.
+
+        Raises `EndOfDataError` when the whole group has read everything, and `TruncatedError` once where data was
+        truncated before it was read; the next call goes on behind it.
+        """
+        deadline = self._enter(timeout)
+        batch = self._batch
+        if batch is not None and self._handed < len(batch) and not self._finish_and_look():
+            self._handed += 1
+        else:
+            batch = self._next_batch(_EVENTS_AHEAD, deadline)
+            if batch is None:
+                return None
+            self._handed = 1
+        self._left_at = self._clock.monotonic()
+        return batch[self._handed - 1]
+
+    def read_batch(self, max_events: int = 1000, timeout: float | None = None) -> EventBatch[T]:
+        """The next events of one segment, at most ``max_events``; an empty batch if there were none in time.
+
+        Raises what `read` raises.
+        """
+        if type(max_events) is not int or max_events < 1:  # the quick test of what is nearly always given
+            check_count(max_events, "max_events")
+        deadline = self._enter(timeout)
+        batch = self._next_batch(max_events, deadline)
+        if batch is None:
+            return EventBatch((), SegmentId(""), "", 0, self._serializer)
+        self._handed = len(batch)
+        return batch
+
+    def batches(self, max_events: int = 1000) -> Iterator[EventBatch[T]]:
+        """Batches, waiting for more, until the end of the data or `stop`."""
+        check_count(max_events, "max_events")
+        return self._batches(max_events)
+
+    def _batches(self, max_events: int) -> Iterator[EventBatch[T]]:
+        self._enter(None)
+        while not self._stopped:
+            try:
+                batch = self.read_batch(max_events, self._timeout)
+            except EndOfDataError:
+                return
+            if batch:
+                yield batch
+
+    def __iter__(self) -> Iterator[Event[T]]:
+        """Events, waiting for more, until the end of the data or `stop`."""
+        monotonic = self._clock.monotonic
+        self._enter(None)
+        while not self._stopped:
+            self._check_thread()
+            try:
+                batch = self._next_batch(_EVENTS_AHEAD, Deadline(self._clock, self._timeout))
+            except EndOfDataError:
+                return
+            if batch is None:
+                continue
+            for index in range(len(batch)):
+                self._left_at = now = monotonic()
+                if now >= self._lease.valid_until:
+                    break
+                self._handed = index + 1
+                yield Event(batch, index)
+                if self._batch is not batch:  # another read was called in between
+                    break
+                # Asked for the next one: this one is processed.
+                self._done = index + 1
+                if self._look:
+                    break
+
+    def stop(self) -> None:
+        """Let iterating end after the event in hand. From any thread, or a signal handler."""
+        self._stopped = True
+        self._look = True
+
+    # ------------------------------------------------------------------ positions
+
+    def commit(self, event: Event[T] | None = None, *, timeout: float | None = None) -> None:
+        """Count everything that was handed out as processed, durably; with ``event``, that and those before it in its
+        segment.
+
+        Raises `ReaderNotInGroupError` if the reader was declared dead or removed, or the event's segment is no longer
+        its own: then somebody else reads it, or will, from the last commit.
+        """
+        deadline = self._enter(timeout)
+        if event is None:
+            self._done = self._handed
+            self._take_over_progress()
+            for source in self._sources.values():
+                source.committed = source.handed
+        else:
+            check_type(event, Event, "event")
+            source_of_event = self._sources.get(event.segment)
+            if source_of_event is None or source_of_event.token != event.fencing_token:
+                raise ReaderNotInGroupError(
+                    "the event's segment is no longer this reader's", reader=self.reader_id, segment=event.segment
+                )
+            source_of_event.committed = max(source_of_event.committed, event.next_offset)
+        self._left_at = None
+        try:
+            self._renew_until(deadline)
+        finally:
+            self._left_at = self._clock.monotonic()
+
+    def position(self) -> Position:
+        """Where the reader stands in each of its segments: before that, everything is processed."""
+        return {segment: held.offset for segment, held in self._held(moved_only=False).items()}
+
+    @property
+    def assigned_segments(self) -> Collection[SegmentId]:
+        """The segments that the reader hands out events of, now."""
+        return tuple(self._sources)
+
+    # ------------------------------------------------------------------ leaving
+
+    def close(self, *, at: Position | None = None) -> None:
+        """Leave the group: others go on at once where the reader stands, or at ``at``. Closing twice is no error.
+
+        A store that is away is waited for a few seconds at most. Then the lease runs out, and others go on from the
+        last commit, which is logged; with ``at`` it is raised.
+        """
+        if self._closed or os.getpid() != self._process_id:
+            return
+        if at is not None:
+            self._manager.check_position(at, "at")
+        self._closed = True
+        self.stop()
+        self._driver.leave(self)
+        try:
+            if self._gone is None:
+                self._take_over_progress()
+                self._leave(at)
+        except NotFoundError:
+            _logger.debug("reader %s: its group was deleted", self.reader_id)
+        except (StoreUnavailableError, DeadlineExceededError, OutcomeUnknownError) as error:
+            if at is not None:
+                raise
+            _logger.warning(
+                "reader %s could not leave its group; its lease runs out, and others go on from its last commit: %s",
+                self.reader_id,
+                error,
+            )
+        finally:
+            self._lease.lose()
+            self._feed.close()
+            if self._on_close is not None:
+                self._on_close(self)
+
+    def _leave(self, at: Position | None) -> None:
+        """Where others are busy with the group it takes its time, and where the store is away it does not."""
+        if at is None and self._driver.is_cut_off:
+            raise StoreUnavailableError("the store does not answer")
+        deadline = Deadline(self._clock, self._timeout)
+        while True:
+            try:
+                self._manager.remove_reader(
+                    self.reader_id,
+                    lease=self._lease.name,
+                    reached=self._held(),
+                    position=at,
+                    cause="closed",
+                    timeout=deadline.remaining(_CLOSE_SECONDS),
+                )
+                return
+            except DeadlineExceededError as error:
+                self._driver.is_cut_off = isinstance(error.__cause__, StoreUnavailableError)  # the others need not ask
+                if self._driver.is_cut_off or deadline.passed:
+                    raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None and self._auto_commit:
+            self._done = self._handed
+        try:
+            self.close()
+        except ReaderGroupError:
+            if kind is None:
+                raise
+            _logger.warning("reader %s could not leave its group; its lease runs out", self.reader_id, exc_info=True)
+
+    def __repr__(self) -> str:
+        return f"Reader({self.reader_id!r}, {self._synchronizer.name!r}, {len(self._sources)} segments)"
+
+    # ------------------------------------------------------------------ for the driver
+
+    @property
+    def renewed_at(self) -> float:
+        """When the last renewal that was accepted was sent."""
+        return self._lease.renewed_at
+
+    def renew_if_due(self) -> float:
+        """Renew the lease if it is due, and return when it is due next. In the driver's thread."""
+        if self._lease.lost or not self._lease.begun:
+            return float("inf")  # until the reader has joined, or joined again
+        now, config = self._clock.monotonic(), self._config
+        interval = config.reader_timeout_seconds / RENEWALS
+        left_at = self._left_at
+        if left_at is not None and now - left_at > config.max_processing_seconds:
+            self._note_overdue(now - left_at)
+            return now + interval  # no renewal: liveness decides
+        self._is_overdue = False
+        if now >= self._lease.renewed_at + interval or (now >= self._commit_at and self._held() != self._committed):
+            if not self._renew():
+                return float("inf")
+        elif now >= self._commit_at:
+            self._commit_at = now + config.position_interval_seconds
+        return min(self._lease.renewed_at + interval, self._commit_at)
+
+    def _note_overdue(self, seconds: float) -> None:
+        if not self._is_overdue:
+            self._is_overdue = True
+            _logger.warning(
+                "reader %s of %s was not asked for anything for %.3g s and no longer renews its lease: others take "
+                "over its segments, and it joins again at its next call; if handlers may take so long, raise "
+                "max_processing_seconds",
+                *(self.reader_id, self._synchronizer.name, seconds),
+            )
+
+    def go_on(self) -> None:
+        """The application is at work with what it has in hand: from now on its time counts anew. In its thread."""
+        self._left_at = self._clock.monotonic()
+
+    @contextmanager
+    def _in_callback(self) -> Iterator[None]:
+        """Inside a call, the application is at work."""
+        self._left_at = self._clock.monotonic()
+        try:
+            yield
+        finally:
+            self._left_at = None
+
+    @property
+    def keeps_checkpoints(self) -> bool:
+        """Whether the application does something at checkpoints."""
+        return self._on_checkpoint is not None
+
+    def look_up(self) -> None:
+        """The group's state has changed: look before the next event is handed out. From any thread."""
+        self._look = True
+
+    # ------------------------------------------------------------------ the lease
+
+    def _new_lease(self) -> Lease:
+        return Lease(self._store, self._synchronizer.segment, secrets.token_hex(8), self._clock)
+
+    @property
+    def _config(self) -> ReaderGroupConfig:
+        return self._synchronizer.state.config
+
+    def _join(self, timeout: float | None) -> None:
+        """Join the group under a new lease."""
+        self._lease = self._new_lease()
+        with self._of_a_group_that_exists():
+            self._manager.add_reader(self.reader_id, self._lease, keeps=self.keeps_checkpoints, timeout=timeout)
+        self._commit_at = self._clock.monotonic() + self._config.position_interval_seconds
+        self._driver.join(self)
+
+    def _renew(self) -> bool:
+        """Renew the lease and commit the positions; False if the reader is no longer in the group."""
+        held, config = self._held(), self._config
+        if not self._lease.renew(held, config.reader_timeout_seconds):
+            self._look = True
+            return False
+        self._committed = held
+        self._commit_at = self._clock.monotonic() + config.position_interval_seconds
+        return True
+
+    def _renew_until(self, deadline: Deadline) -> None:
+        """Renew, waiting for a store that is away."""
+        patience = Patience(self._clock, deadline)
+        while True:
+            try:
+                if self._renew():
+                    return
+                raise ReaderNotInGroupError(
+                    "the reader was declared dead or removed, and others go on from its last commit",
+                    reader=self.reader_id,
+                )
+            except StoreUnavailableError as error:
+                if not patience.wait():
+                    raise DeadlineExceededError("the positions could not be committed in time") from error
+
+    def _held(self, *, moved_only: bool = True) -> Positions:
+        """The reader's positions, of one moment; from any thread."""
+        sources = self._sources
+        held = {segment: source.held for segment, source in sources.items() if source.moved or not moved_only}
+        if not self._auto_commit:
+            return held
+        # The reading thread sets the batch to None, then the counts to 0, then the new batch: if it is the same batch
+        # before and after, the count belongs to it.
+        batch, source = self._batch, self._batch_source
+        done = self._done
+        if batch is None or source is None or self._batch is not batch:
+            return held
+        if done and sources.get(batch.segment) is source:
+            held[batch.segment] = Held(source.token, max(source.committed, batch.offset_after(done)))
+        return held
+
+    # ------------------------------------------------------------------ one step of reading
+
+    def _enter(self, timeout: float | None) -> Deadline:
+        if self._closed:
+            raise ClosedError("the reader is closed; open another", reader=self.reader_id)
+        self._check_thread()
+        self._check_not_gone()
+        return Deadline(self._clock, self._timeout if timeout is None else timeout)
+
+    def _check_thread(self) -> None:
+        me = threading.get_ident()
+        if self._thread is None:
+            self._thread = me
+        elif self._thread != me:
+            raise InvalidArgumentError("a reader belongs to the thread that reads first", reader=self.reader_id)
+
+    def _check_not_gone(self) -> None:
+        if self._gone is not None:
+            raise self._gone
+
+    def _finish_and_look(self) -> bool:
+        """Count the event in hand as processed; whether there is something to look at before the next one."""
+        self._done = self._handed
+        return self._look or self._clock.monotonic() >= self._lease.valid_until
+
+    def _take_over_progress(self) -> None:
+        """Let the source of the batch in hand know how far that was handed out and processed."""
+        batch, source = self._batch, self._batch_source
+        if batch is None or source is None:
+            return
+        if self._handed:
+            source.handed = batch.offset_after(self._handed)
+        if self._auto_commit and self._done:
+            source.committed = max(source.committed, batch.offset_after(self._done))
+
+    def _empty_hand(self) -> None:
+        """Put what was not handed out of the batch back to where it came from."""
+        batch, source, handed = self._batch, self._batch_source, self._handed
+        self._take_over_progress()
+        self._batch = None
+        self._handed = self._done = 0
+        if batch is not None and source is not None and handed < len(batch):
+            source.put_back(batch.parts_after(handed))
+
+    def _next_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
+        """The next batch, which becomes the one in hand with nothing of it handed out; None at the deadline.
+
+        A store that is away is waited for, like events. None as well when another thread stops or closes the reader.
+        """
+        if self._auto_commit:
+            self._done = self._handed
+        self._empty_hand()
+        self._waited_for_idle = False
+        self._left_at = None
+        try:
+            return self._await_batch(max_events, deadline)
+        finally:
+            self._left_at = self._clock.monotonic()
+
+    def _await_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
+        while not self._stopped:
+            try:
+                batch = self._look_for_batch(max_events, deadline)
+                if batch is None and not deadline.passed:
+                    self._wait(deadline)
+                self._is_cut_off = False
+            except (StoreUnavailableError, DeadlineExceededError, OutcomeUnknownError) as error:
+                batch = None
+                self._try_again_after(error, deadline)
+            except ClosedError:
+                if not self._closed:
+                    raise
+                return None
+            if batch is not None:
+                return batch
+            if deadline.passed:
+                break
+        return None
+
+    def _try_again_after(self, error: ReaderGroupError, deadline: Deadline) -> None:
+        """A short pause. What became of an update whose answer was lost is seen in the group's state."""
+        self._look = True
+        is_away = isinstance(error.__cause__ or error, StoreUnavailableError)  # else a race was lost, no more
+        if is_away and not self._is_cut_off:
+            _logger.warning("reader %s waits for the store: %s", self.reader_id, error)
+        self._is_cut_off = is_away
+        self._clock.wait(self._pause, deadline.remaining(_PAUSE_SECONDS))
+
+    def _look_for_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
+        """The next batch, without waiting for one. Raises `EndOfDataError` if there will be none."""
+        while True:
+            self._follow_group(deadline)
+            if self._complete_segments(deadline):
+                continue
+            ending = len(self._ending)
+            found = self._take(max_events)
+            if found is None:
+                if self._stopped or (len(self._ending) == ending and not self._ready):
+                    break
+            elif self._clock.monotonic() < self._lease.valid_until:
+                self._batch_source, self._batch = found
+                return self._batch
+            else:  # it took too long
+                source, batch = found
+                source.put_back(batch.parts_after(0))
+        if self._synchronizer.state.end_of_data:
+            raise EndOfDataError("the group has read all of its streams", group=self._synchronizer.name)
+        return None
+
+    def _take(self, max_events: int) -> tuple[Source[T], EventBatch[T]] | None:
+        """The next batch, from the segments in turn; None if there is none, or what the group wants comes first."""
+        now = self._clock.monotonic()
+        is_look_due = now >= self._look_at_idle_at if self._ready else not self._waited_for_idle
+        if self._idle and is_look_due:
+            self._look_at_idle_at = now + _LOOK_AT_IDLE_SECONDS
+            self._wake_idle(self._store.wait({name: s.known_length for name, s in self._idle.items()}, 0))
+        while self._ready:
+            self._ready.rotate(-1)  # whatever becomes of this one, the others come first then
+            source = self._ready[-1]
+            try:
+                batch = source.take(max_events)
+            except NotFoundError:
+                self._explain_missing(source)
+            if batch is not None:
+                return source, batch
+            self._ready.pop()
+            if source.exhausted:
+                self._ending.append(source)
+            else:
+                self._idle[source.data_segment] = source
+            if self._look:  # thousands that have nothing take a while
+                return None
+        return None
+
+    def _wake_idle(self, names: Collection[str]) -> None:
+        for name in names:
+            source = self._idle.pop(name, None)
+            if source is not None:
+                self._ready.append(source)
+
+    def _explain_missing(self, source: Source[T]) -> NoReturn:
+        """The data segment does not exist: raises, once if the stream exists and has only lost this data."""
+        stream = stream_of(source.segment)
+        metadata = self._manager.streams.fetch_state(stream)
+        check_same_stream(metadata, self._synchronizer.state.streams[stream].incarnation)
+        source.skip_to_end()
+        raise TruncatedError(
+            "all data of the segment was truncated; reading goes on with its successors",
+            segment=source.segment,
+            offset=source.handed,
+            start_offset=source.handed,
+        )
+
+    def _wait(self, deadline: Deadline) -> None:
+        """Until there is something new in a segment, or in the group."""
+        # First, so that the reader is woken by all that other threads apply from now on.
+        log, log_length = self._synchronizer.segment, self._synchronizer.applied_length
+        if self._synchronizer.revision != self._settled:
+            self._look = True
+        if self._look:
+            return
+        known = {name: source.known_length for name, source in self._idle.items()}
+        pause = self._pace.pause
+        if pause and known:
+            changed = self._store.wait(known, deadline.remaining(pause))
+            if changed or deadline.passed:
+                return self._wake_idle(changed)
+        elif pause:
+            self._clock.wait(self._pause, deadline.remaining(pause))
+        known[log] = log_length
+        changed = self._store.wait(known, deadline.remaining(_WAIT_SECONDS))
+        if log in changed:
+            self._pace.looked()
+            self._look = True
+        self._wake_idle(changed - {log})
+        self._waited_for_idle = True
+
+    # ------------------------------------------------------------------ following the group's decisions
+
+    def _follow_group(self, deadline: Deadline) -> None:
+        """Do what the group's state asks for, and make sure of the lease."""
+        self._check_not_gone()
+        if self._look:
+            self._look = False  # before: what comes during the fetch has to be looked at again
+            try:
+                self._fetch(deadline)
+            except BaseException:
+                self._look = True
+                raise
+        while True:
+            self._settle(deadline)
+            if self._clock.monotonic() < self._lease.valid_until:
+                return
+            if self._renew():
+                self._driver.join(self)  # where the answer to the joining was lost, there is a lease since now
+                return
+            state = self._fetch(deadline)
+            if self._is_in(state):
+                _logger.warning("reader %s has lost its lease and joins again", self.reader_id)
+                self._join(deadline.remaining(self._timeout))
+
+    def _fetch(self, deadline: Deadline) -> ReaderGroupState:
+        with self._of_a_group_that_exists():
+            return self._synchronizer.fetch_updates(timeout=deadline.remaining(self._timeout))
+
+    @contextmanager
+    def _of_a_group_that_exists(self) -> Iterator[None]:
+        try:
+            yield
+        except NotFoundError as error:
+            raise NotFoundError(
+                "the group was deleted; create it with groups.create and open another reader",
+                group=self._synchronizer.name,
+            ) from error
+
+    def _is_in(self, state: ReaderGroupState) -> bool:
+        """Whether the group holds the reader that this is, not another one of its id."""
+        found = state.readers.get(self.reader_id)
+        return found is not None and found.lease == self._lease.name
+
+    def _settle(self, deadline: Deadline) -> None:
+        """Make what the reader holds what the group's state says: join again, pass a checkpoint, give up, take over.
+
+        In this order: out of a segment that it was given since a checkpoint it hands out nothing before it has passed.
+        """
+        while True:
+            state, revision = self._synchronizer.snapshot_of_state
+            if revision == self._settled:
+                return
+            if not self._is_in(state):
+                self._join_again(state, deadline)
+                continue
+            self._lease.keep_to(state.config.reader_timeout_seconds)
+            owned = state.segments_of(self.reader_id)
+            self._drop([s for s, source in self._sources.items() if s not in owned or owned[s].token != source.token])
+            if ahead := state.checkpoints_ahead_of(self.reader_id):
+                self._pass(ahead[0], deadline)
+                continue
+            marked = {segment: found for segment, found in owned.items() if found.target is not None}
+            if marked:
+                self._release(marked, deadline)
+                continue
+            self._acquire(state)
+            self._feed.drain()
+            self._settled = revision
+
+    def _join_again(self, state: ReaderGroupState, deadline: Deadline) -> None:
+        """The reader is out: it comes back as a new incarnation, unless somebody meant it to stay out."""
+        if self._closed:  # by another thread, just now
+            raise ClosedError("the reader is closed", reader=self.reader_id)
+        self._drop(list(self._sources))
+        self._lease.lose()
+        why = _STAYS_OUT["replaced"] if self.reader_id in state.readers else self._why_it_stays_out()
+        if why is None:
+            _logger.warning("reader %s was declared dead and joins again", self.reader_id)
+            self._join(deadline.remaining(self._timeout))
+            return
+        self._driver.leave(self)
+        self._gone = ReaderNotInGroupError(why, reader=self.reader_id, group=self._synchronizer.name)
+        raise self._gone
+
+    def _why_it_stays_out(self) -> str | None:
+        """None if this life of the reader was declared dead, or it ended in entries that were compacted unseen."""
+        for transition in reversed(self._feed.drain()):
+            if transition.after is None:
+                return _STAYS_OUT["deleted"]
+            if transition.before is None or not self._is_in(transition.before):
+                continue
+            for update in transition.updates:
+                if isinstance(update, RemoveReader) and update.reader == self.reader_id:
+                    return _STAYS_OUT.get(update.cause or "removed")
+        return None
+
+    def _pass(self, checkpoint: CheckpointState, deadline: Deadline) -> None:
+        """Let the application keep what it needs, once, and go on. The state tells when it is done."""
+        if self._kept_at is None or self._kept_at[0] != checkpoint.token:
+            if self._on_checkpoint is not None and not checkpoint.silent:
+                with self._in_callback():
+                    self._on_checkpoint(checkpoint.name)
+            # Whatever is committed until the store has heard of it comes after the checkpoint.
+            self._kept_at = checkpoint.token, {segment: source.held for segment, source in self._sources.items()}
+        token, held = self._kept_at
+        try:
+            self._manager.pass_checkpoint(
+                self.reader_id, self._lease.name, token, held, timeout=deadline.remaining(self._timeout)
+            )
+        except ReaderNotInGroupError:
+            self._fetch(deadline)  # the state says what happened
+
+    def _release(self, marked: Mapping[SegmentId, SegmentState], deadline: Deadline) -> None:
+        """Give up segments that are marked for hand-over, where the reader stands. The state tells when it is done."""
+        positions: dict[SegmentId, Held] = {}
+        for segment, found in marked.items():
+            source = self._sources.get(segment)
+            if source is not None:
+                self._announce_release(source)
+            # One that comes and goes again before it was taken over has its place in the state.
+            positions[segment] = source.held if source is not None else Held(cast(int, found.token), found.offset)
+        try:
+            self._manager.release(
+                self.reader_id, self._lease.name, positions, timeout=deadline.remaining(self._timeout)
+            )
+        except ReaderNotInGroupError:
+            self._fetch(deadline)  # the state says what happened
+
+    def _announce_release(self, source: Source[T]) -> None:
+        if self._on_release is not None and not source.leaving:
+            with self._in_callback():
+                self._on_release(source.segment)
+        source.leaving = True
+
+    def _acquire(self, state: ReaderGroupState) -> None:
+        """Take over what is assigned and not here yet."""
+        taken_over: dict[SegmentId, Source[T]] = {}
+        try:
+            for segment, found in state.segments_of(self.reader_id).items():
+                if segment in self._sources:
+                    continue
+                if self._on_assign is not None:
+                    with self._in_callback():
+                        self._on_assign(segment)
+                taken_over[segment] = Source(
+                    self._store,
+                    segment,
+                    state.streams[stream_of(segment)].incarnation,
+                    cast(int, found.token),
+                    found.offset,
+                    found.end,
+                    self._serializer,
+                )
+        finally:  # those that the application was told of
+            self._sources = {**self._sources, **taken_over}
+            self._ready.extend(taken_over.values())
+
+    def _drop(self, segments: Collection[SegmentId]) -> None:
+        """Forget these segments, with what was read ahead of them."""
+        if not segments:
+            return
+        dropped = set(segments)
+        self._sources = {segment: source for segment, source in self._sources.items() if segment not in dropped}
+        self._ready = deque(source for source in self._ready if source.segment not in dropped)
+        self._idle = {name: source for name, source in self._idle.items() if source.segment not in dropped}
+        self._ending = [source for source in self._ending if source.segment not in dropped]
+
+    def _complete_segments(self, deadline: Deadline) -> bool:
+        """Report the first segment whose last event is processed; whether there was one."""
+        return any(self._complete(source, deadline) for source in self._ending if source.completed)
+
+    def _complete(self, source: Source[T], deadline: Deadline) -> bool:
+        """Whether the segment is no longer the reader's; the state says what is."""
+        self._announce_release(source)
+        arguments = (self.reader_id, self._lease.name, source.segment, source.held)
+        try:
+            if self._manager.complete(*arguments, timeout=deadline.remaining(self._timeout)):
+                return True
+            # What comes after the segment is not known here yet, or whoever scaled the stream has not finished it.
+            self._manager.finish_scale(stream_of(source.segment), timeout=deadline.remaining(self._timeout))
+            return self._manager.complete(*arguments, timeout=deadline.remaining(self._timeout))
+        except ReaderNotInGroupError:
+            self._fetch(deadline)
+            return True

@@ -1,0 +1,559 @@
+"""A reader group as one process has it in hand, and the manager that creates, finds and deletes groups."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
+from weakref import WeakSet
+
+from pydantic import BaseModel, ConfigDict
+
+from synchronizer import (
+    ANY,
+    AttributeChange,
+    ClosedError,
+    ManualClock,
+    NotFoundError,
+    StateSynchronizer,
+)
+from synchronizer.arguments import check_type
+from synchronizer.store import MAX_ATTRIBUTE_CHANGES
+
+from ..errors import ReaderGroupExistsError
+from ..record.deletion import delete_record
+from ..record.entries import LIFE
+from ..record.record import NotificationRecord
+from ..record.recorder import (
+    DEFAULT_LAG_INTERVAL_SECONDS,
+    DEFAULT_RETENTION_BYTES,
+    DEFAULT_RETENTION_SECONDS,
+    NotificationRecording,
+)
+from ..scaling.autoscale import TURN, Autoscaling, Callback, forget_history
+from ..scaling.policy import ReaderScalingPolicy, ScalingDecision
+from ..scaling.pool import ReaderPool
+from ..scaling.retry import RetryPolicy
+from ..scaling.scaler import Scaler
+from ..scaling.worker import HandleBatch, HandleEvent
+from ..streams.config import SegmentId, StreamCut, check_name
+from ..streams.event import Position
+from ..streams.open_names import DeletedNames, OpenNames
+from ..streams.serializers import Serializer, serializer_or_bytes
+from .checkpointing import take_checkpoint
+from .driver import GroupDriver, follow_streams
+from .lag import GroupLag, group_lag, positions
+from .model.checkpoint import Checkpoint
+from .model.config import ReaderGroupConfig, new_reader_id
+from .model.state import ReaderGroupState
+from .model.updates import UPDATES, ConfigureGroup
+from .notifiers import CheckpointNotifier, EndOfDataNotifier, ReaderNotifier, SegmentNotifier
+from .reader import CheckpointCallback, Reader, SegmentCallback
+from .starting import Place, initial_state, reset
+from .state_manager import ReaderGroupStateManager
+
+if TYPE_CHECKING:
+    from ..client import Client
+
+T = TypeVar("T")
+
+_LOG_PREFIX: Final = "group/"
+
+
+class Distribution(BaseModel):
+    """Which reader has which segments, and those that nobody has."""
+
+    model_config = ConfigDict(frozen=True)
+
+    readers: Mapping[str, tuple[SegmentId, ...]]
+    unassigned: tuple[SegmentId, ...]
+
+
+class ReaderGroup:
+    """A reader group. Threads may share it; it pickles as the client's address and its name, and reconnects."""
+
+    def __init__(self, client: Client, name: str, synchronizer: StateSynchronizer[ReaderGroupState]) -> None:
+        self.name = name
+        self.synchronizer = synchronizer
+        self._client = client
+        self._manager = ReaderGroupStateManager(synchronizer, client.streams)
+        # As for notifiers: with a clock that is moved by hand nothing runs in the background.
+        self._driver = GroupDriver(self._manager, threads=not isinstance(synchronizer.clock, ManualClock))
+        self._readers: WeakSet[Reader[Any]] = WeakSet()  # one that is forgotten is to be let go
+        self._running: WeakSet[ReaderPool[Any] | Autoscaling] = WeakSet()
+        self._recordings: WeakSet[NotificationRecording] = WeakSet()
+        self._scalers: dict[ReaderScalingPolicy, Scaler] = {}
+        self._closed = False
+        self._process_id = os.getpid()
+        self._lock = threading.Lock()
+        self.segment_notifier = SegmentNotifier(self._manager, source=name)
+        self.end_of_data_notifier = EndOfDataNotifier(synchronizer, source=name)
+        self.reader_notifier = ReaderNotifier(synchronizer, source=name)
+        self.checkpoint_notifier = CheckpointNotifier(synchronizer, source=name)
+        self.notification_record = NotificationRecord(
+            synchronizer.store, group=name, log=synchronizer.segment, clock=synchronizer.clock, timeout=client.timeout
+        )
+
+    # ------------------------------------------------------------------ reading
+
+    @overload
+    def reader(
+        self,
+        reader_id: str | None = None,
+        *,
+        auto_commit: bool = True,
+        on_assign: SegmentCallback | None = None,
+        on_release: SegmentCallback | None = None,
+        on_checkpoint: CheckpointCallback | None = None,
+    ) -> Reader[bytes]: ...
+    @overload
+    def reader(
+        self,
+        reader_id: str | None = None,
+        *,
+        serializer: Serializer[T],
+        auto_commit: bool = True,
+        on_assign: SegmentCallback | None = None,
+        on_release: SegmentCallback | None = None,
+        on_checkpoint: CheckpointCallback | None = None,
+    ) -> Reader[T]: ...
+    def reader(
+        self,
+        reader_id: str | None = None,
+        *,
+        serializer: Serializer[Any] | None = None,
+        auto_commit: bool = True,
+        on_assign: SegmentCallback | None = None,
+        on_release: SegmentCallback | None = None,
+        on_checkpoint: CheckpointCallback | None = None,
+    ) -> Reader[Any]:
+        """A reader that is in the group from now on, a context manager. One that has the same id is replaced.
+
+        ``on_assign`` and ``on_release`` are called with a segment, in the reading thread, before its first event is
+        handed out and before it is given up or completed. ``on_checkpoint`` is called with the name of a checkpoint,
+        there too, between two events: what the application keeps then is what goes with the checkpoint. A reader that
+        commits by hand commits in there.
+        """
+        reader = Reader(
+            self._manager,
+            self._driver,
+            new_reader_id() if reader_id is None else reader_id,
+            serializer_or_bytes(serializer),
+            auto_commit=auto_commit,
+            on_assign=on_assign,
+            on_release=on_release,
+            on_checkpoint=on_checkpoint,
+            timeout=self._client.timeout,
+            on_close=self._forget,
+        )
+        with self._lock:
+            if not self._closed:
+                self._readers.add(reader)
+                return reader
+        reader.close()
+        raise ClosedError("the group's client is closed; open another", group=self.name)
+
+    def _forget(self, reader: Reader[Any]) -> None:
+        with self._lock:
+            self._readers.discard(reader)
+
+    # ------------------------------------------------------------------ scaling readers
+
+    @overload
+    def pool(
+        self,
+        handle: HandleEvent[bytes] | None = None,
+        *,
+        readers: int | ReaderScalingPolicy = 1,
+        workers: Literal["thread", "process"] = "thread",
+        retry: RetryPolicy | None = None,
+        handle_batch: HandleBatch[bytes] | None = None,
+    ) -> ReaderPool[bytes]: ...
+    @overload
+    def pool(
+        self,
+        handle: HandleEvent[T] | None = None,
+        *,
+        serializer: Serializer[T],
+        readers: int | ReaderScalingPolicy = 1,
+        workers: Literal["thread", "process"] = "thread",
+        retry: RetryPolicy | None = None,
+        handle_batch: HandleBatch[T] | None = None,
+    ) -> ReaderPool[T]: ...
+    def pool(
+        self,
+        handle: HandleEvent[Any] | None = None,
+        *,
+        serializer: Serializer[Any] | None = None,
+        readers: int | ReaderScalingPolicy = 1,
+        workers: Literal["thread", "process"] = "thread",
+        retry: RetryPolicy | None = None,
+        handle_batch: HandleBatch[Any] | None = None,
+    ) -> ReaderPool[Any]:
+        """A pool of workers that hand each event to ``handle``, or each batch to ``handle_batch``; ``run`` runs it.
+
+        A handler is a plain function. An ``async def`` is refused with `InvalidArgumentError`, and one that returns an
+        awaitable stops the pool with it, with the event unprocessed: nobody would await it.
+
+        ``readers`` is their number, or the policy that decides it from the segments and the lag; its bounds are those
+        of this pool. Worker processes are spawned, so all that is given here has to pickle, and they may not start
+        processes by ``multiprocessing`` themselves. Without ``retry`` a handler has one attempt, and what fails ends
+        the pool. While an event, or a batch, is retried, all segments of its worker wait. With dead letters, a batch
+        that failed for the last time is handed over once more event by event, and those that fail alone are set aside.
+        An event that its worker processes die over is set aside too, after as many deaths, and three at least.
+        """
+        pool = ReaderPool(
+            self._client,
+            self,
+            handle=handle,
+            handle_batch=handle_batch,
+            readers=readers,
+            workers=workers,
+            retry=retry,
+            serializer=serializer_or_bytes(serializer),
+        )
+        self._close_before_readers(pool)
+        return pool
+
+    def autoscale(self, policy: ReaderScalingPolicy) -> Callable[[Callback], Autoscaling]:
+        """Decorates a function that is called with a `ScalingDecision` whenever the desired number of readers changes.
+
+        The first call tells the number at first. Of all processes that registered one for the group, one at a time is
+        called, in a thread of the SDK; what raised is called again, after a growing pause. A call that was not heard to
+        return, because its process died, is made again by another. ``close`` of what this returns ends it, and so does
+        the client's.
+        """
+
+        check_type(policy, ReaderScalingPolicy, "policy")
+
+        def register(callback: Callback) -> Autoscaling:
+            autoscaling = Autoscaling(self, policy, callback)
+            self._close_before_readers(autoscaling)
+            return autoscaling
+
+        return register
+
+    def scaling_decision(self, policy: ReaderScalingPolicy) -> ScalingDecision:
+        """How many readers the group should have now. Calls with one policy know of those before, in this process."""
+        check_type(policy, ReaderScalingPolicy, "policy")
+        with self._lock:
+            scaler = self._scalers.setdefault(policy, Scaler(self, policy))
+        return scaler.decide()
+
+    def _close_before_readers(self, running: ReaderPool[Any] | Autoscaling) -> None:
+        with self._lock:
+            if not self._closed:
+                self._running.add(running)
+                return
+        running.close()
+        raise ClosedError("the group's client is closed; open another", group=self.name)
+
+    # ------------------------------------------------------------------ notifications
+
+    def record_notifications(
+        self,
+        *,
+        lag_interval_seconds: float | None = DEFAULT_LAG_INTERVAL_SECONDS,
+        retention_seconds: float | None = DEFAULT_RETENTION_SECONDS,
+        retention_bytes: int | None = DEFAULT_RETENTION_BYTES,
+    ) -> NotificationRecording:
+        """Write down what the notifiers tell, for `notification_record`, until ``close`` of what this returns.
+
+        However many processes record, each change is written once, and those that came while nobody recorded as well,
+        as far back as the group's log goes; what is beyond that is one notification with ``gap``. Every
+        ``lag_interval_seconds`` one of the processes writes down the lag. What is older than ``retention_seconds``, and
+        the oldest of what is more than ``retention_bytes``, is given up. None turns each of these off.
+        """
+        recording = NotificationRecording(
+            self,
+            self._manager,
+            lag_interval_seconds=lag_interval_seconds,
+            retention_seconds=retention_seconds,
+            retention_bytes=retention_bytes,
+        )
+        with self._lock:
+            if not self._closed:
+                self._recordings.add(recording)
+                return recording
+        recording.close()
+        raise ClosedError("the group's client is closed; open another", group=self.name)
+
+    # ------------------------------------------------------------------ looking
+
+    @property
+    def state(self) -> ReaderGroupState:
+        """The replicated state as far as this process has applied its log; immutable."""
+        return self.synchronizer.state
+
+    @property
+    def config(self) -> ReaderGroupConfig:
+        return self.state.config
+
+    def online_readers(self) -> Sequence[str]:
+        """The ids of the readers that are in the group now."""
+        return sorted(self.synchronizer.fetch_updates().readers)
+
+    def distribution(self) -> Distribution:
+        """Who has which segments now."""
+        state = self.synchronizer.fetch_updates()
+        return Distribution(
+            readers={reader: tuple(sorted(state.segments_of(reader))) for reader in sorted(state.readers)},
+            unassigned=tuple(sorted(state.unassigned)),
+        )
+
+    def lag(self) -> GroupLag:
+        """How far the group is behind its streams now, by what its readers have committed."""
+        follow_streams(self._manager)
+        offsets, state = self._positions()
+        return group_lag(state, offsets, self.synchronizer.store, self.synchronizer.clock.time())
+
+    def stream_cuts(self) -> Mapping[str, StreamCut]:
+        """Per stream where the group stands, by what its readers have committed."""
+        offsets, state = self._positions()
+        return {
+            stream: cut.model_copy(update={"offsets": {segment: offsets[segment] for segment in cut.offsets}})
+            for stream, cut in state.cuts.items()
+        }
+
+    def _positions(self) -> tuple[Mapping[SegmentId, int], ReaderGroupState]:
+        """Where the group stands in each segment, and its state."""
+        # In this order: what was committed before a segment changed hands is in the state that comes after.
+        leases = self._manager.leases()
+        state = self.synchronizer.fetch_updates()
+        return positions(state, leases), state
+
+    # ------------------------------------------------------------------ changing
+
+    def configure(self, **changes: Any) -> ReaderGroupConfig:
+        """Change fields of the config while the group runs, and return the new one. What it reads is fixed."""
+
+        def change(state: ReaderGroupState) -> Iterable[ConfigureGroup]:
+            config = ReaderGroupConfig(**{**dict(state.config), **changes})
+            return () if config == state.config else (ConfigureGroup(config=config),)
+
+        return self.synchronizer.update_state(change).config
+
+    def remove_reader(self, reader: str, *, position: Position | None = None) -> bool:
+        """Take a reader out, for good; whether it was there. Its segments go on where it committed, or at ``position``.
+
+        A ``position`` may skip events, or repeat them. It is for somebody who knows better than the last commit.
+        """
+        check_type(reader, str, "reader")
+        return self._manager.remove_reader(reader, position=position, cause="removed")
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def checkpoint(self, name: str, *, timeout: float | None = None) -> Checkpoint:
+        """Let all readers pass a checkpoint of this name, and return it when they have.
+
+        Each calls its ``on_checkpoint`` between two events, and goes on. `CheckpointTimeoutError` names those that have
+        not passed in time; then the checkpoint is given up. A group without readers has passed at once. The last
+        ``max_outstanding_checkpoints`` are kept (see `checkpoints`); one of the same name takes the other's place.
+        """
+        timeout = self._client.timeout if timeout is None else timeout
+        found = take_checkpoint(self._manager, check_name(name, "checkpoint"), timeout=timeout)
+        return self.state.as_checkpoint(found, group=self.name)
+
+    @property
+    def checkpoints(self) -> Mapping[str, Checkpoint]:
+        """The last completed checkpoints by name, the oldest first, as the store has them now."""
+        state = self.synchronizer.fetch_updates()
+        return {each.name: state.as_checkpoint(each, group=self.name) for each in state.completed_checkpoints}
+
+    def generate_stream_cuts(self, *, timeout: float | None = None) -> Mapping[str, StreamCut]:
+        """Per stream where the group stands when each reader has said so, between two events: not only by its commits.
+
+        It is a checkpoint that applications are not told of. Raises `CheckpointTimeoutError` as `checkpoint` does.
+        """
+        timeout = self._client.timeout if timeout is None else timeout
+        name = f"cuts-{secrets.token_hex(8)}"
+        return self.state.cuts_at(take_checkpoint(self._manager, name, silent=True, timeout=timeout).offsets)
+
+    def reset(self, to: Place, *, timeout: float | None = None) -> None:
+        """Let the group go on elsewhere: at a checkpoint, a cut for each stream, "head", "tail" or a time of writing.
+
+        The readers go on from there as they are: each loses its segments with what it has in hand, and hears
+        ``on_assign`` for those that it gets. What they commit of before has no effect. Streams that are not among the
+        cuts stay where they are. Checkpoints that are under way fail.
+        """
+        reset(self._manager, to, timeout=timeout)
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Close pools, autoscaling, readers, recordings and notifiers. The client does it. Twice is no error."""
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
+        with self._lock:
+            self._closed = True
+            running = list(self._running)
+            recordings = list(self._recordings)
+        notifiers = self.segment_notifier, self.end_of_data_notifier, self.reader_notifier, self.checkpoint_notifier
+        with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
+            for notifier in notifiers:
+                closing.callback(notifier.close)
+            closing.callback(self.synchronizer.close)  # which ends polls that wait for a store that is away
+            for notifier in notifiers:
+                closing.callback(notifier.unregister_all_listeners)
+            for recording in recordings:  # after the readers, whose leaving is to be recorded
+                closing.callback(recording.close)
+            closing.callback(self._close_readers)
+            for each in running:
+                closing.callback(each.close)
+
+    def _close_readers(self) -> None:
+        with self._lock:
+            readers = list(self._readers)
+        with ExitStack() as closing:
+            for reader in readers:
+                closing.callback(reader.close)
+
+    def __repr__(self) -> str:
+        return f"ReaderGroup({self.name!r}, {self.synchronizer.store.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reconnect, (self._client, self.name)
+
+
+def _reconnect(client: Client, name: str) -> ReaderGroup:
+    return client.groups.get(name)
+
+
+class ReaderGroupManager:
+    """Creates, finds and deletes the reader groups of a store. Threads may share it."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._groups: OpenNames[ReaderGroup] = OpenNames()
+        self._deleted = DeletedNames(client.store)
+        self._process_id = os.getpid()
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def create(
+        self, name: str, *, streams: Sequence[str] | None = None, config: ReaderGroupConfig | None = None, **fields: Any
+    ) -> ReaderGroup:
+        """Create the group, and return it. One that exists with the same config is returned.
+
+        Either ``config``, or ``streams`` and other fields of `ReaderGroupConfig`. A group of the name that has another
+        config raises `ReaderGroupExistsError`.
+        """
+        check_type(config, ReaderGroupConfig, "config", or_none=True)
+        if config is None:
+            config = ReaderGroupConfig(**{"streams": streams or (), **fields})
+        try:
+            group = self.get(name)
+        except NotFoundError:
+            group = self._open(name, initial_state(config, self._client.streams))
+        if "max_processing_seconds" not in config.model_fields_set:  # its default was another one once
+            config = config.model_copy(update={"max_processing_seconds": group.config.max_processing_seconds})
+        if group.config != config:
+            raise ReaderGroupExistsError(
+                "a group of this name exists with another config; see group.configure, or delete it first",
+                name=name,
+                exists_with=_differences(group.config, config),
+                asked_for=_differences(config, group.config),
+            )
+        return group
+
+    def get(self, name: str) -> ReaderGroup:
+        """The group; `NotFoundError` if there is none of this name."""
+        group = self._open(name, None)
+        try:
+            group.synchronizer.fetch_updates()
+        except NotFoundError as error:
+            with self._lock:
+                self._groups.let_go(name)
+            raise _not_found(name) from error
+        return self._keep(name, group)
+
+    def list(self) -> Iterator[str]:
+        """The names of all groups."""
+        for log in self._deleted.others(list(self._client.store.list(_LOG_PREFIX))):
+            name = log.removeprefix(_LOG_PREFIX)
+            length = None if name in self._groups else self._deleted.length(log)
+            try:
+                self.get(name)
+            except NotFoundError:
+                if length is not None:
+                    self._deleted.add(log, length)
+                continue
+            yield name
+
+    def delete(self, name: str) -> None:
+        """Delete the group and its positions. Its readers raise `NotFoundError` at their next call."""
+        group = self.get(name)
+        store, segment = self._client.store, group.synchronizer.segment
+
+        def with_them() -> Mapping[str, AttributeChange]:
+            """Without its lease, a reader can commit no more, whether or not it has heard of the end."""
+            names = list(group._manager.leases())
+            # More than one append can hold go first: a reader that then finds the group alive begins a new life in it.
+            while len(names) > MAX_ATTRIBUTE_CHANGES - 2:  # the turn and the record's name come on top
+                first, names = names[:MAX_ATTRIBUTE_CHANGES], names[MAX_ATTRIBUTE_CHANGES:]
+                store.append(segment, b"", attributes=dict.fromkeys(first, AttributeChange(ANY, None)))
+            found = dict(store.attributes(segment, names=[TURN, LIFE]))
+            changes = dict.fromkeys(names, AttributeChange(ANY, None))
+            if (life := found.pop(LIFE, None)) is not None:
+                delete_record(store, name, life)
+                changes[LIFE] = AttributeChange(life, None)
+            kept = {name: AttributeChange(value, forget_history(value)) for name, value in found.items()}
+            return {**changes, **kept}
+
+        group.synchronizer.delete(attributes=with_them)
+
+    def _open(self, name: str, initial: ReaderGroupState | None) -> ReaderGroup:
+        log = _LOG_PREFIX + check_name(name, "reader group")
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the client is closed; open another", group=name)
+            group = self._groups.get(name)
+        if group is not None:
+            if initial is not None:
+                group.synchronizer.initialize(initial)
+                self._keep(name, group)
+            return group
+        try:
+            synchronizer = StateSynchronizer(
+                self._client.store,
+                log,
+                updates=UPDATES,
+                initial=initial,
+                state_type=ReaderGroupState,
+                clock=self._client.clock,
+                timeout=self._client.timeout,
+                state_limit_bytes=self._client.state_limit_bytes,
+            )
+        except NotFoundError as error:
+            raise _not_found(name) from error
+        return self._keep(name, ReaderGroup(self._client, name, synchronizer))
+
+    def _keep(self, name: str, opened: ReaderGroup) -> ReaderGroup:
+        with self._lock:
+            group = self._groups.keep(name, opened)
+            unused = self._closed or group is not opened
+        if unused:
+            opened.close()
+        return group
+
+    def close(self) -> None:
+        """Close all groups that were opened here. Twice is no error."""
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
+        with self._lock:
+            self._closed = True
+            groups = self._groups.values()
+        with ExitStack() as closing:
+            for group in groups:
+                closing.callback(group.close)
+
+
+def _not_found(name: str) -> NotFoundError:
+    return NotFoundError("there is no reader group of this name; create it with groups.create", name=name)
+
+
+def _differences(config: ReaderGroupConfig, other: ReaderGroupConfig) -> dict[str, object]:
+    return {field: value for field, value in config if value != getattr(other, field)}

@@ -1,0 +1,88 @@
+"""Where in its streams a group begins, and begins again when it is reset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Literal
+
+from synchronizer import Deadline, InvalidArgumentError, Map
+
+from ..streams.config import SegmentId, StreamCut
+from ..streams.manager import StreamManager
+from ..streams.state import StreamState
+from ..streams.times import cut_at
+from .model.checkpoint import Checkpoint
+from .model.config import ReaderGroupConfig, Start
+from .model.state import FollowedStream, ReaderGroupState, SegmentState
+from .model.updates import ResetStream
+from .state_manager import ReaderGroupStateManager
+
+#: Where a group can be reset to.
+Place = Checkpoint | Mapping[str, StreamCut] | datetime | Literal["head", "tail"]
+
+
+def initial_state(config: ReaderGroupConfig, streams: StreamManager) -> ReaderGroupState:
+    """The state of a new group: its streams' segments from the start cut on, nobody in it."""
+    followed = {}
+    segments: dict[SegmentId, SegmentState] = {}
+    for stream in config.streams:
+        metadata = streams.fetch_state(stream)
+        start = streams.resolve(metadata, config.start.get(stream, "head"))
+        end = config.end.get(stream)
+        segments.update(_segments(metadata, start, end))
+        ended = metadata.sealed or end is not None
+        followed[stream] = FollowedStream(incarnation=metadata.incarnation, epoch=metadata.epoch, ended=ended)
+    return ReaderGroupState(config=config, streams=Map(followed), segments=Map(segments))
+
+
+def reset(manager: ReaderGroupStateManager, to: Place, *, timeout: float | None = None) -> None:
+    """Let the group go on at ``to``: in all of its streams, or in those that are named."""
+    streams, config = manager.streams, manager.state.config
+    deadline = Deadline(manager.synchronizer.clock, manager.synchronizer.timeout if timeout is None else timeout)
+    places = _places(streams, config, to, deadline)
+    partial = len(places) < len(config.streams) or None
+    resets = []
+    for stream, place in places.items():
+        metadata = streams.fetch_state(stream, timeout=deadline.remaining())
+        end = config.end.get(stream)
+        cut = streams.resolve(metadata, place, timeout=deadline.remaining(), argument=f"the place of {stream}")
+        segments = _segments(metadata, cut, end)
+        ended = metadata.sealed or end is not None
+        update = ResetStream(stream=stream, epoch=metadata.epoch, ended=ended, segments=segments, partial=partial)
+        resets.append((update, metadata))
+    manager.reset_streams(resets, timeout=deadline.remaining())
+
+
+def _places(streams: StreamManager, config: ReaderGroupConfig, to: Place, deadline: Deadline) -> Mapping[str, Start]:
+    if isinstance(to, datetime):
+        return {each: cut_at(streams, each, to, timeout=deadline.remaining()) for each in config.streams}
+    if to == "head" or to == "tail":
+        return dict.fromkeys(config.streams, to)
+    cuts = to.cuts if isinstance(to, Checkpoint) else to
+    if not isinstance(cuts, Mapping) or not cuts:
+        raise InvalidArgumentError("a group is reset to a checkpoint, to cuts, to a datetime, to 'head' or to 'tail'")
+    for stream in cuts:
+        if stream not in config.streams:
+            raise InvalidArgumentError(
+                "a group is reset to cuts of streams that it reads, and this is none", stream=stream
+            )
+    return dict(cuts)
+
+
+def _segments(metadata: StreamState, start: StreamCut, end: StreamCut | None) -> Mapping[SegmentId, SegmentState]:
+    """The segments from ``start`` to ``end``, each with those of its neighbours in time that are among them."""
+    reached = metadata.segments_between(start, end)
+    segments = {}
+    for segment, predecessors in reached.items():
+        keys = metadata.key_range(segment)
+        segments[segment] = SegmentState(
+            low=keys.low,
+            high=keys.high,
+            offset=start.offsets.get(segment, 0),
+            waiting_for=len(predecessors),
+            predecessors=predecessors,
+            successors=tuple(after for after in metadata.successors(segment) if after in reached),
+            end=None if end is None else end.offsets.get(segment),
+        )
+    return segments

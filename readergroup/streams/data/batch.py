@@ -1,0 +1,99 @@
+"""Events on their way into a segment: what is refused at once, and the batch in which the others wait."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from readergroup.errors import EventTooLargeError
+from synchronizer import InvalidArgumentError
+from synchronizer.arguments import check_type
+
+from .block import MAX_EVENT_BYTES, Headers, cut_into_blocks, encode_block, headers_bytes
+
+#: A batch that has so many bytes is closed; it takes one more event, or group of events, at most.
+BATCH_BYTES: Final = 1024 * 1024
+#: Events that are written and not yet stored take so many bytes at most.
+MAX_UNSTORED_BYTES: Final = 16 * 1024 * 1024
+MAX_KEY_LENGTH: Final = 4096
+#: How many routing keys a writer remembers the segments of.
+KNOWN_KEYS: Final = 50_000
+#: What an event costs beside its bytes and key.
+EVENT_BYTES: Final = 16
+
+
+def check_size(events: Sequence[bytes], headers: Headers | None, stream: str) -> None:
+    """Refuse events that are too large to go in together."""
+    size = sum(map(len, events)) + len(events) * (headers_bytes(headers) if headers else 0)
+    if size > MAX_EVENT_BYTES:
+        raise EventTooLargeError(
+            "too large: store the data elsewhere and write a reference to it, or write smaller groups",
+            stream=stream,
+            bytes=size,
+            limit=MAX_EVENT_BYTES,
+            events=len(events),
+        )
+
+
+def check_key(routing_key: object, stream: str) -> None:
+    if not isinstance(routing_key, str) or len(routing_key) > MAX_KEY_LENGTH:
+        raise InvalidArgumentError(f"a routing key is a str of at most {MAX_KEY_LENGTH} characters", stream=stream)
+
+
+def checked_headers(headers: Headers | None) -> Headers | None:
+    if headers is None:
+        return None
+    if type(headers) is not dict:
+        check_type(headers, Mapping, "headers", or_none=True)
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, bytes):
+            raise InvalidArgumentError("headers map a str to bytes", header=name, type=type(value).__name__)
+    return dict(headers) if headers else None
+
+
+class Batch:
+    """Events for one segment that go in together."""
+
+    __slots__ = ("events", "headers", "in_doubt", "keys", "segment", "size")
+
+    def __init__(self, segment: int) -> None:
+        self.segment = segment
+        self.events: list[bytes] = []
+        self.keys: list[str | None] = []
+        self.headers: list[Headers | None] | None = None  # as long as events, once one of them has headers
+        self.size = 0
+        self.in_doubt = False  # whether it is stored could not be found out
+
+    def add(self, event: bytes, key: str | None, headers: Headers | None) -> None:
+        self.events.append(event)
+        self.keys.append(key)
+        self.size += len(event) + (len(key) if key else 0) + EVENT_BYTES
+        if headers and self.headers is None:
+            self.headers = [None] * (len(self.events) - 1)
+        if self.headers is not None:
+            self.headers.append(headers)
+            self.size += headers_bytes(headers) if headers else 0
+
+    def mend(self, count: int | None = None) -> None:
+        """After an interrupt: keep the events that are whole, of those behind the first ``count`` none."""
+        lists = [each for each in (self.events, self.keys, self.headers) if each is not None]
+        whole = min(map(len, lists))
+        for each in lists:
+            del each[whole if count is None else min(whole, count) :]
+        keys = sum(len(key) for key in self.keys if key)
+        headers = sum(headers_bytes(each) for each in self.headers or () if each)
+        self.size = sum(map(len, self.events)) + keys + headers + EVENT_BYTES * len(self.events)
+
+    def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes:
+        keys = None if self.keys.count(None) == len(self.keys) else self.keys
+        return b"".join(
+            encode_block(
+                self.events[start:end],
+                written_at=written_at,
+                writer_id=writer_id,
+                first_number=first_number + start,
+                keys=None if keys is None else keys[start:end],
+                headers=None if self.headers is None else self.headers[start:end],
+            )
+            for start, end in cut_into_blocks(self.events, keys, self.headers)
+        )

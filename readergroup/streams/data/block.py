@@ -1,0 +1,360 @@
+"""The block: how events lie in a segment.
+
+A segment of a stream is a row of blocks, each written by one append or together with others in one append:
+
+    magic "R\\x01"  crc32 of all that follows                                     (6 bytes)
+    length of the whole block, count of events, length of the columns,
+    written_at in microseconds, writer id, number of the first event             (44 bytes)
+    columns   a msgpack map of what was used: routing keys, headers; empty if none was
+    events    one msgpack array of bin: decoded in C by one call
+    trailer   0xC1 (never used by msgpack) and the length of the whole block      (5 bytes)
+
+The *offset* of a block's first event is where the block starts, that of every other where its msgpack ``bin`` element
+starts; the offset after the last event is the end of the block. So offsets are unique, grow with the order of events,
+and a position may stand inside a block. Whoever resumes there walks over the elements up to the trailer, which says
+where the block started (`enclosing_block_start`). To keep this short a block of several events has at most
+`MAX_BLOCK_BYTES` of them; a larger event has a block of its own.
+
+The routing keys are stored and their hashes are not: a hash is a function of the key, and would add a tenth to
+events of 100 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Final
+
+import msgpack
+from isal import isal_zlib
+
+from readergroup.errors import CorruptDataError
+
+from ..routing import key_hash
+
+#: The most bytes of events, keys and headers that several events of one block may have.
+MAX_BLOCK_BYTES: Final = 64 * 1024
+#: The most bytes one event may have, with its routing key and headers; also all events of one ``write_many``.
+MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
+
+Headers = Mapping[str, bytes]
+Buffer = bytes | memoryview
+
+MAGIC: Final = b"R\x01"
+_HEAD: Final = struct.Struct(">2sI")
+_FIELDS: Final = struct.Struct(">IIIQ16sQ")
+HEADER_BYTES: Final = _HEAD.size + _FIELDS.size
+_TRAILER: Final = struct.Struct(">BI")
+_TRAILER_MARK: Final = 0xC1
+#: No block is longer: one event of the limit, encoded, with room for what surrounds it.
+MAX_ENCODED_BYTES: Final = MAX_EVENT_BYTES + 64 * 1024
+
+#: What an event costs in a block beside its bytes, for deciding where to cut.
+_ELEMENT_BYTES: Final = 5
+_BIN_LENGTHS: Final[Mapping[int, struct.Struct]] = {
+    0xC4: struct.Struct(">xB"),
+    0xC5: struct.Struct(">xH"),
+    0xC6: struct.Struct(">xI"),
+}
+
+
+def encode_block(
+    events: Sequence[bytes],
+    *,
+    written_at: int,
+    writer_id: bytes,
+    first_number: int,
+    keys: Sequence[str | None] | None = None,
+    headers: Sequence[Headers | None] | None = None,
+) -> bytes:
+    """One block of these events. ``written_at`` is in microseconds, ``writer_id`` has 16 bytes.
+
+    ``keys`` and ``headers``, where given, are as long as ``events``.
+    """
+    columns: dict[str, object] = {}
+    if keys is not None:
+        columns["k"] = _encode_keys(keys)
+    if headers is not None:
+        columns["h"] = headers
+    return encode_packed_block(
+        msgpack.packb(events),
+        columns,
+        len(events),
+        written_at=written_at,
+        writer_id=writer_id,
+        first_number=first_number,
+    )
+
+
+def encode_packed_block(
+    packed_events: bytes,
+    columns: Mapping[str, object],
+    count: int,
+    *,
+    written_at: int,
+    writer_id: bytes,
+    first_number: int,
+) -> bytes:
+    """As `encode_block`, of ``count`` events in a msgpack array of ``bin``, and of what is in the columns."""
+    packed_columns: bytes = msgpack.packb(columns, unicode_errors="surrogatepass") if columns else b""
+    length = HEADER_BYTES + len(packed_columns) + len(packed_events) + _TRAILER.size
+    fields = _FIELDS.pack(length, count, len(packed_columns), written_at, writer_id, first_number)
+    body = b"".join((fields, packed_columns, packed_events, _TRAILER.pack(_TRAILER_MARK, length)))
+    return _HEAD.pack(MAGIC, isal_zlib.crc32(body)) + body
+
+
+def _encode_keys(keys: Sequence[str | None]) -> object:
+    """The keys, or, as they repeat in a block, the different ones and which event has which."""
+    different = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    if not are_few_keys(len(different), len(keys)):
+        return list(keys)
+    return [list(different), bytes(map(different.__getitem__, keys))]
+
+
+def are_few_keys(different: int, count: int) -> bool:
+    """Whether the keys of a block are stored once each, and with every event the number of its key."""
+    return different * 2 <= count and different <= 256
+
+
+def _decode_keys(column: Any) -> list[str | None]:
+    if len(column) == 2 and isinstance(column[1], bytes):
+        return list(map(column[0].__getitem__, column[1]))
+    keys: list[str | None] = column
+    return keys
+
+
+def cut_into_blocks(
+    events: Sequence[bytes], keys: Sequence[str | None] | None = None, headers: Sequence[Headers | None] | None = None
+) -> Iterator[tuple[int, int]]:
+    """The (start, end) of each run of events that makes one block: the longest within `MAX_BLOCK_BYTES`."""
+    sizes: Iterable[int] = map(len, events)
+    if keys is not None:
+        sizes = [size + len(key) if key else size for size, key in zip(sizes, keys, strict=True)]
+    if headers is not None:
+        sizes = [size + headers_bytes(header) if header else size for size, header in zip(sizes, headers, strict=True)]
+    ends = list(accumulate(sizes))
+
+    def bytes_before(index: int) -> int:
+        return (ends[index - 1] if index else 0) + _ELEMENT_BYTES * index
+
+    indices = range(len(ends) + 1)
+    start = 0
+    while start < len(ends):
+        limit = bytes_before(start) + MAX_BLOCK_BYTES
+        end = max(start + 1, bisect_right(indices, limit, start, key=bytes_before) - 1)
+        yield start, end
+        start = end
+
+
+def headers_bytes(headers: Headers) -> int:
+    """What these headers count against the limit of an event."""
+    return sum(len(name.encode()) + len(value) + _ELEMENT_BYTES for name, value in headers.items())
+
+
+class Block:
+    """The events of one block from one of them on, decoded when first asked for.
+
+    The lists belong to the block: look, do not change.
+    """
+
+    def __init__(self, segment: str, offset: int, buffer: Buffer, first: int = 0) -> None:
+        self.segment = segment
+        #: Where the block starts, also when the events before ``first`` are left out.
+        self.block_offset = offset
+        (self.length, self._events_in_block, columns, self.written_at, self.writer_id, number) = _FIELDS.unpack_from(
+            buffer, _HEAD.size
+        )
+        #: The number that the writer gave to the first event here; those of the others follow it.
+        self.first_number: int = number + first
+        self._buffer = buffer
+        #: How many events of the block, its first ones, are left out here.
+        self.skipped = first
+        self._events_start = HEADER_BYTES + columns
+
+    @property
+    def encoded(self) -> Buffer:
+        """The whole block as it is stored, with the events before the first one here."""
+        return self._buffer
+
+    @property
+    def end(self) -> int:
+        """The offset after the last event."""
+        return self.block_offset + int(self.length)
+
+    @property
+    def offset(self) -> int:
+        """The offset of the first event here."""
+        return self.offsets[0] if self.skipped else self.block_offset
+
+    def __len__(self) -> int:
+        return int(self._events_in_block) - self.skipped
+
+    @cached_property
+    def data(self) -> list[bytes]:
+        """The bytes of each event."""
+        return self._all_events[self.skipped :] if self.skipped else self._all_events
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        """The offset of each event."""
+        return self._all_offsets[self.skipped :] if self.skipped else self._all_offsets
+
+    def offset_of(self, index: int) -> int:
+        """``offsets[index]``, without those of all the others."""
+        if index + self.skipped == 0:
+            return self.block_offset
+        return self.events_end - sum(_element_sizes(self.data[index:]))
+
+    @cached_property
+    def keys(self) -> list[str | None]:
+        """The routing key of each event."""
+        column = self._columns.get("k")
+        return [None] * len(self) if column is None else _decode_keys(column)[self.skipped :]
+
+    @cached_property
+    def key_hashes(self) -> list[int | None]:
+        """The 64-bit hash of each event's routing key."""
+        return [None if key is None else key_hash(key) for key in self.keys]
+
+    @cached_property
+    def headers(self) -> list[Headers]:
+        """The headers of each event."""
+        column = self._columns.get("h")
+        return [{}] * len(self) if column is None else [header or {} for header in column[self.skipped :]]
+
+    def starting_at(self, offset: int) -> Block:
+        """The block without the events before ``offset``, which must be an event's."""
+        if offset == self.block_offset:
+            return self
+        if offset not in self._all_offsets:
+            raise CorruptDataError(
+                "no event starts at this offset; take offsets only from events, positions and cuts of this stream",
+                segment=self.segment,
+                offset=offset,
+            )
+        rest = Block(self.segment, self.block_offset, self._buffer, self._all_offsets.index(offset))
+        rest._all_events, rest._all_offsets = self._all_events, self._all_offsets
+        return rest
+
+    @property
+    def packed_events(self) -> Buffer:
+        """All events of the block as they are stored: a msgpack array of ``bin``, which ends at ``events_end``."""
+        return self._buffer[self._events_start : self.length - _TRAILER.size]
+
+    @property
+    def events_end(self) -> int:
+        """The offset at which the bytes of the last event end."""
+        return self.end - _TRAILER.size
+
+    @cached_property
+    def _all_events(self) -> list[bytes]:
+        events = self._decode(self.packed_events)
+        if not isinstance(events, list) or len(events) != self._events_in_block:
+            raise self._corrupt("the block does not hold the events that its header counts")
+        return events
+
+    @cached_property
+    def _all_offsets(self) -> list[int]:
+        elements = _element_sizes(self._all_events)
+        # The first event's offset is the start of the block, so its "element" reaches from there.
+        start_of_elements = self.length - _TRAILER.size - sum(elements)
+        elements[0] += start_of_elements
+        elements.pop()
+        return list(accumulate(elements, initial=self.block_offset))
+
+    @cached_property
+    def _columns(self) -> dict[str, Any]:
+        packed = self._buffer[HEADER_BYTES : self._events_start]
+        columns: dict[str, Any] = self._decode(packed) if packed else {}
+        return columns
+
+    def _decode(self, packed: Buffer) -> Any:
+        try:
+            return msgpack.unpackb(packed, unicode_errors="surrogatepass")
+        except ValueError as error:
+            raise self._corrupt("the block cannot be decoded") from error
+
+    def _corrupt(self, message: str) -> CorruptDataError:
+        return CorruptDataError(message, segment=self.segment, offset=self.block_offset)
+
+
+def _element_sizes(events: Sequence[bytes]) -> list[int]:
+    """How many bytes each event takes as a msgpack ``bin``."""
+    sizes = list(map(len, events))
+    if max(sizes) < 256:
+        return [size + 2 for size in sizes]
+    return [size + (2 if size < 256 else 3 if size < 65536 else 5) for size in sizes]
+
+
+def parse_blocks(segment: str, offset: int, data: bytes) -> tuple[list[Block], int]:
+    """The whole blocks at the start of ``data``, which starts at ``offset``; and how many bytes the next one needs.
+
+    That is 0 where ``data`` ends with a block. Raises `CorruptDataError` for bytes that are no intact block.
+    """
+    view = memoryview(data)
+    blocks: list[Block] = []
+    at = 0
+    while at < len(view):
+        length = block_length(segment, offset + at, view[at:])
+        if length > len(view) - at:
+            return blocks, length
+        blocks.append(_checked_block(segment, offset + at, view[at : at + length]))
+        at += length
+    return blocks, 0
+
+
+def block_length(segment: str, offset: int, view: memoryview) -> int:
+    """The length of the block that ``view`` starts with, by its header; the header's own if less than that is here.
+
+    Raises `CorruptDataError` where no block can start.
+    """
+    if view[: len(MAGIC)] != MAGIC[: len(view)]:
+        message = "no block of events starts here"
+        if view[:1] == MAGIC[:1]:
+            message = "the block has a format that this release does not know, or is damaged"
+        raise CorruptDataError(message, segment=segment, offset=offset)
+    if len(view) < HEADER_BYTES:
+        return HEADER_BYTES
+    length: int = _FIELDS.unpack_from(view, _HEAD.size)[0]
+    if not HEADER_BYTES + _TRAILER.size < length <= MAX_ENCODED_BYTES:
+        raise CorruptDataError("the header of the block is damaged", segment=segment, offset=offset)
+    return length
+
+
+def _checked_block(segment: str, offset: int, view: memoryview) -> Block:
+    _, checksum = _HEAD.unpack_from(view)
+    if isal_zlib.crc32(view[_HEAD.size :]) != checksum:
+        raise CorruptDataError("the block is damaged: its checksum is wrong", segment=segment, offset=offset)
+    return Block(segment, offset, view)
+
+
+def starts_block(first_byte: int) -> bool:
+    """Whether a block starts with this byte; else it may be the first of an event inside a block."""
+    return first_byte == MAGIC[0]
+
+
+def enclosing_block_start(segment: str, offset: int, data: Buffer) -> int:
+    """Where the block starts that holds the event at ``offset``; ``data`` is what follows from there.
+
+    Only as good as ``offset``: the block found has to be read and asked for it (`Block.starting_at`).
+    """
+    at = 0
+    while at < len(data):
+        mark = data[at]
+        if mark == _TRAILER_MARK and at + _TRAILER.size <= len(data):
+            start = offset + at + _TRAILER.size - int(_TRAILER.unpack_from(data, at)[1])
+            if 0 <= start < offset:
+                return start
+            break
+        length = _BIN_LENGTHS.get(mark)
+        if length is None or at + length.size > len(data):
+            break
+        at += length.size + int(length.unpack_from(data, at)[0])
+    raise CorruptDataError(
+        "no event starts at this offset, or its block is damaged; take offsets only from events, positions and cuts",
+        segment=segment,
+        offset=offset,
+    )

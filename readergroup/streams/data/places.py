@@ -1,0 +1,39 @@
+"""Places in a stream: which of them a reader can start at."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from readergroup.errors import CorruptDataError
+from synchronizer import InvalidArgumentError, SegmentStore, TruncatedError
+
+from ..config import SegmentId, StreamCut, data_segment
+from .block import HEADER_BYTES
+from .segment_reader import SegmentReader
+
+Place = StreamCut | Literal["head", "tail"]
+
+
+def check_offset(store: SegmentStore, segment: SegmentId, incarnation: str, offset: int) -> None:
+    """Refuse an offset that a reader could not start at: beyond the end of the segment, or inside an event.
+
+    One whose data was truncated is good: its reader is told.
+    """
+    if offset < 0:
+        raise InvalidArgumentError("an offset is not negative", segment=segment, offset=offset)
+    data = data_segment(segment, incarnation)
+    length = store.info(data).length
+    if offset > length:
+        raise InvalidArgumentError(
+            "the offset lies beyond the end of the segment", segment=segment, offset=offset, length=length
+        )
+    try:
+        SegmentReader(store, data, offset, read_bytes=HEADER_BYTES).next_block()
+    except TruncatedError:
+        return
+    except CorruptDataError as error:
+        raise InvalidArgumentError(
+            "no event starts at this offset; take offsets only from events, positions and cuts",
+            segment=segment,
+            offset=offset,
+        ) from error

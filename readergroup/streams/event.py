@@ -1,0 +1,231 @@
+"""What a reader hands out: events, one by one or in batches, and the places they are at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from itertools import chain
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, overload
+
+from synchronizer import InvalidArgumentError
+from synchronizer.arguments import check_type
+
+from .config import SegmentId
+from .data.block import Block, Headers
+from .serializers import BytesSerializer, Serializer
+
+T = TypeVar("T")
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_NOT_DECODED: Final[Any] = object()
+
+
+class EventPointer(NamedTuple):
+    """The address of one event, the same at every delivery. Its text is the key of an idempotent sink."""
+
+    segment: SegmentId
+    #: Tells a stream from another one of its name that was created after it was deleted.
+    incarnation: str
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.segment}:{self.incarnation}:{self.offset}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        check_type(text, str, "text")
+        segment, incarnation, offset = (text.split(":") + ["", ""])[:3]
+        if not incarnation or not offset.isdigit():
+            raise InvalidArgumentError("a pointer is written segment:incarnation:offset", text=text)
+        return cls(SegmentId(segment), incarnation, int(offset))
+
+
+#: Where a reader stands in each of its segments: the offset of the next event that is not processed.
+Position = Mapping[SegmentId, int]
+
+
+class Event(Generic[T]):
+    """One event of a batch. Everything but the bytes is looked up, and decoded, when it is asked for."""
+
+    __slots__ = ("_batch", "_data", "_index")
+    _data: T
+
+    def __init__(self, batch: EventBatch[T], index: int) -> None:
+        self._batch = batch
+        self._index = index
+        self._data = _NOT_DECODED
+
+    @property
+    def data(self) -> T:
+        """The event, decoded when first used; damaged data raises here and not in the reader."""
+        if self._data is _NOT_DECODED:
+            self._data = self._batch.serializer.loads(self._batch.raw[self._index])
+        return self._data
+
+    @property
+    def raw(self) -> bytes:
+        return self._batch.raw[self._index]
+
+    @property
+    def segment(self) -> SegmentId:
+        return self._batch.segment
+
+    @property
+    def offset(self) -> int:
+        return self._batch.offsets[self._index]
+
+    @property
+    def routing_key(self) -> str | None:
+        return self._batch.routing_keys[self._index]
+
+    @property
+    def headers(self) -> Headers:
+        return self._batch.headers[self._index]
+
+    @property
+    def written_at(self) -> datetime:
+        """When the writer's clock said it was written, in UTC."""
+        return _EPOCH + timedelta(microseconds=self._batch.written_at[self._index])
+
+    @property
+    def pointer(self) -> EventPointer:
+        return EventPointer(self.segment, self._batch.incarnation, self.offset)
+
+    @property
+    def fencing_token(self) -> int:
+        """Grows whenever the segment gets another owner. A sink that remembers it can refuse an earlier owner."""
+        return self._batch.fencing_token
+
+    @property
+    def next_offset(self) -> int:
+        """Where the reader stands in the segment when this event is processed."""
+        return self._batch.offset_after(self._index + 1)
+
+    def __repr__(self) -> str:
+        return f"Event({str(self.pointer)!r}, {len(self.raw)} bytes)"
+
+
+class Part(NamedTuple):
+    """The events of a block from ``start`` up to ``stop``."""
+
+    block: Block
+    start: int
+    stop: int
+
+    @property
+    def end(self) -> int:
+        """The offset after the last of them."""
+        return self.block.end if self.stop == len(self.block) else self.block.offset_of(self.stop)
+
+    @property
+    def size(self) -> int:
+        """How many events it has."""
+        return self.stop - self.start
+
+
+class EventBatch(Sequence[Event[T]]):
+    """Events of one segment, in order. Lists of their columns are the fast way to use it; they are not to be changed.
+
+    An empty batch has ``segment`` "" and no offsets.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], segment: SegmentId, incarnation: str, fencing_token: int, serializer: Serializer[T]
+    ) -> None:
+        self._parts = parts
+        self.segment = segment
+        self.incarnation = incarnation
+        self.fencing_token = fencing_token
+        self.serializer = serializer
+        #: The bytes of each event.
+        self.raw: list[bytes] = (
+            _column(parts[0], parts[0].block.data)
+            if len(parts) == 1
+            else list(chain.from_iterable(_column(part, part.block.data) for part in parts))
+        )
+
+    @cached_property
+    def data(self) -> Sequence[T]:
+        """Each event, decoded. Damaged data raises here and not in the reader."""
+        if isinstance(self.serializer, BytesSerializer):
+            return self.raw
+        return list(map(self.serializer.loads, self.raw))
+
+    @cached_property
+    def offsets(self) -> Sequence[int]:
+        return [offset for part in self._parts for offset in _column(part, part.block.offsets)]
+
+    @cached_property
+    def routing_keys(self) -> Sequence[str | None]:
+        return [key for part in self._parts for key in _column(part, part.block.keys)]
+
+    @cached_property
+    def headers(self) -> Sequence[Headers]:
+        return [headers for part in self._parts for headers in _column(part, part.block.headers)]
+
+    @cached_property
+    def written_at(self) -> Sequence[int]:
+        """Microseconds since 1970, by the writer's clock."""
+        return [part.block.written_at for part in self._parts for _ in range(part.start, part.stop)]
+
+    @property
+    def start(self) -> int:
+        """The offset of the first event."""
+        first = self._parts[0]
+        return first.block.offset_of(first.start)
+
+    @cached_property
+    def end(self) -> int:
+        """Where the reader stands in the segment when the batch is processed."""
+        return self._parts[-1].end
+
+    def offset_after(self, count: int) -> int:
+        """Where the reader stands in the segment when the first ``count`` events are processed."""
+        return self.offsets[count] if count < len(self.raw) else self.end
+
+    def parts_after(self, count: int) -> list[Part]:
+        """What the batch is made of, without its first ``count`` events."""
+        rest = []
+        for part in self._parts:
+            dropped = min(count, part.size)
+            count -= dropped
+            if dropped < part.size:
+                rest.append(part._replace(start=part.start + dropped))
+        return rest
+
+    def only(self, index: int) -> EventBatch[T]:
+        """A batch of the event at ``index``."""
+        for part in self._parts:
+            if index < part.size:
+                start = part.start + index
+                one = part._replace(start=start, stop=start + 1)
+                return EventBatch([one], self.segment, self.incarnation, self.fencing_token, self.serializer)
+            index -= part.size
+        raise IndexError(index)
+
+    def __len__(self) -> int:
+        return len(self.raw)
+
+    def __iter__(self) -> Iterator[Event[T]]:
+        for index in range(len(self.raw)):
+            yield Event(self, index)
+
+    @overload
+    def __getitem__(self, index: int) -> Event[T]: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Event[T]]: ...
+    def __getitem__(self, index: int | slice) -> Event[T] | Sequence[Event[T]]:
+        chosen = range(len(self.raw))[index]
+        return Event(self, chosen) if isinstance(chosen, int) else [Event(self, each) for each in chosen]
+
+    def __repr__(self) -> str:
+        return f"EventBatch({self.segment!r}, {len(self)} events)"
+
+
+C = TypeVar("C")
+
+
+def _column(part: Part, column: list[C]) -> list[C]:
+    whole = part.start == 0 and part.stop == len(column)
+    return column if whole else column[part.start : part.stop]

@@ -1,0 +1,72 @@
+"""Where in a stream a time of day is, by the times that its blocks were written at."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Final
+
+from synchronizer import Deadline, InvalidArgumentError, Patience, SegmentStore, TruncatedError
+
+from ..batch.ranges import with_successors
+from .config import StreamCut
+from .data.block import MAX_ENCODED_BYTES
+from .data.boundaries import next_boundary
+from .data.segment_reader import SegmentReader, read_block
+from .manager import StreamManager
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+#: In less than that there may be no start of a block in the second half.
+_NEAR_BYTES: Final = 2 * MAX_ENCODED_BYTES
+
+
+def cut_at(streams: StreamManager, stream: str, time: datetime, *, timeout: float | None = None) -> StreamCut:
+    """As `BatchClient.cut_at`."""
+    if not isinstance(time, datetime):
+        raise InvalidArgumentError("a time is a datetime with its timezone, as datetime.now(UTC)", time=time)
+    if time.tzinfo is None:
+        raise InvalidArgumentError("say the timezone of the time, as datetime.now(UTC) does", time=time.isoformat())
+    microseconds = (time - _EPOCH) // timedelta(microseconds=1)
+    deadline = Deadline(streams.clock, streams.timeout if timeout is None else timeout)
+    state = streams.fetch_state(stream, timeout=deadline.remaining())
+    patience = Patience(streams.clock, deadline)
+    places: dict[int, int] = {}
+    before: set[int] = set()  # segments whose blocks were all written before that time
+    offsets = dict(state.head)
+    while looked_for := offsets.keys() - places.keys():
+        for number in looked_for:
+            segment = state.data_segment(number)
+            place, length = patience.call(partial(_place, streams.store, segment, microseconds, offsets[number]))
+            places[number] = place
+            if place == length:
+                before.add(number)
+        offsets = with_successors(state, {number: places[number] for number in offsets}, before & offsets.keys())
+    return state.cut(offsets)
+
+
+def _place(store: SegmentStore, segment: str, microseconds: int, start: int) -> tuple[int, int]:
+    """Where the first block from ``start`` on lies that was written at this time or later; and how long the segment is.
+
+    The same number twice if there is none.
+    """
+    length = store.info(segment).length
+    while True:
+        try:
+            return _first_since(store, segment, microseconds, start, length), length
+        except TruncatedError as error:
+            start = error.start_offset
+
+
+def _first_since(store: SegmentStore, segment: str, microseconds: int, start: int, end: int) -> int:
+    low, high = start, end
+    while high - low > _NEAR_BYTES:
+        middle = next_boundary(store, segment, (low + high) // 2, known=low, end=high)
+        if read_block(store, segment, middle).written_at < microseconds:
+            low = middle
+        else:
+            high = middle
+    reader = SegmentReader(store, segment, low)
+    while (block := reader.next_block()) is not None and block.offset < high:
+        if block.written_at >= microseconds:
+            return block.offset
+    return high

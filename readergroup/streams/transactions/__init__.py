@@ -1,0 +1,1 @@
+"""Transactions: staged, committed, merged."""

@@ -1,0 +1,266 @@
+"""Merging a committed transaction: its staged events go to the ends of the segments of the newest epoch.
+
+Anybody merges, several at once, and each may die anywhere. How far a segment has got is an attribute of it, moved by
+the same append that brings the events and compared with what it was: of two who append the same, one does nothing.
+The value grows with every transaction, so whoever slept for long can append nothing either.
+
+While a transaction is open the stream is not scaled, so what goes where is the same for all: the parts in the order
+in which they were named at the commit, each whole where its segment is still written to. Where that was scaled since,
+the events are divided anew by their routing keys, and those without a key go to the first of the successors.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from synchronizer import (
+    Append,
+    Appended,
+    AppendResult,
+    AttributeChange,
+    Conflict,
+    Deadline,
+    DeadlineExceededError,
+    Patience,
+    SegmentStore,
+    UnknownOutcome,
+)
+
+from ..data.batch import Batch
+from ..data.block import HEADER_BYTES, Block, parse_blocks
+from ..data.segment_reader import READ_BYTES, read_block, read_fully
+from ..state import StreamState
+from .committed import CommittedTransaction
+
+#: The attribute of a segment that tells how far it has got with which transaction.
+PROGRESS: Final = "transaction"
+#: A transaction of up to so many bytes is merged in one step over all segments, where the store can do that.
+TOGETHER_BYTES: Final = READ_BYTES
+#: What one append brings, unless it is a single event that is larger.
+_APPEND_BYTES: Final = READ_BYTES
+#: A step over all segments takes so many of them: each has its attribute, and messages of its own on NATS.
+_TOGETHER_SEGMENTS: Final = 100
+
+
+class _Place(NamedTuple):
+    """How far a segment has got: the next of its pieces, and the offset in that."""
+
+    piece: int = 0
+    offset: int = 0
+
+
+class _Piece(NamedTuple):
+    """A staged segment, as it comes to one of the segments of the newest epoch."""
+
+    source: str
+    staged_for: int
+    is_whole: bool  # else only the events whose keys belong there
+
+
+class _Chunk(NamedTuple):
+    """What is appended in one step."""
+
+    after: _Place
+    data: bytes = b""
+    source: str | None = None  # instead of data
+
+
+class Merge:
+    """The merge of the transaction that is open in ``state``. For one thread; borrows the store.
+
+    Raises what the store does: `NotFoundError` and `SealedError` also where it was merged meanwhile, and the stream
+    has gone on.
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        state: StreamState,
+        transaction: CommittedTransaction,
+        deadline: Deadline,
+        patience: Patience,
+    ) -> None:
+        self._store = store
+        self._state = state
+        self._transaction = transaction
+        self._deadline = deadline
+        self._patience = patience
+        self._routes = state.routes
+        staged = {number for part in transaction.parts for number in part.segments}
+        self._destinations = {number: self._destinations_of(number) for number in staged}
+        self._pieces = self._pieces_by_segment()
+        self._lengths: dict[str, int] = {}
+
+    def run(self) -> None:
+        """Return when every event is in its segment."""
+        values = self._values()
+        together = self._together() if self._is_small else None
+        while together is not None and not any(map(self._has_begun, values.values())):
+            if self._append_together(values, together):
+                return
+            values = self._values()
+        for number, value in values.items():
+            self._merge_into(number, value)
+
+    # ------------------------------------------------------------------ what goes where
+
+    def _destinations_of(self, number: int) -> tuple[int, ...]:
+        """The segments of the newest epoch that events of this one belong to now."""
+        if number in self._state.current:
+            return (number,)
+        if number not in self._state.segments:  # truncated and forgotten since
+            return self._state.current
+        keys = self._state.segments[number].keys
+        return tuple(each for each in self._state.current if self._state.segments[each].keys.overlaps(keys))
+
+    def _pieces_by_segment(self) -> Mapping[int, Sequence[_Piece]]:
+        pieces: dict[int, list[_Piece]] = {}
+        for number, source in self._state.staged_segments(self._transaction):
+            for each in self._destinations[number]:
+                pieces.setdefault(each, []).append(_Piece(source, number, is_whole=each == number))
+        return dict(sorted(pieces.items()))
+
+    def _of_segment(self, blocks: Sequence[Block], staged_for: int, number: int) -> bytes:
+        """The events of the blocks that belong to the segment ``number``, as blocks."""
+        keyless = self._destinations[staged_for][0]
+        found = []
+        for block in blocks:
+            batch = Batch(number)
+            first = None
+            for index, (event, key) in enumerate(zip(block.data, block.keys, strict=True)):
+                if number == (keyless if key is None else self._routes.segment_of(key)):
+                    first = index if first is None else first
+                    batch.add(event, key, block.headers[index] or None)
+            if first is not None:
+                found.append(batch.encode(block.first_number + first, block.writer_id, block.written_at))
+        return b"".join(found)
+
+    # ------------------------------------------------------------------ all segments in one step
+
+    @property
+    def _is_small(self) -> bool:
+        return (
+            1 < len(self._pieces) <= _TOGETHER_SEGMENTS
+            and self._transaction.size <= TOGETHER_BYTES
+            and self._store.guarantees.atomic_multi_append
+        )
+
+    def _together(self) -> Mapping[int, bytes] | None:
+        """What each segment gets; None if one append does not take it, because dividing events makes them more."""
+        chunks = {number: self._chunk(number, _Place(), copy=False) for number in self._pieces}
+        if any(chunk.after != self._end(number) for number, chunk in chunks.items()):
+            return None
+        return {number: chunk.data for number, chunk in chunks.items()}
+
+    def _append_together(self, values: Mapping[int, bytes | None], data: Mapping[int, bytes]) -> bool:
+        """Bring everything in one step, and return whether this call did."""
+        appends = [
+            Append(self._segment(number), data[number], attributes=self._progress(value, self._end(number)))
+            for number, value in values.items()
+        ]
+        answer = self._patience.call(lambda: self._store.append_together(appends))
+        if isinstance(answer, UnknownOutcome) and not self._patience.wait():
+            raise self._not_merged()
+        return isinstance(answer, tuple)
+
+    # ------------------------------------------------------------------ one segment after the other
+
+    def _merge_into(self, number: int, value: bytes | None) -> None:
+        end = self._end(number)
+        while (place := self._place(value)) < end:
+            chunk = self._chunk(number, place, copy=self._store.guarantees.server_side_copy)
+            answer = self._append(number, value, chunk)
+            gives_up = self._deadline.passed
+            if isinstance(answer, Appended):
+                value = self._encoded(chunk.after)
+            elif isinstance(answer, Conflict):
+                value = answer.attributes[PROGRESS]
+            else:
+                gives_up = not self._patience.wait()
+                value = self._value(number)
+            if gives_up and self._place(value) < end:
+                raise self._not_merged()
+
+    def _append(self, number: int, value: bytes | None, chunk: _Chunk) -> AppendResult:
+        segment, changes, source = self._segment(number), self._progress(value, chunk.after), chunk.source
+        if source is not None:
+            return self._patience.call(lambda: self._store.concat(segment, source, attributes=changes))
+        return self._patience.call(lambda: self._store.append(segment, chunk.data, attributes=changes))
+
+    def _chunk(self, number: int, place: _Place, *, copy: bool) -> _Chunk:
+        """What comes next to the segment; with ``copy``, whole pieces inside the store."""
+        pieces = self._pieces[number]
+        data = b""
+        while place.piece < len(pieces) and len(data) < _APPEND_BYTES:
+            piece = pieces[place.piece]
+            next_piece = _Place(place.piece + 1)
+            if copy and piece.is_whole and place.offset == 0:
+                return _Chunk(place, data) if data else _Chunk(next_piece, source=piece.source)
+            blocks = self._read(piece.source, place.offset, _APPEND_BYTES - len(data))
+            if not blocks:
+                break
+            if piece.is_whole:
+                data += b"".join(block.encoded for block in blocks)
+            else:
+                data += self._of_segment(blocks, piece.staged_for, number)
+            is_last = blocks[-1].end == self._lengths[piece.source]
+            place = next_piece if is_last else _Place(place.piece, blocks[-1].end)
+        return _Chunk(place, data)
+
+    def _read(self, source: str, offset: int, at_most: int) -> Sequence[Block]:
+        """The blocks of the staged segment from here on that take so many bytes, or a larger one in its own append."""
+        if source not in self._lengths:
+            self._lengths[source] = self._patience.call(lambda: self._store.info(source)).length
+        data = self._patience.call(lambda: read_fully(self._store, source, offset, at_most))
+        blocks, needed = parse_blocks(source, offset, data)
+        if not blocks and at_most == _APPEND_BYTES:
+            needed = max(needed, HEADER_BYTES)
+            return [self._patience.call(lambda: read_block(self._store, source, offset, needed))]
+        return blocks
+
+    # ------------------------------------------------------------------ progress
+
+    def _segment(self, number: int) -> str:
+        return self._state.data_segment(number)
+
+    def _not_merged(self) -> DeadlineExceededError:
+        return DeadlineExceededError(
+            "a committed transaction is not all merged yet; this call, made again, goes on with it",
+            stream=self._state.name,
+            key=self._transaction.key,
+            number=self._transaction.number,
+        )
+
+    def _values(self) -> Mapping[int, bytes | None]:
+        return {number: self._value(number) for number in self._pieces}
+
+    def _value(self, number: int) -> bytes | None:
+        segment = self._segment(number)
+        return self._patience.call(lambda: self._store.attributes(segment, names=[PROGRESS])).get(PROGRESS)
+
+    def _progress(self, value: bytes | None, after: _Place) -> Mapping[str, AttributeChange]:
+        return {PROGRESS: AttributeChange(value, self._encoded(after))}
+
+    def _encoded(self, place: _Place) -> bytes:
+        return _PROGRESS.pack(self._transaction.sequence, *place)
+
+    def _has_begun(self, value: bytes | None) -> bool:
+        return value is not None and _PROGRESS.unpack(value)[0] >= self._transaction.sequence
+
+    def _place(self, value: bytes | None) -> _Place:
+        """Where the segment stands; behind everything where it has come to a later transaction."""
+        if value is None:
+            return _Place()
+        sequence, piece, offset = _PROGRESS.unpack(value)
+        if sequence > self._transaction.sequence:
+            return _AFTER_ALL
+        return _Place(piece, offset) if sequence == self._transaction.sequence else _Place()
+
+    def _end(self, number: int) -> _Place:
+        return _Place(len(self._pieces[number]))
+
+
+_PROGRESS: Final = struct.Struct(">QIQ")
+_AFTER_ALL: Final = _Place(2**32)

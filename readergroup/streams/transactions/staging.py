@@ -1,0 +1,310 @@
+"""Staging one part of a transaction: its events in segments of their own, which no reader sees.
+
+A part has one staged segment for each segment of the stream that it has events for, filled as a writer fills those,
+and named by a rule: so it can be described in a few words, whatever its size. The stream may be scaled meanwhile;
+a part goes on as it began, and its events are divided anew when they are merged.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
+
+from synchronizer import (
+    Appended,
+    ClosedError,
+    Conflict,
+    Deadline,
+    NotFoundError,
+    OutcomeUnknownError,
+    Patience,
+    ReaderGroupError,
+    SealedError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from synchronizer.arguments import check_duration
+
+from ..config import Record, check_name, staged_segments, staging_prefix
+from ..data.batch import BATCH_BYTES, KNOWN_KEYS, MAX_UNSTORED_BYTES, Batch, check_key, check_size, checked_headers
+from ..data.block import Headers
+from ..manager import StreamManager
+from ..serializers import Serializer, checked_dumps
+from .committed import part_name
+
+T = TypeVar("T")
+
+#: A staged segment that is so long is followed by another one. Each is merged in one step, and others wait for that.
+STAGED_BYTES: Final = 32 * 1024 * 1024
+
+
+class StagedPart(Record):
+    """What was staged, in a few words: to be sent to whoever commits. It pickles, and has a JSON form."""
+
+    stream: str
+    incarnation: str
+    key: str
+    generation: int
+    name: str
+    #: The segments of the stream for which it has events, each as often as there are staged segments for it.
+    segments: tuple[int, ...]
+    events: int
+    size: int
+
+    @property
+    def staged_segments(self) -> tuple[str, ...]:
+        """The names, in the store, of the segments that hold the events."""
+        prefix = staging_prefix(self.stream, self.incarnation, self.key, self.generation)
+        return tuple(staged_segments(prefix, self.name, self.segments))
+
+
+class EncodableBatch(Protocol):
+    """Events for one segment that go in together, as `Batch` or in another form."""
+
+    @property
+    def segment(self) -> int: ...
+    @property
+    def events(self) -> Sized: ...
+    def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes: ...
+
+
+class EncodedBatch(NamedTuple):
+    """Events for one segment of the stream, as they are stored."""
+
+    segment: int
+    data: bytes
+
+
+class _Lane:
+    """What a part has for one segment of the stream: segments of its own, and what is on its way into the last one."""
+
+    __slots__ = ("batch", "lengths", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lengths: list[int] = []
+        self.batch = Batch(number)
+
+
+class Staging(Generic[T]):
+    """Takes the events of one part. For one thread; a context manager that gives up what was not finished.
+
+    ``finish`` stores all and returns the part, which counts once it is committed. A write that fails gives the part
+    up: stage another. A store that is away is waited for up to ``timeout`` seconds.
+    """
+
+    def __init__(
+        self,
+        manager: StreamManager,
+        stream: str,
+        key: str,
+        *,
+        serializer: Serializer[T],
+        timeout: float | None = None,
+    ) -> None:
+        self.stream = stream
+        self.key = check_name(key, "transaction key")
+        check_duration(timeout, "timeout", or_none=True)
+        self.timeout = manager.timeout if timeout is None else timeout
+        self._manager = manager
+        self._store = manager.store
+        self._clock = manager.clock
+        self._dumps = checked_dumps(serializer)
+        state = manager.fetch_state(stream, timeout=self.timeout)
+        if state.sealing:
+            raise SealedError("the stream is sealed and takes no events", stream=stream)
+        self._incarnation = state.incarnation
+        self._generation = state.known_transactions.committer(key).generation
+        self._name = part_name(self._clock.time(), secrets.token_hex(8))
+        self._routes = state.routes
+        self._prefix = staging_prefix(stream, state.incarnation, key, self._generation)
+        self._lanes = {number: _Lane(number) for number in state.current}
+        self._lane_of_key: dict[str, _Lane] = {}
+        self._turn = secrets.randbelow(len(state.current))  # whose turn it is to get the events without a key
+        self._writer_id = secrets.token_bytes(16)
+        self._encoded = 0  # events
+        self._waiting = 0  # bytes
+        self._given_up = False
+        self._part: StagedPart | None = None
+
+    def write(self, event: T, routing_key: str | None = None, headers: Headers | None = None) -> None:
+        """Add one event. Those of one ``routing_key`` are read in the order of these calls."""
+        self._check_open()
+        headers = checked_headers(headers)
+        data = self._dumps(event)
+        check_size([data], headers, self.stream)
+        lane = self._find_keyless() if routing_key is None else self._find(routing_key)
+        before = lane.batch.size
+        lane.batch.add(data, routing_key, headers)
+        self._waiting += lane.batch.size - before
+        if lane.batch.size >= BATCH_BYTES:
+            self._turn += routing_key is None
+            self._send([lane])
+        elif self._waiting > MAX_UNSTORED_BYTES:
+            self._send(self._lanes.values())
+
+    def segment_of(self, routing_key: str | None) -> int:
+        """The segment of the stream that events of this key are for; without a key, one after the other in turn."""
+        if routing_key is None:
+            self._turn += 1
+            return self._find_keyless().number
+        return self._find(routing_key).number
+
+    def encode(self, batch: EncodableBatch) -> EncodedBatch:
+        """Events that are for one segment, by `segment_of`, for `write_encoded`. Other threads may write meanwhile."""
+        data = batch.encode(self._encoded + 1, self._writer_id, int(self._clock.time() * 1_000_000))
+        self._encoded += len(batch.events)
+        return EncodedBatch(batch.segment, data)
+
+    def write_encoded(self, batch: EncodedBatch) -> None:
+        """Add these events, and store them at once."""
+        self._check_open()
+        lane = self._lanes[batch.segment]
+        self._send([lane])
+        with self._giving_up():
+            self._store_batch(lane, batch)
+
+    def finish(self) -> StagedPart:
+        """Store what was written and return the part, which takes no more events. Twice returns the same."""
+        if self._part is None:
+            self._check_open()
+            self._send(self._lanes.values())
+            with self._giving_up():
+                self._settle()
+            self._part = StagedPart(
+                stream=self.stream,
+                incarnation=self._incarnation,
+                key=self.key,
+                generation=self._generation,
+                name=self._name,
+                segments=self._numbers,
+                events=self._encoded,
+                size=sum(sum(lane.lengths) for lane in self._lanes.values()),
+            )
+        return self._part
+
+    def discard(self) -> None:
+        """Delete what was staged. Not for a part that somebody may be about to commit: abort its key instead."""
+        self._given_up = True
+        patience = self._patience()
+        for name in staged_segments(self._prefix, self._name, self._numbers):
+            patience.call(partial(self._store.forget, name))
+        for lane in self._lanes.values():
+            lane.lengths.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._part is None:
+            try:
+                self.discard()
+            except ReaderGroupError:
+                return  # it is deleted when it is old
+
+    # ------------------------------------------------------------------ where to
+
+    def _check_open(self) -> None:
+        if self._part is not None or self._given_up:
+            raise ClosedError("this part is finished, or was given up; stage another", stream=self.stream, key=self.key)
+
+    def _find(self, routing_key: str) -> _Lane:
+        try:
+            found = self._lane_of_key.get(routing_key)
+        except TypeError:  # one that cannot be a key of a dict
+            check_key(routing_key, self.stream)
+            raise
+        if found is None:
+            check_key(routing_key, self.stream)
+            if len(self._lane_of_key) >= KNOWN_KEYS:
+                self._lane_of_key.clear()
+            found = self._lane_of_key[routing_key] = self._lanes[self._routes.segment_of(routing_key)]
+        return found
+
+    def _find_keyless(self) -> _Lane:
+        """Events without a key go on to another segment with every batch, so that a small part is in few segments."""
+        numbers = self._routes.segments
+        return self._lanes[numbers[self._turn % len(numbers)]]
+
+    # ------------------------------------------------------------------ storing
+
+    @property
+    def _numbers(self) -> tuple[int, ...]:
+        """The segment of the stream for each staged segment that there is."""
+        return tuple(lane.number for lane in self._lanes.values() for _ in lane.lengths)
+
+    def _send(self, lanes: Iterable[_Lane]) -> None:
+        with self._giving_up():
+            for lane in lanes:
+                if lane.batch.events:
+                    batch, lane.batch = lane.batch, Batch(lane.number)
+                    self._waiting -= batch.size
+                    self._store_batch(lane, self.encode(batch))
+
+    @contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """What fails in here gives the part up."""
+        try:
+            yield
+        except BaseException:
+            self._given_up = True
+            raise
+
+    def _store_batch(self, lane: _Lane, batch: EncodedBatch) -> None:
+        patience = self._patience()
+        if not lane.lengths or lane.lengths[-1] >= STAGED_BYTES:
+            lane.lengths.append(0)
+            patience.call(partial(self._store.create, self._last_name(lane)))
+        self._append(self._last_name(lane), batch.data, lane.lengths[-1], patience)
+        lane.lengths[-1] += len(batch.data)
+
+    def _last_name(self, lane: _Lane) -> str:
+        *_, name = staged_segments(self._prefix, self._name, [lane.number] * len(lane.lengths))
+        return name
+
+    def _append(self, name: str, data: bytes, offset: int, patience: Patience) -> None:
+        """Append at ``offset``: nobody else does, so what is found behind it after a lost answer is this."""
+        while True:
+            try:
+                answer = self._store.append_unread(name, data, expected_offset=offset)
+            except NotFoundError as error:
+                raise self._was_dropped() from error
+            except (StoreUnavailableError, StoreFullError):
+                if patience.wait():
+                    continue
+                raise
+            if isinstance(answer, Appended) or (isinstance(answer, Conflict) and answer.length == offset + len(data)):
+                return
+            if isinstance(answer, Conflict) or not patience.wait():
+                raise OutcomeUnknownError(
+                    "whether events were staged cannot be found out; stage them anew", segment=name
+                )
+
+    def _settle(self) -> None:
+        """Seal what was staged, so that a store can copy it; and see that the stream is there to be deleted with it."""
+        patience = self._patience()
+        for name in staged_segments(self._prefix, self._name, self._numbers):
+            try:
+                patience.call(partial(self._store.seal, name))
+            except NotFoundError as error:
+                raise self._was_dropped() from error
+        state = self._manager.fetch_state(self.stream, timeout=self.timeout)
+        if state.incarnation != self._incarnation:
+            raise NotFoundError("the stream was deleted meanwhile, and another one created", stream=self.stream)
+
+    def _was_dropped(self) -> NotFoundError:
+        return NotFoundError(
+            "what was staged is deleted: a transaction of the key was committed or aborted meanwhile, or the stream is "
+            "gone; stage the events again",
+            stream=self.stream,
+            key=self.key,
+        )
+
+    def _patience(self) -> Patience:
+        return Patience(self._clock, Deadline(self._clock, self.timeout))

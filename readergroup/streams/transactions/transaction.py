@@ -1,0 +1,403 @@
+"""Transactions: events of a stream that are in it all or not at all.
+
+The events are staged (`staging.py`). The commit is one entry of the stream's metadata, and that is the decision; after
+it whoever comes merges the events into the segments (`merging.py`), before anything else is done with the stream.
+``commit`` returns when that is done.
+
+*What readers see.* Before the commit nothing, and after it, in the end, everything. In between a reader may see the
+events of some segments and not yet those of others, and of one segment the first of them: they come in portions, each
+at once. Where the store appends to several segments in one step, a transaction of up to a megabyte comes at once.
+Events of a key are read in the order in which they were written, and those of a later transaction after them.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, overload
+
+from synchronizer import (
+    ClosedError,
+    Deadline,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    Patience,
+    ReaderGroupError,
+    SealedError,
+    StateTooLargeError,
+    Update,
+)
+from synchronizer.arguments import check_count, check_duration, check_type
+
+from ..config import check_name, check_stream_name, staging_prefix
+from ..data.block import Headers
+from ..manager import StreamManager
+from ..serializers import Serializer, serializer_or_bytes
+from ..state import AbortTransaction, CommitTransaction, ForgetTransactions, StreamState
+from .committed import CommittedPart, begun_at
+from .staging import StagedPart, Staging
+
+T = TypeVar("T")
+
+#: A part that is older is not committed any more, and deleted.
+STAGING_RETENTION_SECONDS: Final = 24 * 3600.0
+#: How long a key is remembered after its last commit or abort.
+KEY_RETENTION_SECONDS: Final = 7 * 24 * 3600.0
+#: What is too old is looked for when the age that parts may have passes the next multiple of this.
+_CLEANING_SECONDS: Final = 3600
+
+
+class Transactions:
+    """Transactions whose parts are staged by several threads, processes or machines, and committed by one of them.
+
+    ``key`` names who commits one transaction after the other, such as a job, and ``number`` grows with each: a number
+    is committed once. Each of those who work for it stages a part and sends what `Staging.finish` returns to the one
+    who commits. Whoever had to begin again stages another part; only the parts that are named at the commit count.
+
+    A part is for the next commit of its key: with that, or with an abort, all that was staged under the key before and
+    was not named is given up. What nobody committed within `STAGING_RETENTION_SECONDS` is given up too. A key is
+    forgotten when it was not used for `KEY_RETENTION_SECONDS`. Clocks of the machines may differ by minutes.
+
+    Threads may share it; it borrows the streams of a client.
+    """
+
+    def __init__(self, streams: StreamManager) -> None:
+        check_type(streams, StreamManager, "streams")
+        self._streams = streams
+
+    @overload
+    def stage(self, stream: str, key: str, *, timeout: float | None = None) -> Staging[bytes]: ...
+    @overload
+    def stage(
+        self, stream: str, key: str, *, serializer: Serializer[T], timeout: float | None = None
+    ) -> Staging[T]: ...
+    def stage(
+        self, stream: str, key: str, *, serializer: Serializer[Any] | None = None, timeout: float | None = None
+    ) -> Staging[Any]:
+        """Begin a part of the next transaction of ``key``."""
+        return Staging(self._streams, stream, key, serializer=serializer_or_bytes(serializer), timeout=timeout)
+
+    def commit(
+        self,
+        stream: str,
+        key: str,
+        number: int,
+        parts: Iterable[StagedPart],
+        *,
+        is_only_one: bool = False,
+        timeout: float | None = None,
+    ) -> bool:
+        """Commit these parts, in this order, and return when their events are in the stream.
+
+        False, and the parts are dropped, if this number of the key or a greater one was committed. `NotFoundError` for
+        parts that were given up, `SealedError` for a stream that is sealed, `StateTooLargeError` for too many parts:
+        then nothing is committed. After any other error the call may be repeated as it was; if the first one had
+        committed, the second says False. With ``is_only_one`` nobody will ask for the key again, and it is forgotten.
+        """
+        check_type(parts, Iterable, "parts")
+        was_first = _Commit(self._streams, stream, key, number, tuple(parts), is_only_one=is_only_one).run(timeout)
+        if is_only_one:
+            self._streams.forget_transactions(stream)
+        return was_first
+
+    def abort(self, stream: str, key: str, *, timeout: float | None = None) -> None:
+        """Give up what was staged under the key and is not committed. What is committed stays."""
+        _abort(self._streams, stream, check_name(key, "transaction key"), timeout)
+
+
+class Transaction(Generic[T]):
+    """All or nothing: the events that one writer writes here. ``with writer.transaction() as txn``, or `commit`.
+
+    Leaving the block commits; an exception aborts, and so does losing the process. For the thread that began it. The
+    events follow those that the writer wrote before the commit, and come before those that it writes after it. What
+    readers see meanwhile is told in `readergroup.streams.transactions.transaction`.
+    """
+
+    def __init__(
+        self,
+        streams: StreamManager,
+        stream: str,
+        *,
+        serializer: Serializer[T],
+        timeout: float,
+        before_commit: Callable[[], None],
+    ) -> None:
+        self.stream = stream
+        self._streams = streams
+        self._serializer = serializer
+        self._timeout = timeout
+        self._before_commit = before_commit
+        self._key = secrets.token_hex(12)
+        self._thread = threading.get_ident()
+        self._staging: Staging[T] | None = None
+        self._commit: _Commit | None = None
+        self._is_over = False
+
+    def write(self, event: T, routing_key: str | None = None, headers: Headers | None = None) -> None:
+        """Write one event of the transaction. As `EventWriter.write`; it is not in the stream before the commit."""
+        self._check_open()
+        if self._staging is None:
+            self._staging = Staging(
+                self._streams, self.stream, self._key, serializer=self._serializer, timeout=self._timeout
+            )
+        self._staging.write(event, routing_key, headers)
+
+    def commit(self, *, timeout: float | None = None) -> None:
+        """Put the events into the stream, and return when they are there. Committing twice is no error.
+
+        `NotFoundError`, `SealedError` and `StateTooLargeError` end it with nothing in the stream. After another error
+        commit again: it goes on where it was. Until then it is open whether the events will be in the stream.
+        """
+        self._check_thread()
+        check_duration(timeout, "timeout", or_none=True)
+        if self._is_over and self._commit is not None:
+            return
+        if self._commit is None:
+            self._check_open()
+            self._before_commit()
+            parts = [] if self._staging is None else [self._staging.finish()]
+            self._commit = _Commit(self._streams, self.stream, self._key, 1, parts, is_only_one=True)
+        try:
+            if self._staging is not None:
+                self._commit.run(self._timeout if timeout is None else timeout)
+        except (InvalidArgumentError, NotFoundError, SealedError, StateTooLargeError):
+            if not self._commit.is_decided:
+                self._commit = None
+                self._give_up()
+            raise
+        self._is_over = True
+
+    def abort(self) -> None:
+        """Give up the events. Aborting twice is no error; what is committed cannot be aborted."""
+        self._check_thread()
+        if self._commit is None:
+            self._give_up()
+        elif self._is_over or self._commit.is_decided or self._was_committed():
+            raise InvalidArgumentError("the transaction is committed and cannot be aborted", stream=self.stream)
+        else:
+            self._commit = None
+            self._is_over = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is None and not self._is_over:
+                self.commit()
+        finally:
+            if self._commit is None:
+                self._give_up()
+
+    def _was_committed(self) -> bool:
+        """Whether a commit of which the outcome is unknown has arrived; if not, it never will."""
+        state = _abort(self._streams, self.stream, self._key, self._timeout)
+        was_committed = state.known_transactions.committer(self._key).number > 0
+        if not was_committed:
+            self._streams.forget_later(state, self._key)
+        return was_committed
+
+    def _give_up(self) -> None:
+        self._is_over = True
+        if self._staging is not None:
+            try:
+                self._staging.discard()
+            except ReaderGroupError:
+                return  # it is deleted when it is old
+
+    def _check_open(self) -> None:
+        self._check_thread()
+        if self._is_over or self._commit is not None:
+            raise ClosedError("the transaction is over; begin another with writer.transaction()", stream=self.stream)
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise InvalidArgumentError("a transaction belongs to the thread that began it", stream=self.stream)
+
+
+class _Answer(NamedTuple):
+    """What came of proposing an entry."""
+
+    was_first: bool | None
+    forgotten: Sequence[ForgetTransactions] = ()
+
+
+class _Commit:
+    """One commit: the decision, and then the merge. Made again, it goes on where it was."""
+
+    def __init__(
+        self,
+        streams: StreamManager,
+        stream: str,
+        key: str,
+        number: int,
+        parts: Sequence[StagedPart],
+        *,
+        is_only_one: bool = False,
+    ) -> None:
+        self._streams = streams
+        self._stream = check_stream_name(stream)
+        self._key = check_name(key, "transaction key")
+        check_count(number, "number", at_least=0)
+        self._number = number
+        self._parts = parts
+        self._is_only_one = is_only_one
+        for part in parts:
+            check_type(part, StagedPart, "each of parts")
+            if (part.stream, part.key) != (stream, key):
+                raise InvalidArgumentError("the part belongs to another transaction", part=part, stream=stream, key=key)
+        if len({part.generation for part in parts}) > 1:
+            raise NotFoundError("some parts were given up when the key was committed or aborted", key=key, parts=parts)
+        self._generation = max((part.generation for part in parts), default=0)
+        self._filled = tuple(CommittedPart(name=p.name, segments=p.segments) for p in parts if p.segments)
+        self._was_first: bool | None = None  # None: not decided
+        self._expired_before: int | None = None  # what is older is to be deleted
+
+    @property
+    def is_decided(self) -> bool:
+        return self._was_first is not None
+
+    def run(self, timeout: float | None) -> bool:
+        """Whether this commit put the events into the stream, and not one before it."""
+        deadline = Deadline(self._streams.clock, self._streams.timeout if timeout is None else timeout)
+        if self._was_first is None:
+            self._was_first = self._decide(deadline)
+        try:
+            self._complete(self._was_first, deadline)
+        except ReaderGroupError as error:
+            error.add_note("The transaction is committed. Commit it again to wait for the rest of its events.")
+            raise
+        return self._was_first
+
+    def _decide(self, deadline: Deadline) -> bool:
+        entry = self._entry()
+        are_checked = False
+        while True:
+            state = self._streams.finish_pending(self._stream, timeout=deadline.remaining())
+            if not are_checked and not self._was_committed(state):
+                self._check(state, deadline)
+                are_checked = True
+            was_first = self._append(entry, deadline)
+            if was_first and entry.expired_before > state.known_transactions.expired_before:
+                self._expired_before = entry.expired_before
+            if was_first is not None:
+                return was_first
+            if deadline.passed:
+                raise DeadlineExceededError(
+                    "other clients kept committing or scaling; nothing was committed", stream=self._stream
+                )
+
+    def _entry(self) -> CommitTransaction:
+        at = self._streams.clock.time()
+        return CommitTransaction(
+            key=self._key,
+            number=self._number,
+            generation=self._generation,
+            parts=self._filled,
+            size=sum(part.size for part in self._parts),
+            at=at,
+            unused_since=at - KEY_RETENTION_SECONDS,
+            expired_before=int(at - STAGING_RETENTION_SECONDS) // _CLEANING_SECONDS * _CLEANING_SECONDS,
+        )
+
+    def _append(self, entry: CommitTransaction, deadline: Deadline) -> bool | None:
+        """Whether the entry was written; None if something has to be finished before."""
+
+        def propose(state: StreamState) -> tuple[Iterable[Update[StreamState]], _Answer]:
+            self._check_same_stream(state)
+            if self._was_committed(state):
+                return [], _Answer(False)
+            if state.is_pending and not state.sealing:
+                return [], _Answer(None)
+            is_time_to_look = entry.expired_before > state.known_transactions.expired_before
+            commit = entry if is_time_to_look else entry.model_copy(update={"unused_since": 0.0})
+            forgotten = self._streams.forgettable(state)
+            return [*forgotten, commit], _Answer(True, forgotten)
+
+        synchronizer = self._streams.synchronizer(self._stream, timeout=deadline.remaining())
+        try:
+            answer = synchronizer.update_state_returning(propose, timeout=deadline.remaining())
+        except StateTooLargeError as error:
+            raise self._too_large(error, synchronizer.state) from error
+        self._streams.are_forgotten(self._stream, answer.forgotten)
+        return answer.was_first
+
+    def _too_large(self, error: StateTooLargeError, state: StreamState) -> StateTooLargeError:
+        facts = {**error.facts, "parts": len(self._parts), "keys": len(state.known_transactions.committers)}
+        if len(self._parts) > 1:
+            return StateTooLargeError(
+                "too many parts for one transaction: stage fewer and larger ones, or the events of a key in one part, "
+                "or connect with a higher state_limit_bytes",
+                **facts,
+            )
+        return StateTooLargeError(
+            "the stream's metadata has no room for another transaction: connect all processes with a higher "
+            "state_limit_bytes; keys of processes that were killed in a commit are forgotten after a week",
+            stream=self._stream,
+            segments=len(state.segments),
+            **facts,
+        )
+
+    def _was_committed(self, state: StreamState) -> bool:
+        return self._number <= state.known_transactions.committer(self._key).number
+
+    def _check(self, state: StreamState, deadline: Deadline) -> None:
+        """Refuse what cannot be merged, before anything is written."""
+        self._check_same_stream(state)
+        if state.sealing:
+            raise SealedError("the stream is sealed and takes no transactions", stream=self._stream, key=self._key)
+        state.known_transactions.check_parts(self._key, self._generation, self._filled)
+        prefix = staging_prefix(self._stream, state.incarnation, self._key, self._generation)
+        patience = Patience(self._streams.clock, deadline)
+        there = set(patience.call(lambda: list(self._streams.store.list(prefix))))
+        for part in self._parts:
+            if not there.issuperset(part.staged_segments):
+                raise NotFoundError("the part was dropped or deleted; stage it again", stream=self._stream, part=part)
+
+    def _check_same_stream(self, state: StreamState) -> None:
+        if any(part.incarnation != state.incarnation for part in self._parts):
+            raise NotFoundError(
+                "the parts are of a stream of this name that was deleted; stage them again", stream=self._stream
+            )
+
+    def _complete(self, was_first: bool, deadline: Deadline) -> None:
+        """See that the transaction is merged, and delete what this makes superfluous."""
+        forget = self._key if self._is_only_one else None
+        state = self._streams.finish_pending(self._stream, timeout=deadline.remaining(), forget=forget)
+        if self._is_only_one:
+            self._streams.forget_later(state, self._key)  # where another process has merged it
+        transactions = state.known_transactions
+        if not was_first and (transactions.open is None or transactions.open.key != self._key):
+            dropped = {part.name for part in self._parts}
+            prefix = staging_prefix(self._stream, state.incarnation, self._key)
+            self._streams.delete_staged(prefix, lambda staged: staged.part in dropped, timeout=deadline.remaining())
+        if self._expired_before is not None:
+            before = self._expired_before
+            self._streams.delete_staged(
+                staging_prefix(self._stream, state.incarnation),
+                lambda staged: begun_at(staged.part) < before,
+                timeout=deadline.remaining(),
+            )
+
+
+def _abort(streams: StreamManager, stream: str, key: str, timeout: float | None) -> StreamState:
+    """Let no commit of what is staged under the key arrive from now on; then delete it. The state after that."""
+    deadline = Deadline(streams.clock, streams.timeout if timeout is None else timeout)
+    streams.fetch_state(stream, timeout=deadline.remaining())
+    entry = AbortTransaction(key=key, at=streams.clock.time())
+    synchronizer = streams.synchronizer(stream, timeout=deadline.remaining())
+    state = synchronizer.update_state_unconditionally(entry, timeout=deadline.remaining())
+    transactions = state.known_transactions
+    merging = transactions.open.generation if transactions.open is not None and transactions.open.key == key else None
+    present = transactions.committer(key).generation
+    streams.delete_staged(
+        staging_prefix(stream, state.incarnation, key),
+        lambda staged: staged.generation < present and staged.generation != merging,
+        timeout=deadline.remaining(),
+    )
+    return state

@@ -1,0 +1,745 @@
+"""Writing events: batched, in the background, each stored once, those of a key in their order.
+
+A write puts the event into the open batch of its segment. One thread takes what has gathered, round by round, and
+appends each batch in one step, so batches grow by themselves while an append is on its way. Those of different segments
+are sent at the same time, and a store that commits what comes together does so once for them all.
+
+Stored once: every append also moves the writer's own attribute on the segment, from the number of the last event that
+it stored there to that of the last one in this batch, or does nothing. After a lost answer the same append is sent
+again; whether the first had arrived shows in the attribute. Numbers are given when a batch is made up, so they grow in
+every segment, with holes.
+
+A store that is away: the append is sent again for as long as the writer is open, and everything behind it waits. So
+an outage of any length changes neither the order nor what is stored; only `close`, when its time is over, gives up.
+
+Across a scale: an append that finds its segment sealed is settled by the attribute, read after the seal. A round ends
+only when all of it is stored, and nothing newer is sent meanwhile. So when the successors are published, the events
+that are not stored are all here, those of one key in one place, and go to the successors before anything newer does.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from itertools import cycle
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+
+from synchronizer import (
+    Appended,
+    AttributeChange,
+    ClosedError,
+    Conflict,
+    Deadline,
+    DeadlineExceededError,
+    Flag,
+    NotFoundError,
+    OutcomeUnknownError,
+    Patience,
+    ReaderGroupError,
+    SealedError,
+    UnknownOutcome,
+    wait_on,
+)
+from synchronizer.arguments import check_duration, check_type
+from synchronizer.threads.background import BackgroundThread, survive
+from synchronizer.threads.flag import Bell
+
+from ..data.batch import (
+    BATCH_BYTES,
+    EVENT_BYTES,
+    KNOWN_KEYS,
+    MAX_UNSTORED_BYTES,
+    Batch,
+    check_key,
+    check_size,
+    checked_headers,
+)
+from ..data.block import MAX_EVENT_BYTES, Headers
+from ..manager import StreamManager
+from ..serializers import Serializer, checked_dumps
+from ..state import StreamState
+from ..transactions.transaction import Transaction
+from . import marks as writer_marks
+from .open_writers import closed, opened
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+#: How long the sending thread lets events gather when nobody waits for them and there are less than a batch.
+LINGER_SECONDS: Final = 0.002
+
+#: Appends to different segments that are on their way at the same time.
+_SENDERS: Final = 16
+#: How long closing waits for an append that is on its way, after the deadline.
+_JOIN_SECONDS: Final = 1.0
+
+_logger = logging.getLogger(__name__)
+
+
+class _StoppedError(Exception):
+    """The writer was closed while the store was away. ``__cause__`` is what the store said last."""
+
+
+class _Lane:
+    """The batches of one segment that wait to be sent. The last one is open."""
+
+    __slots__ = ("batch", "full", "segment")
+
+    def __init__(self, segment: int) -> None:
+        self.segment = segment
+        self.full: list[Batch] = []
+        self.batch = Batch(segment)
+
+    def next_batch(self) -> None:
+        self.full.append(self.batch)
+        self.batch = Batch(self.segment)
+
+    def take(self) -> list[Batch]:
+        if self.batch.events:
+            self.next_batch()
+        batches, self.full = self.full, []
+        return batches
+
+
+class EventWriter(Generic[T]):
+    """Writes events to a stream. Threads may share it; a context manager that stores everything when it is left.
+
+    ``write`` returns before the event is stored; ``flush`` and ``close`` return when everything written before is. A
+    call that raises wrote nothing of its own.
+
+    While the store is away the writer keeps what was written, up to 16 MiB, and stores it when the store is back, each
+    event once and in order; nothing has to be done for that. ``timeout`` says for how many seconds a call waits: a
+    ``flush``, and a ``write`` that finds no room, then raise `DeadlineExceededError`. The first ``write`` after so many
+    seconds without progress raises it once, too. Its facts tell what is not stored (``events_not_stored``) and what was
+    sent and not answered (``events_in_doubt``); both are still being tried.
+
+    ``close`` gives up after the timeout: then what is not stored is lost, and in doubt is whether the others are there.
+    A stream that is sealed or deleted, and a store that is damaged, end the writer for good: `failure` tells, and every
+    call raises it. A writer that is still open when the process ends is closed then, within ten seconds; what could not
+    be stored is logged.
+    """
+
+    def __init__(
+        self, manager: StreamManager, stream: str, *, serializer: Serializer[T], timeout: float | None = None
+    ) -> None:
+        self.stream = stream
+        check_duration(timeout, "timeout", or_none=True)
+        self.timeout = manager.timeout if timeout is None else timeout
+        self._manager = manager
+        self._store = manager.store
+        self._clock = manager.clock
+        self._serializer = serializer
+        self._dumps = checked_dumps(serializer)
+        self._id = secrets.token_bytes(16)
+        self._attribute = writer_marks.attribute_of(self._id)
+        self._last_number = 0
+        self._marks: dict[int, bytes | None] = {}  # the writer's attribute on each segment
+        self._unsettled: set[int] = set()  # segments where an append of which the answer was lost may still arrive
+        self._stop = Flag()
+        self._fresh_locks()
+        self._lanes: dict[int, _Lane] = {}
+        self._lane_of_key: dict[str | None, _Lane] = {}  # never None: events without a key go from lane to lane
+        self._unstored = 0  # bytes
+        self._round: list[Batch] = []  # what is being sent and is not stored
+        self._rounds_taken = 0
+        self._rounds_done = 0
+        self._closed = False  # takes no more events
+        self._ended = False  # has given everything up that is not stored
+        self._failure: ReaderGroupError | None = None
+        self._failure_told = False
+        self._trouble: Exception | None = None  # what the store said since it has last taken something
+        self._is_late = False  # that goes on for longer than the timeout
+        self._late_told = False
+        state = manager.fetch_state(stream, timeout=self.timeout)
+        if state.known_transactions.open is not None:  # of a writer before this one, perhaps
+            state = manager.finish_pending(stream, timeout=self.timeout)
+        if state.sealing:
+            raise SealedError("the stream is sealed and takes no events", stream=stream)
+        self._follow(state)
+        if writer_marks.is_to_sweep(self._id):
+            segments = [state.data_segment(number) for number in state.current]
+            writer_marks.sweep(self._store, segments, self._clock.time())
+        self._senders = ThreadPoolExecutor(_SENDERS, thread_name_prefix=f"writer of {stream}")
+        self._thread = BackgroundThread(self._run, name=f"writer of {stream}", clock=self._clock)
+        # Before it runs: whatever an interrupt cuts off from here on, closing the client ends the thread.
+        opened(self)
+        manager.open_writers.add(self)
+        try:
+            self._thread.start()
+        except BaseException:
+            self._end()
+            raise
+
+    @property
+    def failure(self) -> ReaderGroupError | None:
+        """Why the writer takes no more events and never will; None as long as it does, or if it was just closed."""
+        return self._failure
+
+    def _fresh_locks(self) -> None:
+        self._lock = threading.Lock()  # guards the lanes and all counters
+        self._work = threading.Condition(self._lock)  # there is something to send, or nothing ever again
+        self._progress = Bell()  # a batch is stored, a round is done, or the writer failed
+        self._sender_waits = False
+        self._flushing: set[object] = set()  # calls that wait for everything to be stored
+
+    # ------------------------------------------------------------------ writing
+
+    def write(self, event: T, routing_key: str | None = None, headers: Headers | None = None) -> None:
+        """Write one event; it is stored in the background. Events of one ``routing_key`` are read in their order.
+
+        Waits while too much is not stored yet. An event over 8 MiB raises `EventTooLargeError`. Where it raises, the
+        event is not written.
+        """
+        data = self._dumps(event)
+        size = len(data) + EVENT_BYTES
+        if headers is not None or size > MAX_EVENT_BYTES:
+            self._write_group([data], routing_key, headers)
+            return
+        if self._unstored > MAX_UNSTORED_BYTES:
+            self._wait_for_room()
+        with self._lock:
+            try:
+                lane = self._lane_of_key.get(routing_key) or self._find_lane(routing_key)
+            except TypeError:  # one that cannot be a key of a dict
+                check_key(routing_key, self.stream)
+                raise
+            if routing_key:
+                size += len(routing_key)
+            try:
+                # The inlined `Batch.add` of an event without headers: this is the hot path.
+                batch = lane.batch
+                batch.events.append(data)
+                batch.keys.append(routing_key)
+                batch.size += size
+                if batch.headers is not None:
+                    batch.headers.append(None)
+                if batch.size >= BATCH_BYTES:
+                    lane.next_batch()
+                self._unstored += size
+                if self._sender_waits:
+                    self._work.notify()
+            except BaseException:  # such as Ctrl-C between two of these lines
+                self._mend(lane)
+                raise
+
+    def write_many(self, events: Iterable[T], routing_key: str | None = None, headers: Headers | None = None) -> None:
+        """Write these events together: all are stored or none, with no other event between them."""
+        if type(events) is not list:
+            check_type(events, Iterable, "events")
+        self._write_group([self._dumps(event) for event in events], routing_key, headers)
+
+    def _write_group(self, events: Sequence[bytes], routing_key: str | None, headers: Headers | None) -> None:
+        headers = checked_headers(headers)
+        check_size(events, headers, self.stream)
+        if self._unstored > MAX_UNSTORED_BYTES:
+            self._wait_for_room()
+        with self._lock:
+            try:
+                lane = self._lane_of_key.get(routing_key) or self._find_lane(routing_key)
+            except TypeError:  # one that cannot be a key of a dict
+                check_key(routing_key, self.stream)
+                raise
+            count, before = len(lane.batch.events), lane.batch.size
+            try:
+                for event in events:
+                    lane.batch.add(event, routing_key, headers)
+                self._unstored += lane.batch.size - before
+                if lane.batch.size >= BATCH_BYTES:
+                    lane.next_batch()
+                if self._sender_waits and events:
+                    self._work.notify()
+            except BaseException:
+                self._mend(lane, count)
+                raise
+
+    def _mend(self, lane: _Lane, count: int | None = None) -> None:
+        """After an interrupt: leave no half of an event, nor of a group that began at ``count``. Lock held."""
+        if lane.full and lane.full[-1] is lane.batch:
+            lane.batch = Batch(lane.segment)
+        lane.batch.mend(count)
+        waiting = [batch for each in self._lanes.values() for batch in (*each.full, each.batch)]
+        self._unstored = sum(batch.size for batch in self._round + waiting)
+        self._work.notify()
+
+    def _find_lane(self, routing_key: str | None) -> _Lane:
+        """The lane of a key that is new here. A writer that has something to say has no lanes of keys. Lock held."""
+        self._check_usable()
+        if self._is_late and not self._late_told:
+            raise self._not_stored_yet("the store has taken nothing for longer than the timeout; this is not written")
+        if routing_key is None:
+            return self._lanes[next(self._turns)]
+        check_key(routing_key, self.stream)
+        if len(self._lane_of_key) >= KNOWN_KEYS:
+            self._lane_of_key.clear()
+        lane = self._lane_of_key[routing_key] = self._lanes[self._routes.segment_of(routing_key)]
+        return lane
+
+    def _wait_for_room(self) -> None:
+        """Wait until there is room for more, or the writer fails."""
+        deadline = Deadline(self._clock, self.timeout)
+        while True:
+            with self._lock:
+                if self._unstored <= MAX_UNSTORED_BYTES or self._failure is not None:
+                    return
+                if deadline.passed:
+                    raise self._not_stored_yet("too much is not stored yet; this is not written, write it again")
+                progress = self._progress.next_ring()
+            wait_on(self._clock, progress, deadline.remaining(1.0))
+
+    def transaction(self) -> Transaction[T]:
+        """Events that are stored all or not at all: ``with writer.transaction() as txn: txn.write(...)``.
+
+        They come into the stream when the block is left without an exception, after those written here before.
+        """
+        with self._lock:
+            self._check_usable()
+        return Transaction(
+            self._manager, self.stream, serializer=self._serializer, timeout=self.timeout, before_commit=self.flush
+        )
+
+    # ------------------------------------------------------------------ waiting for it
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        """Return when every event written before is stored.
+
+        `DeadlineExceededError` if that takes longer than ``timeout``: it goes on, and may be waited for again.
+        """
+        with self._lock:
+            self._check_usable()
+        self._store_until(self._deadline(timeout))
+
+    def _store_until(self, deadline: Deadline) -> None:
+        """`flush`, of a closed writer as well."""
+        call = object()
+        try:
+            with self._lock:
+                self._raise_failure()
+                waiting = any(lane.full or lane.batch.events for lane in self._lanes.values())
+                round_number = self._rounds_taken + waiting
+                self._flushing.add(call)
+                self._work.notify()
+            while True:
+                with self._lock:
+                    self._raise_failure()
+                    if self._rounds_done >= round_number or self._failure is not None:
+                        return
+                    if deadline.passed:
+                        raise self._not_stored_yet("not everything is stored yet; it goes on, flush again")
+                    progress = self._progress.next_ring()
+                wait_on(self._clock, progress, deadline.remaining(1.0))
+        finally:
+            self._flushing.discard(call)
+
+    def _not_stored_yet(self, message: str) -> DeadlineExceededError:
+        """What a call says that has waited long enough. Lock held."""
+        self._late_told = True
+        facts = {"stream": self.stream, **self._unstored_facts(), "bytes_not_stored": self._unstored}
+        if self._trouble is not None:
+            facts["cause"] = str(self._trouble)
+        error = DeadlineExceededError(message, **facts)
+        error.__cause__ = self._trouble
+        return error
+
+    def _unstored_facts(self) -> dict[str, object]:
+        """How many events are not stored, or only perhaps. Lock held."""
+        waiting = [batch for lane in self._lanes.values() for batch in (*lane.full, lane.batch)]
+        in_doubt = sum(len(batch.events) for batch in self._round if batch.in_doubt)
+        not_stored = sum(len(batch.events) for batch in self._round + waiting) - in_doubt
+        return {"events_not_stored": not_stored, **({"events_in_doubt": in_doubt} if in_doubt else {})}
+
+    def close(self, *, timeout: float | None = None) -> None:
+        """Store what was written, and take no more. What is not stored after ``timeout`` seconds is given up.
+
+        Closing twice is no error; a close that was interrupted is made again.
+        """
+        self._close_until(self._deadline(timeout))
+
+    def _close_until(self, deadline: Deadline) -> None:
+        """`close`, with the time of another clock."""
+        with self._lock:
+            has_ended = self._ended
+            self._closed = True
+            self._lane_of_key = {}
+            is_failed = self._failure_told
+        if has_ended:
+            if self._thread.is_alive():  # the close that ended it was interrupted
+                self._end()
+            return
+        try:
+            if not is_failed:
+                self._store_until(deadline)
+        except ReaderGroupError:
+            self._end()
+            self._give_up()  # unless it has failed, or the thread has done it
+            with self._lock:
+                self._raise_failure()
+        self._end()
+        if self._failure is None:
+            self._remove_marks()
+            self._manager.forget_transactions(self.stream)
+
+    def _end(self) -> None:
+        """Let the thread end, after an append that is on its way."""
+        self._ended = True
+        self._stop.set()
+        with self._lock:
+            self._work.notify()
+        with suppress(RuntimeError):  # it has not begun: it ends when it does
+            self._thread.join(_JOIN_SECONDS)
+        self._senders.shutdown(wait=False)
+        self._manager.open_writers.discard(self)
+        closed(self)
+
+    def _deadline(self, timeout: float | None) -> Deadline:
+        return Deadline(self._clock, self.timeout if timeout is None else timeout)
+
+    def _remove_marks(self) -> None:
+        """Leave no attribute behind, except where it still keeps a late append of ours out."""
+        for number, mark in self._marks.items():
+            if mark is not None and number not in self._unsettled:
+                try:
+                    change = AttributeChange(mark, None)
+                    self._store.append(self._state.data_segment(number), b"", attributes={self._attribute: change})
+                except ReaderGroupError:
+                    continue  # it goes with the segment
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except ReaderGroupError as failure:
+            if error is None:
+                raise
+            error.add_note(f"Closing the writer failed too: {failure}")
+
+    def _check_usable(self) -> None:
+        self._raise_failure()
+        if self._closed:
+            raise ClosedError("the writer is closed; open another", stream=self.stream)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            self._failure_told = True
+            raise type(self._failure)(self._failure.message, **self._failure.facts) from self._failure
+
+    # ------------------------------------------------------------------ the sending thread
+
+    def _run(self) -> None:
+        while self._take_round():
+            try:
+                self._send_round()
+            except _StoppedError:
+                self._give_up()
+                return
+            except Exception as error:
+                self._fail(error)
+                return
+            with self._lock:
+                self._rounds_done += 1
+                self._progress.ring()
+
+    def _take_round(self) -> bool:
+        """Take all that was written since the last round; False when the writer stops."""
+        with self._lock:
+            while not self._unstored and not self._stop.is_set():
+                self._sender_waits = True
+                self._work.wait()
+                self._sender_waits = False
+            if not self._flushing and self._unstored < BATCH_BYTES:
+                self._work.wait(LINGER_SECONDS)
+            self._rounds_taken += 1
+            self._round = [batch for lane in self._lanes.values() for batch in lane.take()]
+            return bool(self._round)
+
+    def _send_round(self) -> None:
+        """Store these batches, those of a segment in their order. Those that are not stored yet stay in the round."""
+        while self._round:
+            if self._stop.is_set():
+                raise _StoppedError
+            refused = self._send_first()
+            if refused:
+                self._reroute(refused)
+
+    def _send_first(self) -> list[Batch]:
+        """Store the first batch of each segment, and return those that their segments do not take.
+
+        All at once, for a store that can put them into one commit.
+        """
+        firsts = list({batch.segment: batch for batch in reversed(self._round)}.values())
+        attempts = {firsts[0]: self._attempt(firsts[0])} if len(firsts) == 1 else self._attempt_all(firsts)
+        stored = {batch for batch, outcome in attempts.items() if outcome is True}
+        with self._lock:
+            self._round = [batch for batch in self._round if batch not in stored]
+            self._unstored -= sum(batch.size for batch in stored)
+            if stored:
+                self._trouble, self._is_late, self._late_told = None, False, False
+            self._progress.ring()
+        errors = [outcome for outcome in attempts.values() if isinstance(outcome, BaseException)]
+        if errors:
+            raise _worst(errors)
+        return [batch for batch, outcome in attempts.items() if outcome is False]
+
+    def _attempt_all(self, batches: Sequence[Batch]) -> dict[Batch, bool | BaseException]:
+        """`_attempt` them at the same time, with as many threads as can be had: at the end of a process, this one."""
+        waiting = deque(batches)
+        outcomes: dict[Batch, bool | BaseException] = {}
+
+        def work() -> None:
+            while waiting:
+                try:
+                    batch = waiting.popleft()
+                except IndexError:  # another thread was faster
+                    return
+                outcome = self._attempt(batch)
+                with self._lock:
+                    outcomes[batch] = outcome
+                    self._progress.ring()
+
+        for _ in batches[1:_SENDERS]:
+            try:
+                self._senders.submit(work)
+            except RuntimeError:  # no thread can start
+                break
+        work()
+        while True:
+            with self._lock:
+                if len(outcomes) == len(batches):
+                    return outcomes
+                progress = self._progress.next_ring()
+            progress.wait()
+
+    def _attempt(self, batch: Batch) -> bool | BaseException:
+        """`_is_stored`, or what it raised."""
+        try:
+            return self._is_stored(batch)
+        except BaseException as error:
+            return error
+
+    def _is_stored(self, batch: Batch) -> bool:
+        """Store the batch, or find that its segment takes no more and does not have it."""
+        segment = self._state.data_segment(batch.segment)
+        data, new_mark = self._encode(batch)
+        mark = self._marks.get(batch.segment)
+        effort = _Effort(self)
+        answer_lost = False
+        while True:
+            batch.in_doubt = True  # until there is an answer
+            try:
+                changes = {self._attribute: AttributeChange(mark, new_mark)}
+                answer = self._store.append(segment, data, attributes=changes)
+            except SealedError:
+                is_stored = answer_lost and self._has(segment, new_mark)
+                batch.in_doubt = False
+                return is_stored
+            except NotFoundError as error:
+                if answer_lost:
+                    raise _outcome_unknown(segment, "was deleted") from error
+                batch.in_doubt = False
+                return False
+            except ReaderGroupError as error:
+                batch.in_doubt = answer_lost
+                if not error.retryable:
+                    raise
+                effort.pause(error)
+                continue
+            except Exception as error:  # nobody knows what it means: the append may have arrived
+                survive(error, self._thread.name)
+                answer = UnknownOutcome(error)
+            if isinstance(answer, Conflict):
+                found = answer.attributes.get(self._attribute)
+                if answer_lost and found == new_mark:
+                    break
+                if not answer_lost and found is None and mark is not None:
+                    mark = None  # this writer was silent for so long that another one removed it
+                    continue
+                batch.in_doubt = answer_lost
+                raise OutcomeUnknownError("somebody else changed this writer's mark on the segment", segment=segment)
+            if isinstance(answer, Appended):
+                break
+            assert isinstance(answer, UnknownOutcome)
+            answer_lost = True
+            self._unsettled.add(batch.segment)
+            effort.pause(answer.cause)
+        batch.in_doubt = False
+        self._marks[batch.segment] = new_mark
+        return True
+
+    def _encode(self, batch: Batch) -> tuple[bytes, bytes]:
+        """The batch under the next numbers, and the mark that tells that it is stored."""
+        with self._lock:
+            first_number, self._last_number = self._last_number + 1, self._last_number + len(batch.events)
+            last_number = self._last_number
+        now = self._clock.time()
+        data = batch.encode(first_number, self._id, int(now * 1_000_000))
+        return data, writer_marks.encode(last_number, now)
+
+    def _has(self, segment: str, new_mark: bytes) -> bool:
+        """Whether a sealed segment has the batch that ends at ``new_mark``: nothing can arrive there any more."""
+        try:
+            marks = _Effort(self).until_answered(lambda: self._store.attributes(segment, names=[self._attribute]))
+        except NotFoundError as error:
+            raise _outcome_unknown(segment, "was deleted") from error
+        return marks.get(self._attribute) == new_mark
+
+    def _is_in_trouble(self, error: BaseException, *, is_late: bool) -> None:
+        """The store has not taken what it was sent; ``is_late``: for longer than the timeout."""
+        with self._lock:
+            is_news = is_late and not self._is_late
+            self._trouble = error if isinstance(error, Exception) else None
+            if is_news:
+                self._is_late = True
+                self._lane_of_key = {}  # the next write is to hear of it
+            facts = self._unstored_facts()
+        if is_news:
+            _logger.warning(
+                "the store has not taken what was written to %s for %g s, and is tried further: %s: %s: %s",
+                *(self.stream, self.timeout, facts, type(error).__name__, error),
+            )
+
+    # ------------------------------------------------------------------ across a scale
+
+    def _reroute(self, refused: list[Batch]) -> None:
+        """Send what is left of the round, and what waits in the lanes, to the segments of the newest epoch."""
+        deadline = self._deadline(None)
+        patience = Patience(self._clock, deadline, self._stop)
+        while True:
+            state = _Effort(self).until_answered(
+                lambda: self._manager.finish_pending(self.stream, timeout=self.timeout)
+            )
+            if state.incarnation != self._state.incarnation:
+                raise NotFoundError("the stream was deleted, and another one created", stream=self.stream)
+            if state.sealed:
+                raise SealedError("the stream is sealed and takes no more events", stream=self.stream)
+            if not any(batch.segment in state.current for batch in refused):
+                break
+            if not patience.wait():
+                raise SealedError(
+                    "the segment is sealed and has no successors", segment=state.segment(refused[0].segment)
+                )
+        with self._lock:
+            waiting = [batch for lane in self._lanes.values() for batch in lane.take()]
+            self._follow(state)
+            for batch in self._split_by_segment(waiting):
+                self._lanes[batch.segment].full.append(batch)
+            self._round = self._split_by_segment(self._round)
+
+    def _split_by_segment(self, batches: list[Batch]) -> list[Batch]:
+        """The same events, in their order, in one batch per old batch and segment of the newest epoch."""
+        return [part for batch in batches for part in self._split(batch)]
+
+    def _split(self, batch: Batch) -> Iterable[Batch]:
+        if batch.segment in self._lanes:
+            return [batch]
+        parts: dict[int, Batch] = {}
+        # All events without a key stay together, because they may be one group.
+        keyless = next(self._turns)
+        for index, (event, key) in enumerate(zip(batch.events, batch.keys, strict=True)):
+            segment = keyless if key is None else self._routes.segment_of(key)
+            if segment not in parts:
+                parts[segment] = Batch(segment)
+            parts[segment].add(event, key, batch.headers[index] if batch.headers else None)
+        return parts.values()
+
+    def _follow(self, state: StreamState) -> None:
+        """Write to the segments of this epoch from now on. What waits in the lanes was taken out. Lock held."""
+        self._state = state
+        self._routes = state.routes
+        self._lane_of_key = {}
+        self._lanes = {number: _Lane(number) for number in state.current}
+        # The others are sealed: nothing arrives there any more, and what they hold is settled.
+        self._marks = {number: self._marks[number] for number in state.current if number in self._marks}
+        self._unsettled.intersection_update(state.current)
+        # Writers start at different segments, so that few events without a key do not all go to the first one.
+        turn = secrets.randbelow(len(state.current))
+        self._turns = cycle(state.current[turn:] + state.current[:turn])
+
+    def _give_up(self) -> None:
+        """Take no more events: the writer was closed, and its time is over."""
+        with self._lock:
+            is_in_doubt = any(batch.in_doubt for batch in self._round)
+        kind = OutcomeUnknownError if is_in_doubt else DeadlineExceededError
+        self._fail(kind("the writer was closed and not everything could be stored in time"), self._trouble)
+
+    def _fail(self, error: Exception, cause: Exception | None = None) -> None:
+        """Take no more events, and say how many were not stored."""
+        with self._lock:
+            if self._failure is not None:
+                return
+            if isinstance(error, ReaderGroupError):
+                kind, message, facts = type(error), error.message, error.facts
+            else:
+                kind, message, facts = ReaderGroupError, "the writer failed", {"cause": repr(error)}
+            self._failure = kind(message, **{**facts, "stream": self.stream, **self._unstored_facts()})
+            self._failure.__cause__ = cause or error
+            for lane in self._lanes.values():
+                lane.take()
+            self._lane_of_key = {}
+            self._unstored = 0
+            self._progress.ring()
+
+    def _abandon(self) -> None:
+        """In a forked child: the parent's thread sends what was written, and this one refuses."""
+        self._fresh_locks()
+        self._lane_of_key = {}
+        self._failure = ClosedError("the writer belongs to the parent process; open one here", stream=self.stream)
+        self._closed = self._ended = self._failure_told = True
+
+
+class _Effort:
+    """Attempts to make the store answer: until it does, or the writer stops. For one thread."""
+
+    def __init__(self, writer: EventWriter[Any]) -> None:
+        self._writer = writer
+        self._patience = Patience(writer._clock, Deadline(writer._clock, None), writer._stop)
+        self._late = Deadline(writer._clock, writer.timeout)
+
+    def pause(self, error: BaseException) -> None:
+        """Wait after an attempt that failed."""
+        self._writer._is_in_trouble(error, is_late=self._late.passed)
+        if not self._patience.wait():
+            raise _StoppedError from error
+
+    def until_answered(self, attempt: Callable[[], R]) -> R:
+        """The answer, of what may be repeated. Raises the errors that no repetition mends."""
+        while True:
+            try:
+                return attempt()
+            except OutcomeUnknownError as error:
+                self.pause(error)
+            except ReaderGroupError as error:
+                if not error.retryable:
+                    raise
+                self.pause(error)
+            except Exception as error:
+                survive(error, self._writer._thread.name)
+                self.pause(error)
+
+
+def _worst(errors: Iterable[BaseException]) -> BaseException:
+    """The one of several that is told: what ends the thread, what is unknown, what ends the writer."""
+    return min(
+        errors,
+        key=lambda error: (
+            isinstance(error, Exception),
+            not isinstance(error, OutcomeUnknownError),
+            not isinstance(error, ReaderGroupError),
+        ),
+    )
+
+
+def _outcome_unknown(segment: str, happened: str) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"an answer was lost, and then the segment {happened}: look whether the last events are there before you "
+        "write them again",
+        segment=segment,
+    )

@@ -1,0 +1,1 @@
+"""Leases, and what they decide: who is alive, and which process of many acts."""

@@ -1,0 +1,260 @@
+"""The local replica of a state: follows the log in the store, and says so when it cannot go on."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Generic, NamedTuple, TypeVar
+from weakref import ref
+
+from ..clock import Clock, Deadline
+from ..errors import (
+    ClosedError,
+    CorruptStateError,
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    ReaderGroupError,
+    StoreUnavailableError,
+    TruncatedError,
+    UnknownUpdateError,
+)
+from ..patience import Patience
+from ..state import S, StateCodec
+from ..threads.flag import Bell, Flag
+from .entries import Entry, Mark, Revision, RevisionedStream
+from .replica import Replica, Transition, TransitionFeed
+
+R = TypeVar("R")
+
+#: How often a reload is tried when each snapshot is replaced by a newer one while it is read.
+_MAX_RELOADS: Final = 20
+#: How often the store has to say that the log is damaged or gone before the replica stops for good.
+LOOKS: Final = 3
+
+
+class Measured(NamedTuple):
+    """How many bytes a state takes when it is written, as it was when the log had this length."""
+
+    size: int
+    length: int
+
+
+class LogFollower(Generic[S]):
+    """The replica of one process, as far as it has applied the log. Threads share it.
+
+    ``replica`` is read without a lock, and replaced with it held. Entries that cannot be applied, also when
+    they are read again, stop the follower for good: every later call raises the error.
+    """
+
+    def __init__(self, log: RevisionedStream, codec: StateCodec[S], clock: Clock) -> None:
+        self.log = log
+        self.codec = codec
+        self.clock = clock
+        self.closing = Flag()
+        self.barred_thread: int | None = None  # the one that runs a generator, which must not call
+        self.lock = threading.RLock()  # guards what follows
+        self.changed = Bell()
+        self.replica: Replica[S] = Replica()
+        self.mark: Mark | None = None  # as last seen
+        self.reloads = 0  # from snapshots past what was applied here
+        self.measured = Measured(0, 0)
+        #: Called with every entry that was applied from the log, with the lock held.
+        self.on_entry: Callable[[Entry], None] = lambda entry: None
+        self._broken: ReaderGroupError | None = None
+        self._untold: Sequence[Transition[S]] = ()  # what the feeds do not have of how `replica` came about
+        self._feeds: tuple[ref[TransitionFeed[S]], ...] = ()  # one that nobody holds is not filled any more
+        self._pid = os.getpid()
+
+    def transitions(self) -> TransitionFeed[S]:
+        with self.lock:
+            feed = TransitionFeed(self.replica, self._forget)
+            self._feeds = (*self._held_feeds(), ref(feed))
+            return feed
+
+    def _forget(self, feed: TransitionFeed[S]) -> None:
+        with self.lock:
+            self._feeds = tuple(each for each in self._held_feeds() if each() is not feed)
+
+    def _held_feeds(self) -> list[ref[TransitionFeed[S]]]:
+        return [each for each in self._feeds if each() is not None]
+
+    def begin(self, deadline: Deadline) -> None:
+        """Load the newest snapshot, if there is one, and what came after it."""
+        self._reload(deadline)
+        self.fetch(deadline)
+
+    def fetch(self, deadline: Deadline) -> Replica[S]:
+        """Apply the log up to where it ended when the call began, at least."""
+        reloads = looks = 0
+        doubts = self.patience(deadline)
+        while True:
+            self.check_usable()
+            try:
+                at_end = self._read_on(self.replica, deadline)
+            except TruncatedError:
+                reloads += 1
+                if reloads > _MAX_RELOADS:
+                    raise DeadlineExceededError(
+                        "the log was truncated again after each reload", segment=self.log.segment, tries=_MAX_RELOADS
+                    ) from None
+                continue
+            except (CorruptStateError, UnknownUpdateError) as error:
+                looks += 1
+                if looks == LOOKS:
+                    self._stop(error)
+                    raise
+                doubts.wait()  # one answer may be wrong, such as that of a server that is being replaced
+                continue
+            if at_end:
+                return self.replica
+            if deadline.passed:
+                raise DeadlineExceededError("the log was not read to its end in time", segment=self.log.segment)
+
+    def _read_on(self, replica: Replica[S], deadline: Deadline) -> bool:
+        """Apply entries after ``replica``; whether these were all."""
+        try:
+            entries, at_end = self.retry(deadline, lambda: self.log.read(replica.next_offset, replica.checksum))
+        except TruncatedError:
+            if not self._reload(deadline, past=replica.next_offset):
+                raise CorruptStateError(
+                    "the log was truncated and no snapshot is there to go on from; restore the store from a backup",
+                    segment=self.log.segment,
+                    offset=replica.next_offset,
+                ) from None
+            raise
+        if entries:
+            self.apply(entries)
+        return at_end
+
+    def history(self, after: Revision, deadline: Deadline) -> Sequence[Transition[S]]:
+        """The transitions after a revision, read anew. The replica stays as it is."""
+        for _ in range(_MAX_RELOADS):
+            self.check_usable()
+            try:
+                return self._history(after, deadline)
+            except (NotFoundError, TruncatedError):
+                continue  # a newer mark has replaced that snapshot, or the log before it
+        raise DeadlineExceededError(
+            "each snapshot was replaced while it was read", segment=self.log.segment, tries=_MAX_RELOADS
+        )
+
+    def _history(self, after: Revision, deadline: Deadline) -> Sequence[Transition[S]]:
+        replica: Replica[S] = Replica()
+        transitions: list[Transition[S]] = []
+        mark = self.retry(deadline, self.log.mark)
+        if mark is not None:
+            body = self.retry(deadline, lambda: self.log.read_snapshot(mark))
+            replica = Replica.from_snapshot(mark, body, self.codec)
+            if replica.revision > after:
+                transitions.append(Transition(None, replica.state, replica.revision, gap=True))
+        at_end = False
+        while not at_end:
+            entries, at_end = self.retry(deadline, partial(self.log.read, replica.next_offset, replica.checksum))
+            for entry in entries:
+                replica, transition = replica.follow(entry, self.codec, self.log.segment)
+                if transition.revision > after:
+                    transitions.append(transition)
+        return transitions
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        """Apply those of ``entries`` that are next."""
+        with self.lock:
+            for entry in entries:
+                if entry.offset != self.replica.next_offset:
+                    continue  # another thread has applied it, or a snapshot that is newer
+                replica, transition = self.replica.follow(entry, self.codec, self.log.segment)
+                if transition.before is None:
+                    self.measured = Measured(len(entry.body), entry.end)
+                self.on_entry(entry)
+                self._go_on_from(replica, [transition])
+
+    def take_over(self, tail: Replica[S], transitions: Sequence[Transition[S]]) -> None:
+        """Go on from ``tail``, which ``transitions`` lead to, but for what came in through the log meanwhile."""
+        with self.lock:
+            if self.replica.next_offset < tail.next_offset:
+                here = self.replica.next_offset
+                self._go_on_from(tail, [each for each in transitions if each.revision.offset >= here])
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether every later call raises what stopped it."""
+        return self._broken is not None
+
+    def _stop(self, error: ReaderGroupError) -> None:
+        """Let every later call raise ``error``."""
+        self._broken = error
+
+    def _go_on_from(self, replica: Replica[S], transitions: Sequence[Transition[S]]) -> None:
+        """Replace the replica by the one that ``transitions`` lead to, and tell the feeds. Lock held."""
+        self._tell()
+        self.replica, self._untold = replica, transitions
+        try:
+            self._tell()
+        except BaseException:  # interrupted: a feed that has one already passes it over
+            self._tell()
+            raise
+
+    def _tell(self) -> None:
+        for transition in self._untold:
+            for each in self._feeds:
+                feed = each()
+                if feed is not None:
+                    feed.put(transition)
+        self._untold = ()
+
+    def _reload(self, deadline: Deadline, *, past: int = 0) -> bool:
+        """Go on from the newest snapshot; False if there is none that is past the offset ``past``."""
+        for _ in range(_MAX_RELOADS):
+            mark = self.retry(deadline, self.log.mark)
+            if mark is None or mark.next_offset <= past:
+                return False
+            try:
+                body = self.retry(deadline, partial(self.log.read_snapshot, mark))
+            except NotFoundError:
+                continue  # a newer mark has replaced it
+            replica = Replica.from_snapshot(mark, body, self.codec)
+            with self.lock:
+                self.mark, self.measured = mark, Measured(len(body), mark.next_offset)
+                if replica.next_offset > self.replica.next_offset:
+                    transition = Transition(self.replica.state, replica.state, replica.revision, gap=True)
+                    self.reloads += 1
+                    self._go_on_from(replica, [transition])
+            return True
+        raise DeadlineExceededError(
+            "each snapshot was replaced while it was read", segment=self.log.segment, tries=_MAX_RELOADS
+        )
+
+    def retry(self, deadline: Deadline, call: Callable[[], R]) -> R:
+        """Call until the store answers."""
+        patience = self.patience(deadline)
+        while True:
+            try:
+                return call()
+            except StoreUnavailableError as error:
+                self.wait(patience, error, "the store did not answer in time")
+
+    def patience(self, deadline: Deadline) -> Patience:
+        return Patience(self.clock, deadline, self.closing)
+
+    def wait(self, patience: Patience, problem: BaseException, at_deadline: str) -> None:
+        """Pause before another attempt. Where there is to be none, raise why: ``at_deadline``, or the closing."""
+        if patience.wait():
+            return
+        if self.closing.is_set():
+            raise ClosedError("the synchronizer was closed", segment=self.log.segment)
+        raise DeadlineExceededError(at_deadline, segment=self.log.segment) from problem
+
+    def check_usable(self, *, deciding: bool = False) -> None:
+        if self.closing.is_set():
+            raise ClosedError("the synchronizer is closed; open another", segment=self.log.segment)
+        if os.getpid() != self._pid:
+            raise ClosedError(
+                "the synchronizer belongs to the parent process; open one after the fork", segment=self.log.segment
+            )
+        if self.barred_thread == threading.get_ident() and not deciding:
+            raise InvalidArgumentError("a generator must not call the synchronizer; use the state it is given")
+        if self._broken is not None:
+            raise self._broken.with_traceback(None)

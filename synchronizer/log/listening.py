@@ -1,0 +1,117 @@
+"""Calls a listener with every update of a state, mostly in a thread that follows the log for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, Generic
+
+from ..callables import check_returned
+from ..clock import Deadline, growing_pause
+from ..errors import ClosedError, ReaderGroupError
+from ..state import S
+from ..threads.background import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, BackgroundThread
+from ..threads.flag import Flag
+from .entries import Revision
+from .follower import LogFollower
+from .replica import AppliedUpdate, Transition
+
+#: A wait of the store cannot be called off, so the thread looks this often whether it is to end.
+_WAIT_SECONDS: Final = 0.1
+
+_logger = logging.getLogger(__name__)
+
+
+class UpdateListening(Generic[S]):
+    """Calls ``listener`` with the updates after ``after``, by default the present revision, until `stop`.
+
+    Without a ``thread``, whenever `tell` is called.
+    """
+
+    def __init__(
+        self,
+        follower: LogFollower[S],
+        listener: Callable[[AppliedUpdate[S]], object],
+        *,
+        after: Revision | None,
+        timeout: float,
+        thread: bool,
+    ) -> None:
+        self._follower = follower
+        self._listener = listener
+        self._timeout = timeout
+        self._feed = follower.transitions()
+        present = follower.replica.revision
+        self._heard = present if after is None else after
+        self._has_gap = self._heard < present
+        self._stopping = Flag()
+        if thread:
+            try:
+                BackgroundThread(
+                    self._run, name=f"updates of {follower.log.segment}", clock=follower.clock, stopping=self._stopping
+                ).start()
+            except BaseException:
+                self._feed.close()
+                raise
+
+    def stop(self) -> None:
+        """Call the listener no more, but for a call that it is in."""
+        self._stopping.set()
+        self._feed.close()
+
+    def tell(self) -> int:
+        """Call the listener with what was applied since the last time; the length of the log up to there."""
+        with self._follower.lock:
+            length = self._follower.replica.next_offset
+            transitions: Sequence[Transition[S]] = self._feed.drain()
+        if self._has_gap or any(each.gap for each in transitions):
+            self._has_gap = True
+            transitions = self._follower.history(self._heard, self._deadline())
+            self._has_gap = False
+        try:
+            for transition in transitions:
+                for applied in transition.one_by_one():
+                    self._call(applied)
+        except BaseException:
+            self._has_gap = True  # what is left of them is read again
+            raise
+        return length
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                length = self.tell()
+                if self._follower.replica.next_offset > length:
+                    continue  # this process wrote it
+                if self._follower.retry(self._deadline(), partial(self._grew, length)):
+                    self._follower.fetch(self._deadline())
+                failures = 0
+            except ClosedError:
+                return
+            except ReaderGroupError as error:
+                if self._follower.is_stopped:
+                    _logger.error("no more updates are told of: %s", error, exc_info=error)
+                    return
+                failures += 1
+                if failures.bit_count() == 1:  # the 1st, 2nd, 4th and so on
+                    _logger.warning("updates are told of later: %s", error)
+                pause = growing_pause(failures, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
+                self._follower.clock.wait(self._stopping, pause)
+
+    def _call(self, applied: AppliedUpdate[S]) -> None:
+        if applied.revision <= self._heard or self._stopping.is_set():
+            return
+        self._heard = applied.revision
+        try:
+            check_returned(self._listener(applied), "a listener")
+        except (Exception, SystemExit) as error:
+            _logger.error("a listener raised at revision %s: %r", applied.revision, self._listener, exc_info=error)
+
+    def _grew(self, length: int) -> bool:
+        self._follower.check_usable()
+        return bool(self._follower.log.store.wait({self._follower.log.segment: length}, _WAIT_SECONDS))
+
+    def _deadline(self) -> Deadline:
+        return Deadline(self._follower.clock, self._timeout)

@@ -1,0 +1,1 @@
+"""Shared maps, sets, counters and configuration."""

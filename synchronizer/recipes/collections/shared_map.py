@@ -1,0 +1,254 @@
+"""`SharedMap`: a mapping that is the same in every process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, MutableMapping, ValuesView
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Final, Generic, Literal, TypeVar, Unpack, overload
+
+from synchronizer.arguments import check_type
+from synchronizer.errors import InvalidArgumentError
+from synchronizer.log.entries import Revision
+from synchronizer.log.replica import AppliedUpdate
+from synchronizer.map import Map
+from synchronizer.state import State, Update
+from synchronizer.store import ANY, Any_, SegmentStore
+
+from .shared import Shared, SynchronizerOptions, whole
+from .values import ValueCodec
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class MapState(State):
+    """Keys with their values as bytes: a process that does not know the type of a value holds it as well."""
+
+    entries: Map[str, bytes] = Map()
+
+
+class PutEntry(Update[MapState], tag="put"):
+    key: str
+    value: bytes
+
+    def apply_to(self, state: MapState, revision: Revision) -> MapState:
+        return state.replace(entries=state.entries.set(self.key, self.value))
+
+
+class RemoveEntry(Update[MapState], tag="remove"):
+    key: str
+
+    def apply_to(self, state: MapState, revision: Revision) -> MapState:
+        return state.replace(entries=state.entries.delete(self.key))
+
+
+class ClearMap(Update[MapState], tag="clear"):
+    def apply_to(self, state: MapState, revision: Revision) -> MapState:
+        return state.replace(entries=Map())
+
+
+MAP_UPDATES: Final[list[type[Update[MapState]]]] = [PutEntry, RemoveEntry, ClearMap]
+#: What a decision on a state comes to: updates, and the answer to the caller.
+Decided = tuple[Iterable[Update[MapState]], V]
+
+
+@dataclass(frozen=True)
+class EntryChange(Generic[V]):
+    """A key whose value is another one since ``revision``. None stands for no value."""
+
+    key: str
+    before: V | None
+    after: V | None
+    revision: Revision
+
+
+class SharedMap(Shared[MapState], MutableMapping[str, V]):
+    """A mapping from ``str`` to values of ``value_type`` that processes share, for as many entries as fit a state.
+
+    Reads are of the copy in this process; `refresh` brings it up to date. Every change is decided on the newest state
+    and stored when it returns; it leaves the copy up to date, also when it was refused. Keys are iterated in order.
+    A value that is read is the caller's own: to change it, put it back.
+    """
+
+    kind = "map"
+
+    def __init__(
+        self, store: SegmentStore, name: str, value_type: type[V] | UnionType, **options: Unpack[SynchronizerOptions]
+    ) -> None:
+        self._values: ValueCodec[V] = ValueCodec(value_type, "value_type")
+        super().__init__(store, name, MapState(), MAP_UPDATES, options)
+
+    # ------------------------------------------------------------------ reading the copy
+
+    def __getitem__(self, key: str) -> V:
+        return self._values.decode(self.synchronizer.state.entries[key], key=key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.synchronizer.state.entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self.synchronizer.state.entries))
+
+    def __len__(self) -> int:
+        return len(self.synchronizer.state.entries)
+
+    def copy(self) -> dict[str, V]:
+        """All entries of one moment, as those of ``items`` and ``values`` are, whatever comes in meanwhile."""
+        return self._decoded(self.synchronizer.state)
+
+    def items(self) -> ItemsView[str, V]:
+        return self.copy().items()
+
+    def values(self) -> ValuesView[V]:
+        return self.copy().values()
+
+    # ------------------------------------------------------------------ changes
+
+    def put(self, key: str, value: V, *, timeout: float | None = None) -> None:
+        """Set the value of ``key``, whatever it is now."""
+        self.synchronizer.update_state_unconditionally(self._put(key, value), timeout=timeout)
+
+    def put_if_absent(self, key: str, value: V, *, timeout: float | None = None) -> bool:
+        """Set the value of ``key`` if it has none; whether this call did it."""
+        put = self._put(key, value)
+
+        def decide(state: MapState) -> Decided[bool]:
+            return ([], False) if key in state.entries else ([put], True)
+
+        return self.synchronizer.update_state_returning(decide, timeout=timeout)
+
+    def replace(self, key: str, new: V, expected: V | Literal[Any_.ANY] = ANY, *, timeout: float | None = None) -> bool:
+        """Set the value of ``key`` if it has one, and that is ``expected``; whether this call did it."""
+        return self._change_if(key, expected, self._put(key, new), timeout)
+
+    def remove(self, key: str, expected: V | Literal[Any_.ANY] = ANY, *, timeout: float | None = None) -> bool:
+        """Remove ``key`` if it is there, with the value ``expected``; whether this call did it."""
+        return self._change_if(key, expected, RemoveEntry(key=_checked(key)), timeout)
+
+    def clear(self, *, timeout: float | None = None) -> None:
+        """Remove all entries, as one step."""
+        self.synchronizer.update_state(lambda state: [ClearMap()] if state.entries else [], timeout=timeout)
+
+    def update(  # type: ignore[override]
+        self, other: Mapping[str, V] | Iterable[tuple[str, V]] = (), /, **entries: V
+    ) -> None:
+        """Set all these values in one step: nobody sees some of them without the others."""
+        puts = [self._put(key, value) for key, value in {**dict(other), **entries}.items()]
+        self.synchronizer.update_state_unconditionally(*puts)
+
+    def setdefault(self, key: str, default: V) -> V:
+        """The value of ``key``, which is ``default`` where it had none."""
+        put = self._put(key, default)
+
+        def decide(state: MapState) -> Decided[bytes]:
+            present = state.entries.get(key)
+            return ([put], put.value) if present is None else ([], present)
+
+        return self._values.decode(self.synchronizer.update_state_returning(decide), key=key)
+
+    @overload
+    def pop(self, key: str, /) -> V: ...
+    @overload
+    def pop(self, key: str, /, default: T) -> V | T: ...
+    def pop(self, key: str, /, default: Any = ANY) -> Any:
+        """Remove ``key`` and return its value; `KeyError` where it is not there and no default is given."""
+
+        def decide(state: MapState) -> Decided[bytes | None]:
+            present = state.entries.get(key)
+            return ([] if present is None else [RemoveEntry(key=key)]), present
+
+        removed = self.synchronizer.update_state_returning(decide)
+        if removed is None:
+            if default is ANY:
+                raise KeyError(key)
+            return default
+        return self._values.decode(removed, key=key)
+
+    def popitem(self) -> tuple[str, V]:
+        """Remove the first entry and return it: each goes to one process. `KeyError` where there is none."""
+
+        def decide(state: MapState) -> Decided[tuple[str, bytes] | None]:
+            if not state.entries:
+                return [], None
+            key = min(state.entries)
+            return [RemoveEntry(key=key)], (key, state.entries[key])
+
+        removed = self.synchronizer.update_state_returning(decide)
+        if removed is None:
+            raise KeyError("the map is empty")
+        return removed[0], self._values.decode(removed[1], key=removed[0])
+
+    def __setitem__(self, key: str, value: V) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        if not self.remove(key):
+            raise KeyError(key)
+
+    # ------------------------------------------------------------------ listening
+
+    def watch(self) -> Iterator[dict[str, V]]:
+        """All entries now, then the newest whenever they have changed, until the map is closed."""
+        return map(self._decoded, self.synchronizer.watch())
+
+    def register_listener(
+        self, listener: Callable[[EntryChange[V]], object], *, key: str | None = None
+    ) -> Callable[[], None]:
+        """Call ``listener`` with every change after the present copy; returns the function that ends it.
+
+        With ``key`` it hears of that one alone.
+        """
+        check_type(key, str, "key", or_none=True)
+        wanted = key
+
+        def tell(
+            told: Callable[[EntryChange[V]], object],
+            before: MapState,
+            after: MapState,
+            applied: AppliedUpdate[MapState],
+        ) -> None:
+            for key in _changed(before, after, applied) if wanted is None else [wanted]:
+                old, new = before.entries.get(key), after.entries.get(key)
+                if old != new:
+                    told(EntryChange(key, self._known(key, old), self._known(key, new), applied.revision))
+
+        return self._on_update(listener, whole, tell)
+
+    # ------------------------------------------------------------------ steps
+
+    def _put(self, key: str, value: V) -> PutEntry:
+        return PutEntry(key=_checked(key), value=self._values.encode(value, key=key))
+
+    def _change_if(
+        self, key: str, expected: V | Literal[Any_.ANY], change: Update[MapState], timeout: float | None
+    ) -> bool:
+        # One of another type would be refused without a word.
+        wanted = expected if expected is ANY else self._values.checked(expected, key=key)
+
+        def decide(state: MapState) -> Decided[bool]:
+            present = state.entries.get(key)
+            if present is None or (wanted is not ANY and self._values.decode(present, key=key) != wanted):
+                return [], False
+            return [change], True
+
+        return self.synchronizer.update_state_returning(decide, timeout=timeout)
+
+    def _known(self, key: str, data: bytes | None) -> V | None:
+        return None if data is None else self._values.decode(data, key=key)
+
+    def _decoded(self, state: MapState) -> dict[str, V]:
+        return {key: self._values.decode(data, key=key) for key, data in sorted(state.entries.items())}
+
+
+def _checked(key: object) -> str:
+    if not isinstance(key, str):
+        raise InvalidArgumentError("keys are str", found=type(key).__name__)
+    return key
+
+
+def _changed(before: MapState, after: MapState, applied: AppliedUpdate[MapState]) -> Iterable[str]:
+    """The keys that may have changed: few where the update says it."""
+    if isinstance(applied.update, PutEntry | RemoveEntry):
+        return [applied.update.key]
+    return sorted({*before.entries, *after.entries})

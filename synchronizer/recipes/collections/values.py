@@ -1,0 +1,93 @@
+"""Values of a shared collection to and from bytes: of one type, checked where they enter."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin
+
+import msgpack
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from synchronizer.errors import InvalidArgumentError
+
+V = TypeVar("V")
+
+
+class ValueCodec(Generic[V]):
+    """Values of one type: ``str``, ``int``, ``float``, ``bool``, ``bytes``, None, lists and dicts of them, pydantic
+    models, and what pydantic writes as one of these, such as a ``datetime``.
+
+    What is written is the value alone, so that a type may grow: a model with a new field that has a default reads what
+    was written without it.
+    """
+
+    def __init__(self, value_type: Any, name: str = "value_type") -> None:
+        """``name`` is what an error calls the type."""
+        if value_type is None or isinstance(value_type, str):  # which pydantic takes for types
+            raise InvalidArgumentError(f"{name} is a type, such as int", found=repr(value_type))
+        bare = get_args(value_type)[0] if get_origin(value_type) is Annotated else value_type
+        self._name = bare.__name__ if isinstance(bare, type) else str(bare)
+        try:
+            self._adapter: TypeAdapter[V] = TypeAdapter(value_type)
+        except Exception as error:  # pydantic has many for what is no type, and of a type it runs code
+            raise InvalidArgumentError(
+                f"{name} is no type whose values can be shared: {error}", type=self._name
+            ) from error
+
+    def encode(self, value: V, **facts: object) -> bytes:
+        """The bytes of ``value``, which come back equal. ``facts`` tell in an error what the value is for."""
+        try:
+            checked = self._adapter.validate_python(value, strict=True)
+        except ValidationError as error:
+            facts["expected"] = self._name
+            if (found := type(value).__name__) != self._name:
+                facts["found"] = found
+            raise InvalidArgumentError(f"the value does not fit its type: {reason(error)}", **facts) from error
+        try:
+            data = bytes(
+                msgpack.packb(self._adapter.dump_python(checked, by_alias=True, warnings=False), default=_plain)
+            )
+            if self._read(data) == checked:
+                return data
+        except (TypeError, ValueError, OverflowError, PydanticSerializationError) as error:
+            why = reason(error) if isinstance(error, ValidationError) else error
+            raise InvalidArgumentError(
+                f"the value cannot be stored: {why}", **facts, found=type(value).__name__
+            ) from error
+        raise InvalidArgumentError(
+            "the value would not come back equal; use lists in place of tuples, and no NaN, or give the exact type",
+            **facts,
+            found=type(value).__name__,
+        )
+
+    def checked(self, value: V, **facts: object) -> V:
+        """``value`` as it would come back, to be compared with what is stored."""
+        return self.decode(self.encode(value, **facts))
+
+    def decode(self, data: bytes, **facts: object) -> V:
+        try:
+            return self._read(data)
+        except ValidationError as error:
+            raise InvalidArgumentError(
+                f"the stored value does not fit this type; put or remove it, or open it with the "
+                f"type that it was written with: {reason(error)}",
+                **facts,
+                expected=self._name,
+            ) from error
+
+    def _read(self, data: bytes) -> V:
+        return self._adapter.validate_python(msgpack.unpackb(data, strict_map_key=False))
+
+
+def reason(error: ValidationError) -> str:
+    """What the first mistake is, without the value, which may be a secret."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]
+
+
+def _plain(value: Any) -> Any:
+    """What msgpack does not know but pydantic reads back. Equal sets are written alike."""
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=lambda item: bytes(msgpack.packb(item, default=_plain)))
+    return to_jsonable_python(value)

@@ -1,0 +1,1 @@
+"""Membership, leader election, locks, semaphores and barriers."""

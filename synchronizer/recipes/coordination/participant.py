@@ -1,0 +1,517 @@
+"""`Seat`: the place of one participant among the `Members` of a name, and the work that keeps it.
+
+Two threads do that work while the seat is taken. One renews the lease and does nothing else, so that nothing delays
+it. The other follows the log and takes out members whose leases stand still. They start when somebody waits for news,
+or a moment after the seat was taken: one that is given up before costs no thread. `Seat.step` is one round of both and
+says when the next is due; tests call it instead of having threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Final, Literal
+
+from synchronizer.arguments import check_duration
+from synchronizer.clock import Deadline
+from synchronizer.errors import (
+    ClosedError,
+    CorruptStateError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ReaderGroupError,
+    StoreUnavailableError,
+    UnknownUpdateError,
+)
+from synchronizer.liveness.lease import DeathWatch, Lease, Observed, lease_attribute, lease_value, read_leases
+from synchronizer.liveness.timing import RENEWALS
+from synchronizer.state import Update
+from synchronizer.state_synchronizer import Proposal, StateSynchronizer
+from synchronizer.store import ANY, MAX_ATTRIBUTE_CHANGES, AttributeChange
+from synchronizer.threads.background import BackgroundThread, survive
+from synchronizer.threads.delayed_calls import delayed_calls
+from synchronizer.threads.flag import Flag
+
+from .members import Join, Leave, Member, Members
+
+MAX_MEMBER_LENGTH: Final = 250
+#: Leases that last longer may wait for their first renewal until the threads start.
+_LONG_LEASE_SECONDS: Final = 1.0
+#: How soon what has failed is tried again.
+RETRY_SECONDS: Final = 0.1
+#: How long the store may take to be asked, where the time that was given is for something else.
+ASK_SECONDS: Final = 1.0
+
+_logger = logging.getLogger(__name__)
+
+#: What becomes of other members of the same id when a seat is taken.
+Namesake = Literal["stays", "goes", "wins"]
+
+
+class Seat:
+    """A place that is taken, lost and taken again, each time behind all others. Borrows the synchronizer.
+
+    ``changed`` is called after each round of the work, in its thread, and when the seat is lost or given up. It answers
+    whether it is to be called again soon, also where the seat is lost. Threads may share a seat.
+
+    ``left_behind``, which several seats may share, are the leases of stays that this process could not end, or of which
+    it did not hear whether they began. Whoever takes or gives up a seat ends these as well.
+    """
+
+    def __init__(
+        self,
+        synchronizer: StateSynchronizer[Members],
+        member: str,
+        timeout_seconds: float,
+        *,
+        changed: Callable[[], bool],
+        threads: bool,
+        left_behind: set[str] | None = None,
+    ) -> None:
+        if not 0 < len(member) <= MAX_MEMBER_LENGTH:
+            raise InvalidArgumentError("the id of a member has 1 to 250 characters", member=member)
+        self.member = member
+        self._synchronizer = synchronizer
+        self._clock = synchronizer.clock
+        self._wished_timeout_seconds = timeout_seconds
+        self._changed = changed
+        self._threaded = threads
+        #: From the beginning of `take` to that of `give_up`, also where it was lost in between.
+        self.wanted = False
+        self._process_id = os.getpid()
+        self._lock = threading.Lock()
+        self._lease: Lease | None = None  # of the present stay
+        self._left_behind = set() if left_behind is None else left_behind
+        self._leaving: set[str] = set()  # the leases of stays that are over here, until the others have seen it
+        self._deaths = DeathWatch(self._clock)
+        self._holders: tuple[tuple[Member, ...], Mapping[str, Member]] = ((), {})  # of the members seen last
+        self._complaints: dict[str, str] = {}  # what was logged last, of each part of the work that fails
+        self._to_start: list[Callable[[], None]] = []  # the threads of the present stay that do not run yet
+        self._starting = threading.Lock()
+        self._wake = Flag()  # of the thread that renews
+        self._waiting: set[threading.Event] = set()  # of those who wait for news
+        self._ended: ClosedError | None = None
+
+    # ------------------------------------------------------------------ coming and going
+
+    @property
+    def taken(self) -> bool:
+        """Whether it was taken, and neither given up since nor known to be lost."""
+        lease = self._lease
+        return lease is not None and not lease.lost
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nobody can have taken the member out."""
+        return self._clock.monotonic() < self.valid_until
+
+    @property
+    def valid_until(self) -> float:
+        """Until when, on the clock, nobody can have taken the member out."""
+        lease = self._lease
+        return float("-inf") if lease is None else lease.valid_until
+
+    def find(self) -> Member | None:
+        """The member of this seat in the newest state that is known here."""
+        lease = self._lease
+        return None if lease is None else next((each for each in self.members() if each.lease == lease.name), None)
+
+    def first(self) -> Member | None:
+        """The member of this seat, if it is the first of all and nobody can have taken it out."""
+        return self.among(1)
+
+    def among(self, places: int) -> Member | None:
+        """The member of this seat, if it is among so many at the front and nobody can have taken it out."""
+        lease = self._lease
+        if lease is None:
+            return None
+        found = next((each for each in self.members()[:places] if each.lease == lease.name), None)
+        return found if self._clock.monotonic() < lease.valid_until else None
+
+    def members(self) -> Sequence[Member]:
+        """The members in the newest state that is known here; none where it was deleted."""
+        try:
+            return self._synchronizer.state.members
+        except NotFoundError:
+            return ()
+
+    def take(self, *, namesake: Namesake = "stays", timeout: float | None = None) -> bool:
+        """Take a seat behind all others. False: it is not wanted any more, because of another member of the same id, or
+        because `give_up` was called meanwhile, which does not wait for this. One thread at a time takes it.
+        """
+        self.wanted = True
+        try:
+            return self.take_again(namesake=namesake, timeout=timeout)
+        except BaseException as error:
+            self.wanted = False
+            if not isinstance(error, Exception):  # an interrupt: whoever called does not know what it got
+                self.give_up_or_warn()
+            raise
+
+    def take_again(self, *, namesake: Namesake = "stays", timeout: float | None = None) -> bool:
+        """`take`, if it is still wanted. Where that fails it stays so."""
+        if not self.wanted:
+            return False
+        synchronizer = self._synchronizer
+        lease = Lease(synchronizer.store, synchronizer.segment, secrets.token_hex(8), self._clock)
+        left_behind = {*self._left_behind, *self._leaving}
+
+        def join(state: Members) -> Proposal[Members, bool]:
+            own = [each for each in state.members if each.lease in left_behind]
+            others = [each for each in state.members if each.member == self.member and each not in own]
+            if others and namesake == "wins":
+                return Proposal((), False)
+            gone = own if namesake == "stays" else [*own, *others]
+            updates: list[Update[Members]] = [
+                Leave(member=each.member, lease=each.lease, cause="replaced") for each in gone
+            ]
+            timeout_seconds = self._wished_timeout_seconds
+            is_other = timeout_seconds != state.timeout_seconds
+            updates.append(
+                Join(member=self.member, lease=lease.name, timeout_seconds=timeout_seconds if is_other else None)
+            )
+            attributes = {lease_attribute(each.lease): AttributeChange(ANY, None) for each in gone}
+            attributes[lease.attribute] = AttributeChange(None, lease.first_value)
+            return Proposal(updates, True, attributes)
+
+        sent_at = self._clock.monotonic()
+        try:
+            if not synchronizer.update_state_with_attributes(join, timeout=timeout):
+                self.wanted = False
+                return False
+            self._left_behind -= left_behind  # what was on its way cannot arrive any more
+            self._leaving -= left_behind
+            self._complaints.clear()
+            lease.begin(sent_at, synchronizer.state.timeout_seconds)
+            with self._lock:
+                if self.wanted:
+                    self._lease = lease
+                else:
+                    self._left_behind.add(lease.name)
+        except BaseException as error:
+            is_unknown = isinstance(error, OutcomeUnknownError) or not isinstance(error, Exception)
+            if is_unknown and self._lease is not lease:
+                self._left_behind.add(lease.name)
+            raise
+        if not self.wanted:
+            self.give_up_or_warn()
+            return False
+        if self._threaded:
+            self._start_keeping(lease)
+        return True
+
+    def _start_keeping(self, lease: Lease) -> None:
+        """Have the threads start a moment later."""
+        wanted = self.wanted
+        try:
+            self._to_start = [
+                partial(self._start, lease, "lease", self.renew, self._wait_to_renew),
+                partial(self._start, lease, "members", self.work, self._wait_to_work),
+            ]
+            if self._synchronizer.state.timeout_seconds > _LONG_LEASE_SECONDS:
+                delayed_calls.add(self, self._start_threads_or_complain)
+            else:
+                self._start_threads()
+        except BaseException:
+            self.give_up_or_warn()
+            self.wanted = wanted
+            raise
+
+    def _start_threads(self) -> None:
+        """Those that are still to be started. What fails or is interrupted can be called again."""
+        with self._starting:
+            while to_start := self._to_start:
+                to_start[0]()
+                del to_start[0]
+
+    def _start_threads_or_complain(self) -> bool:
+        """Whether to try again."""
+        try:
+            self._start_threads()
+            self._complaints.pop("start", None)
+        except StoreUnavailableError as error:
+            self._complain("start", error)
+        return bool(self._to_start)
+
+    def give_up(self, *, timeout: float | None = None) -> Member | None:
+        """Let the others go on at once; the member of this seat, as it was when this took it out.
+
+        From the beginning of the call on, the seat is no longer held. Where the store does not answer in time the error
+        is raised, and the lease runs out. A `take` under way in another thread is not waited for: it gives up what it
+        gets.
+        """
+        check_duration(timeout, "timeout", or_none=True)
+        lease = self._lease
+        leases = self._withdraw()
+        gone = self._leave(leases, timeout) if leases else ()
+        return next((each for each in gone if lease is not None and each.lease == lease.name), None)
+
+    def give_up_or_warn(self) -> None:
+        """`give_up`, for who goes anyhow. A store that does not answer those who keep the seat is not asked."""
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
+        leases = self._withdraw()
+        try:
+            if leases and self._complaints.keys() & {"renew", "wait"}:
+                self._left_behind.update(leases)
+                raise StoreUnavailableError("the store does not answer")
+            if leases:
+                self._leave(leases, ASK_SECONDS)
+        except ReaderGroupError as error:
+            _logger.warning(
+                "%s could not leave %s; its lease runs out: %s", self.member, self._synchronizer.name, error
+            )
+
+    def _withdraw(self) -> Collection[str]:
+        """Hold the seat no longer; the leases that are left of it."""
+        with self._lock:
+            self.wanted = False
+            if self._lease is not None and not self._lease.lost:
+                self._leaving.add(self._lease.name)  # first: what is interrupted can be called again
+            self._lease = None
+            # With the lock held: another thread that takes the seat from now on starts threads of its own.
+            self._to_start = []
+            delayed_calls.remove(self)
+        self._wake.set()
+        self.tell()
+        return {*self._left_behind, *self._leaving}
+
+    def _leave(self, leases: Collection[str], timeout: float | None) -> Sequence[Member]:
+        def leave(state: Members) -> Proposal[Members, Sequence[Member]]:
+            gone = [each for each in state.members if each.lease in leases]
+            updates = [Leave(member=each.member, lease=each.lease, cause="left") for each in gone]
+            attributes = {lease_attribute(each.lease): AttributeChange(ANY, None) for each in gone}
+            return Proposal(updates, gone, attributes)
+
+        try:
+            gone = self._synchronizer.update_state_with_attributes(leave, timeout=timeout)
+        except NotFoundError:  # the state was deleted, and the members with it
+            self._leaving.difference_update(leases)
+            return ()
+        except ReaderGroupError:
+            self._left_behind.update(leases)
+            raise
+        self._left_behind.difference_update(each.lease for each in gone)
+        self._leaving.difference_update(leases)
+        return gone
+
+    def wait_until(self, condition: Callable[[], bool], deadline: Deadline) -> bool:
+        """Whether the condition came to hold before the deadline. It is looked at when something may have changed.
+
+        Raises `ClosedError` where nothing changes any more.
+        """
+        news = Flag()
+        with self._lock:
+            self._waiting.add(news)
+        try:
+            while not condition():
+                self._start_threads()
+                if self._ended is not None:
+                    raise self._ended.with_traceback(None)
+                if deadline.passed:
+                    return False
+                self._clock.wait(news, deadline.remaining())
+                news.clear()
+            return True
+        finally:
+            with self._lock:
+                self._waiting.discard(news)
+
+    def tell(self) -> bool:
+        """Something may have changed. Whether to tell it again soon."""
+        again = self._changed()
+        self._wake_waiting()
+        return again
+
+    def _wake_waiting(self) -> None:
+        with self._lock:
+            for news in self._waiting:
+                news.set()
+
+    # ------------------------------------------------------------------ the threads
+
+    def step(self) -> float:
+        """Do what is due and return when, on the clock, something is due again. Never raises but `ClosedError`."""
+        return min(self.renew(), self.work())
+
+    def _start(self, lease: Lease, name: str, step: Callable[[], float], wait: Callable[[float], None]) -> None:
+        BackgroundThread(
+            partial(self._run, lease, step, wait),
+            name=f"{self._synchronizer.name}-{name}",
+            clock=self._clock,
+            most_seconds=RETRY_SECONDS,
+        ).start()
+
+    def _run(self, lease: Lease, step: Callable[[], float], wait: Callable[[float], None]) -> None:
+        try:
+            due = step()
+            while self._lease is lease and due < float("inf"):
+                wait(due - self._clock.monotonic())
+                due = step()
+        except ClosedError as error:
+            _logger.debug("%s was closed", self._synchronizer.name)
+            lease.lose()
+            self._ended = error
+            self._wake_waiting()
+
+    def _wait_to_renew(self, timeout: float) -> None:
+        self._clock.wait(self._wake, timeout)
+        self._wake.clear()
+
+    def _wait_to_work(self, timeout: float) -> None:
+        """Until the log grew, or until something is due."""
+        try:
+            self._synchronizer.wait_for_growth(max(0.0, timeout))
+            self._complaints.pop("wait", None)
+        except ClosedError:
+            raise
+        except Exception as error:
+            self._complain("wait", error)
+            self._clock.wait(Flag(), min(max(0.0, timeout), RETRY_SECONDS))
+
+    # ------------------------------------------------------------------ the work
+
+    def renew(self) -> float:
+        """Renew the lease, if that is due, and return when it is due next. Never raises but `ClosedError`."""
+        lease = self._lease
+        if lease is None or lease.lost:
+            return float("inf")
+        try:
+            timeout_seconds = self._synchronizer.state.timeout_seconds
+            if self._clock.monotonic() >= lease.renewed_at + timeout_seconds / RENEWALS:
+                lease.renew({}, timeout_seconds)
+                self._complaints.pop("renew", None)
+            return lease.renewed_at + timeout_seconds / RENEWALS
+        except ClosedError:
+            raise
+        except Exception as error:
+            if lease is self._lease:  # else another stay has begun meanwhile
+                self._complain("renew", error)
+            return self._clock.monotonic() + RETRY_SECONDS
+
+    def work(self) -> float:
+        """Follow the log and take out the dead; when that is due again. Never raises but `ClosedError`."""
+        lease = self._lease
+        try:
+            due = self._follow(lease)
+            self._complaints.pop("follow", None)
+        except ClosedError:
+            raise
+        except Exception as error:
+            self._complain("follow", error)
+            due = self._clock.monotonic() + RETRY_SECONDS
+        if lease is None or lease.lost:
+            due = float("inf")
+        return min(due, self._clock.monotonic() + ASK_SECONDS) if self.tell() else due
+
+    def _follow(self, lease: Lease | None) -> float:
+        try:
+            state = self._synchronizer.fetch_updates(timeout=0.0)
+        except ReaderGroupError as error:
+            if isinstance(error, NotFoundError | CorruptStateError | UnknownUpdateError) and lease is not None:
+                lease.lose()  # the state was deleted, or cannot be read any more
+            raise
+        if lease is None or lease.lost:
+            return float("inf")
+        if state.find(lease.name) is None:
+            lease.lose()
+            self._wake.set()
+            return float("inf")
+        holders = self._by_lease(state.members)
+        dead = self._deaths.look(
+            holders, {lease.name}, self._read_leases, state.timeout_seconds, lambda: lease.renewed_at
+        )
+        if dead:
+            self._remove(dead)
+        return self._deaths.due
+
+    def _by_lease(self, members: tuple[Member, ...]) -> Mapping[str, Member]:
+        if members is not self._holders[0]:
+            self._holders = members, {each.lease: each for each in members}
+        return self._holders[1]
+
+    def _remove(self, dead: Observed) -> None:
+        """Take out the dead. Whoever has renewed since stays: the entry compares with the values that were observed."""
+
+        def evict(state: Members) -> Proposal[Members, list[str]]:
+            observed = list(islice((each for each in state.members if each.lease in dead), MAX_ATTRIBUTE_CHANGES))
+            values = self._read_leases(observed)
+            gone = [each for each in observed if lease_value(each, values) == dead[each.lease][1]]
+            updates = [Leave(member=each.member, lease=each.lease, cause="dead") for each in gone]
+            attributes = {
+                lease_attribute(each.lease): AttributeChange(lease_value(each, values), None) for each in gone
+            }
+            return Proposal(updates, [each.member for each in gone], attributes)
+
+        for member in self._synchronizer.update_state_with_attributes(evict, timeout=ASK_SECONDS):
+            _logger.warning("%s of %s is dead: its lease ran out", member, self._synchronizer.name)
+
+    def _read_leases(self, members: Iterable[Member] | None) -> Mapping[str, bytes]:
+        return read_leases(self._synchronizer.store, self._synchronizer.segment, members)
+
+    def _complain(self, part: str, error: Exception) -> None:
+        """Log it, a trouble that lasts once."""
+        if not isinstance(error, ReaderGroupError):
+            survive(error, self._synchronizer.name)
+        elif str(error) != self._complaints.get(part):
+            self._complaints[part] = str(error)
+            _logger.warning("%s: %s", self._synchronizer.name, error)
+
+
+class Seats:
+    """The seats that the threads of one process have at the same time, each for as long as it waits or holds."""
+
+    def __init__(
+        self,
+        synchronizer: StateSynchronizer[Members],
+        timeout_seconds: float,
+        *,
+        changed: Callable[[], bool],
+        threads: bool,
+    ) -> None:
+        self._process_id = os.getpid()
+        self._lock = threading.Lock()
+        self._seats: set[Seat] = set()
+        self._left_behind: set[str] = set()
+        self._new = partial(
+            Seat,
+            synchronizer,
+            timeout_seconds=timeout_seconds,
+            changed=changed,
+            threads=threads,
+            left_behind=self._left_behind,
+        )
+
+    def add(self, member: str) -> Seat:
+        """A seat for this member, to be taken, and given up by `give_up`."""
+        seat = self._new(member)
+        with self._lock:
+            self._seats.add(seat)
+        return seat
+
+    def give_up(self, seat: Seat) -> None:
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
+        with self._lock:
+            self._seats.discard(seat)
+        seat.give_up_or_warn()
+
+    def give_up_all(self) -> None:
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
+        for seat in self._snapshot():
+            self.give_up(seat)
+
+    def step(self) -> float:
+        """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
+        return min((seat.step() for seat in self._snapshot()), default=float("inf"))
+
+    def _snapshot(self) -> Sequence[Seat]:
+        with self._lock:
+            return list(self._seats)

@@ -1,0 +1,1 @@
+"""A queue of events, its consumers, and its dead letters."""

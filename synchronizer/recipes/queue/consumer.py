@@ -1,0 +1,345 @@
+"""The consumer of a queue, a round at a time: whose turn it is, which events come next, up to where they are handled.
+
+The offset up to which events are handled is what the holder of the turn remembers, with its timeout. So a consumer that
+has lost the turn changes nothing, and whoever comes next goes on there. The offset moves first, and then the events are
+given up.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from synchronizer.callables import check_returned
+from synchronizer.clock import Clock
+from synchronizer.errors import HandlerError, TruncatedError
+from synchronizer.liveness.exclusive_role import Turn
+from synchronizer.liveness.timing import STOP_AFTER, observe_interval
+from synchronizer.retries import Retries
+from synchronizer.store import MAX_ATTRIBUTE_CHANGES, AttributeChange, SegmentStore
+from synchronizer.threads.flag import Flag
+
+from .dead_letters import MAX_ERROR_LENGTH, DeadLetters, encode_dead_event
+from .event_queue import CONSUMER, handled_upto
+from .frames import Frame, read_frames
+from .producer import ADDERS
+
+#: The position is stored this often while events are handled, besides after each batch.
+POSITION_SECONDS: Final = 1.0
+#: So many bytes of handled events are kept at most.
+TRUNCATE_BYTES: Final = 256 * 1024
+#: A process that has not added anything for so long is forgotten; then it begins anew. Far more than a call takes.
+FORGET_ADDERS_SECONDS: Final = 600.0
+#: How many calls of the handler the latency is that of.
+_CALLS_MEASURED: Final = 1000
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedEvent:
+    """An event as its handler gets it. ``offset`` grows from event to event, and is the same whenever it comes."""
+
+    data: bytes
+    queue: str
+    offset: int
+
+    @property
+    def key(self) -> str:
+        """Unique, and the same at every delivery: the key of an idempotent sink."""
+        return f"{self.queue}@{self.offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class HandlingLatency:
+    """How long the last thousand calls of the handler took, in seconds."""
+
+    mean_seconds: float = 0.0
+    p99_seconds: float = 0.0
+
+
+Handler = Callable[[QueuedEvent], object]
+BatchHandler = Callable[[Sequence[QueuedEvent]], object]
+
+
+class Consumer:
+    """One process' consumer. `step` is for one thread, `renew` for another; the rest is for all."""
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        segment: str,
+        queue: str,
+        handler: BatchHandler,
+        *,
+        max_batch: int,
+        together: int,
+        retries: Retries,
+        dead_letters: DeadLetters | None,
+        timeout_seconds: float,
+        clock: Clock,
+        on_handled: Callable[[int], None],
+    ) -> None:
+        self.active = False
+        #: Events before this offset are handled, and so much of it is stored.
+        self.handled = self.committed = 0
+        self.processed_events = 0
+        self.processed_bytes = 0
+        self.stopping = Flag()
+        self._store = store
+        self._segment = segment
+        self._queue = queue
+        self._handler = handler
+        self._max_batch = max_batch
+        self._together = together
+        self._retries = retries
+        self._dead_letters = dead_letters
+        self._timeout_seconds = timeout_seconds
+        self._clock = clock
+        self._on_handled = on_handled
+        self._turn = Turn(store, segment, CONSUMER, clock)
+        self._recording = threading.Lock()  # of the position, and of whose turn it is
+        self._times_taken = 0
+        self._recorded_at = float("-inf")
+        self._truncated = 0
+        self._frames: deque[Frame] = deque()  # read, and not handled
+        self._failures = 0  # of the first of them, in a row
+        self._alone_until = 0  # events before this offset were in a batch that failed
+        self._retry_at = float("-inf")
+        self._durations: deque[float] = deque(maxlen=_CALLS_MEASURED)
+        self._adders: dict[str, bytes] = {}  # as they were seen last
+        self._forget_at = clock.monotonic() + FORGET_ADDERS_SECONDS
+
+    @property
+    def has_events(self) -> bool:
+        """Whether events were read that are not handled."""
+        return bool(self._frames)
+
+    @property
+    def latency(self) -> HandlingLatency:
+        durations = sorted(self._durations.copy())
+        if not durations:
+            return HandlingLatency()
+        return HandlingLatency(sum(durations) / len(durations), durations[len(durations) * 99 // 100])
+
+    def step(self) -> float:
+        """Handle the next events, if there are any and it is this consumer's turn; when there is more to do.
+
+        Raises `HandlerError` for an event that failed for the last time and is not to be set aside,
+        `InvalidArgumentError` for a handler that returned what has not run yet, and what the store raises.
+        """
+        now = self._clock.monotonic()
+        if not self._take_turn():
+            return now + observe_interval(self._agreed_timeout())
+        if self.handled > self.committed:  # the store did not take it
+            self._commit()
+        if now < self._retry_at:
+            return min(self._retry_at, now + observe_interval(self._timeout_seconds))
+        if not self._frames:
+            self._frames.extend(self._read())
+        if not self._frames:
+            self._forget_adders(now)
+            return now + observe_interval(self._timeout_seconds)
+        failed = self._handle_batch()
+        self._commit()
+        if failed is not None:
+            raise failed from failed.__cause__
+        return max(now, self._retry_at)
+
+    def renew(self) -> None:
+        """Keep the turn while a handler takes its time."""
+        with self._recording:
+            left = self._turn.valid_until - self._clock.monotonic()
+            if self.active and left < STOP_AFTER * self._timeout_seconds / 2:
+                self._record()
+
+    def leave(self) -> None:
+        """Store the position, and let the next consumer go on there at once."""
+        with self._recording:
+            if self.active:
+                self._record()
+                self.active = False
+                self._turn.give_up()
+
+    # ------------------------------------------------------------------ the turn
+
+    def _take_turn(self) -> bool:
+        with self._recording:
+            if not self._turn.take(self._agreed_timeout()):
+                if self.active:
+                    _logger.warning("%s: another consumer has taken over", self._queue)
+                self.active = False
+                return False
+            if self.active and self._times_taken == self._turn.times_taken:
+                return True
+            self.active = False
+            if self._dead_letters is not None:
+                self._dead_letters.take_over(self._turn.holder)
+            self._times_taken = self._turn.times_taken
+            self.committed = self.handled = handled_upto(self._turn.value)
+            self._frames.clear()
+            self._failures = self._alone_until = 0
+            self._retry_at = float("-inf")
+            self._turn.take(self._timeout_seconds)  # from now on it is this one's
+            self._record()
+            if not self.active:
+                return False
+            _logger.info("%s: events are handled here from offset %d on", self._queue, self.handled)
+            return True
+
+    def _agreed_timeout(self) -> float:
+        """That of the holder: another one would judge it by a time that it does not know of."""
+        value = self._turn.value
+        is_known = value.holder and len(value.payload) > 1  # a queue that was cleared may have a position alone
+        return value.payload[1] if is_known else self._timeout_seconds
+
+    def _record(self) -> None:
+        """Store the position, which renews the turn. Lock held."""
+        position = self.handled
+        self.active = self._turn.record(position, self._timeout_seconds)
+        if self.active:
+            self.committed = position
+            self._recorded_at = self._clock.monotonic()
+
+    def _commit(self) -> None:
+        with self._recording:
+            if self.active:
+                self._record()
+        if not self.active:
+            return
+        self._on_handled(self.committed)
+        if self.committed - self._truncated >= TRUNCATE_BYTES:
+            self._store.truncate(self._segment, self.committed)
+            self._truncated = self.committed
+
+    # ------------------------------------------------------------------ the events
+
+    def _read(self) -> Sequence[Frame]:
+        try:
+            return read_frames(self._store, self._segment, self.handled)
+        except TruncatedError:
+            with self._recording:
+                self._record()
+            if self.active:
+                raise
+            return ()  # by the consumer that has taken over while this one was stopped
+
+    def _handle_batch(self) -> HandlerError | None:
+        """Hand out so many events that the position is to be stored then; the error to stop with, if one has failed."""
+        end = self.processed_events + self._max_batch
+        while self._frames and self.processed_events < end and self._may_handle():
+            frames = self._next_frames(end - self.processed_events)
+            error = self._call(frames)
+            if error is None:
+                self._done(frames)
+            elif len(frames) > 1:
+                self._part(frames, error)
+                break
+            elif (stop_with := self._failed(frames[0], error)) is not None:
+                return stop_with
+            elif self._failures:
+                break
+            if self._clock.monotonic() - self._recorded_at >= POSITION_SECONDS:
+                self._commit()
+        return None
+
+    def _may_handle(self) -> bool:
+        return self.active and not self.stopping.is_set() and self._clock.monotonic() < self._turn.valid_until
+
+    def _next_frames(self, at_most: int) -> Sequence[Frame]:
+        alone = self._together == 1 or self._frames[0].offset < self._alone_until
+        return [self._frames[index] for index in range(1 if alone else min(at_most, self._together, len(self._frames)))]
+
+    def _call(self, frames: Sequence[Frame]) -> Exception | None:
+        began = self._clock.monotonic()
+        try:
+            returned = self._handler([QueuedEvent(frame.data, self._queue, frame.offset) for frame in frames])
+        except Exception as error:
+            return error
+        finally:
+            self._durations.append(self._clock.monotonic() - began)
+        if returned is not None:  # no failure of the event: it would be as that of all others
+            check_returned(returned, "a handler", queue=self._queue, offset=frames[0].offset)
+        return None
+
+    def _done(self, frames: Sequence[Frame]) -> None:
+        self.processed_events += len(frames)
+        self.processed_bytes += frames[-1].end - frames[0].offset
+        self.handled = frames[-1].end
+        self._failures = 0
+        for _ in frames:
+            self._frames.popleft()
+
+    # ------------------------------------------------------------------ when the handler fails
+
+    def _part(self, frames: Sequence[Frame], error: Exception) -> None:
+        """Let the events of a batch come one by one, so that only what fails alone is retried, and set aside."""
+        self._alone_until = frames[-1].end
+        delay = self._pause(1)
+        _logger.warning(
+            "%s: %d events failed together and come one by one in %.3g s: %r", self._queue, len(frames), delay, error
+        )
+
+    def _failed(self, frame: Frame, error: Exception) -> HandlerError | None:
+        self._failures += 1
+        attempts = self._retries.attempts
+        if self._failures < attempts:
+            delay = self._pause(self._failures)
+            _logger.warning(
+                "%s: attempt %d of %d at offset %d failed, the next is in %.3g s: %r",
+                *(self._queue, self._failures, attempts, frame.offset, delay, error),
+            )
+        elif self._dead_letters is not None:
+            self._set_aside(self._dead_letters, frame, error)
+        else:
+            failed = HandlerError(
+                "the handler failed for the last time and the event stays in the queue; mend the handler, or set such "
+                "events aside with set_aside=True",
+                segment=self._segment,
+                offset=frame.offset,
+                attempts=self._failures,
+                error=_text_of(error),
+            )
+            failed.__cause__ = error
+            return failed
+        return None
+
+    def _pause(self, attempt: int) -> float:
+        delay = self._retries.delay_after(attempt)
+        self._retry_at = self._clock.monotonic() + delay
+        return delay
+
+    def _set_aside(self, dead_letters: DeadLetters, frame: Frame, error: Exception) -> None:
+        text = _text_of(error)[:MAX_ERROR_LENGTH]
+        letter = encode_dead_event(data=frame.data, offset=frame.offset, error=text, attempts=self._failures)
+        if not dead_letters.put(self._turn.holder, letter, frame.offset):
+            self.active = False
+            return
+        _logger.error("%s: the event at offset %d is set aside", self._queue, frame.offset, exc_info=error)
+        self._done([frame])
+
+    # ------------------------------------------------------------------ those who add
+
+    def _forget_adders(self, now: float) -> None:
+        """Remove the numbers of processes that have added nothing since they were looked at the last time."""
+        if now < self._forget_at:
+            return
+        self._forget_at = now + FORGET_ADDERS_SECONDS
+        before, self._adders = self._adders, dict(self._store.attributes(self._segment, ADDERS))
+        silent = [name for name, number in self._adders.items() if before.get(name) == number]
+        if silent:
+            changes = {name: AttributeChange(self._adders[name], None) for name in silent[:MAX_ATTRIBUTE_CHANGES]}
+            self._store.append(self._segment, b"", attributes=changes)  # a conflict: next time
+
+
+def _text_of(error: Exception) -> str:
+    """Whatever the error is, there is a text of it that can be stored."""
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        text = type(error).__name__
+    return text.encode(errors="backslashreplace").decode()

@@ -1,0 +1,104 @@
+"""The dead letters of a queue: the events that its handler failed on for the last time, in a segment of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+import msgpack
+
+from synchronizer.errors import NotFoundError, StoreUnavailableError, TruncatedError
+from synchronizer.store import Appended, AttributeChange, Conflict, SegmentStore
+
+from .frames import encode_frame, read_frames
+
+#: So much more than its event a dead letter may take, with this much of an error's text.
+ROOM_BYTES: Final = 64 * 1024
+MAX_ERROR_LENGTH: Final = 10_000
+#: The attribute that says whose turn it is to set events aside, and which was the last one.
+_LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadEvent:
+    """An event that was set aside: its bytes, its offset in the queue, and what its handler raised at last."""
+
+    data: bytes
+    offset: int
+    error: str
+    attempts: int
+    #: Where it stands among the dead letters.
+    place: int
+    end: int
+
+    @classmethod
+    def decode(cls, place: int, end: int, encoded: bytes) -> DeadEvent:
+        found = msgpack.unpackb(encoded)
+        return cls(found["data"], found["offset"], found["error"], found["attempts"], place, end)
+
+
+def encode_dead_event(*, data: bytes, offset: int, error: str, attempts: int) -> bytes:
+    letter = {"offset": offset, "error": error, "attempts": attempts, "data": data}
+    return encode_frame(bytes(msgpack.packb(letter)))
+
+
+class DeadLetters:
+    """Those of one queue. Each event is set aside once, and only by the consumer that came last."""
+
+    def __init__(self, store: SegmentStore, segment: str) -> None:
+        self.segment = segment
+        self._store = store
+
+    def take_over(self, holder: bytes) -> None:
+        """From now on only this consumer sets events aside."""
+        self._store.create(self.segment)
+        while True:
+            last = self._store.attributes(self.segment, names=[_LAST]).get(_LAST)
+            offset = -1 if last is None else msgpack.unpackb(last)[1]
+            if self._change(b"", last, _encode_last(holder, offset)):
+                return
+
+    def put(self, holder: bytes, event: bytes, offset: int) -> bool:
+        """Append an event, encoded, unless it is there; False if another consumer has taken over."""
+        last = self._store.attributes(self.segment, names=[_LAST]).get(_LAST)
+        present, last_offset = (b"", -1) if last is None else msgpack.unpackb(last)
+        if present != holder:
+            return False
+        return last_offset >= offset or self._change(event, last, _encode_last(holder, offset))
+
+    def read(self) -> Iterator[DeadEvent]:
+        """All that are there, the oldest first."""
+        with suppress(NotFoundError):  # there never was one
+            at = self._store.info(self.segment).start_offset
+            while True:
+                try:
+                    frames = read_frames(self._store, self.segment, at)
+                except TruncatedError as error:
+                    at = error.start_offset  # they were forgotten meanwhile
+                    continue
+                if not frames:
+                    return
+                for frame in frames:
+                    yield DeadEvent.decode(*frame)
+                at = frames[-1].end
+
+    def forget(self, upto: DeadEvent) -> None:
+        self._store.truncate(self.segment, upto.end)
+
+    def clear(self) -> None:
+        with suppress(NotFoundError):
+            self._store.truncate(self.segment, self._store.info(self.segment).length)
+
+    def _change(self, data: bytes, before: bytes | None, after: bytes) -> bool:
+        answer = self._store.append(self.segment, data, attributes={_LAST: AttributeChange(before, after)})
+        if isinstance(answer, Appended | Conflict):
+            return isinstance(answer, Appended)
+        raise StoreUnavailableError(
+            "the answer was lost; the next call finds out", segment=self.segment
+        ) from answer.cause
+
+
+def _encode_last(holder: bytes, offset: int) -> bytes:
+    return bytes(msgpack.packb([holder, offset]))

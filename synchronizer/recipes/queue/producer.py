@@ -1,0 +1,354 @@
+"""Adding to a queue: threads that add at the same moment share an append, and each append is stored once.
+
+As a writer of a stream does, a process keeps the number of its last append in an attribute of its own. Every append
+moves that on, or does nothing; so one whose answer was lost is sent again, and it is never there twice. Numbers grow,
+and the first is put there without events: so none that arrives late is stored once the attribute was removed.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import secrets
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from synchronizer.clock import Clock, Deadline
+from synchronizer.errors import (
+    ClosedError,
+    DeadlineExceededError,
+    OutcomeUnknownError,
+    ReaderGroupError,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from synchronizer.patience import Patience
+from synchronizer.store import Appended, AttributeChange, Conflict, SegmentStore, UnknownOutcome
+from synchronizer.threads.flag import Bell, Flag
+
+#: The attributes that hold the numbers of the processes that add.
+ADDERS: Final = "adder/"
+#: So many bytes go into one append, or those of one call if they are more.
+BATCH_BYTES: Final = 1024 * 1024
+#: How often a queue that is full is looked at again. A consumer in this process is heard at once.
+_FIRST_LOOK_SECONDS: Final = 0.005
+_LAST_LOOK_SECONDS: Final = 0.25
+
+
+class Extent(NamedTuple):
+    """What is outstanding in a segment: from the first offset that is not handled to its length."""
+
+    handled: int
+    length: int
+
+
+class Room:
+    """How much more may be outstanding, as far as this process knows. Threads share it.
+
+    What others add meanwhile is heard of with the next append, so each process may go over the limit by one.
+    """
+
+    def __init__(self, segment: str, limit_bytes: int, clock: Clock, look: Callable[[], Extent]) -> None:
+        self.limit_bytes = limit_bytes
+        self._segment = segment
+        self._clock = clock
+        self._look = look
+        self._known: Extent | None = None
+        self._lock = threading.Lock()
+        self._moved = Flag()
+        self._closed = False
+
+    def has(self, size: int) -> bool:
+        """Whether so much may be added. What alone is over the limit may come when nothing else is there."""
+        if self._known is None:
+            return False
+        outstanding = self._known.length - self._known.handled
+        return outstanding == 0 or outstanding + size <= self.limit_bytes
+
+    def learn(self, *, handled: int = 0, length: int = 0) -> None:
+        """Both only grow."""
+        self._take_up(Extent(handled, length))
+        self._moved.set()
+
+    def wait(self, size: int, deadline: Deadline) -> None:
+        """Return when there is room, as the store says it."""
+        pause = _FIRST_LOOK_SECONDS
+        patience = Patience(self._clock, deadline)
+        while not self.has(size):
+            self._moved.clear()
+            handled, length = patience.call(self._look)
+            self._take_up(Extent(handled, length))
+            if self._closed:
+                raise ClosedError("the queue is closed; open another", segment=self._segment)
+            if self.has(size):
+                return
+            if deadline.passed:
+                raise DeadlineExceededError(
+                    "the queue is full and its consumer does not keep up; nothing was written",
+                    segment=self._segment,
+                    outstanding_bytes=length - handled,
+                    limit=self.limit_bytes,
+                )
+            self._clock.wait(self._moved, deadline.remaining(pause))
+            pause = min(2 * pause, _LAST_LOOK_SECONDS)
+
+    def close(self) -> None:
+        self._closed = True
+        self._moved.set()
+
+    def _take_up(self, seen: Extent) -> None:
+        with self._lock:
+            known = self._known or seen
+            self._known = Extent(max(known.handled, seen.handled), max(known.length, *seen))
+
+
+class _Status(enum.Enum):
+    UNDECIDED = enum.auto()
+    STORED = enum.auto()
+    FAILED = enum.auto()
+
+
+class _Batch:
+    """What the calls of several threads put into one append."""
+
+    def __init__(self) -> None:
+        self.parts: dict[_Call, bytes] = {}  # in order
+        self.callers: set[_Call] = set()
+        self.status = _Status.UNDECIDED
+        self.error: ReaderGroupError | None = None
+        self.number: bytes | None = None  # when it is sent
+        self.lost_answer: BaseException | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.parts.values()))
+
+    def add(self, call: _Call, data: bytes) -> None:
+        call.batch = self  # first: so whoever is interrupted leaves it
+        self.callers.add(call)
+        self.parts[call] = data
+
+    def leave(self, call: _Call) -> None:
+        """The call has its answer or gives up; without one, what it brought is taken out, unless it may be stored.
+
+        It may be called twice.
+        """
+        self.callers.discard(call)
+        if self.status is _Status.UNDECIDED and self.lost_answer is None:
+            self.parts.pop(call, None)
+
+    def end(self, status: _Status, error: ReaderGroupError | None = None) -> None:
+        self.status = status
+        self.error = error
+
+
+class _Call:
+    """One call of `Adding.add`, and the batch that it is in."""
+
+    def __init__(self) -> None:
+        self.batch: _Batch | None = None
+
+
+class Adding:
+    """The appends of one process to ``segment``, each when there is ``room``. Threads share it."""
+
+    def __init__(self, store: SegmentStore, segment: str, clock: Clock, room: Room) -> None:
+        self._store = store
+        self._segment = segment
+        self._clock = clock
+        self._room = room
+        self._batch_bytes = min(room.limit_bytes, BATCH_BYTES)
+        self._closing = Flag()
+        self._lock = threading.Lock()  # guards what follows
+        self._changed = Bell()
+        self._open = _Batch()
+        self._sending: _Batch | None = None
+        self._leader: _Call | None = None  # sends, or waits for room
+        self._name = ADDERS + secrets.token_hex(8)
+        self._stored: bytes | None = None  # the number that the segment has
+        self._numbers = 0
+        self._process = os.getpid()
+
+    def add(self, data: bytes, deadline: Deadline) -> None:
+        """Return when ``data`` is stored, durably, in one piece and once."""
+        if self._is_forked:  # where whoever held the lock, or was sending, is no more
+            raise ClosedError(
+                "the queue belongs to the process that this one was forked from; open it here anew",
+                segment=self._segment,
+            )
+        call = _Call()
+        try:
+            batch = self._join(call, data, deadline)
+            self._await(batch, call, deadline)
+        finally:
+            try:
+                self._leave(call)
+            except BaseException:  # interrupted: it can be repeated
+                self._leave(call)
+                raise
+        if batch.error is not None:
+            raise batch.error
+
+    def close(self) -> None:
+        """Take nothing more, and remove what the segment remembers of this process. Twice is no error."""
+        if self._closing.is_set() or self._is_forked:
+            return
+        self._closing.set()
+        self._room.close()
+        with self._lock:
+            self._changed.ring()
+            stored = self._stored
+        if stored is not None:
+            with suppress(ReaderGroupError):  # it is forgotten in time
+                self._store.append(self._segment, b"", attributes={self._name: AttributeChange(stored, None)})
+
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise ClosedError("the queue is closed; open another", segment=self._segment)
+
+    def _join(self, call: _Call, data: bytes, deadline: Deadline) -> _Batch:
+        while True:
+            with self._lock:
+                self._check_open()
+                if not self._open.parts or self._open.size + len(data) <= self._batch_bytes:
+                    self._open.add(call, data)
+                    return self._open
+                change = self._changed.next_ring()
+            if deadline.passed:
+                raise DeadlineExceededError("others kept adding until the deadline", segment=self._segment)
+            change.wait(deadline.remaining(1.0))
+
+    def _await(self, batch: _Batch, call: _Call, deadline: Deadline) -> None:
+        """Return when the batch is decided, sending it if it is the next to go and nobody else does."""
+        while True:
+            with self._lock:
+                if batch.status is not _Status.UNDECIDED:
+                    return
+                if batch is self._open:  # else it may be stored
+                    self._check_open()
+                if self._leader is None and (self._sending or self._open) is batch:
+                    self._leader = call
+                elif deadline.passed:
+                    self._give_up(batch)
+                change = self._changed.next_ring()
+            if self._leader is call:
+                self._send(batch, deadline)
+                self._end_leading(call)
+            else:
+                change.wait(deadline.remaining(1.0))
+
+    def _give_up(self, batch: _Batch) -> None:
+        """The deadline of a caller who is not sending the batch himself. Lock held."""
+        if self._sending is batch:
+            batch.lost_answer = batch.lost_answer or DeadlineExceededError("it was on its way")
+            raise OutcomeUnknownError(
+                "the deadline came while the events were on their way; they may be stored", segment=self._segment
+            )
+        raise DeadlineExceededError("the deadline came before the events were sent", segment=self._segment)
+
+    def _leave(self, call: _Call) -> None:
+        """The call has its answer, or gives up. It may be called twice."""
+        batch = call.batch
+        if batch is None or (batch.status is not _Status.UNDECIDED and self._leader is not call):
+            return
+        self._end_leading(call)
+        with self._lock:
+            batch.leave(call)
+            if self._sending is batch and not batch.callers and self._leader is None:
+                self._sending = None  # nobody is left who asks what became of it; the next number settles it
+            self._changed.ring()
+
+    def _end_leading(self, call: _Call) -> None:
+        """Let everyone in the batch know what became of it. What was raised is this caller's alone: the others go on.
+
+        It may be called twice.
+        """
+        with self._lock:
+            if self._leader is call:
+                if self._sending is not None and self._sending.status is not _Status.UNDECIDED:
+                    self._sending = None
+                self._leader = None
+            self._changed.ring()
+
+    def _send(self, batch: _Batch, deadline: Deadline) -> None:
+        while self._sending is None:
+            self._room.wait(batch.size, deadline)
+            with self._lock:
+                if self._room.has(batch.size):  # others may have joined it
+                    self._sending, self._open = batch, _Batch()
+        with self._lock:
+            data = b"".join(batch.parts.values())
+        try:
+            self._append(batch, data, deadline)
+        except ReaderGroupError as error:
+            if batch.lost_answer is None:
+                raise
+            raise OutcomeUnknownError(
+                "the answer to the append was lost, and it was not found out in time whether the events are stored",
+                segment=self._segment,
+            ) from error
+        except BaseException as error:
+            batch.lost_answer = error  # an interrupt may come when the store has the events
+            raise
+
+    def _append(self, batch: _Batch, data: bytes, deadline: Deadline) -> None:
+        patience = Patience(self._clock, deadline, self._closing)
+        while True:
+            problem: BaseException
+            try:
+                if self._stored is None:
+                    self._register()
+                batch.number = batch.number or self._next_number()
+                change = AttributeChange(self._stored, batch.number)
+                answer = self._store.append(self._segment, data, attributes={self._name: change})
+            except (StoreUnavailableError, StoreFullError) as error:
+                problem = error
+            except ReaderGroupError as error:
+                if batch.lost_answer is not None:
+                    raise
+                return batch.end(_Status.FAILED, error)
+            else:
+                if isinstance(answer, Conflict):
+                    if self._settle(batch, answer.attributes[self._name]):
+                        return self._end_stored(batch, answer.length)
+                    continue
+                if isinstance(answer, Appended):
+                    return self._end_stored(batch, answer.length)
+                problem = batch.lost_answer = answer.cause
+            if not patience.wait():
+                self._check_open()
+                raise DeadlineExceededError(
+                    "the store did not take the events in time", segment=self._segment
+                ) from problem
+
+    def _end_stored(self, batch: _Batch, length: int) -> None:
+        # Both with no call in between, at which an interrupt could come: sent again, it would be stored twice.
+        batch.status = _Status.STORED
+        self._stored = batch.number
+        self._room.learn(length=length)
+
+    def _settle(self, batch: _Batch, present: bytes | None) -> bool:
+        """Whether the batch is stored, by the number that the segment has; if not, it is to be sent again."""
+        if present == batch.number:
+            return True
+        if present is None and batch.lost_answer is not None:
+            raise OutcomeUnknownError("the segment has forgotten this process meanwhile", segment=self._segment)
+        self._stored = present  # that of a batch which everybody had given up; None if the process was long silent
+        return False
+
+    def _register(self) -> None:
+        change = AttributeChange(None, self._next_number())
+        answer = self._store.append(self._segment, b"", attributes={self._name: change})
+        if isinstance(answer, UnknownOutcome):
+            raise StoreUnavailableError("the answer was lost", segment=self._segment) from answer.cause
+        self._stored = change.new if isinstance(answer, Appended) else answer.attributes[self._name]
+
+    def _next_number(self) -> bytes:
+        self._numbers += 1
+        return self._numbers.to_bytes(8)

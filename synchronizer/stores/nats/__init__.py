@@ -1,0 +1,1 @@
+"""Segments in NATS JetStream."""

@@ -1,0 +1,174 @@
+"""The client of nats-py, with two ways for what is sent and answered: its own, and a shorter one past its queues.
+
+The shorter one uses parts of nats-py that are not public. Whether they are there, in the shape that is known, is looked
+up when this module is imported. Where they are not, everything goes the public way, slower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, NamedTuple
+
+import nats.aio.client
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from synchronizer.errors import UnsupportedError
+
+from .frames import Answer, Outgoing, answer_of
+
+_logger = logging.getLogger(__name__)
+
+#: Takes the subject of an answer and the answer, in the hidden thread, and never raises.
+OnAnswer = Callable[[bytes, Answer], None]
+OnDamage = Callable[[Exception], None]
+OnDeaf = Callable[[], None]
+
+
+class Sendable(NamedTuple):
+    """A message, where its answer goes, if it has one, and both as a frame."""
+
+    message: Outgoing
+    reply: bytes
+    frame: bytes
+
+
+class DemandingClient(Client):
+    """Speaks TLS if the address asks for it, where nats-py alone speaks it only if the server wants to."""
+
+    def _connect_command(self) -> bytes:
+        """The first thing that is said to a server, each time; what raises here ends the connection."""
+        if "tls" in self.options and not self._server_info.get("tls_required"):
+            raise nats.errors.Error("the server does not require TLS, and the address does")
+        command: bytes = super()._connect_command()
+        return command
+
+
+class PublicClient(DemandingClient):
+    """Sends and hears by what nats-py documents."""
+
+    def __init__(self, on_answer: OnAnswer, on_damage: OnDamage, on_deaf: OnDeaf) -> None:
+        super().__init__()
+        self._tell_answer = on_answer
+        self._tell_damage = on_damage
+        self._tell_deaf = on_deaf
+
+    async def hear_answers(self, subject: str) -> None:
+        async def hear(message: Msg) -> None:
+            headers = message.headers or {}
+            self._tell_answer(message.subject.encode(), Answer(headers, message.data, headers.get("Status")))
+
+        await self.subscribe(subject, cb=hear, pending_msgs_limit=0, pending_bytes_limit=0)  # none is dropped
+
+    def cut(self) -> None:
+        """Close the socket now and drop unsent data. nats-py alone waits until everything is sent."""
+        writer = getattr(getattr(self, "_transport", None), "_io_writer", None)
+        if isinstance(writer, asyncio.StreamWriter):
+            writer.transport.abort()
+
+    def send(self, messages: Sequence[Sendable]) -> Coroutine[Any, Any, None] | None:
+        """Send these, in this order and behind what was sent before. What is returned has to be awaited."""
+        return self._publish(messages)
+
+    async def _publish(self, messages: Sequence[Sendable]) -> None:
+        for (subject, data, headers, *_), reply, _ in messages:
+            await self.publish(subject, data, reply.decode(), dict(headers) if headers is not None else None)
+
+
+class ShortClient(PublicClient):
+    """Sends and hears without the queues and tasks of nats-py, each of which takes a further turn of the loop."""
+
+    def __init__(self, on_answer: OnAnswer, on_damage: OnDamage, on_deaf: OnDeaf) -> None:
+        super().__init__(on_answer, on_damage, on_deaf)
+        self._answers: int | None = None
+
+    async def hear_answers(self, subject: str) -> None:
+        self._answers = (await self.subscribe(subject))._id
+
+    def send(self, messages: Sequence[Sendable]) -> Coroutine[Any, Any, None] | None:
+        """The same, at once."""
+        transport = self._transport
+        assert transport is not None
+        transport.writelines([*self._pending, *(each.frame for each in messages)])
+        self._pending, self._pending_data_size = [], 0
+        return None
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        """What raises here would make nats-py deaf."""
+        try:
+            if sid == self._answers:
+                self._tell_answer(subject, answer_of(headers, data))
+            else:
+                await super()._process_msg(sid, subject, reply, data, headers)
+        except Exception as error:
+            self._tell_damage(error)
+
+    async def _read_loop(self) -> None:
+        """At an error that it does not know nats-py stops reading, and says nothing of it."""
+        await super()._read_loop()
+        if self.is_connected:
+            self._tell_deaf()
+
+
+def new_client(on_answer: OnAnswer, on_damage: OnDamage, on_deaf: OnDeaf, *, demands_tls: bool) -> PublicClient:
+    """A client that is not connected yet."""
+    if demands_tls and not _CAN_DEMAND_TLS:
+        raise UnsupportedError(
+            "this release of nats-py cannot be held to TLS, which the address asks for; install another one",
+            nats_py=_version(),
+        )
+    return (ShortClient if CAN_BE_SHORT else PublicClient)(on_answer, on_damage, on_deaf)
+
+
+# What is used of nats-py, and is not public
+
+
+def _takes(owner: type, name: str, parameters: Sequence[str], *, is_async: bool) -> bool:
+    """Whether the class has such a method."""
+    method = inspect.getattr_static(owner, name, None)
+    if not inspect.isfunction(method) or inspect.iscoroutinefunction(method) != is_async:
+        return False
+    return list(inspect.signature(method).parameters) == ["self", *parameters]
+
+
+def _has_what_is_short(client_class: type[Client], subscription_class: type[Subscription]) -> bool:
+    try:
+        client: Any = client_class()
+        subscription: Any = subscription_class(client, id=7)
+        return (
+            _takes(client_class, "_process_msg", ["sid", "subject", "reply", "data", "headers"], is_async=True)
+            and _takes(client_class, "_read_loop", [], is_async=True)
+            and client._pending == []
+            and client._pending_data_size == 0
+            and client._transport is None
+            and subscription._id == 7
+        )
+    except Exception:  # of a release that is not known yet
+        return False
+
+
+def _can_demand_tls(client_class: type[Client]) -> bool:
+    try:
+        client: Any = client_class()
+        return (
+            _takes(client_class, "_connect_command", [], is_async=False)
+            and isinstance(client._server_info, dict)
+            and isinstance(client.options, dict)
+        )
+    except Exception:
+        return False
+
+
+def _version() -> str:
+    return str(getattr(nats.aio.client, "__version__", "unknown"))
+
+
+CAN_BE_SHORT: Final = _has_what_is_short(Client, Subscription)
+_CAN_DEMAND_TLS: Final = _can_demand_tls(Client)
+if not CAN_BE_SHORT:
+    _logger.warning("this release of nats-py is not known to this SDK: calls take longer (nats-py %s)", _version())

@@ -1,0 +1,107 @@
+"""Messages to a NATS server and from it, as its protocol has them.
+
+What goes into a frame is checked here, whoever made it: a line end in a subject or a header would end the frame, and
+what follows would be a command of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from pydantic_core import from_json
+
+from synchronizer.errors import CorruptStoreError, InvalidArgumentError
+
+Headers = Mapping[str, str]
+
+_HEADERS_BEGIN: Final = b"NATS/1.0\r\n"
+_VERSION_LENGTH: Final = len(b"NATS/1.0")
+_NO_RESPONDERS: Final = "503"
+#: Visible characters of ASCII. All others are quoted in the names that become subjects.
+_SUBJECT: Final = re.compile(r"[!-~]+")
+
+
+class Outgoing(NamedTuple):
+    """A message to the server."""
+
+    subject: str
+    data: bytes = b""
+    headers: Headers | None = None
+    has_answer: bool = True
+    has_many_answers: bool = False  # they end with one that has a status
+
+
+class Answer(NamedTuple):
+    headers: Headers
+    data: bytes
+    status: str | None = None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The data of an answer in JSON."""
+        try:
+            found = from_json(self.data)
+        except ValueError as error:
+            raise CorruptStoreError("an answer of the NATS server is not JSON", answer=self.data[:200]) from error
+        if not isinstance(found, dict):
+            raise CorruptStoreError("an answer of the NATS server is no JSON object", answer=self.data[:200])
+        return found
+
+    @property
+    def is_from_nobody(self) -> bool:
+        """Whether the server knew nobody who takes the message: it had no effect."""
+        return self.status == _NO_RESPONDERS
+
+
+def error_in(document: Mapping[str, Any]) -> tuple[int | None, str]:
+    """The code and the description of the error in an answer of JetStream; None and nothing if there is none."""
+    error = document.get("error")
+    if not isinstance(error, dict):
+        return None, "" if error is None else str(error)
+    code = error.get("err_code")
+    return (code if isinstance(code, int) else None), str(error.get("description", "an error"))
+
+
+def framed(message: Outgoing, reply: bytes) -> bytes:
+    """The message as the server takes it; `InvalidArgumentError` for what would be more than one message."""
+    subject, data, headers = message.subject, message.data, message.headers
+    if not _SUBJECT.fullmatch(subject):
+        raise InvalidArgumentError("a subject holds visible characters of ASCII only", subject=subject)
+    if headers is None:
+        return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply, len(data), data)
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
+    if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
+        raise InvalidArgumentError("a header holds no line end", headers=dict(headers))
+    size = len(_HEADERS_BEGIN) + len(lines) + 2
+    return b"HPUB %b %b %d %d\r\n%b%b\r\n%b\r\n" % (
+        subject.encode(),
+        reply,
+        size,
+        size + len(data),
+        _HEADERS_BEGIN,
+        lines,
+        data,
+    )
+
+
+def answer_of(block: bytes | None, data: bytes) -> Answer:
+    """The answer with this block of headers, which may have a status in its first line.
+
+    Never raises: bytes that are no text are replaced, and lines that are no headers left out.
+    """
+    if not block:
+        return Answer({}, data)
+    return Answer(headers_in(block), data, _status_in(block))
+
+
+def headers_in(block: bytes) -> dict[str, str]:
+    lines = block.decode("utf-8", "replace").split("\r\n")[1:]
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines) if name}
+
+
+def _status_in(block: bytes) -> str | None:
+    """The three digits behind the version of the protocol. A header of this name is somebody's, and no status."""
+    words = block[_VERSION_LENGTH : block.find(b"\r\n")].split(maxsplit=1)
+    return words[0].decode("ascii", "replace") if words else None

@@ -1,0 +1,146 @@
+"""What a process remembers of segments between calls. It saves round trips and is never believed.
+
+Whatever is decided with it is confirmed by the server: an append by its expected sequence, a read by the head that the
+leader tells meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from typing import Final, NamedTuple
+
+from .wire import Head
+
+#: Names are used once and new ones come for ever: what is forgotten costs a round trip, what is kept stays in memory.
+_MAX_SEGMENTS: Final = 500
+_MAX_PLACES: Final = 64
+_MAX_VALUES: Final = 200
+
+
+class Place(NamedTuple):
+    """The messages from ``sequence`` on hold the bytes from ``offset`` on."""
+
+    offset: int
+    sequence: int
+
+
+class Value(NamedTuple):
+    """An attribute, None if it is absent, and the sequence to expect on its subject."""
+
+    value: bytes | None
+    sequence: int
+
+
+class _Known:
+    def __init__(self) -> None:
+        self.head: Head | None = None
+        self.life: int | None = None
+        self.changes = 0
+        self.places: list[Place] = []
+        self.values: OrderedDict[str, Value] = OrderedDict()
+
+
+class Hints:
+    """What was seen last, by segment. Threads share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        #: The newest sequence that was seen in the whole stream.
+        self.newest = 0
+
+    def head(self, segment: str) -> Head | None:
+        known = self._known.get(segment)
+        return None if known is None else known.head
+
+    def see_head(self, segment: str, head: Head, *, anyhow: bool = False) -> None:
+        """Remember the head, unless a newer one is known."""
+        with self._lock:
+            known = self._of(segment)
+            if anyhow or known.head is None or known.head.sequence < head.sequence:
+                known.head = head
+            self.newest = max(self.newest, head.sequence)
+            _insert(known.places, Place(head.length, head.sequence + 1))
+
+    def forget_head(self, segment: str) -> None:
+        with self._lock:
+            self._of(segment).head = None
+
+    def forget(self, segment: str) -> None:
+        with self._lock:
+            self._known.pop(segment, None)
+
+    def changes(self, segment: str) -> int:
+        """The sequence of the newest change of attributes that was seen; 0 if none was."""
+        known = self._known.get(segment)
+        return 0 if known is None else known.changes
+
+    def see_changes(self, segment: str, sequence: int) -> None:
+        with self._lock:
+            known = self._of(segment)
+            known.changes = max(known.changes, sequence)
+            self.newest = max(self.newest, sequence)
+
+    def life(self, segment: str) -> int | None:
+        known = self._known.get(segment)
+        return None if known is None else known.life
+
+    def see_life(self, segment: str, sequence: int | None) -> None:
+        with self._lock:
+            self._of(segment).life = sequence
+
+    def value(self, segment: str, attribute: str) -> Value | None:
+        known = self._known.get(segment)
+        return None if known is None else known.values.get(attribute)
+
+    def see_value(self, segment: str, attribute: str, value: Value) -> None:
+        with self._lock:
+            values = self._of(segment).values
+            values[attribute] = value
+            values.move_to_end(attribute)
+            if len(values) > _MAX_VALUES:
+                values.popitem(last=False)
+
+    def forget_value(self, segment: str, attribute: str) -> None:
+        with self._lock:
+            self._of(segment).values.pop(attribute, None)
+
+    def see_place(self, segment: str, place: Place) -> None:
+        with self._lock:
+            _insert(self._of(segment).places, place)
+
+    def place_before(self, segment: str, offset: int) -> Place | None:
+        """The last known place at or before the offset."""
+        with self._lock:
+            known = self._known.get(segment)
+            index = bisect_right(known.places, Place(offset, 1 << 63)) if known else 0
+            return known.places[index - 1] if known and index else None
+
+    def place_after(self, segment: str, offset: int) -> Place | None:
+        """The first known place after the offset."""
+        with self._lock:
+            known = self._known.get(segment)
+            index = bisect_right(known.places, Place(offset, 1 << 63)) if known else 0
+            return known.places[index] if known and index < len(known.places) else None
+
+    def _of(self, segment: str) -> _Known:
+        known = self._known.get(segment)
+        if known is None:
+            known = self._known[segment] = _Known()
+            if len(self._known) > _MAX_SEGMENTS:
+                self._known.popitem(last=False)
+        else:
+            self._known.move_to_end(segment)
+        return known
+
+
+def _insert(places: list[Place], place: Place) -> None:
+    index = bisect_right(places, place)
+    if index and places[index - 1].offset == place.offset:
+        places[index - 1] = place  # the later message: those between are empty
+        return
+    places.insert(index, place)
+    if len(places) > _MAX_PLACES:
+        del places[1:-1:2]  # every other one, so that they stay spread

@@ -1,0 +1,236 @@
+"""A fair lock by tickets: first come, first served between processes, and gone by itself when its holder is.
+
+Tickets are messages in a stream of their own, in the memory of one server: a line that is lost costs politeness, and
+never more. Whose ticket is the first on the lock's subject has the lock. Who lets go of it sends word to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from functools import partial
+from typing import Final, NamedTuple
+
+from synchronizer.clock import Clock, Deadline
+from synchronizer.errors import CorruptStoreError, ReaderGroupError
+from synchronizer.threads.flag import Flag
+
+from .connection import AnswerLostError, NatsConnection, NotSentError
+from .frames import Answer, Headers, Outgoing
+from .rights import Api, line_of, word_of
+from .wire import EXPECTED, request, sequence_in, token
+
+#: Tickets of processes that died or stand still are dropped after this time.
+_TICKET_SECONDS: Final = 5
+#: Nobody sends word that a ticket was dropped.
+_LOOK_SECONDS: Final = 0.25
+_TICKET: Final = "Rg-Ticket"
+_NUMBER: Final = re.compile(r"[0-9]{1,19}")
+
+
+class _Ticket(NamedTuple):
+    """A place in the line, and the subject at which its owner hears that it is the first; None if it names none."""
+
+    number: int
+    word: str | None
+
+
+class _Place:
+    """What a thread has in the line for a lock."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.ticket: int | None = None
+        self.has_turn = False
+        self.is_abandoned = False
+
+    @property
+    def number(self) -> int:
+        assert self.ticket is not None
+        return self.ticket
+
+
+class _Holding(AbstractContextManager[bool]):
+    """A lock, while it is waited for and held."""
+
+    def __init__(self, line: FairLine, place: _Place, timeout: float, store: object) -> None:
+        self._store = store  # a store without references is closed, and its locks with it
+        self._line = line
+        self._place = place
+        self._timeout = timeout
+
+    def __enter__(self) -> bool:
+        return self._line.enter(self._place, self._timeout)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._line.leave(self._place)
+
+
+class FairLine:
+    """The fair locks of one store."""
+
+    def __init__(self, connection: NatsConnection, stream: str, clock: Clock) -> None:
+        self._connection = connection
+        self._stream = line_of(stream)
+        self._api = Api(self._stream)
+        self._clock = clock
+        self._word = f"{word_of(stream)}.{uuid.uuid4().hex}"
+        #: Tickets are what anybody may have published. Only this is a word that this SDK listens at.
+        self._any_word = re.compile(re.escape(word_of(stream)) + r"\.[0-9a-f]{32}")
+        self._waiting: dict[int, Flag] = {}
+        self._is_listening = False
+
+    def held(self, name: str, timeout: float, *, store: object) -> AbstractContextManager[bool]:
+        """Hold the lock of ``store`` in a block; False if ``timeout`` seconds did not suffice."""
+        return _Holding(self, _Place(f"{self._stream}.{token(name)}"), timeout, store)
+
+    def enter(self, place: _Place, timeout: float) -> bool:
+        try:
+            place.has_turn = self._take(place, Deadline(self._clock, timeout))
+        except BaseException:
+            self._abandon(place)
+            raise
+        return place.has_turn
+
+    def _take(self, place: _Place, deadline: Deadline) -> bool:
+        if self._draw(place, only_first=True):
+            return True
+        if deadline.passed:
+            return False
+        self._listen()
+        return self._queue(place, deadline)
+
+    def _queue(self, place: _Place, deadline: Deadline) -> bool:
+        """Stand in line until it is this ticket's turn, or the time is over."""
+        word = self._draw_and_listen(place)
+        while True:
+            first = self._first(place.subject, 1)
+            if first is not None and first.number == place.ticket:
+                return True
+            if deadline.passed:
+                return False
+            if first is None or first.number > place.number:  # dropped: a long line, or a server that was started anew
+                self._waiting.pop(place.number, None)
+                word = self._draw_and_listen(place)
+            elif self._clock.wait(word, deadline.remaining(_LOOK_SECONDS)):
+                return True
+
+    def _draw_and_listen(self, place: _Place) -> Flag:
+        self._draw(place, only_first=False)
+        # Word that came before is not missed: the first ticket is looked up next.
+        word = self._waiting[place.number] = Flag()
+        return word
+
+    def leave(self, place: _Place) -> None:
+        """Let the next one have the lock. If that was interrupted, it can be called again."""
+        if place.ticket is None:
+            return
+        word = self._waiting.get(place.ticket)
+        try:
+            following = self._delete_and_look(place)
+            if place.has_turn or (word is not None and word.is_set()):
+                self._send_word(following or self._first(place.subject, 1))
+        except ReaderGroupError:
+            pass  # the ticket is dropped in time
+        self._waiting.pop(place.ticket, None)
+        place.ticket = None
+
+    def _send_word(self, following: _Ticket | None) -> None:
+        if following is not None and following.word is not None:
+            word = Outgoing(following.word, b"", {_TICKET: str(following.number)}, has_answer=False)
+            self._connection.send(word)
+
+    def _abandon(self, place: _Place) -> None:
+        """Leave the line without waiting for an answer."""
+        place.is_abandoned = True
+        if place.ticket is not None:
+            self._waiting.pop(place.ticket, None)
+            with suppress(ReaderGroupError):
+                self._connection.send(self._deletion_of(place.ticket)._replace(has_answer=False))
+
+    def _draw(self, place: _Place, *, only_first: bool) -> bool:
+        """Draw a new ticket; False if it would not be the only one, and has to be."""
+        headers = {EXPECTED: "0"} if only_first else {}
+        outgoing = Outgoing(place.subject, self._word.encode(), headers)
+        place.ticket = None
+        answer = self._ask([outgoing], heard=partial(self._note, place))[0]
+        if answer.is_from_nobody:
+            self._make_stream()
+            answer = self._ask([outgoing], heard=partial(self._note, place))[0]
+        if answer.is_from_nobody:
+            raise self._connection.unavailable("the stream of the line cannot be reached")
+        if place.ticket is not None:
+            return True
+        if only_first and b'"error"' in answer.data:
+            return False
+        raise self._connection.unavailable(f"the line gives no ticket: {answer.data[:200]!r}")
+
+    def _note(self, place: _Place, answers: list[list[Answer]]) -> None:
+        """Called in the hidden thread, so that a ticket is known also if the call that drew it was interrupted."""
+        answer = answers[0][0]
+        if answer.is_from_nobody:
+            return
+        with suppress(CorruptStoreError):
+            document = answer.document
+            if "error" not in document and isinstance(document.get("seq"), int):
+                place.ticket = document["seq"]
+                if place.is_abandoned:
+                    self._abandon(place)
+
+    def _first(self, subject: str, sequence: int) -> _Ticket | None:
+        """The first ticket from this number on."""
+        return self._ticket_in(self._ask([self._next(subject, sequence)])[0])
+
+    def _delete_and_look(self, place: _Place) -> _Ticket | None:
+        following = self._next(place.subject, place.number + 1)
+        return self._ticket_in(self._ask([self._deletion_of(place.number), following])[1])
+
+    def _deletion_of(self, ticket: int) -> Outgoing:
+        return Outgoing(self._api.delete, request(seq=ticket, no_erase=True))
+
+    def _next(self, subject: str, sequence: int) -> Outgoing:
+        return Outgoing(self._api.direct_get, request(seq=sequence, next_by_subj=subject))
+
+    def _ask(
+        self, messages: list[Outgoing], *, heard: Callable[[list[list[Answer]]], None] | None = None
+    ) -> list[Answer]:
+        try:
+            return [answers[0] for answers in self._connection.exchange(messages, heard=heard)]
+        except (NotSentError, AnswerLostError) as error:
+            raise self._connection.failed(error) from error
+
+    def _make_stream(self) -> None:
+        configuration = {
+            "name": self._stream,
+            "subjects": [f"{self._stream}.>"],
+            "storage": "memory",
+            "num_replicas": 1,
+            "retention": "limits",
+            "max_age": _TICKET_SECONDS * 1_000_000_000,
+            "duplicate_window": 1_000_000_000,
+            "allow_direct": True,
+        }
+        self._ask([Outgoing(self._api.create, json.dumps(configuration).encode())])
+
+    def _listen(self) -> None:
+        if not self._is_listening:
+            self._is_listening = True
+            self._connection.listen(self._word, self._hear)
+
+    def _hear(self, headers: Headers) -> None:
+        number = _NUMBER.fullmatch(headers.get(_TICKET, ""))
+        word = self._waiting.get(int(number[0])) if number else None
+        if word is not None:
+            word.set()
+
+    def _ticket_in(self, answer: Answer) -> _Ticket | None:
+        if answer.status is not None:
+            return None
+        number = sequence_in(answer.headers)
+        if number is None:
+            raise self._connection.unavailable("the line's answer cannot be read")
+        word = answer.data.decode("ascii", "replace")
+        return _Ticket(number, word if self._any_word.fullmatch(word) else None)

@@ -1,0 +1,514 @@
+"""Reading segments from JetStream: what the leader of the stream tells, and bulk from any replica, checked against it.
+
+The leader answers one message at a time. Any replica sends many, but may be behind: what it sends is used only as far
+as it fits what the leader has told, and is asked for again where it falls short.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from synchronizer.clock import Deadline, SystemClock
+from synchronizer.errors import CorruptStoreError, StoreUnavailableError, TruncatedError
+from synchronizer.threads.flag import Flag
+
+from ..contract import not_found, sealed
+from .connection import NatsConnection
+from .frames import Answer, Outgoing, error_in
+from .hints import Hints, Place, Value
+from .rights import Api
+from .wire import (
+    BATCH_ID,
+    ROLLUP,
+    Head,
+    Stored,
+    Subjects,
+    changes_of,
+    directly_stored,
+    head_of,
+    name_in,
+    number_in,
+    request,
+    stored,
+    stored_head,
+    value_of,
+)
+
+#: The server sends a batch without waiting for anybody: no more than this at a time.
+_MAX_READ_BYTES: Final = 4 * 1024 * 1024
+_MAX_MESSAGES: Final = 1000
+#: So near to a known place the bytes on the way are read as well, rather than to search.
+_NEAR_BYTES: Final = 256 * 1024
+#: The server tells the last values of so many subjects at once.
+_MAX_SUBJECTS: Final = 1000
+_FIRST_PAUSE_SECONDS: Final = 0.001
+_LONGEST_PAUSE_SECONDS: Final = 0.1
+#: After so many answers of replicas that are behind the leader is asked itself.
+_PATIENCE: Final = 5
+#: A leader that was deposed and does not know it yet may tell of the past for so long.
+_DEPOSED_SECONDS: Final = 3.0
+
+#: An append of several messages takes less from the first to the last, unless it is torn.
+_TORN_SECONDS: Final = 1.0
+
+_clock: Final = SystemClock()
+_logger = logging.getLogger(__name__)
+
+
+class Snapshot(NamedTuple):
+    """Attributes of one moment, with those that were removed (None) as far as they are still stored."""
+
+    values: Mapping[str, Value]
+
+    def value(self, name: str) -> Value:
+        return self.values.get(name, Value(None, 0))
+
+
+class Listing(NamedTuple):
+    """Subjects with the number of messages on each, as they were when ``last_sequence`` was the last in the stream."""
+
+    messages: Mapping[str, int]
+    last_sequence: int
+
+
+class _TooManySubjects(Exception):
+    """A filter matches more subjects than the server tells of at once."""
+
+
+class _Gap(Exception):
+    """Bytes that were there a moment ago are gone."""
+
+
+class SegmentReader:
+    """Reads of one stream's segments."""
+
+    def __init__(
+        self, connection: NatsConnection, subjects: Subjects, hints: Hints, timeout_seconds: float, is_replicated: bool
+    ) -> None:
+        self._connection = connection
+        self._subjects = subjects
+        self._api = Api(subjects.stream)
+        self._hints = hints
+        self._timeout_seconds = timeout_seconds
+        self._is_replicated = is_replicated
+
+    # How segments stand
+
+    def head(self, segment: str) -> Head:
+        """How an existing segment stands now, as the stream's leader tells."""
+        return self._existing(segment, self.heads([segment])[0])
+
+    def heads(self, segments: Sequence[str]) -> list[Head | None]:
+        """How the segments stand now; None for those that were never created."""
+        found: dict[str, Head | None] = {}
+        past = Deadline(_clock, _DEPOSED_SECONDS if self._is_replicated else 0)
+        missing = list(segments)
+        for pause in _pauses():
+            answers = self._connection.ask_all([self._last(self._subjects.data(name)) for name in missing])
+            for name, (answer, *_) in zip(missing, answers, strict=True):
+                found[name] = self._whole(name, self._head_in(answer))
+            missing = [name for name in missing if self._is_of_the_past(name, found[name])]
+            if not missing or past.passed:
+                break
+            _sleep(pause)
+        for name in segments:
+            self._remember(name, found[name], anyhow=name in missing)
+        return [found[name] for name in segments]
+
+    def _whole(self, segment: str, head: Head | None) -> Head | None:
+        """The head; if it is in the middle of an append of several messages, the one after or, at last, before it.
+
+        A server stores them one after the other, and one that runs into the limit of an account or of its own leaves
+        what it has stored by then, and answers nothing. So what stays in the middle is removed.
+        """
+        deadline, part = Deadline(_clock, _TORN_SECONDS), head
+        for pause in _pauses():
+            if head is None or not head.is_part:
+                return head
+            if head != part:
+                deadline, part = Deadline(_clock, _TORN_SECONDS), head
+            elif deadline.passed:
+                self._remove_torn(segment, head)
+            _sleep(pause)
+            head = self._head_in(self._connection.ask_all([self._last(self._subjects.data(segment))])[0][0])
+        raise AssertionError("the pauses do not end")
+
+    def _remove_torn(self, segment: str, part: Head) -> None:
+        subject = self._subjects.data(segment)
+        message = stored(self._read(self._connection.ask_all([self._last(subject)])[0][0]))
+        if message.sequence == part.sequence:
+            if BATCH_ID not in message.headers:
+                raise CorruptStoreError(
+                    "a message that is part of an append does not say of which; restore a backup", segment=segment
+                )
+            _logger.warning("removing the beginning of an append that the server has not finished: segment=%r", segment)
+            self.undo(message.headers[BATCH_ID], [subject])
+
+    def undo(self, batch_id: str, subjects: Iterable[str]) -> None:
+        """Remove what a server has stored of a batch that it refused, from the end."""
+        for subject in subjects:
+            while True:
+                answer = self._connection.ask_all([self._last(subject)])[0][0]
+                if _error_code(answer) == _NOT_FOUND:
+                    break
+                message = stored(self._read(answer))
+                if message.headers.get(BATCH_ID) != batch_id:
+                    break
+                self.delete(message.sequence)
+
+    def delete(self, sequence: int) -> None:
+        """Remove one message; that it is gone is no error."""
+        body = request(seq=sequence, no_erase=True)
+        self._connection.ask(self._api.delete, body)
+
+    def life(self, segment: str) -> int:
+        """The sequence of the message that says that the segment exists and is not sealed."""
+        answer = self._connection.ask_all([self._last(self._subjects.name(segment))])[0][0]
+        if _error_code(answer) == _NOT_FOUND:
+            raise not_found(segment)
+        message = stored(self._read(answer))
+        if not message.data:
+            raise not_found(segment)
+        if any(message.headers.get(name) == value for name, value in ROLLUP.items()):  # it was sealed since
+            raise sealed(segment, self.head(segment).length)
+        self._hints.see_life(segment, message.sequence)
+        return message.sequence
+
+    def _existing(self, segment: str, head: Head | None) -> Head:
+        if head is None or head.is_deleted:
+            raise not_found(segment)
+        return head
+
+    def _head_in(self, answer: Answer) -> Head | None:
+        head = stored_head(answer.data)
+        if head is None and _error_code(answer) != _NOT_FOUND:
+            self._read(answer)  # raises
+        return head
+
+    def _is_of_the_past(self, segment: str, head: Head | None) -> bool:
+        known = self._hints.head(segment)
+        return known is not None and (0 if head is None else head.sequence) < known.sequence
+
+    def _remember(self, segment: str, head: Head | None, *, anyhow: bool) -> None:
+        if anyhow:
+            self._hints.forget(segment)  # the store has gone back, as after the loss of a disk
+        if head is not None:
+            self._hints.see_head(segment, head)
+
+    # Bytes
+
+    def read(self, segment: str, offset: int, max_bytes: int) -> tuple[Head, bytes]:
+        """The head, and the bytes from the offset on as far as both the head and ``max_bytes`` go.
+
+        They are read while the leader is asked for the head, from a place that is remembered.
+        """
+        for _ in range(_PATIENCE):
+            head, messages = self._head_and_messages(segment, offset, max_bytes)
+            if not head.start_offset <= offset <= head.length:
+                return head, b""
+            try:
+                return head, self._bytes(segment, head, offset, min(head.length, offset + max_bytes), messages)
+            except _Gap:
+                self._hints.forget(segment)  # places of a store that has gone back meanwhile are elsewhere
+        raise TruncatedError(
+            "the data before the segment's start is gone; continue from there",
+            segment=segment,
+            offset=offset,
+            start_offset=self._first_offset(segment, head),
+        )
+
+    def first_needed(self, segment: str, head: Head, offset: int) -> int:
+        """The sequence of the message that holds the byte at the offset: no earlier one holds any from there on.
+
+        It is the message itself that tells. Where it is not found, because others truncate as well or what is
+        remembered is wrong, it is 1: nothing can be given up.
+        """
+        sequence, empty_answers = self._locate(segment, head, offset).sequence, 0
+        while True:
+            try:
+                messages = self._more(segment, sequence, _NEAR_BYTES, empty_answers)
+            except _Gap:
+                self._hints.forget(segment)
+                return 1
+            for message in messages:
+                begin = head_of(message.sequence, message.headers).offset
+                if begin > offset:
+                    self._hints.forget(segment)
+                    return 1
+                if begin + len(message.data) > offset:
+                    return message.sequence
+                sequence = message.sequence + 1
+            empty_answers = 0 if messages else empty_answers + 1
+
+    def _head_and_messages(self, segment: str, offset: int, max_bytes: int) -> tuple[Head, list[Stored]]:
+        place = self._hints.place_before(segment, offset)
+        if place is None or offset - place.offset > _NEAR_BYTES:
+            return self.head(segment), []
+        wanted = offset - place.offset + max_bytes
+        answers = self._connection.ask_all(
+            [self._last(self._subjects.data(segment)), self._next(segment, place.sequence, wanted)]
+        )
+        head = self._head_in(answers[0][0])
+        if self._is_of_the_past(segment, head) or (head is not None and head.is_part):
+            return self.head(segment), []
+        self._remember(segment, head, anyhow=False)
+        return self._existing(segment, head), _messages(answers[1])
+
+    def _bytes(self, segment: str, head: Head, offset: int, end: int, messages: list[Stored]) -> bytes:
+        parts: list[bytes] = []
+        position, following, empty_answers = offset, 0, 0
+        while position < end:
+            for message in messages:
+                begin = head_of(message.sequence, message.headers).offset
+                following = message.sequence + 1
+                if begin + len(message.data) <= position:
+                    continue
+                if begin > position:
+                    raise _Gap
+                part = message.data
+                if position > begin or begin + len(part) > end:
+                    part = part[position - begin : end - begin]
+                parts.append(part)
+                position += len(part)
+                if position == end:
+                    self._see_places(segment, message, begin)
+                    break
+            else:
+                empty_answers = 0 if messages else empty_answers + 1
+                following = following or self._locate(segment, head, position).sequence
+                messages = self._more(segment, following, end - position, empty_answers)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _more(self, segment: str, sequence: int, wanted: int, empty_answers: int) -> list[Stored]:
+        if empty_answers > 1:
+            _sleep(_FIRST_PAUSE_SECONDS * 2**empty_answers)
+        if empty_answers < _PATIENCE:
+            return self._from_any(segment, sequence, wanted)
+        message = self._from_leader(segment, sequence)
+        if message is None:
+            raise _Gap
+        return [message]
+
+    def _see_places(self, segment: str, message: Stored, begin: int) -> None:
+        self._hints.see_place(segment, Place(begin, message.sequence))
+        self._hints.see_place(segment, Place(begin + len(message.data), message.sequence + 1))
+
+    def _locate(self, segment: str, head: Head, offset: int) -> Place:
+        """A place at or shortly before the offset."""
+        low = self._hints.place_before(segment, offset) or Place(head.start_offset, 0)
+        high = self._hints.place_after(segment, offset) or Place(head.length, head.sequence + 1)
+        is_guess = True
+        while high.sequence - low.sequence > 1 and high.offset - low.offset > _NEAR_BYTES:
+            share = (offset - low.offset) / (high.offset - low.offset) if is_guess else 0.5
+            is_guess = not is_guess  # halving as well, so that uneven messages cannot make it long
+            span = high.sequence - low.sequence
+            middle = low.sequence + min(max(1, int(span * share)), span - 1)
+            message = self._at(segment, middle)
+            if message is None or message.sequence >= high.sequence:
+                high = Place(high.offset, middle)
+                continue
+            begin = head_of(message.sequence, message.headers).offset
+            self._hints.see_place(segment, Place(begin, message.sequence))
+            if begin > offset:
+                high = Place(begin, middle)
+            else:
+                low = Place(begin, message.sequence)
+        return low
+
+    def _first_offset(self, segment: str, head: Head) -> int:
+        message = self._from_leader(segment, 0)
+        return head.length if message is None else head_of(message.sequence, message.headers).offset
+
+    def _from_any(self, segment: str, sequence: int, wanted: int) -> list[Stored]:
+        return _messages(self._connection.ask_all([self._next(segment, sequence, wanted)])[0])
+
+    def _at(self, segment: str, sequence: int) -> Stored | None:
+        body = request(seq=max(1, sequence), next_by_subj=self._subjects.data(segment))
+        answer = self._connection.ask(self._api.direct_get, body)
+        return None if answer.status else directly_stored(answer.headers, answer.data)
+
+    def _from_leader(self, segment: str, sequence: int) -> Stored | None:
+        body = request(seq=max(1, sequence), next_by_subj=self._subjects.data(segment))
+        answer = self._connection.ask(self._api.get, body)
+        if _error_code(answer) == _NOT_FOUND:
+            return None
+        return stored(self._read(answer))
+
+    # Attributes
+
+    def attributes(self, segment: str, names: Collection[str] | None) -> Snapshot:
+        """The attributes, or those of these names, all of one moment that came after the call began."""
+        deadline = Deadline(_clock, self._timeout_seconds)
+        past = Deadline(_clock, _DEPOSED_SECONDS if self._is_replicated else 0)
+        for pause in _pauses():
+            snapshot = self._try_attributes(segment, names, past)
+            if snapshot is not None:
+                return snapshot
+            if deadline.passed:
+                break
+            _sleep(pause)
+        raise StoreUnavailableError("the attributes changed faster than they could be read; try again", segment=segment)
+
+    def _try_attributes(self, segment: str, names: Collection[str] | None, past: Deadline) -> Snapshot | None:
+        if names is not None:
+            return self._values(segment, [self._subjects.attribute(segment, name) for name in names], past)
+        try:
+            return self._values(segment, [self._subjects.attributes(segment)], past)
+        except _TooManySubjects:
+            listing = self.subjects(self._subjects.attributes(segment))
+            return self._values(segment, listing.messages, past, listing.last_sequence)
+
+    def _values(
+        self, segment: str, subjects: Collection[str], past: Deadline, listed_to: int | None = None
+    ) -> Snapshot | None:
+        """The last messages on the subjects, if they are of one moment, and that one not before now.
+
+        Nor later than the subjects were listed, if they were: it may have added some.
+        """
+        changes = self._subjects.changes(segment)
+        asked = [
+            Outgoing(self._api.direct_get, request(multi_last=[changes, *group]), None, True, True)
+            for group in _groups(subjects, self._connection.max_payload // 2)
+        ]
+        (last, *_), *groups = self._connection.ask_all([self._last(changes), *asked])
+        leaders = self._changes_in(segment, last, past)
+        if leaders is None:
+            return None  # the leader tells of the past
+        moments = set()
+        messages: list[Stored] = []
+        for answers in groups:
+            if answers[-1].status == _TOO_MANY:
+                raise _TooManySubjects
+            found = _messages(answers)
+            if not found or len(found) != number_in(answers[0].headers, "Nats-Num-Pending") + 1:
+                return None  # a value was replaced while they were gathered
+            seen = next((message for message in found if message.subject == changes), None)
+            if seen is None or seen.sequence < leaders.sequence:
+                return None  # the replica is behind
+            end = seen.sequence + (changes_of(seen) or 1) - 1
+            if number_in(answers[-1].headers, "Nats-UpTo-Sequence") < end:
+                return None  # in the middle of a change of several
+            if listed_to is not None and listed_to < end:
+                return None
+            moments.add(seen.sequence)
+            messages += (message for message in found if message is not seen)
+        if len(moments) != 1:
+            return None
+        self._hints.see_changes(segment, *moments)
+        return Snapshot(
+            {
+                name_in(message.subject, message.headers): Value(value_of(message), message.sequence)
+                for message in messages
+            }
+        )
+
+    def _changes_in(self, segment: str, answer: Answer, past: Deadline) -> Stored | None:
+        """The message of the newest change, as the leader tells; None if this process has seen a newer one."""
+        if _error_code(answer) == _NOT_FOUND:
+            if past.passed or not self._hints.changes(segment):
+                raise not_found(segment)
+            self.head(segment)  # raises, if it was deleted
+            return None
+        message = stored(self._read(answer))
+        if changes_of(message) is None:
+            raise not_found(segment)
+        if message.sequence < self._hints.changes(segment):
+            if not past.passed:
+                return None
+            self._hints.forget(segment)  # the store has gone back
+        return message
+
+    def subjects(self, subject_filter: str) -> Listing:
+        """The subjects that match, as the leader tells, and not one of the past that this process knows of."""
+        past = Deadline(_clock, _DEPOSED_SECONDS if self._is_replicated else 0)
+        for pause in _pauses():
+            listing = self._listed(subject_filter)
+            if listing.last_sequence >= self._hints.newest:
+                return listing
+            if past.passed:
+                self._hints.newest = listing.last_sequence  # the store has gone back
+                return listing
+            _sleep(pause)
+        raise AssertionError("the pauses do not end")
+
+    def _listed(self, subject_filter: str) -> Listing:
+        found: dict[str, int] = {}
+        last_sequence: int | None = None
+        while True:
+            body = request(subjects_filter=subject_filter, offset=len(found))
+            info = self._read(self._connection.ask(self._api.info, body))
+            try:
+                page, last = dict(info["state"].get("subjects") or {}), int(info["state"]["last_seq"])
+                total = int(info.get("total", 0))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise CorruptStoreError("the server's answer does not say which subjects there are") from error
+            found |= page
+            last_sequence = min(last, last_sequence if last_sequence is not None else last)
+            if not page or len(found) >= total:
+                return Listing(found, last_sequence)
+
+    # Requests
+
+    def _last(self, subject: str) -> Outgoing:
+        return Outgoing(self._api.get, request(last_by_subj=subject))
+
+    def _next(self, segment: str, sequence: int, wanted: int) -> Outgoing:
+        body = request(
+            seq=max(1, sequence),
+            next_by_subj=self._subjects.data(segment),
+            batch=_MAX_MESSAGES,
+            max_bytes=min(wanted, _MAX_READ_BYTES),
+        )
+        return Outgoing(self._api.direct_get, body, None, True, True)
+
+    def _read(self, answer: Answer) -> Mapping[str, Any]:
+        return read_answer(self._connection, answer)
+
+
+_NOT_FOUND: Final = 10037
+_TOO_MANY: Final = "413"
+
+
+def read_answer(connection: NatsConnection, answer: Answer) -> Mapping[str, Any]:
+    """The answer of the JetStream API, if it is not an error."""
+    document = answer.document
+    if "error" in document:
+        raise connection.unavailable(error_in(document)[1])
+    return document
+
+
+def _error_code(answer: Answer) -> int | None:
+    if not answer.data.startswith(b'{"type":"io.nats.jetstream.api.v1.stream_msg_get_response","error"'):
+        return None
+    return error_in(answer.document)[0]
+
+
+def _messages(answers: Sequence[Answer]) -> list[Stored]:
+    return [directly_stored(answer.headers, answer.data) for answer in answers if answer.status is None]
+
+
+def _groups(subjects: Collection[str], max_bytes: int) -> Iterator[list[str]]:
+    """The subjects in requests of a size that the server takes; one, if there are none."""
+    group: list[str] = []
+    size = 0
+    for subject in subjects:
+        size += len(subject) + 4
+        if len(group) == _MAX_SUBJECTS or size > max_bytes:
+            yield group
+            group, size = [], len(subject)
+        group.append(subject)
+    yield group
+
+
+def _pauses() -> Any:
+    pause = 0.0
+    while True:
+        yield pause
+        pause = min(_LONGEST_PAUSE_SECONDS, max(_FIRST_PAUSE_SECONDS, pause * 2))
+
+
+def _sleep(seconds: float) -> None:
+    if seconds:
+        _clock.wait(Flag(), seconds)

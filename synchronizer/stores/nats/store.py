@@ -1,0 +1,825 @@
+"""A store in a JetStream stream of NATS: shared by the processes of many machines, on one server or on three.
+
+How segments lie in the stream is told in `nats_wire`. Two things are particular to this store. Appends of all kinds are
+compared with what the process knows of the segment and repeated after a race, because a server does not know what a
+sealed segment is. And a client cannot see whether the servers write to disk before they acknowledge: that is what the
+operator states in the address.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+from synchronizer.clock import Clock, Deadline, SystemClock
+from synchronizer.errors import (
+    AlreadyExistsError,
+    CorruptStoreError,
+    InvalidArgumentError,
+    NotFoundError,
+    StoreFullError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
+from synchronizer.store import (
+    ANY,
+    MAX_APPEND_BYTES,
+    MAX_ATTRIBUTE_CHANGES,
+    MAX_DELTA_BYTES,
+    Append,
+    Appended,
+    AppendResult,
+    AttributeChange,
+    Conflict,
+    Guarantees,
+    SegmentInfo,
+    SegmentStore,
+    UnknownOutcome,
+)
+from synchronizer.threads.flag import Flag
+
+from ..contract import (
+    check_append,
+    check_appends,
+    check_attributes,
+    check_fair_lock,
+    check_name,
+    check_open,
+    check_prefix,
+    check_read,
+    check_read_call,
+    check_truncate,
+    check_wait,
+    check_within,
+    name_is_used_up,
+    not_found,
+    sealed,
+)
+from .address import NatsAddress, parse_address
+from .connection import AnswerLostError, NatsConnection, NotPermittedError, NotSentError
+from .frames import Answer, Outgoing, error_in
+from .hints import Hints, Value
+from .line import FairLine
+from .reading import SegmentReader, Snapshot, read_answer
+from .rights import Api
+from .waiting import NatsWaiters
+from .wire import (
+    ATTRIBUTE,
+    BATCH_ID,
+    DELETED,
+    EXPECTED,
+    EXPECTED_OF,
+    GROUP,
+    MAX_BATCH,
+    OPEN,
+    PART,
+    REMOVED,
+    ROLLUP,
+    SEALED,
+    SET,
+    Head,
+    Subjects,
+    head_header,
+    name_header,
+    request,
+    stored,
+)
+
+_logger = logging.getLogger(__name__)
+
+FORMAT: Final = "1"
+_FORMAT: Final = "readergroup.format"
+#: So much data stands in one message with the head; more goes in parts before it, so that a head is small to ask for.
+_MAX_INLINE_BYTES: Final = 64 * 1024 + 2048
+_MAX_PART_BYTES: Final = 256 * 1024
+#: What headers and subject may add to the data of a message.
+_HEADER_BYTES: Final = 1024
+
+_CONFLICTS: Final = (10071, 10164)  # of sequences; with an earlier proposal that is still in flight
+_FULL: Final = (10002, 10023, 10028, 10047, 10077)
+_NOT_FOUND: Final = 10059
+_OTHER_CONFIGURATION: Final = 10058
+_NO_JETSTREAM: Final = (10039, 10076)
+_TOO_FEW_SERVERS: Final = (10005, 10074)
+
+#: The subject of what asks whether there is a leader. A segment may have this name.
+_PROBE: Final = "leader"
+_LOOK_SECONDS: Final = 0.02
+#: After so long without an answer, what is asked of the stream itself is asked again.
+_ANSWER_SECONDS: Final = 1.0
+
+_warned = Flag()
+
+
+class NatsStore(SegmentStore):
+    """Segments in the JetStream stream that the address names; it is made if it does not exist.
+
+    ``nats://user:password@host:4222,host:4222?option=value`` takes these options:
+
+    - ``stream`` (`readergroup`): one stream is one store;
+    - ``replicas`` (1, or what the stream has): 3 survives the loss of a server;
+    - ``max_bytes`` (no limit): what a new stream may hold. Give it one that the servers have room for: they keep an
+      append whole at this limit, but not always at those of an account or a disk (see `docs/operations.md`);
+    - ``durable=always``: all servers run with ``sync_interval: always``. A client cannot see that; without the option
+      a warning says what may be lost, and ``guarantees.durable`` is False;
+    - ``timeout_seconds`` (5): how long a call waits for an answer;
+    - ``credentials`` and ``nkey``: paths of a credentials file or of a file with an NKey seed; a token stands before
+      the host, alone;
+    - ``tls=require``, ``tls_ca``, ``tls_cert``, ``tls_key``, ``tls_hostname``; ``inbox_prefix``.
+    """
+
+    def __init__(self, url: str, *, clock: Clock | None = None, must_exist: bool = False) -> None:
+        address = parse_address(url)
+        self.url = address.url
+        self._process_id = os.getpid()
+        self._is_closed = False
+        self._timeout_seconds = address.timeout_seconds
+        self._subjects = Subjects(address.stream)
+        self._api = Api(address.stream)
+        self._connection = NatsConnection(address)
+        try:
+            self._open(address, clock or SystemClock(), must_exist)
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def _open(self, address: NatsAddress, clock: Clock, must_exist: bool) -> None:
+        self._connection.open()
+        replicas = self._open_stream(address.replicas, address.max_bytes, must_exist)
+        self._part_bytes = max(1, min(_MAX_PART_BYTES, self._connection.max_payload - _HEADER_BYTES))
+        self.guarantees = Guarantees(
+            durable=address.is_durable,
+            linearizable_append=True,
+            # A leader that was deposed and has not noticed may tell of the past.
+            linearizable_read=replicas == 1,
+            push=True,
+            many_processes=True,
+            many_hosts=True,
+            atomic_multi_append=True,
+            fair_lock=True,
+            largest_append=min(MAX_APPEND_BYTES, self._part_bytes * (MAX_BATCH - MAX_ATTRIBUTE_CHANGES - 10)),
+        )
+        self._hints = Hints()
+        self._reader = SegmentReader(
+            self._connection, self._subjects, self._hints, address.timeout_seconds, replicas > 1
+        )
+        self._waiters = NatsWaiters(self._connection, self._subjects, self._hints, self._reader.heads, clock)
+        self._line = FairLine(self._connection, address.stream, clock)
+        if not address.is_durable:
+            _warn_once(self.url)
+
+    def __del__(self) -> None:
+        """Close a store that was dropped, for instance by an interrupt between its constructor and the caller."""
+        try:
+            self._connection.abandon()
+        except Exception:  # the constructor refused the address, or the process ends
+            return
+
+    # The verbs
+
+    def create(self, segment: str) -> bool:
+        check_name(segment)
+        self._check_open()
+        messages = [
+            _Message(self._subjects.data(segment), b"", {EXPECTED: "0", **head_header(0, 0, 0, OPEN)}),
+            _Message(self._subjects.name(segment), segment.encode()),
+            _Message(self._subjects.changes(segment), b"", {GROUP: "1"}),
+        ]
+        for _ in self._attempts(segment):
+            sequence = self._store_repeatable(messages)
+            if sequence is not None:
+                self._hints.see_head(segment, Head(sequence - 2, 0, 0, 0, OPEN))
+                self._hints.see_life(segment, sequence - 1)
+                self._hints.see_changes(segment, sequence)
+                return True
+            (head,) = self._reader.heads([segment])
+            if head is not None and head.is_deleted:
+                raise name_is_used_up(segment)
+            if head is not None:
+                return False
+        raise self._contended(segment)
+
+    def delete(self, segment: str) -> None:
+        check_name(segment)
+        self._check_open()
+        for _ in self._attempts(segment):
+            (head,) = self._reader.heads([segment])
+            if head is None:
+                raise not_found(segment)
+            if head.is_deleted or self._try_delete(segment, head):
+                self._purge(self._subjects.attributes(segment))
+                self._purge(self._subjects.name(segment))
+                self._purge(self._subjects.changes(segment))
+                return
+        raise self._contended(segment)
+
+    def forget(self, segment: str) -> None:
+        super().forget(segment)
+        self._purge(self._subjects.data(segment))
+        self._hints.forget(segment)
+
+    def _try_delete(self, segment: str, head: Head) -> bool:
+        mark = head_header(head.length, head.length, head.length, DELETED)
+        messages = [
+            _Message(self._subjects.data(segment), b"", {EXPECTED: str(head.sequence), **ROLLUP, **mark}),
+            _Message(self._subjects.name(segment), b""),  # a second one: the name is not listed any more
+            _Message(self._subjects.changes(segment), b"", {GROUP: DELETED, **ROLLUP}),
+        ]
+        try:
+            sequence = self._store_repeatable(messages)
+        except StoreFullError:
+            # A full store must take a deletion: first make the room for it.
+            self._purge(self._subjects.data(segment), head.sequence)
+            sequence = self._store_repeatable(messages)
+        if sequence is None:
+            return False
+        self._see(segment, Head(sequence - 2, head.length, head.length, head.length, DELETED))
+        return True
+
+    def info(self, segment: str) -> SegmentInfo:
+        check_name(segment)
+        self._check_open()
+        return _info(segment, self._reader.head(segment))
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        check_prefix(prefix)
+        self._check_open()
+        names = []
+        for subject_filter in self._subjects.names(prefix):
+            for subject, messages in self._reader.subjects(subject_filter).messages.items():
+                if messages != 1:
+                    continue  # deleted
+                name = self._subjects.name_at(subject)
+                names.append(self._long_name(subject) if name is None else name)
+        return iter(sorted(name for name in names if name.startswith(prefix)))
+
+    def append(
+        self,
+        segment: str,
+        data: bytes,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        check_append(segment, data, expected_offset, attributes)
+        result = self._append([Append(segment, data, expected_offset, attributes or {})])
+        if isinstance(result, tuple):
+            return result[0]
+        return result if isinstance(result, UnknownOutcome) else result[segment]
+
+    def append_together(
+        self, appends: Sequence[Append]
+    ) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
+        check_appends(appends)
+        self._check_open()
+        return self._append(appends) if appends else ()
+
+    def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
+        check_read_call(segment, offset, max_bytes)
+        self._check_open()
+        if max_bytes < 1 or offset < 0:
+            head, data = self._reader.head(segment), b""
+        else:
+            head, data = self._reader.read(segment, offset, max_bytes)
+        check_read(segment, offset, max_bytes, head.start_offset, head.length)
+        return data
+
+    def attributes(
+        self, segment: str, prefix: str = "", *, names: Collection[str] | None = None
+    ) -> Mapping[str, bytes]:
+        check_attributes(segment, prefix, names)
+        self._check_open()
+        wanted = None if names is None else {name for name in names if name.startswith(prefix)}
+        snapshot = self._reader.attributes(segment, wanted)
+        return {
+            name: value for name, (value, _) in snapshot.values.items() if value is not None and name.startswith(prefix)
+        }
+
+    def truncate(self, segment: str, offset: int) -> None:
+        check_truncate(segment, offset)
+        self._check_open()
+        for _ in self._attempts(segment):
+            head = self._reader.head(segment)
+            check_within(segment, offset, head.length)
+            if offset < head.start_offset:
+                return
+            first = head.sequence
+            if offset < head.length:
+                first = self._reader.first_needed(segment, head, offset)
+            if offset == head.start_offset or self._try_truncate(segment, head, offset, first):
+                self._purge(self._subjects.data(segment), min(first, head.sequence))
+                return
+        raise self._contended(segment)
+
+    def _try_truncate(self, segment: str, head: Head, offset: int, first: int) -> bool:
+        mark = head_header(head.length, head.length, offset, head.mark)
+        message = _Message(self._subjects.data(segment), b"", {EXPECTED: str(head.sequence), **mark})
+        try:
+            sequence = self._store_repeatable([message])
+        except StoreFullError:
+            # Truncating is what makes room. Who reads in between is told that the bytes are truncated, as they are.
+            self._purge(self._subjects.data(segment), first)
+            sequence = self._store_repeatable([message])
+        if sequence is not None:
+            self._see(segment, Head(sequence, head.length, head.length, offset, head.mark))
+        return sequence is not None
+
+    def seal(self, segment: str) -> SegmentInfo:
+        check_name(segment)
+        self._check_open()
+        for _ in self._attempts(segment):
+            head = self._reader.head(segment)
+            if head.is_sealed:
+                return _info(segment, head)
+            mark = head_header(head.length, head.length, head.start_offset, SEALED)
+            sequence = self._store_repeatable(
+                [
+                    _Message(self._subjects.data(segment), b"", {EXPECTED: str(head.sequence), **mark}),
+                    _Message(self._subjects.name(segment), segment.encode(), ROLLUP),
+                ]
+            )
+            if sequence is not None:
+                head = Head(sequence - 1, head.length, head.length, head.start_offset, SEALED)
+                self._see(segment, head)
+                return _info(segment, head)
+        raise self._contended(segment)
+
+    def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
+        check_wait(known, timeout)
+        self._check_open()
+        return self._waiters.wait(known, timeout)
+
+    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
+        check_fair_lock(segment, timeout)
+        self._check_open()
+        return self._line.held(segment, timeout, store=self)
+
+    def close(self) -> None:
+        if os.getpid() != self._process_id:
+            return
+        self._is_closed = True  # what is interrupted from here on can be called again
+        self._waiters.close()
+        self._connection.close()
+
+    # Appending
+
+    def _append(self, parts: Sequence[Append]) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
+        self._check_size(parts)
+        for attempt in self._attempts(parts[0].segment):
+            plans: list[_Plan] = []
+            conflicts: dict[str, Conflict] = {}
+            for part in parts:
+                plan = self._plan(part, is_fresh=attempt > 0)
+                if isinstance(plan, Conflict):
+                    conflicts[part.segment] = plan
+                else:
+                    plans.append(plan)
+            if conflicts:
+                return conflicts
+            messages = self._messages(plans)
+            try:
+                sequence = self._store(messages)
+            except AnswerLostError as error:
+                for plan in plans:
+                    self._hints.forget_head(plan.part.segment)
+                return UnknownOutcome(error)
+            if sequence is not None:
+                return self._appended(plans, messages, sequence)
+        raise self._contended(parts[0].segment)
+
+    def _plan(self, part: Append, *, is_fresh: bool) -> _Plan | Conflict:
+        """What to append where, by what is known; all is asked anew after a race was lost."""
+        if not is_fresh:
+            plan = self._plan_by_hints(part)
+            if plan is not None:
+                return plan
+        segment = part.segment
+        head, delta = self._head_and_delta(part)
+        if head.is_sealed:
+            raise sealed(segment, head.length)
+        present = self._reader.attributes(segment, part.attributes) if part.attributes else Snapshot({})
+        for name in part.attributes:
+            self._hints.see_value(segment, name, present.value(name))
+        if part.expected_offset not in (None, head.length) or not _are_as_expected(part, present):
+            attributes = {name: present.value(name).value for name in part.attributes}
+            return Conflict(head.length, delta, attributes)
+        return _Plan(part, head, self._life(part, None), present)
+
+    def _plan_by_hints(self, part: Append) -> _Plan | None:
+        """The same without asking; None where too little is known, or it looks like a conflict."""
+        head = self._hints.head(part.segment)
+        if head is None or part.expected_offset not in (None, head.length) or head.mark != OPEN:
+            return None
+        values = {}
+        for name, change in part.attributes.items():
+            value = self._hints.value(part.segment, name)
+            if value is None and change.expected is None:
+                value = Value(None, 0)  # most likely it has never been there
+            if value is None:
+                return None
+            values[name] = value
+        present = Snapshot(values)
+        if not _are_as_expected(part, present):
+            return None
+        return _Plan(part, head, self._life(part, self._hints.life(part.segment)), present)
+
+    def _head_and_delta(self, part: Append) -> tuple[Head, bytes]:
+        if part.expected_offset is None:
+            return self._reader.head(part.segment), b""
+        return self._reader.read(part.segment, part.expected_offset, MAX_DELTA_BYTES)
+
+    def _life(self, part: Append, known: int | None) -> int:
+        """What a change of attributes alone depends on, which appends do not disturb."""
+        if part.data or part.expected_offset is not None:
+            return 0
+        return known or self._reader.life(part.segment)
+
+    def _messages(self, plans: Sequence[_Plan]) -> Sequence[_Message]:
+        """The messages to store, those of attributes last: each change says how many messages there are from it on."""
+        messages: list[_Message] = []
+        changes: list[_Message] = []
+        for plan in plans:
+            if plan.part.data:
+                messages += self._data_messages(plan)
+            if plan.part.attributes or not plan.part.data:
+                changes += self._attribute_messages(plan)
+        for index, message in enumerate(changes):
+            messages.append(message.counting(len(changes) - index) if GROUP in message.headers else message)
+        return messages
+
+    def _data_messages(self, plan: _Plan) -> Iterator[_Message]:
+        """The data in as many messages as it needs; the first one compares, the last one is the head."""
+        subject = self._subjects.data(plan.part.segment)
+        data, head = plan.part.data, plan.head
+        length = head.length + len(data)
+        expected: Mapping[str, str] = {EXPECTED: str(head.sequence)}
+        if len(data) <= min(_MAX_INLINE_BYTES, self._part_bytes):
+            yield _Message(subject, data, {**expected, **head_header(head.length, length, head.start_offset, OPEN)})
+            return
+        view = memoryview(data)
+        for first in range(0, len(data), self._part_bytes):
+            part = bytes(view[first : first + self._part_bytes])
+            mark = head_header(head.length + first, length, head.start_offset, PART)
+            yield _Message(subject, part, {**expected, **mark})
+            expected = {}
+        yield _Message(subject, b"", head_header(length, length, head.start_offset, OPEN))
+
+    def _attribute_messages(self, plan: _Plan) -> Iterator[_Message]:
+        segment = plan.part.segment
+        condition: Mapping[str, str] = {}
+        if plan.life:
+            condition = {EXPECTED: str(plan.life), EXPECTED_OF: self._subjects.name(segment)}
+        elif not plan.part.data:
+            condition = {EXPECTED: str(plan.head.sequence), EXPECTED_OF: self._subjects.data(segment)}
+        yield _Message(self._subjects.changes(segment), b"", {**condition, GROUP: "", **ROLLUP})
+        for name, change in plan.part.attributes.items():
+            expected = {EXPECTED: str(plan.present.value(name).sequence)}
+            kind = {ATTRIBUTE: REMOVED if change.new is None else SET}
+            yield _Message(
+                self._subjects.attribute(segment, name),
+                change.new or b"",
+                {**expected, **kind, **name_header(name), **ROLLUP},
+                plan.present.value(name).value,
+            )
+
+    def _appended(self, plans: Sequence[_Plan], messages: Sequence[_Message], last: int) -> tuple[Appended, ...]:
+        """Remember what was stored, ``last`` being the sequence of the last message."""
+        # Of several messages on one subject the last one counts, as it does in the dictionary.
+        sequences = {message.subject: sequence for sequence, message in enumerate(messages, last - len(messages) + 1)}
+        results = []
+        for plan in plans:
+            segment, data = plan.part.segment, plan.part.data
+            length = plan.head.length + len(data)
+            if data:
+                sequence = sequences[self._subjects.data(segment)]
+                self._see(segment, Head(sequence, plan.head.length, length, plan.head.start_offset, OPEN))
+            self._hints.see_changes(segment, sequences.get(self._subjects.changes(segment), 0))
+            for name, change in plan.part.attributes.items():
+                subject = self._subjects.attribute(segment, name)
+                self._hints.see_value(segment, name, Value(change.new, sequences[subject]))
+                if change.new is None:
+                    self._purge_unheard(subject, sequences[subject] + 1)
+            results.append(Appended(plan.head.length, length))
+        return tuple(results)
+
+    def _check_size(self, parts: Sequence[Append]) -> None:
+        size = messages = 0
+        for part in parts:
+            size += len(part.data)
+            messages += len(part.data) // self._part_bytes + 3 + len(part.attributes)
+            for name, change in part.attributes.items():
+                self._check_value(name, change)
+        if size > self.guarantees.largest_append or messages > MAX_BATCH:
+            raise InvalidArgumentError(
+                "the append is too large for the servers; split it, or raise their max_payload",
+                bytes=size,
+                limit=self.guarantees.largest_append,
+                max_payload=self._connection.max_payload,
+            )
+
+    def _check_value(self, name: str, change: AttributeChange) -> None:
+        needed = len(change.new or b"") + sum(map(len, name_header(name).values())) + 4 * _HEADER_BYTES
+        if needed > self._connection.max_payload:
+            raise InvalidArgumentError(
+                "the value of an attribute is larger than a message to the servers; raise their max_payload",
+                attribute=name,
+                max_payload=self._connection.max_payload,
+            )
+
+    # Storing
+
+    def _store(self, messages: Sequence[_Message], *, may_undo: bool = True) -> int | None:
+        """Store all messages in one step and return the sequence of the last; None if one was not as expected.
+
+        `StoreUnavailableError` if nothing was stored for certain, `AnswerLostError` if that is not known.
+        """
+        batch_id = ""
+        if len(messages) > 1:
+            batch_id = uuid.uuid4().hex
+            outgoing = _batch(batch_id, messages)
+        else:
+            outgoing = [Outgoing(*messages[0][:3])]
+        try:
+            answer = self._connection.exchange(outgoing)[-1][0]
+        except NotSentError as error:
+            raise self._connection.failed(error) from error
+        if answer.is_from_nobody:
+            raise self._connection.unavailable("no server leads the stream now, as while a new leader is elected")
+        try:
+            return self._stored_sequence(answer, len(messages))
+        except StoreFullError:
+            if batch_id and may_undo:
+                self._undo(batch_id, messages)
+            raise
+
+    def _undo(self, batch_id: str, messages: Sequence[_Message]) -> None:
+        """Take back what is stored of a batch that was refused: a server checks some limits at each message anew."""
+        self._reader.undo(batch_id, dict.fromkeys(message.subject for message in reversed(messages)))
+        for message in messages:
+            if message.before is not None:
+                headers = {**message.headers, ATTRIBUTE: SET, EXPECTED: "0"}
+                self._store([_Message(message.subject, message.before, headers)])
+
+    def _store_repeatable(self, messages: Sequence[_Message]) -> int | None:
+        """The same for what may be stored twice: `StoreUnavailableError` also if it is not known whether it was."""
+        try:
+            return self._store(messages)
+        except AnswerLostError as error:
+            raise self._connection.failed(error) from error
+
+    def _stored_sequence(self, answer: Answer, messages: int) -> int | None:
+        try:
+            document = answer.document
+        except CorruptStoreError as error:
+            raise AnswerLostError(str(error)) from error
+        if "error" not in document:
+            if messages > 1 and document.get("count") != messages:
+                raise CorruptStoreError(
+                    "a server stored an atomic batch in parts; it is older than 2.12. Stop and restore a backup",
+                    url=self.url,
+                )
+            if not isinstance(document.get("seq"), int):
+                raise AnswerLostError("the answer does not say the sequence of what was stored")
+            return int(document["seq"])
+        code, description = error_in(document)
+        if code in _CONFLICTS:
+            return None
+        if code in _FULL:
+            raise StoreFullError(
+                "the stream or the account has no room left; truncate or delete segments, or raise its limit",
+                url=self.url,
+                server_says=description,
+            )
+        raise self._connection.unavailable(f"{description} ({code})")
+
+    def _purge(self, subject: str, before: int | None = None) -> None:
+        """Give up the messages on the subject, or those before a sequence."""
+        answer = self._connection.ask(self._api.purge, request(filter=subject, seq=before))
+        read_answer(self._connection, answer)
+
+    def _purge_unheard(self, subject: str, before: int) -> None:
+        """The same at some time, or never: what stays takes room and means nothing."""
+        message = Outgoing(self._api.purge, request(filter=subject, seq=before), None, has_answer=False)
+        self._connection.send(message)
+
+    def _see(self, segment: str, head: Head) -> None:
+        self._hints.see_head(segment, head)
+        self._waiters.see(segment, head)
+
+    def _attempts(self, segment: str) -> Iterator[int]:
+        """As many as there is time for: each one that fails had lost a race."""
+        deadline = Deadline(SystemClock(), self._timeout_seconds)
+        for attempt in count():
+            self._check_open()
+            yield attempt
+            if deadline.passed:
+                return
+
+    def _contended(self, segment: str) -> StoreUnavailableError:
+        return StoreUnavailableError("others changed the segment all the time; try again", segment=segment)
+
+    def _long_name(self, subject: str) -> str:
+        answer = self._connection.ask(self._api.get, request(last_by_subj=subject))
+        return stored(read_answer(self._connection, answer)).data.decode("utf-8", "replace")
+
+    # The stream
+
+    def _open_stream(self, replicas: int | None, max_bytes: int, must_exist: bool) -> int:
+        """Make sure that the stream is there and fit for a store, and return the number of its replicas."""
+        answer = self._manage(self._api.info)
+        if error_in(answer)[0] == _NOT_FOUND:
+            if must_exist:
+                raise NotFoundError(
+                    "there is no store on these servers; correct the address, or make one there",
+                    url=self.url,
+                    stream=self._subjects.stream,
+                )
+            answer = self._manage(self._api.create, _configuration(self._subjects, replicas or 1, max_bytes))
+            if error_in(answer)[0] == _OTHER_CONFIGURATION:  # another process was faster, with another address
+                answer = self._manage(self._api.info)
+        if "error" in answer:
+            raise self._cannot_open(*error_in(answer))
+        configuration = answer.get("config")
+        if not isinstance(configuration, dict) or not isinstance(configuration.get("num_replicas"), int):
+            raise CorruptStoreError("the server's answer does not say how the stream is configured", url=self.url)
+        self._check_configuration(configuration, replicas)
+        self._await_leader()
+        return int(configuration["num_replicas"])
+
+    def _await_leader(self) -> None:
+        """Return when appends reach the leader: a stream that was just made has none, and is not known everywhere.
+
+        What is sent expects what cannot be, so it is never stored.
+        """
+        impossible = Outgoing(self._subjects.data(_PROBE), b"", {EXPECTED: str(1 << 62)})
+        deadline = Deadline(SystemClock(), self._timeout_seconds)
+        nobody = Flag()
+        while True:
+            if not self._insistently(impossible).is_from_nobody:
+                return
+            if deadline.passed:
+                raise self._connection.unavailable("no server leads the stream")
+            SystemClock().wait(nobody, _LOOK_SECONDS)
+
+    def _manage(self, subject: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+        answer = self._insistently(Outgoing(subject, json.dumps(body).encode() if body else b""))
+        if answer.is_from_nobody:
+            if not self._connection.has_jetstream:
+                raise self._no_jetstream()
+            raise self._connection.unavailable("JetStream takes no requests now")
+        return answer.document
+
+    def _insistently(self, message: Outgoing) -> Answer:
+        """The answer to what may be sent repeatedly.
+
+        Of a stream that is being made, each server of a cluster may leave the answer to another one.
+        """
+        deadline = Deadline(SystemClock(), self._timeout_seconds)
+        nobody = Flag()
+        while True:
+            try:
+                return self._connection.exchange([message], deadline.remaining(_ANSWER_SECONDS))[0][0]
+            except (NotSentError, AnswerLostError) as error:
+                if deadline.passed or isinstance(error, NotPermittedError):
+                    raise self._connection.failed(error) from error
+            SystemClock().wait(nobody, _LOOK_SECONDS)
+
+    def _cannot_open(self, code: int | None, description: str) -> Exception:
+        if code in _NO_JETSTREAM:
+            return self._no_jetstream()
+        if code in _TOO_FEW_SERVERS:
+            return UnsupportedError(
+                "there are fewer servers than the replicas asked for; start more, or ask for 'replicas=1'",
+                url=self.url,
+                server_says=description,
+            )
+        if code in _FULL:
+            return StoreFullError(
+                "the account has no room for the stream; raise its limits, or lower 'max_bytes'",
+                url=self.url,
+                server_says=description,
+            )
+        return self._connection.unavailable(f"the stream cannot be opened: {description} ({code})")
+
+    def _no_jetstream(self) -> UnsupportedError:
+        return UnsupportedError("the server or the account has no JetStream; enable it", url=self.url)
+
+    def _check_configuration(self, configuration: Mapping[str, Any], replicas: int | None) -> None:
+        found = (configuration.get("metadata") or {}).get(_FORMAT)
+        if found is None:
+            raise AlreadyExistsError("the stream is not a store of this SDK; name another one", url=self.url)
+        if found != FORMAT:
+            raise UnsupportedError(
+                "the stream was made by another release of this SDK", url=self.url, format=found, known=FORMAT
+            )
+        missing = [name for name, value in _NEEDED.items() if configuration.get(name) != value]
+        if missing:
+            raise UnsupportedError(
+                "the stream lacks what a store needs, as on servers before 2.12; make it anew on newer ones",
+                url=self.url,
+                missing=missing,
+            )
+        if replicas not in (None, configuration["num_replicas"]):
+            raise InvalidArgumentError(
+                "the stream has another number of replicas; leave the option out or change the stream"
+                " (nats stream edit --replicas)",
+                url=self.url,
+                replicas=configuration["num_replicas"],
+                asked=replicas,
+            )
+
+    def _check_open(self) -> None:
+        check_open(self._process_id, self._is_closed, self.url)
+
+
+class _Message(NamedTuple):
+    """A message to be stored."""
+
+    subject: str
+    data: bytes
+    headers: Mapping[str, str] = {}
+    before: bytes | None = None  # what it replaces
+
+    def counting(self, messages: int) -> _Message:
+        """It says how many messages there are from it to the end of the batch."""
+        return self._replace(headers={**self.headers, GROUP: str(messages)})
+
+
+class _Plan(NamedTuple):
+    """An append with what it is compared with."""
+
+    part: Append
+    head: Head
+    life: int
+    present: Snapshot
+
+
+def _batch(batch_id: str, messages: Sequence[_Message]) -> list[Outgoing]:
+    last = len(messages)
+    return [
+        Outgoing(
+            message.subject,
+            message.data,
+            {
+                BATCH_ID: batch_id,
+                "Nats-Batch-Sequence": str(number),
+                **({"Nats-Batch-Commit": "1"} if number == last else {}),
+                **message.headers,
+            },
+            has_answer=number == last,
+        )
+        for number, message in enumerate(messages, 1)
+    ]
+
+
+_NEEDED: Final[Mapping[str, object]] = {
+    "retention": "limits",
+    "discard": "new",  # a full stream refuses, and never gives up what is old
+    "max_age": 0,
+    "max_msgs_per_subject": -1,
+    "allow_direct": True,
+    "allow_rollup_hdrs": True,
+    "allow_atomic": True,
+}
+
+
+def _configuration(subjects: Subjects, replicas: int, max_bytes: int) -> Mapping[str, object]:
+    return {
+        **_NEEDED,
+        "name": subjects.stream,
+        "subjects": subjects.all(),
+        "storage": "file",
+        "num_replicas": replicas,
+        "max_bytes": max_bytes,
+        "republish": subjects.news_of_all(),
+        "duplicate_window": 100_000_000,  # ns; no message has an id
+        "metadata": {_FORMAT: FORMAT},
+    }
+
+
+def _are_as_expected(part: Append, present: Snapshot) -> bool:
+    return all(
+        change.expected is ANY or change.expected == present.value(name).value
+        for name, change in part.attributes.items()
+    )
+
+
+def _info(segment: str, head: Head) -> SegmentInfo:
+    return SegmentInfo(segment, head.start_offset, head.length, head.is_sealed)
+
+
+def _warn_once(url: str) -> None:
+    if not _warned.is_set():
+        _warned.set()
+        _logger.warning(
+            "NATS servers write to disk every two minutes by default: if all of a stream's servers lose power at once,"
+            " acknowledged appends may be lost. Run them with 'sync_interval: always' and say so in the address:"
+            " durable=always (url=%s)",
+            url,
+        )

@@ -1,0 +1,1 @@
+"""Segments in a PostgreSQL database."""

@@ -1,0 +1,329 @@
+"""One listening connection per process and schema, which tells all waiters of the process what was announced.
+
+A NOTIFY costs its transaction a lock of the whole server and wakes every listener of the database. So an append
+announces itself only if somebody waits: who waits holds, in shared mode, the advisory lock of the slot that the
+segment's name falls into, and the append tries to take that lock alone for a moment. The locks end with the connection
+that holds them, and cost neither a row nor a write.
+
+No append slips through: after the slot is locked, the segment's own lock is taken alone once, which waits for the
+appends that had looked before. What is appended then is announced, what was appended before can be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+from collections.abc import Collection
+from io import FileIO
+from typing import Final
+
+import psycopg
+
+from synchronizer.clock import Deadline, SystemClock, growing_pause
+from synchronizer.errors import ReaderGroupError
+from synchronizer.threads.background import BackgroundThread, survive
+from synchronizer.threads.flag import Bell, Flag
+
+from .connections import Address, Connection, Connections
+from .schema import Names
+
+_logger = logging.getLogger(__name__)
+_CLOCK: Final = SystemClock()
+
+#: For so long after the last wait a segment's appends are still announced: who waits again need not register again.
+_LINGER_SECONDS: Final = 5.0
+#: How long a waiter is kept from looking by a server that is slow to take its interest; then it polls.
+_PATIENCE_SECONDS: Final = 2.0
+#: How long new appends may queue behind a registration that waits for a long append.
+_LOCK_MILLISECONDS: Final = 500
+_POLL_SECONDS: Final = 0.02
+
+
+class Subscription:
+    """The watch of one store: what was announced since it last looked."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._has_news = Flag()
+        self._announced: set[str] = set()
+        self._is_anything = False
+        self._is_woken = False
+
+    def wait(self) -> frozenset[str] | None:
+        self._has_news.wait()
+        with self._lock:
+            announced = None if self._is_anything else frozenset(self._announced)
+            self._announced.clear()
+            self._is_anything = False
+            if not self._is_woken:
+                self._has_news.clear()
+        return announced
+
+    def wake(self) -> None:
+        with self._lock:
+            self._is_woken = True
+            self._has_news.set()
+
+    def close(self) -> None:
+        self._listener.unsubscribe(self)
+
+    def deliver(self, names: Collection[str] | None) -> None:
+        with self._lock:
+            self._is_anything |= names is None
+            self._announced.update(names or ())
+            self._has_news.set()
+
+
+class PollingWatch:
+    """Where a connection is no session, nobody can listen: look fifty times a second."""
+
+    def __init__(self) -> None:
+        self._woken = Flag()
+
+    def wait(self) -> None:
+        _CLOCK.wait(self._woken, _POLL_SECONDS)
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def close(self) -> None:
+        pass
+
+
+class Listener:
+    """The thread that listens, from the first subscription to the last."""
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._names = Names(address.schema)
+        self._lock = threading.Lock()
+        self._changed = Bell()  # of `_registered` and `_is_failing`
+        self._subscriptions: set[Subscription] = set()
+        self._expected_until: dict[str, float] = {}
+        self._registered: set[str] = set()
+        self._is_failing = False
+        self._is_closed = Flag()
+        reader, writer = os.pipe()
+        self._wake_reader, self._wake_writer = FileIO(reader), FileIO(writer, "w")
+        os.set_blocking(writer, False)
+        self._thread = BackgroundThread(self._run, name="postgres-listener", stopping=self._is_closed)
+
+    def start(self) -> None:
+        """Begin to listen. Only a listener that has not been started."""
+        self._thread.start()
+
+    def subscribe(self) -> Subscription:
+        subscription = Subscription(self)
+        with self._lock:
+            self._subscriptions.add(subscription)
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        with self._lock:
+            self._subscriptions.discard(subscription)
+
+    def expect(self, names: Collection[str]) -> None:
+        """Return when appends to these segments are announced. If that cannot be now, the caller has to poll."""
+        deadline = Deadline(_CLOCK, _PATIENCE_SECONDS)
+        until = _CLOCK.monotonic() + _LINGER_SECONDS
+        with self._lock:
+            self._expected_until.update(dict.fromkeys(names, until))
+            if self._registered.issuperset(names):
+                return
+        self._wake()
+        while True:
+            with self._lock:
+                if self._is_failing or self._registered.issuperset(names) or deadline.passed:
+                    return
+                changed = self._changed.next_ring()
+            changed.wait(deadline.remaining())
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed.is_set()
+
+    def stop(self) -> None:
+        """Let the thread end. Twice is no error."""
+        self._is_closed.set()
+        self._wake()
+
+    def close(self) -> None:
+        """After `stop`: wait for the thread. If that is interrupted, it ends all the same."""
+        with contextlib.suppress(RuntimeError):  # it has not begun, and ends when it does
+            self._thread.join()
+        self._wake_reader.close()
+        self._wake_writer.close()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(ValueError):  # it is closed
+            self._wake_writer.write(b"\n")  # or nothing, if there is enough to read already
+
+    def _run(self) -> None:
+        failures = 0
+        connections = Connections(self._address)
+        while not self._is_closed.is_set():
+            try:
+                connection = connections.connect()
+                try:
+                    connection.add_notify_handler(lambda notify: self._publish([notify.payload]))
+                    self._start_over(is_failing=False)
+                    failures = 0
+                    self._publish(None)  # what was announced meanwhile is lost
+                    self._listen(connection)
+                finally:
+                    connection.close()
+            except Exception as error:
+                if not isinstance(error, psycopg.Error | ReaderGroupError | OSError):
+                    survive(error, "postgres-listener")
+                failures += 1
+                self._start_over(is_failing=True)
+                if failures == 1:  # once for each outage
+                    _logger.warning(
+                        "listening failed; waiters poll until it works again: url=%r error=%s",
+                        self._address.url,
+                        " ".join(str(error).split()),
+                    )
+                self._publish(None)
+                _CLOCK.wait(self._is_closed, growing_pause(failures, first=0.05, most=2.0))
+
+    def _start_over(self, *, is_failing: bool) -> None:
+        with self._lock:
+            self._is_failing = is_failing
+            self._registered.clear()
+            self._changed.ring()
+
+    def _publish(self, names: Collection[str] | None) -> None:
+        with self._lock:
+            subscriptions = list(self._subscriptions)
+        for subscription in subscriptions:
+            subscription.deliver(names)
+
+    def _listen(self, connection: Connection) -> None:
+        connection.execute(f"SET lock_timeout = {_LOCK_MILLISECONDS}")
+        # Who looks at pg_stat_activity sees what this connection is for.
+        connection.execute(
+            "SELECT set_config('application_name', current_setting('application_name') || ' listener', false)"
+        )
+        poll = select.poll()
+        poll.register(connection.pgconn.socket, select.POLLIN)
+        wake_reader = self._wake_reader.fileno()
+        poll.register(wake_reader, select.POLLIN)
+        is_listening = False
+        while not self._is_closed.is_set():
+            is_listening = self._update_interest(connection, is_listening)
+            ready = poll.poll(_LINGER_SECONDS * 1000 if is_listening else None)
+            if any(file == wake_reader for file, _ in ready):
+                self._wake_reader.read(4096)
+            if any(file != wake_reader for file, _ in ready):
+                self._receive(connection)
+
+    def _receive(self, connection: Connection) -> None:
+        connection.pgconn.consume_input()
+        names = set()
+        while notify := connection.pgconn.notifies():
+            names.add(notify.extra.decode())
+        if names:
+            self._publish(names)
+        else:
+            connection.execute("SELECT")  # so that a farewell of the server becomes an error
+
+    def _update_interest(self, connection: Connection, is_listening: bool) -> bool:
+        """Make the locks and the LISTEN match what is expected; return whether anything is."""
+        now = _CLOCK.monotonic()
+        with self._lock:
+            expired = [name for name, until in self._expected_until.items() if until < now]
+            for name in expired:
+                del self._expected_until[name]
+            gone = [name for name in expired if name in self._registered]
+            self._registered.difference_update(gone)
+            added = [name for name in self._expected_until if name not in self._registered]
+            is_anything_expected = bool(self._expected_until)
+        if is_anything_expected and not is_listening:
+            connection.execute(f'LISTEN "{self._names.channel}"')
+        if added:
+            self._register(connection, added)
+            with self._lock:
+                self._registered.update(added)
+                self._changed.ring()
+        if gone:
+            connection.execute(self._names.fill(_FORGET), (gone,))
+        if is_listening and not is_anything_expected:
+            connection.execute("UNLISTEN *")
+        return is_anything_expected
+
+    def _register(self, connection: Connection, names: list[str]) -> None:
+        connection.execute(self._names.fill(_EXPECT), (names,))
+        with contextlib.suppress(psycopg.errors.LockNotAvailable):  # a long append; who waits polls as well
+            connection.execute(self._names.fill(_LET_APPENDS_PASS), (names,))
+
+
+_EXPECT: Final = "SELECT pg_advisory_lock_shared({interest_slot}) FROM unnest(%s::text[]) AS p_name"
+_FORGET: Final = "SELECT pg_advisory_unlock_shared({interest_slot}) FROM unnest(%s::text[]) AS p_name"
+_LET_APPENDS_PASS: Final = (
+    "SELECT pg_advisory_lock({lock_key}), pg_advisory_unlock({lock_key}) FROM unnest(%s::text[]) AS p_name"
+)
+
+
+class _Shared:
+    """A listener and which stores of this process use it."""
+
+    def __init__(self, listener: Listener) -> None:
+        self.listener = listener
+        self.users: set[object] = set()
+
+
+_listeners: dict[tuple[object, ...], _Shared] = {}
+_lock = threading.Lock()
+#: What a forked child inherited, kept so that it does not close it.
+_inherited: list[object] = []
+
+
+def _key(address: Address) -> tuple[object, ...]:
+    return address.conninfo, address.schema
+
+
+def acquire_listener(address: Address, user: object) -> Listener:
+    """The listener of this process for the address, until the user releases it, also where this is interrupted."""
+    key = _key(address)
+    with _lock:
+        shared = _listeners.get(key)
+        if shared is not None and not shared.listener.is_closed:
+            shared.users.add(user)
+            return shared.listener
+        shared = _listeners[key] = _Shared(Listener(address))
+        shared.users.add(user)
+        try:
+            shared.listener.start()
+        except BaseException:
+            shared.listener.stop()  # the next who needs one makes another
+            raise
+        return shared.listener
+
+
+def release_listener(address: Address, user: object) -> None:
+    """Twice is no error, and if it was interrupted it can be called again."""
+    with _lock:
+        shared = _listeners.get(_key(address))
+        if shared is None or user not in shared.users:
+            return
+        if shared.users == {user}:
+            shared.listener.stop()
+            del _listeners[_key(address)]
+        shared.users.discard(user)
+        is_last = not shared.users
+    if is_last:
+        shared.listener.close()
+
+
+def _forget_listeners_in_child() -> None:
+    global _lock
+    _inherited.append(dict(_listeners))
+    _listeners.clear()
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_listeners_in_child)

@@ -1,0 +1,1 @@
+"""Segments in one SQLite file, for the processes of one machine."""

@@ -1,0 +1,245 @@
+"""Where the SQLite store has the bytes of its segments: in extents, which refer to blobs where the bytes are many.
+
+A copy inside the store takes references to the blobs, and none of their bytes. A blob is freed with the last extent
+that refers to it. The references to a blob that was copied are counted and say so, so a count that is lost is noticed;
+who shares nothing counts nothing.
+
+A reference and a count have checksums, which a flipped bit does not pass. The bytes have none here: events, entries of
+states and all else that is stored brings its own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from binascii import crc_hqx
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from .rows import OFFSET_BITS, DamagedError
+
+# An extent is found by one integer: its segment's number, then the offset of its first byte.
+MAX_SEGMENT_BYTES: Final = 1 << OFFSET_BITS
+#: Reading is fastest from extents of this size; the middle of a larger blob is reached through a list of pages.
+_EXTENT_BYTES: Final = 128 * 1024
+#: An extent of so many bytes has them in a blob, else in itself: a reference pays where the copy of bytes would cost.
+BLOB_BYTES: Final = 32 * 1024
+#: How many extents one step frees at most; and how many, of any size, in the log that a full disk has room for.
+MANY_EXTENTS: Final = 500
+FEW_EXTENTS: Final = 30
+
+SCHEMA: Final = (
+    # The data of an extent are its bytes, or a reference to the blob that holds them.
+    "CREATE TABLE extent (key INTEGER PRIMARY KEY, data BLOB NOT NULL)",
+    "CREATE TABLE blob (id INTEGER PRIMARY KEY, data BLOB NOT NULL)",
+    # How many extents refer to a blob, beside one. Without a row, or with a count of 0, it is one.
+    "CREATE TABLE sharing (blob INTEGER PRIMARY KEY, count INTEGER NOT NULL, checksum INTEGER NOT NULL)",
+)
+
+# A reference is one integer: the number of the blob, whether it is or was shared, and the checksum. The numbers suffice
+# for two hundred years of ten thousand blobs a second.
+_CHECK_BITS: Final = 16
+_CHECKSUM: Final = (1 << _CHECK_BITS) - 1
+_BLOB_BITS: Final = _CHECK_BITS + 1
+
+_REFERENCE: Final = "CASE typeof(extent.data) WHEN 'integer' THEN extent.data END"
+_EXTENTS: Final = (
+    f"extent LEFT JOIN blob ON blob.id = CASE typeof(extent.data) WHEN 'integer' THEN extent.data >> {_BLOB_BITS} END"
+)
+# Of a reference without its blob: the digits of the number, which are too few to pass for the bytes.
+_DATA: Final = "CAST(coalesce(blob.data, extent.data) AS BLOB)"
+_WRITE_COUNT: Final = "INSERT OR REPLACE INTO sharing VALUES (?, ?, ?)"
+_SIZE: Final = "coalesce(length(blob.data), length(extent.data))"
+
+
+class Reference(NamedTuple):
+    """What an extent has instead of its bytes."""
+
+    blob: int
+    is_shared: bool
+
+    def encode(self, key: int) -> int:
+        bits = self.blob << 1 | self.is_shared
+        return bits << _CHECK_BITS | crc_hqx(b"%d %d" % (key, bits), 0)
+
+    @classmethod
+    def decode(cls, key: int, value: int) -> Reference:
+        """The reference of the extent ``key``."""
+        bits = _checked(key, value)
+        return cls(bits >> 1, bits & 1 == 1)
+
+
+def _checked(key: int, value: int) -> int:
+    """What a reference is without its checksum."""
+    bits = value >> _CHECK_BITS
+    if crc_hqx(b"%d %d" % (key, bits), 0) != value & _CHECKSUM:
+        raise _damaged(key)
+    return bits
+
+
+def _damaged(key: int) -> DamagedError:
+    return DamagedError(
+        "what a segment says of its bytes is damaged; restore the file from a backup",
+        segment_id=key >> OFFSET_BITS,
+        offset=key & MAX_SEGMENT_BYTES - 1,
+    )
+
+
+def insert(connection: sqlite3.Connection, segment_id: int, offset: int, data: bytes) -> None:
+    """Put bytes at an offset, at which the segment ends."""
+    _insert(connection, _key(segment_id, offset), data)
+
+
+def _key(segment_id: int, offset: int) -> int:
+    return (segment_id << OFFSET_BITS) + offset
+
+
+def _insert(connection: sqlite3.Connection, key: int, data: bytes) -> None:
+    view = memoryview(data)
+    for first in range(0, len(data), _EXTENT_BYTES):
+        part: memoryview | int = view[first : first + _EXTENT_BYTES]
+        if len(data) - first >= BLOB_BYTES:
+            blob = connection.execute("INSERT INTO blob (data) VALUES (?)", (part,)).lastrowid
+            assert blob is not None
+            part = Reference(blob, is_shared=False).encode(key + first)
+        connection.execute("INSERT INTO extent VALUES (?, ?)", (key + first, part))
+
+
+def copy(
+    connection: sqlite3.Connection, source_id: int, start: int, end: int, target_id: int, target_offset: int
+) -> None:
+    """The bytes of one segment to another: blobs by reference, but for those that are not wanted whole."""
+    if start == end:
+        return
+    first, last = _key(source_id, start), _key(source_id, end)
+    shift = _key(target_id, target_offset) - first
+    references: list[tuple[int, Reference]] = []
+    # An INSERT with this SELECT inside would put it all into a table of its own first. Nothing names the cursor: the
+    # frames of an interrupted call, which may be kept, would keep its statement open.
+    for key, value, blob, data in connection.execute(
+        # The first extent may begin before these bytes, and the last one end behind them.
+        f"SELECT key, {_REFERENCE}, blob.id,"
+        " CASE WHEN key < :first OR blob.id IS NULL OR key + length(blob.data) > :last"
+        f" THEN substr({_DATA}, 1 + max(0, :first - key), min(key + {_SIZE}, :last) - max(key, :first)) END"
+        f" FROM {_EXTENTS}"
+        " WHERE key >= coalesce((SELECT max(key) FROM extent WHERE key BETWEEN :lowest AND :first), :first)"
+        " AND key < :last",
+        {"lowest": _key(source_id, 0), "first": first, "last": last},
+    ):
+        reference = None if value is None else Reference.decode(key, value)
+        if reference is not None and blob is None:
+            raise _damaged(key)
+        if reference is None or data is not None:
+            _insert(connection, max(key, first) + shift, data)
+            continue
+        references.append((key, reference))
+    _share(connection, references, shift)
+
+
+def _share(connection: sqlite3.Connection, references: Sequence[tuple[int, Reference]], shift: int) -> None:
+    """Copy these references by ``shift``, with the keys that they have, count them, and note that they are shared."""
+    counts: dict[int, int] = {}
+    for _, (blob, is_shared) in references:
+        if blob not in counts:
+            counts[blob] = _checked_count(connection, blob) if is_shared else 0
+        counts[blob] += 1
+    connection.executemany(_WRITE_COUNT, ((*each, _count_checksum(*each)) for each in counts.items()))
+    connection.executemany(
+        "INSERT INTO extent VALUES (?, ?)",
+        ((key + shift, each._replace(is_shared=True).encode(key + shift)) for key, each in references),
+    )
+    connection.executemany(
+        "UPDATE extent SET data = ? WHERE key = ?",
+        ((each._replace(is_shared=True).encode(key), key) for key, each in references if not each.is_shared),
+    )
+
+
+def _checked_count(connection: sqlite3.Connection, blob: int) -> int:
+    found = connection.execute("SELECT count, checksum FROM sharing WHERE blob = ?", (blob,)).fetchone()
+    if found is None or found[1] != _count_checksum(blob, found[0]):
+        raise DamagedError("the number of references to bytes is damaged; restore the file from a backup", blob=blob)
+    return int(found[0])
+
+
+def write_count(connection: sqlite3.Connection, blob: int, count: int) -> None:
+    connection.execute(_WRITE_COUNT, (blob, count, _count_checksum(blob, count)))
+
+
+def _count_checksum(blob: int, count: object) -> int:
+    return crc32(f"{blob} {count}".encode())
+
+
+def read(connection: sqlite3.Connection, segment_id: int, offset: int, end: int) -> bytes:
+    """The bytes from ``offset`` up to ``end``, both within the segment."""
+    if offset == end:
+        return b""
+    first, last = _key(segment_id, offset), _key(segment_id, end)
+    rows = connection.execute(
+        "SELECT key, data FROM extent"
+        " WHERE key >= (SELECT max(key) FROM extent WHERE key <= ?) AND key < ? ORDER BY key",
+        (first, last),
+    ).fetchall()
+    if not rows or rows[0][0] > first:
+        raise _missing(segment_id, offset, end)
+    parts = [data if type(data) is bytes else _referred_to(connection, key, data) for key, data in rows]
+    surplus = rows[-1][0] + len(parts[-1]) - last
+    if surplus > 0:
+        parts[-1] = parts[-1][:-surplus]
+    skipped = first - rows[0][0]
+    if skipped > 0:
+        parts[0] = parts[0][skipped:]
+    data: bytes = parts[0] if len(parts) == 1 else b"".join(parts)
+    # An extent that is lost, or whose key or size is damaged, leaves too few bytes or too many.
+    if len(data) != end - offset:
+        raise _missing(segment_id, offset, end)
+    return data
+
+
+def _referred_to(connection: sqlite3.Connection, key: int, value: object) -> bytes:
+    if type(value) is not int:
+        raise _damaged(key)
+    found = connection.execute("SELECT data FROM blob WHERE id = ?", (_checked(key, value) >> 1,)).fetchone()
+    if found is None or type(found[0]) is not bytes:
+        raise _missing(key >> OFFSET_BITS, key & MAX_SEGMENT_BYTES - 1)
+    data: bytes = found[0]
+    return data
+
+
+def _missing(segment_id: int, offset: int, end: int | None = None) -> DamagedError:
+    return DamagedError(
+        "bytes of a segment are missing; restore the file from a backup", segment_id=segment_id, offset=offset, end=end
+    )
+
+
+def free(connection: sqlite3.Connection, segment_id: int, offset: int | None, most: int) -> bool:
+    """Free up to ``most`` extents that end at the offset, or before it; None: of all. Whether more may be left."""
+    first, end = _key(segment_id, 0), _key(segment_id + 1, 0)
+    if offset is not None:
+        end = _end_of_free(connection, first, _key(segment_id, offset))
+    found = connection.execute(
+        f"SELECT key, {_REFERENCE} FROM extent WHERE key >= ? AND key < ? ORDER BY key LIMIT ?",
+        (first, end, most),
+    ).fetchall()
+    for key, value in found:
+        connection.execute("DELETE FROM extent WHERE key = ?", (key,))
+        if value is not None:
+            _give_up(connection, Reference.decode(key, value))
+    return len(found) == most
+
+
+def _end_of_free(connection: sqlite3.Connection, first: int, end: int) -> int:
+    kept = connection.execute(
+        f"SELECT key FROM {_EXTENTS} WHERE key = (SELECT max(key) FROM extent WHERE key BETWEEN :first AND :end)"
+        f" AND key + {_SIZE} > :end",
+        {"first": first, "end": end},
+    ).fetchone()
+    return end if kept is None else int(kept[0])
+
+
+def _give_up(connection: sqlite3.Connection, reference: Reference) -> None:
+    if reference.is_shared and (count := _checked_count(connection, reference.blob)):
+        write_count(connection, reference.blob, count - 1)
+        return
+    if reference.is_shared:
+        connection.execute("DELETE FROM sharing WHERE blob = ?", (reference.blob,))
+    connection.execute("DELETE FROM blob WHERE id = ?", (reference.blob,))

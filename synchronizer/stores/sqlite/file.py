@@ -1,0 +1,131 @@
+"""Whose a SQLite file is, asked before anything is written to it.
+
+Only SQLite opens the file. When a process closes a file, POSIX ends all locks that this process has on it, whichever
+descriptor they were taken through. So if Python opened the file to look into it, and closed it, SQLite's locks would be
+gone: the next process would think itself alone, and delete the write-ahead log under those who use it.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+from contextlib import closing
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+from synchronizer.errors import (
+    CorruptStoreError,
+    InvalidArgumentError,
+    NotFoundError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
+
+from .identity import OpenFile, check_forked, id_of
+
+APPLICATION_ID: Final = int.from_bytes(b"RGss", "big")
+
+
+class Header(NamedTuple):
+    """What a SQLite file of this application says of itself."""
+
+    format: int
+    has_write_ahead_log: bool
+
+
+def open_file(
+    path: str, *, newest_format: int, must_exist: bool, timeout: float
+) -> tuple[sqlite3.Connection, OpenFile, Header | None]:
+    """A connection to the file at ``path``, which file it is, and what it says of itself; None for one without content.
+
+    A file of another application, or of a newer format, is refused and not changed. The caller makes forks wait, and
+    forgets the file after it has closed its connections.
+    """
+    check_path(path, must_exist=must_exist)
+    check_forked(path)
+    if size_of(f"{path}-wal"):
+        # Whoever closes a file last moves its log into it, unless it was opened for reading only.
+        with closing(connect(path, "ro", timeout)) as connection:
+            look_at(connection, path, newest_format)
+    before = id_of(path)
+    connection = connect(path, "rw" if must_exist else "rwc", timeout)
+    file = OpenFile(path)
+    try:
+        if before not in (None, file.id):
+            raise StoreUnavailableError("the SQLite file was replaced while it was opened; open it again", path=path)
+        return connection, file, look_at(connection, path, newest_format)
+    except BaseException:
+        connection.close()
+        file.forget()
+        raise
+
+
+def check_path(path: str, *, must_exist: bool) -> None:
+    """Refuse a path at which there can be no store, without opening it."""
+    directory = os.path.dirname(path)
+    if not must_exist and not os.path.isdir(directory):
+        raise NotFoundError("the directory for the SQLite file does not exist; create it", directory=directory)
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        found = None
+    except OSError as error:  # a loop of links, a name that is too long
+        raise StoreUnavailableError("the SQLite file cannot be found; correct its path", error=str(error)) from error
+    if found and stat.S_ISDIR(found.st_mode):
+        raise InvalidArgumentError("the path of the SQLite file is a directory; name a file in it", path=path)
+    if found and not stat.S_ISREG(found.st_mode):
+        raise InvalidArgumentError("the path of the SQLite file is not that of a file; name another", path=path)
+    if must_exist and not (found and found.st_size):
+        raise NotFoundError("there is no SQLite file at this path; correct it", path=path)
+    if not os.access(directory, os.W_OK):
+        raise StoreUnavailableError(
+            "the directory of the SQLite file is not writable; allow this user to write there", directory=directory
+        )
+    if found and not os.access(path, os.R_OK | os.W_OK):
+        raise StoreUnavailableError("the SQLite file is not writable; allow this user to read and write it", path=path)
+
+
+def connect(path: str, mode: str, timeout: float) -> sqlite3.Connection:
+    return sqlite3.connect(
+        f"file:{quote(path)}?mode={mode}", uri=True, isolation_level=None, check_same_thread=False, timeout=timeout
+    )
+
+
+def look_at(connection: sqlite3.Connection, path: str, newest_format: int) -> Header | None:
+    """What the file says of itself; None for one without content.
+
+    Raises `CorruptStoreError` for one that is not ours, `UnsupportedError` for a newer one.
+    """
+    try:
+        connection.execute("BEGIN")  # all of one moment
+        (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (journal_mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+        connection.execute("ROLLBACK")
+    except sqlite3.DatabaseError as error:
+        if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_NOTADB:
+            raise
+        raise CorruptStoreError(
+            "the file is not a database; name another file, or restore it from a backup", path=path
+        ) from error
+    if not pages:
+        return None
+    if application_id != APPLICATION_ID:
+        raise CorruptStoreError("the SQLite file belongs to another application; name another file", path=path)
+    if version > newest_format:
+        raise UnsupportedError(
+            "the SQLite file was written by a newer release; update this one",
+            path=path,
+            format=version,
+            known=newest_format,
+        )
+    return Header(version, journal_mode == "wal")
+
+
+def size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0

@@ -1,0 +1,197 @@
+"""Locks between processes on one machine. A lock ends with the process that holds it, however that ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import struct
+import sys
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from io import FileIO
+from typing import Final
+
+from synchronizer.clock import Deadline, SystemClock
+from synchronizer.errors import StoreUnavailableError
+from synchronizer.threads.flag import Flag
+
+from ..forking import close_own
+from .side_file import open_side_file
+
+# These waits are for other processes, which no clock of a test can move.
+_CLOCK: Final = SystemClock()
+_NEVER: Final = Flag()
+
+
+class Gate:
+    """Lets one holder through at a time, of all threads and processes that opened the same path.
+
+    A process that is stopped while it holds the gate cannot hang the others: they give up at their deadline.
+    Who was through must first win the place of the next in line, which somebody who waits already has. So nobody
+    starves: of eight processes that contend, each gets nearly its eighth. The kernel's own queue for a lock cannot be
+    used, because waiting in it cannot be limited in time; random retries alone let some have half of what others have.
+
+    A signal handler that raises may interrupt the thread that takes the gate, so take it inside of the ``try`` that
+    releases it::
+
+        try:
+            gate.acquire(timeout)
+            ...
+        finally:
+            gate.release()
+
+    ``release`` is no function of Python: no interrupt comes between the end of the block and the release. A context
+    manager in Python has such gaps, when it is entered and when it is left.
+    """
+
+    #: How long to wait politely for the place of the next in line, which a stopped process may hold.
+    _patience_seconds: Final = 0.25
+
+    def __init__(self, path: str, database: str | None = None) -> None:
+        self._path = path
+        self._gate = open_side_file(path, database)
+        self._next = open_side_file(f"{path}.next", database)
+        #: Let the next one through. Without effect if this gate is not held.
+        self.release: Final = partial(fcntl.flock, self._gate, fcntl.LOCK_UN)
+        self._give_up_place: Final = partial(fcntl.flock, self._next, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        close_own(self._gate)
+        close_own(self._next)
+
+    def acquire(self, timeout: float) -> None:
+        """Hold the gate; `StoreUnavailableError` if ``timeout`` seconds did not suffice."""
+        try:
+            acquired = (_try_flock(self._next) and _try_flock(self._gate)) or self._wait(timeout)
+        finally:
+            self._give_up_place()
+        if not acquired:
+            raise StoreUnavailableError(
+                "another process holds the lock for writing and does not let go; look for a stopped process",
+                lock=self._path,
+                timeout=timeout,
+            )
+
+    def _wait(self, timeout: float) -> bool:
+        deadline = Deadline(_CLOCK, timeout)
+        polite = Deadline(_CLOCK, min(timeout, self._patience_seconds))
+        _retry(lambda: _try_flock(self._next), polite, pause_us=(100, 300))
+        return _retry(lambda: _try_flock(self._gate), deadline, pause_us=(20, 60))
+
+
+class FairLock:
+    """Locks by name, first come first served between threads and processes. A crash frees what it held.
+
+    Each contender draws a ticket, locks the byte of that number, and has its turn when no lower one is locked. The
+    locks are those of an open file, not of a process, so threads exclude each other like processes do.
+    """
+
+    _slots: Final = 1024  # names share a slot by their hash: that costs politeness, nothing else
+
+    @staticmethod
+    def is_available() -> bool:
+        return sys.platform == "linux" and sys.maxsize > 2**32
+
+    def __init__(self, path: str, database: str | None = None) -> None:
+        self._path = path
+        self._database = database
+
+    def held(self, name: str, timeout: float) -> AbstractContextManager[bool]:
+        """Whether the lock was obtained within ``timeout`` seconds; it is held inside the block.
+
+        It cannot be obtained without a descriptor, or without the few bytes on the disk that its file takes.
+        """
+        slot = zlib.crc32(name.encode()) % self._slots
+        return _Contender(self._path, self._database, slot * 8, (self._slots * 8) + (slot << 40), timeout)
+
+
+class _Contender(AbstractContextManager[bool]):
+    """One that locks a byte after ``first``, for the ticket that it draws from the eight bytes at ``counter``.
+
+    It may be left twice, and before it was entered to the end: so whoever is interrupted lets go for certain.
+    """
+
+    def __init__(self, path: str, database: str | None, counter: int, first: int, timeout: float) -> None:
+        self._path = path
+        self._database = database
+        self._counter = counter
+        self._first = first
+        self._timeout = timeout
+        self._file: FileIO | None = None
+
+    def __enter__(self) -> bool:
+        deadline = Deadline(_CLOCK, self._timeout)
+        try:
+            self._file = open_side_file(self._path, self._database)
+            file = self._file.fileno()
+            ticket = self._draw_ticket(file, deadline)
+            return ticket is not None and self._await_turn(file, ticket, deadline)
+        except StoreUnavailableError:
+            raise
+        except OSError:
+            return False
+
+    def __exit__(self, *error: object) -> None:
+        if self._file is not None:
+            close_own(self._file)  # and with it all its locks
+
+    def _draw_ticket(self, file: int, deadline: Deadline) -> int | None:
+        if not _retry(lambda: _try_lock_bytes(file, self._counter, 8), deadline, pause_us=(20, 60)):
+            return None
+        ticket = int.from_bytes(os.pread(file, 8, self._counter), "little") + 1
+        os.pwrite(file, ticket.to_bytes(8, "little"), self._counter)
+        # Locked before the counter is free again, so that every higher ticket finds it.
+        _try_lock_bytes(file, self._first + ticket, 1)
+        _fcntl(file, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, self._counter, 8)
+        return ticket
+
+    def _await_turn(self, file: int, ticket: int, deadline: Deadline) -> bool:
+        while True:
+            kind, start = _fcntl(file, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, self._first, ticket)
+            if kind == fcntl.F_UNLCK:
+                return True
+            if deadline.passed:
+                return False
+            ahead = min(20, self._first + ticket - start)
+            _pause(deadline, 100 * ahead, 200 * ahead)
+
+
+def _retry(attempt: Callable[[], bool], deadline: Deadline, *, pause_us: tuple[int, int]) -> bool:
+    while not attempt():
+        if deadline.passed:
+            return False
+        _pause(deadline, *pause_us)
+    return True
+
+
+def _pause(deadline: Deadline, low_us: int, high_us: int) -> None:
+    # Of random length, so that no two processes try in step.
+    microseconds = low_us + secrets.randbelow(high_us - low_us)
+    _CLOCK.wait(_NEVER, deadline.remaining(microseconds / 1e6))
+
+
+def _try_flock(file: FileIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _try_lock_bytes(file: int, start: int, length: int) -> bool:
+    try:
+        _fcntl(file, fcntl.F_OFD_SETLK, fcntl.F_WRLCK, start, length)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _fcntl(file: int, command: int, kind: int, start: int, length: int) -> tuple[int, int]:
+    """The kind and the start of the lock that the system answers with."""
+    layout = "hhqqi4x"  # struct flock of 64-bit Linux
+    answer = fcntl.fcntl(file, command, struct.pack(layout, kind, os.SEEK_SET, start, length, 0))
+    answered_kind, _, answered_start, _, _ = struct.unpack(layout, answer)
+    return answered_kind, answered_start

@@ -1,0 +1,197 @@
+"""Threads that write at the same moment share one commit.
+
+A signal handler that raises may interrupt the main thread between any two calls. What is put in order then can be put
+in order twice, so that a second attempt completes what an interrupt has cut off.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Generic, TypeVar, cast
+
+from synchronizer.errors import ClosedError, OutcomeUnknownError, ReaderGroupError
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+
+class Step(Generic[C]):
+    """One thread's part of a commit. ``run`` checks before it writes: a `ReaderGroupError` means that it wrote nothing.
+
+    ``wakes`` says that somebody may wait for what it does. With ``alone``, a commit that begins with it admits no
+    other. One that is ``essential`` must be possible on a full disk.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[C], object],
+        *,
+        weight: int = 0,
+        wakes: bool = True,
+        alone: bool = False,
+        essential: bool = False,
+    ) -> None:
+        self.weight = weight
+        self.wakes = wakes
+        self.alone = alone
+        self.essential = essential
+        self.is_settled = False  # by its leader, which may still go back on it
+        self.is_done = False
+        self.is_given_up = False  # by its thread, which was interrupted
+        self._run = run
+        self._result: object = None
+        self._error: ReaderGroupError | None = None
+        self._woken: SimpleQueue[None] = SimpleQueue()
+
+    def try_to_run(self, connection: C) -> None:
+        """Run, perhaps not for the first time; what comes of it counts when `settle` is called.
+
+        Raises any error that is not ours: the step may have written something, so the transaction cannot be committed.
+        """
+        if self.is_given_up:
+            return
+        self._result = self._error = None
+        try:
+            self._result = self._run(connection)
+        except ReaderGroupError as error:
+            self._error = error
+
+    def settle(self) -> None:
+        self.is_settled = True
+
+    def fail(self, error: ReaderGroupError) -> None:
+        self._error = error
+        self.is_settled = True
+
+    def outcome(self) -> object:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def sleep(self) -> None:
+        """Return after `wake`, which may have come for nothing."""
+        self._woken.get()
+
+    def wake(self) -> None:
+        self._woken.put(None)
+
+
+class Batch(Generic[C]):
+    """The steps of one commit. More may be admitted until it is made.
+
+    ``may_be_stored`` is set before the commit: if its thread is interrupted from then on, until ``is_complete``, the
+    outcome is unknown.
+    """
+
+    def __init__(self, first: Step[C], admit: Callable[[int], list[Step[C]]]) -> None:
+        self.steps = [first]
+        self.may_be_stored = False
+        self.is_complete = False
+        self._admit = admit
+
+    def newcomers(self) -> Iterator[Step[C]]:
+        """The steps not yet run: the first one, then those that have come meanwhile, until nobody has."""
+        yield self.steps[0]
+        while not self.steps[0].alone and (admitted := self._admit(len(self.steps))):
+            self.steps += admitted
+            yield from admitted
+
+
+class GroupCommit(Generic[C]):
+    """Runs steps in batches, each batch in the thread of one of its steps.
+
+    All steps that are not done stand in one line. The thread of the first one leads: it commits its step, and those
+    that have come meanwhile, and takes them out of the line. Then the next batch is led by the thread of the step that
+    is the first now. ``execute`` settles every step of its batch.
+    """
+
+    def __init__(self, execute: Callable[[Batch[C]], None]) -> None:
+        self._execute = execute
+        self._lock = threading.Lock()
+        self._line: list[Step[C]] = []  # replaced and appended to with the lock held
+        self._is_closed = False
+        self._closing: list[SimpleQueue[None]] = []  # woken when nobody stands in line
+
+    def run(
+        self,
+        run: Callable[[C], R],
+        *,
+        weight: int = 0,
+        wakes: bool = True,
+        alone: bool = False,
+        essential: bool = False,
+    ) -> R:
+        """What ``run`` returns or raises, when it is committed."""
+        step: Step[C] = Step(run, weight=weight, wakes=wakes, alone=alone, essential=essential)
+        batch: Batch[C] | None = None
+        try:
+            self._join(step)
+            while not step.is_done and not self._leads(step):
+                step.sleep()
+            if not step.is_done:
+                batch = Batch(step, self._after)
+                self._execute(batch)
+                batch.is_complete = True
+        finally:
+            if not step.is_done:
+                # No call stands between the end of the block above and here, so no interrupt comes there.
+                try:
+                    self._leave(step, batch)
+                except BaseException:
+                    self._leave(step, batch)
+                    raise
+        return cast(R, step.outcome())
+
+    def close(self) -> None:
+        """Take no further steps, and return when those that were taken are settled."""
+        all_gone: SimpleQueue[None] = SimpleQueue()
+        with self._lock:
+            self._is_closed = True
+            self._closing.append(all_gone)
+        while self._line:
+            all_gone.get()
+
+    def _join(self, step: Step[C]) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("the store is closed")
+            self._line.append(step)
+
+    def _leads(self, step: Step[C]) -> bool:
+        line = self._line
+        return bool(line) and line[0] is step
+
+    def _after(self, place: int) -> list[Step[C]]:
+        with self._lock:
+            return self._line[place:]
+
+    def _leave(self, step: Step[C], batch: Batch[C] | None) -> None:
+        """Let the next one lead, if ``step`` did. It may be called twice: what is told twice does no harm.
+
+        Those whose leader was interrupted before its commit stay in line. Who has given up is passed over.
+        """
+        with self._lock:
+            step.is_given_up = batch is None or not batch.is_complete
+            if batch is not None:
+                _end(batch)
+            if self._leads(step):
+                self._line = [each for each in self._line if not (each.is_done or each.is_given_up)]
+            successor = self._line[0] if self._line else None
+        for other in batch.steps[1:] if batch is not None else ():
+            other.wake()
+        if successor is not None:
+            successor.wake()
+        else:
+            for all_gone in self._closing:
+                all_gone.put(None)
+
+
+def _end(batch: Batch[C]) -> None:
+    for step in batch.steps:
+        if batch.is_complete:
+            step.is_done = step.is_settled
+        elif batch.may_be_stored:
+            step.fail(OutcomeUnknownError("the thread that stored this was interrupted; read what is there"))
+            step.is_done = True

@@ -1,0 +1,205 @@
+"""Which file a database is: whether it is still at its path, and whether this process may open it.
+
+SQLite knows its files by device and inode, and so does this module. It opens none of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from typing import Final
+
+from synchronizer.clock import SystemClock
+from synchronizer.errors import ClosedError, CorruptStoreError, StoreUnavailableError
+
+from ..forking import forks_wait
+
+_logger = logging.getLogger(__name__)
+
+# What other programs do to the files has nothing to do with the clock of a test.
+_CLOCK: Final = SystemClock()
+_monotonic: Final = _CLOCK.monotonic
+#: So often at most the files are looked at before something is read, and before something is written.
+_LOOK_TO_READ_SECONDS: Final = 0.01
+_LOOK_TO_WRITE_SECONDS: Final = 0.001
+#: How coarse the times of a directory are at most, and where they are not multiples of 10 ms.
+_COARSEST_SECONDS: Final = 3.0
+_COARSE_SECONDS: Final = 0.1
+
+FileId = tuple[int, int]  # device and inode
+_Directory = tuple[int, int, int]  # when it was changed, inode and device
+
+
+class OpenFile:
+    """The database at ``path`` while a store has it open: which file it is."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._files = {path: id_of(path)}
+        self._directory = os.path.dirname(path)
+        #: What the directory was when all files were in place, if it had not changed for a while by then.
+        self._settled: _Directory | None = None
+        self._gone: str | None = None
+        self._looked_at = _monotonic()
+        _open.add(self)
+
+    @property
+    def id(self) -> FileId | None:
+        return self._files[self._path]
+
+    def add(self, *paths: str) -> None:
+        """Look after the files at these paths as well."""
+        for path in paths:
+            self._files[path] = id_of(path)
+        self._settled = None
+
+    def check(self) -> None:
+        """Raise `CorruptStoreError` if one of the files was deleted or replaced, now or at any time before.
+
+        To be called before something is acknowledged. Others would use another file than this process, or the same one
+        under other locks. Nor is a file used of which the disk may have lost something (`flush_failed`).
+        """
+        if _unflushed and self.id in _unflushed:
+            raise _may_have_lost(self._path, _unflushed[self.id])
+        self._looked_at = _monotonic()
+        try:
+            found = os.stat(self._directory)
+        except OSError:
+            return self._check_place()
+        # A look at the directory is enough, as long as nothing is made, removed or renamed in it.
+        if (found.st_mtime_ns, found.st_ino, found.st_dev) != self._settled or self._gone is not None:
+            self._check_place()
+
+    def _check_place(self) -> None:
+        if self._gone is None:
+            try:
+                self._gone = self._find_gone()
+            except OSError as error:
+                raise StoreUnavailableError(
+                    "the files of the store cannot be looked at; allow this user to enter their directory",
+                    path=self._path,
+                    error=str(error),
+                ) from error
+        if self._gone is not None:
+            raise CorruptStoreError(
+                "a file of the store was deleted or replaced while it was in use; stop all processes that use it, put"
+                " the right database in place and nothing beside it, and start them again",
+                path=self._path,
+                file=self._gone,
+            )
+
+    def _find_gone(self) -> str | None:
+        try:
+            found = os.stat(self._directory)
+        except FileNotFoundError:
+            return self._directory
+        gone = next((path for path, id in self._files.items() if id is None or id_of(path) != id), None)
+        # A change that comes later than this may have the same time as one that came shortly before.
+        coarseness = _COARSE_SECONDS if found.st_mtime_ns % 10_000_000 else _COARSEST_SECONDS
+        if gone is None and abs(_CLOCK.time() - found.st_mtime) > coarseness:
+            self._settled = found.st_mtime_ns, found.st_ino, found.st_dev
+        return gone
+
+    def check_to_read(self) -> None:
+        """The same before something is read, if the last look was some time ago."""
+        if _monotonic() - self._looked_at >= _LOOK_TO_READ_SECONDS or self._gone is not None or _unflushed:
+            self.check()
+
+    def check_to_write(self) -> None:
+        """The same before something is written. A commit may take longer than the time between two looks."""
+        if _monotonic() - self._looked_at >= _LOOK_TO_WRITE_SECONDS or self._gone is not None or _unflushed:
+            self.check()
+
+    def flush_failed(self, error: object) -> None:
+        """The system may have dropped what it could not write, and tells so once: another flush would succeed.
+
+        So no store of this process uses the file any more, until all are closed and one is opened, which checks it.
+        """
+        if self.id not in _unflushed:
+            _logger.error(
+                "the disk failed to keep what was written; the file is opened anew before it is used: path=%r error=%s",
+                *(self._path, error),
+            )
+        _unflushed[self.id] = str(error)
+
+    @property
+    def failed_flush(self) -> str | None:
+        """Why a flush of this process failed."""
+        return _unflushed.get(self.id)
+
+    def must_be_checked(self) -> bool:
+        """Whether a flush failed before the file was opened. `CorruptStoreError` if others still have it open."""
+        if self.id in _unflushed and any(other.id == self.id for other in _open if other is not self):
+            raise _may_have_lost(self._path, _unflushed[self.id])
+        return self.id in _unflushed
+
+    def was_checked(self) -> None:
+        _unflushed.pop(self.id, None)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process has connections to it. A forked child has none of its own."""
+        return self in _open
+
+    def forget(self) -> None:
+        """The connections are closed."""
+        _open.discard(self)
+
+    @property
+    def is_in_place(self) -> bool:
+        try:
+            self._check_place()
+        except (CorruptStoreError, StoreUnavailableError):
+            return False
+        return True
+
+
+def _may_have_lost(path: str, error: str) -> CorruptStoreError:
+    return CorruptStoreError(
+        "the disk failed to keep what was written, and some of it may be lost; close all that this process has open on"
+        " the file, or end the process, and open it again, which checks it",
+        path=path,
+        error=error,
+    )
+
+
+def id_of(path: str) -> FileId | None:
+    """None if there is no file."""
+    try:
+        found = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found.st_dev, found.st_ino
+
+
+#: The files that stores of this process have open, and in a forked child those that its ancestors had.
+_open: weakref.WeakSet[OpenFile] = weakref.WeakSet()
+_inherited: set[FileId | None] = set()
+#: The files that a flush of this process failed for, and why.
+_unflushed: dict[FileId | None, str] = {}
+
+
+def check_forked(path: str) -> None:
+    """In a forked child SQLite takes the locks for its own that the parent has, and so it takes none."""
+    if id_of(path) in _inherited:
+        raise ClosedError(
+            "the process that this one was forked from had the SQLite file open, so it cannot be used here; start this"
+            " process with 'spawn' or 'forkserver', or close the file before the fork",
+            path=path,
+        )
+    if forks_wait.was_cut:
+        raise ClosedError(
+            "the process that this one was forked from was busy in SQLite, which cannot be used here; start this"
+            " process with 'spawn' or 'forkserver'",
+            path=path,
+        )
+
+
+def _inherit() -> None:
+    _inherited.update(file.id for file in _open if file.id)
+    _open.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_inherit)

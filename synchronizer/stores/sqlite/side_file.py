@@ -1,0 +1,68 @@
+"""The files that a store keeps beside its database, and who may open them."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from io import FileIO
+from typing import Final
+
+from synchronizer.errors import StoreUnavailableError
+
+from ..forking import close_own, open_own
+
+#: Not through a link, which may lead anywhere; and without waiting, if it is something else than a file.
+_FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
+
+
+def open_side_file(path: str, database: str | None = None) -> FileIO:
+    """The file at ``path``, which is made if it is not there; a forked child does not share it.
+
+    Whoever may write to ``database`` may open it, and nobody else: a lock can be held by whoever may read its file.
+    """
+    try:
+        file = _open_or_make(path)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise StoreUnavailableError(
+            "a file beside the database is a link, which is not followed; remove it", file=path
+        ) from error
+    try:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise StoreUnavailableError("what lies beside the database is not a file; remove it", file=path)
+        with contextlib.suppress(FileNotFoundError):  # what follows finds out that the database is gone
+            if database is not None:
+                _permit(file.fileno(), found, os.stat(database))
+    except BaseException:
+        close_own(file)
+        raise
+    return file
+
+
+def _open_or_make(path: str) -> FileIO:
+    try:
+        return open_own(path, _FLAGS)
+    except FileNotFoundError:  # only now with O_CREAT: some directories refuse that for a file of another user
+        return open_own(path, _FLAGS | os.O_CREAT)
+
+
+def _permit(file: int, found: os.stat_result, database: os.stat_result) -> None:
+    """Let those open the file who may write to the database. Only its owner can, or root."""
+    if os.geteuid() == 0:
+        if (found.st_uid, found.st_gid) != (database.st_uid, database.st_gid):
+            os.fchown(file, database.st_uid, database.st_gid)
+    elif found.st_uid != os.geteuid():
+        return
+    elif found.st_gid != database.st_gid:
+        with contextlib.suppress(PermissionError):  # this user is not in the database's group
+            os.fchown(file, -1, database.st_gid)
+    may_write = database.st_mode & 0o222
+    if os.fstat(file).st_gid != database.st_gid:
+        may_write &= ~0o020
+    mode = 0o600 | may_write | may_write << 1
+    if stat.S_IMODE(found.st_mode) != mode:
+        os.fchmod(file, mode)

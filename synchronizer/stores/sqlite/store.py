@@ -1,0 +1,733 @@
+"""A store in one SQLite file: durable when an append is acknowledged, shared by the processes of one machine.
+
+Beside the file ``shop.db`` and SQLite's own ``-wal`` and ``-shm`` lie ``shop.db.lock`` and ``shop.db.lock.next`` (the
+gate that all writers and checkpoints pass, because SQLite's own waiting starves processes, and because SQLite before
+3.51.3 can damage a file when a checkpoint meets a writer), ``shop.db.fair`` (the fair locks), ``shop.db.notify``
+(touched after each commit that somebody may wait for) and ``shop.db.reserve`` (room on the disk that is let go when
+the disk is full, `sqlite_wal`). They hold nothing that needs a backup.
+
+Not for network file systems: neither the locks nor the wake-ups work there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import logging
+import os
+import sqlite3
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
+
+from synchronizer.boundary import unexpected
+from synchronizer.clock import Clock, SystemClock
+from synchronizer.errors import (
+    CorruptStoreError,
+    OutcomeUnknownError,
+    ReaderGroupError,
+    StoreFullError,
+    StoreUnavailableError,
+    UnsupportedError,
+)
+from synchronizer.store import (
+    Append,
+    Appended,
+    AppendResult,
+    AttributeChange,
+    Conflict,
+    Guarantees,
+    SegmentCopy,
+    SegmentInfo,
+    SegmentStore,
+    UnknownOutcome,
+)
+from synchronizer.threads.flag import Flag
+
+from ..contract import (
+    check_append,
+    check_appends,
+    check_attributes,
+    check_concat,
+    check_copies,
+    check_fair_lock,
+    check_name,
+    check_open,
+    check_prefix,
+    check_read_call,
+    check_truncate,
+    check_wait,
+)
+from ..forking import forks_wait, never_free
+from ..notify import NotifyFile, Watch, can_watch
+from ..waiting import Waiters
+from . import extents as sqlite_extents
+from . import file as sqlite_file
+from . import rows as sqlite_rows
+from . import schema as sqlite_schema
+from . import steps as sqlite_steps
+from .file import Header
+from .file_lock import FairLock, Gate
+from .group_commit import Batch, GroupCommit, Step
+from .identity import OpenFile
+from .rows import DamagedError
+from .steps import Garbage
+from .wal import WriteAheadLog, is_failed_flush, is_full
+
+T = TypeVar("T")
+_logger = logging.getLogger(__name__)
+
+FORMAT: Final = 3
+
+_PREPARED: Final = Header(FORMAT, has_write_ahead_log=True)
+
+#: Of new files. Beside smaller pages, large appends and reads take half the time; small appends take as long.
+_PAGE_BYTES: Final = 16 * 1024
+#: An append of so many bytes at an expected offset, as an entry of a state is, may take from the reserve.
+_MAX_ESSENTIAL_BYTES: Final = 64 * 1024
+_IDLE_READERS: Final = 8
+_POLL_SECONDS: Final = 0.01
+
+
+class SqliteStore(SegmentStore):
+    """Segments in the SQLite file at ``path``, which is created if it does not exist; its directory is not.
+
+    With ``must_exist`` nothing is created: a file that is not there, or is empty, raises `NotFoundError`.
+    A write that finds the file locked for longer than ``write_timeout`` seconds raises `StoreUnavailableError` and
+    has written nothing. Threads that write at the same moment share one commit.
+    """
+
+    def __init__(
+        self, path: str, *, clock: Clock | None = None, write_timeout: float = 5.0, must_exist: bool = False
+    ) -> None:
+        self.url = f"sqlite:///{os.path.abspath(path)}"
+        self.guarantees = Guarantees(
+            durable=True,
+            linearizable_append=True,
+            linearizable_read=True,
+            push=can_watch(),
+            many_processes=True,
+            many_hosts=False,
+            atomic_multi_append=True,
+            server_side_copy=True,
+            fair_lock=FairLock.is_available(),
+        )
+        # One name for the lock files, whichever link the file was opened through.
+        self._path = os.path.realpath(path)
+        self._clock = clock or SystemClock()
+        self._write_timeout = write_timeout
+        self._process_id = os.getpid()
+        self._closed = self._has_ended = False
+        self._unread_writer: sqlite3.Connection | None = None
+        self._idle_readers: deque[sqlite3.Connection] = deque()
+        self._log = WriteAheadLog(self._path, write_timeout=write_timeout)
+        with contextlib.ExitStack() as opened, _translated_errors(self._path):
+            opened.callback(self._log.close)
+            # Before anything else is made beside a file that may not be ours.
+            self._writer, self._file, header = self._log.opened(partial(self._open_file, must_exist=must_exist))
+            opened.callback(self._close_connections)
+            self._gate = Gate(f"{self._path}.lock", self._path)
+            opened.callback(self._gate.close)
+            self._notify = NotifyFile(f"{self._path}.notify", self._path)
+            opened.callback(self._notify.close)
+            with forks_wait:
+                _configure(self._writer)
+            if header != _PREPARED:
+                self._prepare(self._writer)
+            self._log.begin(self._file)
+            self._check_after_failed_flush()
+            with forks_wait:
+                sqlite_schema.check(self._writer)
+                self._log.look_at(self._writer)
+            self._file.add(*(f"{self._path}{suffix}" for suffix in ("-wal", "-shm", ".lock")))
+            opened.pop_all()  # nothing failed: all stays open
+        self._fair_lock = FairLock(f"{self._path}.fair", self._path)
+        self._commits: GroupCommit[sqlite3.Connection] = GroupCommit(self._execute)
+        self._waiters = Waiters(self._open_watch, self._changed, self._clock)
+        _open_stores.add(self)
+
+    def create(self, segment: str) -> bool:
+        check_name(segment)
+        return self._write(lambda connection: sqlite_steps.create(connection, segment), essential=True)
+
+    def delete(self, segment: str) -> None:
+        check_name(segment)
+        self._free(partial(sqlite_steps.delete, segment=segment))
+
+    def forget(self, segment: str) -> None:
+        check_name(segment)
+        self._free(partial(sqlite_steps.forget, segment=segment))
+
+    def info(self, segment: str) -> SegmentInfo:
+        check_name(segment)
+        return self._read(lambda connection: sqlite_steps.info(connection, segment))
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        check_prefix(prefix)
+        self._check_open()
+        return self._names(prefix)
+
+    def append(
+        self,
+        segment: str,
+        data: bytes,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        check_append(segment, data, expected_offset, attributes)
+        append = Append(segment, data, expected_offset, dict(attributes or {}))
+        try:
+            return self._write(
+                lambda connection: sqlite_steps.append(connection, append),
+                weight=_weight(append),
+                wakes=bool(data),  # there are many renewals of leases, which nobody waits for
+                essential=not data or (expected_offset is not None and len(data) <= _MAX_ESSENTIAL_BYTES),
+            )
+        except OutcomeUnknownError as error:
+            return UnknownOutcome(error)
+
+    def append_unread(self, segment: str, data: bytes, *, expected_offset: int | None = None) -> AppendResult:
+        check_append(segment, data, expected_offset, None)
+        append = Append(segment, data, expected_offset)
+        try:
+            answer = self._write(
+                lambda connection: sqlite_steps.append(connection, append), weight=len(data), wakes=False, alone=True
+            )
+            if isinstance(answer, Appended):
+                self._log.flush()
+                self._check_committed()
+            return answer
+        except OutcomeUnknownError as error:
+            return UnknownOutcome(error)
+
+    def append_together(
+        self, appends: Sequence[Append]
+    ) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
+        check_appends(appends)
+        try:
+            return self._write(
+                lambda connection: sqlite_steps.append_together(connection, appends),
+                weight=sum(map(_weight, appends)),
+                wakes=any(each.data for each in appends),
+            )
+        except OutcomeUnknownError as error:
+            return UnknownOutcome(error)
+
+    def concat(
+        self,
+        segment: str,
+        source: str,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        check_concat(segment, source, expected_offset, attributes)
+        append = Append(segment, b"", expected_offset, dict(attributes or {}))
+        size = self.info(source)
+        try:
+            return self._write(
+                lambda connection: sqlite_steps.concat(connection, append, source),
+                weight=size.length - size.start_offset,
+            )
+        except OutcomeUnknownError as error:
+            return UnknownOutcome(error)
+
+    def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
+        check_copies(copies)
+        return self._write(
+            lambda connection: sqlite_steps.copy_segments(connection, copies),
+            weight=sum(each.end - each.start for each in copies),
+            wakes=False,
+        )
+
+    def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
+        check_read_call(segment, offset, max_bytes)
+        return self._read(lambda connection: sqlite_steps.read(connection, segment, offset, max_bytes))
+
+    def attributes(
+        self, segment: str, prefix: str = "", *, names: Collection[str] | None = None
+    ) -> Mapping[str, bytes]:
+        check_attributes(segment, prefix, names)
+        if names is None:
+            return self._read(lambda connection: sqlite_steps.attributes(connection, segment, prefix))
+        wanted = {name for name in names if name.startswith(prefix)}
+        return self._read(lambda connection: sqlite_steps.attributes_named(connection, segment, wanted))
+
+    def truncate(self, segment: str, offset: int) -> None:
+        check_truncate(segment, offset)
+        self._free(partial(sqlite_steps.truncate, segment=segment, offset=offset))
+
+    def seal(self, segment: str) -> SegmentInfo:
+        check_name(segment)
+        return self._write(lambda connection: sqlite_steps.seal(connection, segment), essential=True)
+
+    def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
+        check_wait(known, timeout)
+        self._check_open()
+        return self._waiters.wait(known, timeout)
+
+    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
+        check_fair_lock(segment, timeout)
+        self._check_open()
+        if not self.guarantees.fair_lock:
+            return super().fair_lock(segment, timeout)
+        return self._fair_lock.held(segment, timeout)
+
+    def close(self) -> None:
+        if self._has_ended or os.getpid() != self._process_id:
+            return
+        self._closed = True  # what is interrupted from here on can be called again
+        _open_stores.discard(self)
+        self._waiters.close()
+        self._commits.close()
+        with contextlib.suppress(StoreUnavailableError):
+            try:
+                # The last connection that closes makes a checkpoint, which belongs under the gate.
+                self._gate.acquire(self._write_timeout)
+                self._close_connections()
+            finally:
+                self._gate.release()
+        self._close_connections()
+        self._has_ended = True  # the files are closed with their objects where an interrupt comes now
+        self._gate.close()
+        self._notify.close()
+        self._log.close()
+
+    # Writing
+
+    def _write(
+        self,
+        run: Callable[[sqlite3.Connection], T],
+        *,
+        weight: int = 0,
+        wakes: bool = True,
+        alone: bool = False,
+        essential: bool = False,
+    ) -> T:
+        self._check_open()
+        return self._commits.run(run, weight=weight, wakes=wakes, alone=alone, essential=essential)
+
+    def _execute(self, batch: Batch[sqlite3.Connection]) -> None:
+        try:
+            try:
+                self._gate.acquire(self._write_timeout)
+                with forks_wait:
+                    self._file.check_to_write()
+                    self._commit(batch)
+                    self._check_committed()
+                    self._log.checkpoint_if_due(self._writer)
+            finally:
+                self._gate.release()
+        except (StoreUnavailableError, CorruptStoreError, OutcomeUnknownError) as error:
+            for step in batch.steps:
+                step.fail(type(error)(error.message, **error.facts))
+
+    def _check_committed(self) -> None:
+        """Acknowledge nothing that went into a file that others do not see."""
+        try:
+            self._file.check()
+        except (CorruptStoreError, StoreUnavailableError) as error:
+            raise OutcomeUnknownError(f"what was written may be lost: {error.message}", **error.facts) from error
+
+    def _commit(self, batch: Batch[sqlite3.Connection]) -> None:
+        """Run the steps in one transaction; if that cannot be, each in one of its own."""
+        connection = self._writer_of_unread() if batch.steps[0].alone else self._writer
+        failure = self._try_to_commit(batch, batch.newcomers(), connection)
+        if failure and (failure.is_full or (len(batch.steps) > 1 and not failure.may_be_stored)):
+            if failure.is_full:
+                self._log.make_room(self._writer)
+            for step in batch.steps:
+                self._settle([step], self._commit_alone(batch, step, connection))
+        else:
+            self._settle(batch.steps, failure)
+
+    def _commit_alone(
+        self, batch: Batch[sqlite3.Connection], step: Step[sqlite3.Connection], connection: sqlite3.Connection
+    ) -> _Failure | None:
+        failure = self._try_to_commit(batch, [step], connection)
+        if failure and failure.is_full:
+            self._log.make_room(self._writer)
+            commit = partial(self._try_to_commit, batch, [step], connection)
+            last = self._log.at_the_cost_of_the_reserve(self._writer, commit, essential=step.essential)
+            if last is None or last.may_be_stored:
+                return last
+        return failure
+
+    def _try_to_commit(
+        self,
+        batch: Batch[sqlite3.Connection],
+        steps: Iterable[Step[sqlite3.Connection]],
+        connection: sqlite3.Connection,
+    ) -> _Failure | None:
+        is_committing = wakes = False
+        try:
+            for writer in (self._writer, self._unread_writer):
+                if writer is not None and writer.in_transaction:  # rolling back has failed
+                    writer.execute("ROLLBACK")
+            changes_before = connection.total_changes
+            connection.execute("BEGIN IMMEDIATE")
+            data_bytes = 0
+            for step in steps:
+                step.try_to_run(connection)
+                wakes |= step.wakes
+                data_bytes += step.weight
+            rows = connection.total_changes - changes_before
+            self._log.check_room(connection, data_bytes=data_bytes, rows=rows)
+            batch.may_be_stored = is_committing = True
+            connection.execute("COMMIT")
+        except Exception as error:
+            if isinstance(error, sqlite3.Error) and is_failed_flush(error):
+                self._file.flush_failed(error)
+            return _Failure(error, may_be_stored=is_committing and not _wrote_nothing(error))
+        finally:
+            try:
+                connection.rollback()  # if it is still open: it failed, or this thread was interrupted
+            except sqlite3.Error:
+                _logger.warning("rolling back failed; the next write tries again: path=%r", self._path, exc_info=True)
+        if wakes and rows:
+            self._notify.announce()
+        return None
+
+    def _settle(self, steps: Sequence[Step[sqlite3.Connection]], failure: _Failure | None) -> None:
+        for step in steps:
+            if failure is None:
+                step.settle()
+            else:
+                step.fail(failure.translated(self._path))
+        self._log.add(sum(step.weight for step in steps))
+
+    def _writer_of_unread(self) -> sqlite3.Connection:
+        """A connection that leaves it to `WriteAheadLog.flush` to wait for the disk."""
+        with _translated_errors(self._path):
+            self._log.prepare_flush()
+            if self._unread_writer is None:
+                self._unread_writer = self._connect(synchronous="NORMAL")
+        return self._unread_writer
+
+    def _free(self, free: Callable[..., Garbage]) -> None:
+        """Free the extents that belong to nothing any more, in portions, so that other writers get in between."""
+        garbage, portion = None, sqlite_extents.MANY_EXTENTS
+        while garbage is None or garbage.is_more:
+            try:
+                garbage = self._write(partial(free, most=portion), essential=True)
+                free = garbage.collect
+            except (StoreUnavailableError, StoreFullError, OutcomeUnknownError) as error:
+                if isinstance(error, StoreFullError) and portion > sqlite_extents.FEW_EXTENTS:
+                    portion = sqlite_extents.FEW_EXTENTS
+                elif garbage is None:
+                    raise
+                else:
+                    _logger.warning("space was not given back; the next truncation of the segment does it: %s", error)
+                    return
+
+    # Reading
+
+    def _read(self, run: Callable[[sqlite3.Connection], T]) -> T:
+        """What ``run`` returns, on a connection that sees one moment of the file."""
+        self._check_open()
+        self._file.check_to_read()
+        with _translated_errors(self._path), forks_wait:
+            connection = self._take_reader()
+            try:
+                connection.execute("BEGIN")
+                return run(connection)
+            finally:
+                # First of all: an interrupt may come after it.
+                try:
+                    connection.rollback()
+                except sqlite3.Error:
+                    connection.close()
+                else:
+                    self._keep_reader(connection)
+
+    def _take_reader(self) -> sqlite3.Connection:
+        try:
+            return self._idle_readers.pop()
+        except IndexError:
+            connection = self._connect()
+            connection.execute("PRAGMA query_only = 1")
+            return connection
+
+    def _keep_reader(self, connection: sqlite3.Connection) -> None:
+        if self._closed or len(self._idle_readers) >= _IDLE_READERS:
+            connection.close()
+        else:
+            self._idle_readers.append(connection)
+
+    def _names(self, prefix: str) -> Iterator[str]:
+        last: str | None = ""
+        while last is not None:
+            names, last = self._read(partial(sqlite_rows.names, prefix=prefix, last=last))
+            yield from names
+
+    def _changed(self, known: Mapping[str, int]) -> frozenset[str]:
+        names = list(known)
+        changed: set[str] = set()
+
+        def look(connection: sqlite3.Connection) -> None:
+            for first in range(0, len(names), 500):
+                changed.update(sqlite_steps.changed(connection, names[first : first + 500], known))
+
+        self._read(look)
+        return frozenset(changed)
+
+    def _open_watch(self) -> Watch:
+        if can_watch():
+            with contextlib.suppress(OSError):  # the system's limit on watches is reached: poll
+                return self._notify.watch()
+        with forks_wait, _translated_errors(self._path):
+            return _DataVersionWatch(self._connect())
+
+    # Opening and closing
+
+    def _open_file(self, *, must_exist: bool) -> tuple[sqlite3.Connection, OpenFile, Header | None]:
+        with forks_wait:
+            return sqlite_file.open_file(
+                self._path, newest_format=FORMAT, must_exist=must_exist, timeout=self._write_timeout
+            )
+
+    def _connect(self, *, synchronous: str = "FULL") -> sqlite3.Connection:
+        connection = sqlite_file.connect(self._path, "rw", self._write_timeout)
+        _configure(connection, synchronous=synchronous)
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        """Make the file a store of this format. Who finds it otherwise comes here before using it, one by one."""
+        try:
+            self._gate.acquire(self._write_timeout)
+            with forks_wait:
+                header = sqlite_file.look_at(connection, self._path, FORMAT)  # anew: somebody else may have been here
+                if header is None:
+                    # Not yet with a write-ahead log, so that the file's own first page says what it is from the start.
+                    connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+                    _make(connection, sqlite_schema.make)
+                    _logger.info("made a new SQLite file: path=%r", self._path)
+                elif header.format < FORMAT:
+                    _make(connection, partial(sqlite_schema.migrate, format=header.format))
+                (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                # So that the file itself says its format, which older releases look at.
+                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+        finally:
+            self._gate.release()
+        if mode != "wal":
+            raise UnsupportedError("the file system does not allow a write-ahead log; take another", path=self._path)
+
+    def _check_after_failed_flush(self) -> None:
+        if not self._file.must_be_checked():
+            return
+        with forks_wait:
+            (found,) = self._writer.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise CorruptStoreError(
+                "the disk has lost a part of the SQLite file; restore it from a backup", path=self._path, found=found
+            )
+        self._file.was_checked()
+
+    def _check_open(self) -> None:
+        check_open(self._process_id, self._closed, self.url)
+
+    def _close_connections(self) -> None:
+        if not self._file.is_open:
+            return
+        if not self._file.is_in_place:
+            self.leave_open()
+            return
+        with forks_wait:
+            while self._idle_readers:
+                self._idle_readers.pop().close()
+            self._writer.close()
+            if self._unread_writer is not None:
+                self._unread_writer.close()
+            self._file.forget()
+
+    @property
+    def is_in_place(self) -> bool:
+        return self._file.is_in_place
+
+    def leave_open(self) -> None:
+        """Never close the connections, not even at the end of the interpreter.
+
+        The last one to close deletes the write-ahead log at its path, which may be that of another file by now. In a
+        forked child, closing an inherited connection could do the same to the parent.
+        """
+        never_free(self)
+
+
+class _DataVersionWatch:
+    """Where files cannot be watched: asks SQLite every 10 ms whether any connection has committed."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        self._seen = self._version()
+        self._woken = Flag()
+
+    def wait(self) -> None:
+        while not self._woken.wait(_POLL_SECONDS):
+            version = self._version()
+            if version != self._seen or version is None:
+                self._seen = version
+                return
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def close(self) -> None:
+        with forks_wait:
+            self._connection.close()
+
+    def _version(self) -> int | None:
+        """None if it cannot be found out: who waits looks for himself then, and runs into the reason."""
+        try:
+            with forks_wait:
+                (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        except sqlite3.Error:
+            return None
+        return int(version)
+
+
+# Files and errors
+
+
+def _configure(connection: sqlite3.Connection, *, synchronous: str = "FULL") -> None:
+    connection.execute(f"PRAGMA synchronous = {synchronous}")
+    connection.execute("PRAGMA fullfsync = 1")  # macOS: reach the disk, not only its cache
+    connection.execute("PRAGMA wal_autocheckpoint = 0")
+    connection.execute("PRAGMA secure_delete = 0")  # some systems overwrite what is freed: as much again to write
+
+
+def _make(connection: sqlite3.Connection, make: Callable[[sqlite3.Connection], None]) -> None:
+    """Bring the file to the present format, in one step."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        make(connection)
+        connection.execute(f"PRAGMA application_id = {sqlite_file.APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+        connection.execute("COMMIT")
+    finally:
+        connection.rollback()
+
+
+@contextmanager
+def _translated_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _translate(error, path) from error
+    except UnicodeDecodeError as error:  # SQLite quotes what is damaged, and Python cannot read the quotation
+        raise CorruptStoreError("the SQLite file is damaged; restore it from a backup", path=path) from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoreFullError("the disk is full; make room and repeat", path=path) from error
+        raise StoreUnavailableError(
+            "the files beside the SQLite file cannot be opened; allow this user to", path=path, error=str(error)
+        ) from error
+
+
+def _translate(error: sqlite3.Error, path: str) -> ReaderGroupError:
+    """What an error of SQLite means for the caller. The one place where such errors are told apart."""
+    if isinstance(error, DamagedError):
+        return CorruptStoreError(error.message, path=path, **error.facts)
+    facts = {"path": path, "sqlite": f"{getattr(error, 'sqlite_errorname', type(error).__name__)}: {error}"}
+    translated: ReaderGroupError
+    match _primary_code(error):
+        case code if code in _OF_DAMAGE:
+            translated = CorruptStoreError("the SQLite file is damaged; restore it from a backup", **facts)
+        case sqlite3.SQLITE_FULL:
+            translated = StoreFullError("the disk is full and nothing was written; make room and repeat", **facts)
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+            translated = StoreUnavailableError(
+                "the SQLite file or its directory cannot be opened or written; allow this user to, and see that the"
+                " process has file descriptors left",
+                **facts,
+            )
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            translated = StoreUnavailableError("another program keeps the SQLite file locked; look for it", **facts)
+        case _:
+            translated = StoreUnavailableError("the SQLite file cannot be used now, and nothing was written", **facts)
+    translated.__cause__ = error
+    return translated
+
+
+#: Of statements that are right: what they ask for is not there, or is not what it should be.
+_OF_DAMAGE: Final = frozenset(
+    {
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_CONSTRAINT,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_TOOBIG,
+    }
+)
+
+
+def _primary_code(error: Exception) -> int:
+    if "Could not decode" in str(error):  # a text that is none, which Python says without a code
+        return sqlite3.SQLITE_CORRUPT
+    return int(getattr(error, "sqlite_errorcode", -1)) & 0xFF
+
+
+def _weight(append: Append) -> int:
+    """How many bytes it puts into the file."""
+    if not append.attributes:
+        return len(append.data)
+    return len(append.data) + sum(len(change.new or b"") for change in append.attributes.values())
+
+
+def _wrote_nothing(error: Exception) -> bool:
+    """Whether a commit that failed so is certain to have left nothing behind, even for a later recovery.
+
+    The frame that makes a transaction valid is written last: an error of any write means that it is not there.
+    Once it is written, only the sync can fail.
+    """
+    code = getattr(error, "sqlite_errorcode", None)
+    return code == sqlite3.SQLITE_IOERR_WRITE or _primary_code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
+
+
+class _Failure(NamedTuple):
+    """Why a transaction was not committed, or may not have been."""
+
+    error: Exception
+    may_be_stored: bool
+
+    @property
+    def is_full(self) -> bool:
+        return not self.may_be_stored and isinstance(self.error, sqlite3.Error) and is_full(self.error)
+
+    def translated(self, path: str) -> ReaderGroupError:
+        if not self.may_be_stored:
+            return (
+                _translate(self.error, path) if isinstance(self.error, sqlite3.Error) else unexpected(self.error, path)
+            )
+        unknown = OutcomeUnknownError(
+            "the commit failed and may be stored or not; repeat the call to find out", path=path, sqlite=str(self.error)
+        )
+        unknown.__cause__ = self.error
+        return unknown
+
+
+# The end of a process, and forks
+
+_open_stores: weakref.WeakSet[SqliteStore] = weakref.WeakSet()
+
+
+def _leave_open_in_child() -> None:
+    for store in list(_open_stores):
+        store.leave_open()
+    _open_stores.clear()
+
+
+def _leave_open_what_is_gone() -> None:
+    """At the end of the interpreter, which closes what nobody has closed."""
+    for store in list(_open_stores):
+        if not store.is_in_place:
+            store.leave_open()
+
+
+os.register_at_fork(after_in_child=_leave_open_in_child)
+atexit.register(_leave_open_what_is_gone)

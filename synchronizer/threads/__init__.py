@@ -1,0 +1,1 @@
+"""Background threads and what threads wait with, safe against interrupts."""

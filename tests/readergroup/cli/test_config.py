@@ -1,0 +1,280 @@
+"""``readergroup config``: single commands, and prompts in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+import readergroup as rg
+from readergroup.cli.entries import Entries
+from synchronizer import ConfigEntries, open_store
+from tests.readergroup.cli.test_commands import COMMAND, PATIENCE_SECONDS, Cli
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    return Cli(tmp_path)
+
+
+@pytest.fixture
+def shop(cli: Cli) -> Cli:
+    """A configuration with two entries."""
+    cli.ok("config", "put", "shop", "opens_at", "9")
+    cli.ok("config", "put", "shop", "owner", "Ada")
+    return cli
+
+
+# ---------------------------------------------------------------------- single commands
+
+
+def test_what_is_put_is_shown(shop: Cli) -> None:
+    assert shop.ok("config", "get-all", "shop") == "opens_at = 9\nowner = Ada\n"
+    assert shop.json("config", "get-all", "shop") == {"opens_at": 9, "owner": "Ada"}
+    assert shop.ok("config", "get", "shop", "owner") == "Ada\n"
+    assert shop.ok("config", "refresh", "shop").startswith("2 keys, revision ")
+
+
+@pytest.mark.parametrize(
+    ("typed", "means", "got", "shown"),
+    [
+        ("text", "text", "text", "text"),
+        ("5", 5, "5", "5"),
+        ("-5", -5, "-5", "-5"),
+        ('"5"', "5", "5", '"5"'),
+        ("true", True, "true", "true"),
+        ("null", None, "null", "null"),
+        ('[1, {"ä": 2.5}]', [1, {"ä": 2.5}], '[1, {"ä": 2.5}]', '[1, {"ä": 2.5}]'),
+        ("NaN", "NaN", "NaN", "NaN"),
+        ("{", "{", "{", "{"),
+        ("", "", "", ""),
+        ("two\nlines", "two\nlines", "two\nlines", '"two\\nlines"'),
+    ],
+)
+def test_values_are_json_where_they_can_be_and_else_text(typed: str, means: object, got: str, shown: str) -> None:
+    with open_store("memory://") as store, ConfigEntries(store, "shop") as stored:
+        entries = Entries(stored)
+        assert entries.put("key", typed) == f"key = {shown}"
+        assert stored["key"] == means
+        assert entries.get("key") == got
+        assert entries.remove("key", shown) == "key removed", "what is shown can be typed"
+
+
+def test_values_may_begin_with_a_minus(shop: Cli) -> None:
+    assert shop.ok("config", "put", "shop", "opens_at", "-5") == "opens_at = -5\n"
+    assert shop.ok("config", "replace", "shop", "opens_at", "--x", "-5") == "opens_at = --x\n"
+    assert shop.ok("config", "remove", "shop", "opens_at", "--x") == "opens_at removed\n"
+
+
+def test_conditions_fail_with_what_is_there(shop: Cli) -> None:
+    assert "not done: owner = Ada" in shop.fails(1, "config", "put-if-absent", "shop", "owner", "Bob")
+    assert "not done: owner = Ada" in shop.fails(1, "config", "replace", "shop", "owner", "Bob", "Cyd")
+    assert "not done: owner = Ada" in shop.fails(1, "config", "remove", "shop", "owner", "Cyd")
+    assert "not done: there is no closes_at" in shop.fails(1, "config", "replace", "shop", "closes_at", "18")
+    assert "not done: there is no closes_at" in shop.fails(1, "config", "remove", "shop", "closes_at")
+    assert "there is no closes_at" in shop.fails(1, "config", "get", "shop", "closes_at")
+    assert shop.ok("config", "put-if-absent", "shop", "closes_at", "18") == "closes_at = 18\n"
+    assert shop.ok("config", "replace", "shop", "owner", "Bob", "Ada") == "owner = Bob\n"
+    assert shop.ok("config", "replace", "shop", "owner", "Cyd") == "owner = Cyd\n"
+    assert shop.ok("config", "remove", "shop", "owner", "Cyd") == "owner removed\n"
+    assert shop.ok("config", "clear", "shop") == "all removed\n"
+    assert shop.ok("config", "get-all", "shop") == "there are no entries\n"
+
+
+def test_configurations_are_listed(cli: Cli) -> None:
+    cli.ok("stream", "create", "a/b")
+    assert cli.ok("config", "list") == "there are no configurations\n"
+    for name in ("shop/b", "shop/a"):
+        cli.ok("config", "put", name, "key", "1")
+    assert cli.ok("config", "list") == "shop/a\nshop/b\n"
+    assert cli.json("config", "list") == ["shop/a", "shop/b"]
+
+
+def test_a_name_that_is_misspelt_makes_nothing(shop: Cli) -> None:
+    for command in (["get-all"], ["get", "x"], ["replace", "x", "1"], ["remove", "x"], ["clear"], ["refresh"]):
+        said = shop.fails(1, "config", command[0], "shob", *command[1:])
+        assert "there is no configuration shob; 'readergroup config put' makes it" in said
+    with rg.connect(shop.url) as client:
+        assert [name for name in client.store.list() if "shob" in name] == []
+
+
+def test_a_wrong_command_line_is_told_in_a_line(shop: Cli) -> None:
+    shop.fails(2, "config", "put", "shop", "owner")
+    shop.fails(2, "config", "puts", "shop", "owner", "x")
+    assert "stands before the command" in shop.fails(2, "config", "get-all", "shop", "--url", "sqlite:///shop.db")
+    assert "letters, digits" in shop.fails(1, "config", "put", "a b", "owner", "x")
+
+
+class Shop(BaseModel):
+    opens_at: int = 8
+    owner: str = "nobody"
+
+
+def test_it_is_the_configuration_that_applications_have(shop: Cli) -> None:
+    with rg.connect(shop.url) as client:
+        config = client.shared_config("shop", Shop)
+        assert config.value == Shop(opens_at=9, owner="Ada")
+        shop.ok("config", "put", "shop", "opens_at", "10")
+        config.refresh()
+        assert config.value == Shop(opens_at=10, owner="Ada")
+        config.put("owner", "Bob")
+    assert shop.ok("config", "get", "shop", "owner") == "Bob\n"
+
+
+# ---------------------------------------------------------------------- the prompt
+
+
+class Prompt:
+    """A prompt in a process of its own, that lines are typed to."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def __call__(self, line: str, answers: int = 1) -> str:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+        return "".join(self.process.stdout.readline() for _ in range(answers)).rstrip("\n")
+
+    def end(self) -> tuple[int, str, str]:
+        """The exit code, and what is said after the end of what is typed."""
+        out, error = self.process.communicate(timeout=PATIENCE_SECONDS)
+        return self.process.returncode, out, error
+
+
+@contextmanager
+def prompt(cli: Cli) -> Iterator[Prompt]:
+    process = cli.process("config", "shell", "demo", stdin=subprocess.PIPE)
+    try:
+        yield Prompt(process)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_two_prompts_on_one_configuration(cli: Cli) -> None:
+    with prompt(cli) as one, prompt(cli) as two:
+        assert one("get-all") == "there are no entries"
+        assert two("get-all") == "there are no entries"
+        assert one("put p1 v1") == "p1 = v1"
+        assert one("get p1") == "v1"
+        assert two("get p1") == "there is no p1", "it has not refreshed"
+        assert two("refresh").startswith("1 key, revision ")
+        assert two("get p1") == "v1"
+        assert two("replace p1 newVal v1") == "p1 = newVal"
+        assert one("get p1") == "v1", "it has not refreshed"
+        assert one("replace p1 anotherVal v1") == "not done: p1 = newVal"
+        assert one("get p1") == "newVal", "the refusal has brought its copy up to date"
+        assert two("remove p1 v1") == "not done: p1 = newVal"
+        assert two("remove p1 newVal") == "p1 removed"
+        assert one("put-if-absent p1 v3") == "p1 = v3"
+        assert two("put-if-absent p1 v4") == "not done: p1 = v3"
+        assert two("clear") == "all removed"
+        assert one("get-all") == "p1 = v3"
+        assert one("refresh").startswith("0 keys, revision ")
+        assert one("get-all") == "there are no entries"
+        assert one("exit", answers=0) == ""
+        assert one.end() == (0, "", "")
+        assert two.end() == (0, "", ""), "the end of what is typed"
+
+
+def test_what_is_typed_wrong_has_one_line_as_its_answer(cli: Cli) -> None:
+    with prompt(cli) as typed:
+        assert typed("get") == "it is: get KEY"
+        assert typed("get-all now") == "it is: get-all"
+        assert typed("replace p1") == "it is: replace KEY VALUE [CURRENT]"
+        assert typed("replace p1 a b c") == "it is: replace KEY VALUE [CURRENT]; quote what has blanks"
+        assert typed("answer x") == "there is no command answer; help shows all"
+        assert typed("put greeting 'good day").startswith("no closing quotation; quote values")
+        assert typed(f"put number {2**70}").startswith("the value cannot be stored: ")
+        assert typed("\n   \nput greeting 'good day'") == "greeting = good day"
+        assert "replace KEY VALUE [CURRENT]" in typed("help", answers=10)
+        assert typed("get greeting") == "good day"
+        assert typed.end() == (0, "", "")
+
+
+def test_a_prompt_that_is_interrupted_ends_in_order(cli: Cli) -> None:
+    with prompt(cli) as typed:
+        assert typed("put a 1") == "a = 1"
+        typed.process.send_signal(signal.SIGINT)
+        assert typed.end() == (0, "", "")
+
+
+def test_a_prompt_that_is_interrupted_right_after_an_answer_ends_in_order(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def print_and_interrupt(answer: str, *, flush: bool) -> None:
+        sys.stdout.write(f"{answer}\n")
+        raise KeyboardInterrupt  # which comes after a call of what is written in C, at the earliest
+
+    monkeypatch.setattr("readergroup.cli.config.print", print_and_interrupt, raising=False)
+    result = cli("config", "shell", "demo", input="put a 1\nput a 2\n")
+    assert (result.exit_code, result.stdout) == (0, "a = 1\n")
+
+
+def test_a_command_that_is_interrupted_is_not_taken_for_done(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(entries: Entries, line: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Entries, "answer", interrupted)
+    assert cli("config", "shell", "demo", input="put a 1\n").exit_code == 130
+
+
+def _log_in(terminal: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # which is ignored where the tests run in the background of a shell
+    os.login_tty(terminal)
+
+
+@pytest.mark.parametrize("key", [b"\x03", b"\x04"], ids=["Ctrl-C", "Ctrl-D"])
+def test_on_a_terminal_it_prompts_and_ends_at_a_key(key: bytes, cli: Cli) -> None:
+    controller, terminal = pty.openpty()
+    command = [*COMMAND, "config", "shell", "demo"]
+    # Only keys that are typed at the terminal that controls a process are signals to it.
+    process = subprocess.Popen(
+        command, env={**cli.environment, "TERM": "dumb"}, preexec_fn=lambda: _log_in(terminal), pass_fds=[terminal]
+    )
+    os.close(terminal)
+    try:
+        _see(controller, b"demo> ")
+        os.write(controller, b"put a 1\r")
+        _see(controller, b"a = 1\r\ndemo> ")
+        shown = _press(controller, key)
+        assert process.wait(PATIENCE_SECONDS) == 0
+        with suppress(OSError):  # which is the end of a terminal whose processes have ended
+            while more := os.read(controller, 65536):
+                shown += more
+        assert b"Traceback" not in shown
+    finally:
+        process.kill()
+        process.wait()
+        os.close(controller)
+
+
+def _press(controller: int, key: bytes) -> bytes:
+    """Press it until something is shown, and return that.
+
+    CPython loses a signal that comes between the prompt that readline shows and its waiting for keys (seen in
+    `readline_until_enter_or_signal` of 3.11.7, 3 of 400 times under load): the next key brings it up.
+    """
+    for _ in range(3):
+        os.write(controller, key)
+        if select.select([controller], [], [], PATIENCE_SECONDS / 3)[0]:
+            return os.read(controller, 65536)
+    raise AssertionError(f"nothing happens at {key!r}")
+
+
+def _see(controller: int, expected: bytes) -> None:
+    """Read what is shown until it ends so."""
+    shown = b""
+    while not shown.endswith(expected):
+        assert select.select([controller], [], [], PATIENCE_SECONDS)[0], shown
+        shown += os.read(controller, 65536)

@@ -1,0 +1,40 @@
+"""What ``readergroup watch`` shows on a terminal, looked at in one process."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+import readergroup as rg
+from readergroup import testing
+from readergroup.cli.watching import _picture
+from readergroup.testing import failing_store, manual_clock, reader_group_client  # noqa: F401
+from synchronizer.liveness.lease import Lease, LeaseObserver
+
+
+def test_it_says_of_whom_there_is_no_sign_of_life(
+    reader_group_client: rg.Client,  # noqa: F811
+    manual_clock: testing.InstantClock,  # noqa: F811
+) -> None:
+    """Where no other reader is at work, nobody declares one dead."""
+    client = reader_group_client
+    client.streams.create("shop/orders")
+    group = client.groups.create("g", streams=["shop/orders"], reader_timeout_seconds=10)
+    leases = [Lease(client.store, group.synchronizer.segment, name, client.clock) for name in ("r1", "r2")]
+    for lease in leases:
+        group._manager.add_reader(lease.name, lease)
+    observer = LeaseObserver()
+
+    def shown() -> str:
+        console = Console(width=200, file=io.StringIO())
+        console.print(_picture(group, observer))
+        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+    for _ in range(4):
+        assert "g: 2 readers, 0 events behind" in shown()
+        manual_clock.advance(3)
+        leases[0].renew({}, 10)
+    assert "g: 2 readers (no sign of life of r2), 0 events behind" in shown()
+    leases[1].renew({}, 10)
+    assert "g: 2 readers, 0 events behind" in shown()
