@@ -119,14 +119,16 @@ def drain(pool: ReaderPool[Any]) -> int:
     attempts move the clock. Raises `HandlerError` as ``run`` does. The client is to have a `ManualClock`.
     """
     task = pool._task
+    group = task.group
+    assert isinstance(group, ReaderGroup)
     if not isinstance(task.client.clock, ManualClock):
         raise InvalidArgumentError("a pool is drained with a clock that is moved by hand; else run it")
     worker = Worker(task, new_reader_id())
     size = MAX_BATCH_EVENTS if task.handle_batch else 1
     handled = looks_in_vain = 0
-    with task.group.reader(worker.reader_id, serializer=task.serializer) as reader:
+    with group.reader(worker.reader_id, serializer=task.serializer) as reader:
         while looks_in_vain < 2:  # after the first, segments may be completed and others come
-            task.group._driver.step()
+            group._driver.step()
             try:
                 batch = reader.read_batch(size, timeout=0)
             except EndOfDataError:

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple, Protocol
+from typing import Any, BinaryIO, Final
 
 import msgpack
 
 from ..streams.data.block import MAX_EVENT_BYTES, Headers
 from ..streams.event import EventBatch
+from .records import Record, Records, Sink
 from .session import Failed, WrongUsage
 
 
@@ -25,30 +26,6 @@ class Format(StrEnum):
     JSONL = "jsonl"
     MSGPACK = "msgpack"
     PARQUET = "parquet"
-
-
-class Record(NamedTuple):
-    """An event as it is imported."""
-
-    data: bytes
-    routing_key: str | None
-    headers: Headers | None
-
-
-class Sink(Protocol):
-    """Where events are exported to."""
-
-    def write(self, batch: EventBatch[bytes]) -> None: ...
-
-
-class Records(Protocol):
-    """What is imported. A record that is none raises `ValueError`."""
-
-    #: What a record is called, and how many bytes were read so far.
-    unit: str
-    position: int
-
-    def __iter__(self) -> Iterator[Record]: ...
 
 
 def format_of(file: Path | None, named: Format | None) -> Format:

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ..streams.event import EventBatch
-from .formats import Record
+from .records import Record
 from .session import Failed
 
 SCHEMA: Final = pyarrow.schema(

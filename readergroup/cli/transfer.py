@@ -14,7 +14,8 @@ from typing import Annotated, BinaryIO, Final
 import typer
 
 from ..streams.writing.writer import EventWriter
-from .formats import Format, Records, format_of, records, sink
+from .formats import Format, format_of, records, sink
+from .records import Records
 from .screen import Advance, count, print_json, progress, say, size
 from .session import Failed, WrongUsage, check_not_negative, session
 from .streams import AsJson, Name, parse_place, show_change

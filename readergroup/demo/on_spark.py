@@ -9,11 +9,10 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -29,6 +28,7 @@ from ..streams.config import ScalingPolicy, SegmentId, number_of
 from .corpus import Corpus, LineSerializer
 from .feeding import Feeder
 from .run import DemoFailedError, busy
+from .spark_outcome import Count, Counts, SparkOutcome
 from .spark_picture import draw
 from .story import Sample, Story
 
@@ -44,46 +44,6 @@ _TICK_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 120.0
 #: What Spark's expression means too: letters, digits and underscores of ASCII.
 _WORD: Final = re.compile(rb"\w+")
-
-
-class Count(NamedTuple):
-    """What there is of a module."""
-
-    lines: int = 0
-    words: int = 0
-
-
-Counts = Mapping[str, Count]
-
-
-@dataclass
-class SparkOutcome:
-    """What was counted, three times over, and how it went. It is right if ``differences`` is empty."""
-
-    title: str
-    truth: Counts
-    whole: Counts = field(default_factory=dict)
-    growing: Counts = field(default_factory=dict)
-    whole_seconds: float = 0.0
-    #: How many batches the streaming query took.
-    batches: int = 0
-    story: Story = field(default_factory=lambda: Story(lambda: 0.0, lambda sentence: None))
-    picture: Path = Path()
-
-    @property
-    def total(self) -> Count:
-        return Count(*map(sum, zip(*self.truth.values(), strict=True)))
-
-    @property
-    def differences(self) -> list[str]:
-        """In sentences."""
-        return [
-            f"{module}: {counted.lines:,} lines and {counted.words:,} words in {source}, and in the files "
-            f"{known.lines:,} and {known.words:,}"
-            for source, counts in (("the whole stream", self.whole), ("the stream that grew", self.growing))
-            for module in sorted({*self.truth, *counts})
-            if (counted := counts.get(module, Count())) != (known := self.truth.get(module, Count()))
-        ]
 
 
 def run_on_spark(corpus: Corpus, folder: Path, console: Console) -> SparkOutcome:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from .spark_outcome import SparkOutcome
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from .on_spark import SparkOutcome
 
 #: So many modules are shown, those with most words.
 _MODULES: Final = 20

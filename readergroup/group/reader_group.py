@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
+from typing import Any, Final, Literal, Protocol, Self, TypeVar, overload
 from weakref import WeakSet
 
 from pydantic import BaseModel, ConfigDict
@@ -15,9 +15,11 @@ from pydantic import BaseModel, ConfigDict
 from synchronizer import (
     ANY,
     AttributeChange,
+    Clock,
     ClosedError,
     ManualClock,
     NotFoundError,
+    SegmentStore,
     StateSynchronizer,
 )
 from synchronizer.arguments import check_type
@@ -41,6 +43,7 @@ from ..scaling.scaler import Scaler
 from ..scaling.worker import HandleBatch, HandleEvent
 from ..streams.config import SegmentId, StreamCut, check_name
 from ..streams.event import Position
+from ..streams.manager import StreamManager
 from ..streams.open_names import DeletedNames, OpenNames
 from ..streams.serializers import Serializer, serializer_or_bytes
 from .checkpointing import take_checkpoint
@@ -54,9 +57,6 @@ from .notifiers import CheckpointNotifier, EndOfDataNotifier, ReaderNotifier, Se
 from .reader import CheckpointCallback, Reader, SegmentCallback
 from .starting import Place, initial_state, reset
 from .state_manager import ReaderGroupStateManager
-
-if TYPE_CHECKING:
-    from ..client import Client
 
 T = TypeVar("T")
 
@@ -72,10 +72,24 @@ class Distribution(BaseModel):
     unassigned: tuple[SegmentId, ...]
 
 
+class GroupClient(Protocol):
+    """What a group needs of the client that it belongs to."""
+
+    store: SegmentStore
+    clock: Clock
+    timeout: float
+    state_limit_bytes: int
+    streams: StreamManager
+    groups: ReaderGroupManager
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exc_info: object) -> None: ...
+
+
 class ReaderGroup:
     """A reader group. Threads may share it; it pickles as the client's address and its name, and reconnects."""
 
-    def __init__(self, client: Client, name: str, synchronizer: StateSynchronizer[ReaderGroupState]) -> None:
+    def __init__(self, client: GroupClient, name: str, synchronizer: StateSynchronizer[ReaderGroupState]) -> None:
         self.name = name
         self.synchronizer = synchronizer
         self._client = client
@@ -208,6 +222,7 @@ class ReaderGroup:
         pool = ReaderPool(
             self._client,
             self,
+            self._manager,
             handle=handle,
             handle_batch=handle_batch,
             readers=readers,
@@ -418,14 +433,14 @@ class ReaderGroup:
         return _reconnect, (self._client, self.name)
 
 
-def _reconnect(client: Client, name: str) -> ReaderGroup:
+def _reconnect(client: GroupClient, name: str) -> ReaderGroup:
     return client.groups.get(name)
 
 
 class ReaderGroupManager:
     """Creates, finds and deletes the reader groups of a store. Threads may share it."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: GroupClient) -> None:
         self._client = client
         self._groups: OpenNames[ReaderGroup] = OpenNames()
         self._deleted = DeletedNames(client.store)

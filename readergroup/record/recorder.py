@@ -19,7 +19,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import msgpack
 
@@ -44,12 +44,10 @@ from synchronizer.arguments import check_count, check_duration
 from ..group.driver import follow_streams
 from ..group.lag import GroupLag
 from ..group.model.state import ReaderGroupState
+from ..group.notifiers import EndOfDataNotifier, ReaderNotifier, SegmentNotifier
 from ..group.state_manager import ReaderGroupStateManager
 from ..streams.data.segment_reader import SegmentReader
 from .entries import LIFE, LagSample, encode_entry, encode_notification, microseconds, record_segment
-
-if TYPE_CHECKING:
-    from ..group.reader_group import ReaderGroup
 
 #: The attribute of the record's segment that says how far it goes.
 RECORDED: Final = "recorded"
@@ -69,6 +67,17 @@ SAMPLE: Final = "sample"
 CLOSE_SECONDS: Final = 5.0
 
 _logger = logging.getLogger(__name__)
+
+
+class RecordedGroup(Protocol):
+    """What a recording needs of its group."""
+
+    name: str
+    segment_notifier: SegmentNotifier
+    reader_notifier: ReaderNotifier
+    end_of_data_notifier: EndOfDataNotifier
+
+    def lag(self) -> GroupLag: ...
 
 
 class Recorded(NamedTuple):
@@ -100,7 +109,7 @@ class NotificationRecording:
 
     def __init__(
         self,
-        group: ReaderGroup,
+        group: RecordedGroup,
         manager: ReaderGroupStateManager,
         *,
         lag_interval_seconds: float | None,

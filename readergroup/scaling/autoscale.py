@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from synchronizer import (
     ClosedError,
@@ -25,10 +25,8 @@ from synchronizer import (
 from synchronizer.threads.background import BackgroundThread, survive
 
 from .policy import ReaderScalingPolicy, ScalingDecision, ScalingHistory
+from .scaled_group import ScaledGroup
 from .scaler import LOOK_SECONDS, Scaler
-
-if TYPE_CHECKING:
-    from ..group.reader_group import ReaderGroup
 
 TURN: Final = "autoscale"
 FIRST_PAUSE_SECONDS: Final = 0.5
@@ -65,7 +63,7 @@ def forget_history(stored: bytes) -> bytes:
 class Autoscaling:
     """A callback that is registered until `close`. Calling it calls the function itself."""
 
-    def __init__(self, group: ReaderGroup, policy: ReaderScalingPolicy, callback: Callback) -> None:
+    def __init__(self, group: ScaledGroup, policy: ReaderScalingPolicy, callback: Callback) -> None:
         self._group = group
         self._policy = policy
         self._callback = checked(callback, "a callback for autoscaling")

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar
+from typing import Final, Generic, Literal, Protocol, TypeVar
 
 from synchronizer import (
     ClosedError,
@@ -31,18 +31,16 @@ from synchronizer.arguments import check_count, check_duration, check_type
 
 from ..errors import ReaderNotInGroupError
 from ..group.model.config import new_reader_id
+from ..group.state_manager import ReaderGroupStateManager
 from ..streams.serializers import Serializer, check_serializer
 from .in_hand import InHand
 from .policy import ReaderScalingPolicy
 from .retry import RetryPolicy
+from .scaled_group import GroupClient, ScaledGroup
 from .scaler import LOOK_SECONDS, Scaler
 from .worker import HandleBatch, HandleEvent, Task
 from .worker_process import Deaths, ProcessWorker, pickled
 from .worker_thread import ThreadWorker
-
-if TYPE_CHECKING:
-    from ..client import Client
-    from ..group.reader_group import ReaderGroup
 
 T = TypeVar("T")
 
@@ -85,8 +83,9 @@ class ReaderPool(Generic[T]):
 
     def __init__(
         self,
-        client: Client,
-        group: ReaderGroup,
+        client: GroupClient,
+        group: ScaledGroup,
+        manager: ReaderGroupStateManager,
         *,
         handle: HandleEvent[T] | None,
         handle_batch: HandleBatch[T] | None,
@@ -107,6 +106,7 @@ class ReaderPool(Generic[T]):
             readers = ReaderScalingPolicy(min_readers=readers, max_readers=readers)
         self._client = client
         self._group = group
+        self._manager = manager
         self._clock = client.clock
         self._policy = readers
         self._scaler = Scaler(group, readers)
@@ -347,7 +347,7 @@ class ReaderPool(Generic[T]):
     def _take_out(self, worker: ProcessWorker) -> None:
         """Give what a dead process had to others at once: nothing else can go on as this reader."""
         try:
-            self._group._manager.remove_reader(
+            self._manager.remove_reader(
                 worker.reader_id, reached=worker.reached, cause="dead", timeout=_TAKE_OUT_SECONDS
             )
         except ReaderGroupError as error:

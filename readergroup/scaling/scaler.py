@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from .policy import GroupLoad, ReaderScalingPolicy, ScalingDecision, ScalingHistory, decide
-
-if TYPE_CHECKING:
-    from ..group.reader_group import ReaderGroup
+from .scaled_group import ScaledGroup
 
 #: How often those who scale look at the lag.
 LOOK_SECONDS: Final = 2.0
@@ -18,7 +16,7 @@ class Scaler:
     """The decisions of one policy for one group. Threads may share it."""
 
     def __init__(
-        self, group: ReaderGroup, policy: ReaderScalingPolicy, *, history: ScalingHistory | None = None
+        self, group: ScaledGroup, policy: ReaderScalingPolicy, *, history: ScalingHistory | None = None
     ) -> None:
         self._group = group
         self._policy = policy

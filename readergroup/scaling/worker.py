@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from synchronizer import Flag, HandlerError, TruncatedError, check_returned
 
@@ -20,10 +20,7 @@ from ..streams.serializers import PydanticSerializer, Serializer
 from ..streams.writing.writer import EventWriter
 from .in_hand import Hand, InHand
 from .retry import DeadLetter, RetryPolicy
-
-if TYPE_CHECKING:
-    from ..client import Client
-    from ..group.reader_group import ReaderGroup
+from .scaled_group import GroupClient, ScaledGroup
 
 T = TypeVar("T")
 
@@ -41,8 +38,8 @@ _logger = logging.getLogger(__name__)
 class Task(Generic[T]):
     """What all workers of a pool do. Pickles where all of it does; then the client and the group reconnect."""
 
-    client: Client
-    group: ReaderGroup
+    client: GroupClient
+    group: ScaledGroup
     handle: HandleEvent[T] | None
     handle_batch: HandleBatch[T] | None
     serializer: Serializer[T]
@@ -257,7 +254,9 @@ class Worker(Generic[T]):
             data=event.raw, pointer=event.pointer, error=f"{type(error).__name__}: {error}", attempts=attempts
         )
         if self._dead_letters is None:
-            self._dead_letters = self._task.client.writer(retry.dead_letters, serializer=PydanticSerializer(DeadLetter))
+            self._dead_letters = EventWriter(
+                self._task.client.streams, retry.dead_letters, serializer=PydanticSerializer(DeadLetter)
+            )
         try:
             self._dead_letters.write(letter, routing_key=event.routing_key, headers=event.headers)
         except EventTooLargeError as too_large:

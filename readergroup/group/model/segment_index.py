@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from readergroup.streams.config import SegmentId
 from synchronizer import Map
 
-if TYPE_CHECKING:
-    from .state import SegmentState
+from .segment_state import SegmentState
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -1,0 +1,50 @@
+"""What the demo on Spark comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from .story import Story
+
+
+class Count(NamedTuple):
+    """What there is of a module."""
+
+    lines: int = 0
+    words: int = 0
+
+
+Counts = Mapping[str, Count]
+
+
+@dataclass
+class SparkOutcome:
+    """What was counted, three times over, and how it went. It is right if ``differences`` is empty."""
+
+    title: str
+    truth: Counts
+    whole: Counts = field(default_factory=dict)
+    growing: Counts = field(default_factory=dict)
+    whole_seconds: float = 0.0
+    #: How many batches the streaming query took.
+    batches: int = 0
+    story: Story = field(default_factory=lambda: Story(lambda: 0.0, lambda sentence: None))
+    picture: Path = Path()
+
+    @property
+    def total(self) -> Count:
+        return Count(*map(sum, zip(*self.truth.values(), strict=True)))
+
+    @property
+    def differences(self) -> list[str]:
+        """In sentences."""
+        return [
+            f"{module}: {counted.lines:,} lines and {counted.words:,} words in {source}, and in the files "
+            f"{known.lines:,} and {known.words:,}"
+            for source, counts in (("the whole stream", self.whole), ("the stream that grew", self.growing))
+            for module in sorted({*self.truth, *counts})
+            if (counted := counts.get(module, Count())) != (known := self.truth.get(module, Count()))
+        ]

@@ -1,0 +1,44 @@
+"""What pools and autoscaling need of a reader group and of its client."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from synchronizer import Clock, StateSynchronizer
+
+from ..group.lag import GroupLag
+from ..group.model.config import ReaderGroupConfig
+from ..group.model.state import ReaderGroupState
+from ..group.notifiers import EndOfDataNotifier, SegmentNotifier
+from ..group.reader import Reader
+from ..streams.manager import StreamManager
+from ..streams.serializers import Serializer
+
+T = TypeVar("T")
+
+
+class ScaledGroup(Protocol):
+    """The reader group whose readers are started and stopped."""
+
+    name: str
+    synchronizer: StateSynchronizer[ReaderGroupState]
+    segment_notifier: SegmentNotifier
+    end_of_data_notifier: EndOfDataNotifier
+
+    @property
+    def config(self) -> ReaderGroupConfig: ...
+    def lag(self) -> GroupLag: ...
+    def reader(self, reader_id: str, *, serializer: Serializer[T]) -> Reader[T]: ...
+
+
+class GroupClient(Protocol):
+    """The client of the group. In a worker process it is a new one, which the worker closes."""
+
+    clock: Clock
+    streams: StreamManager
+
+    def __enter__(self) -> Any: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
