@@ -18,7 +18,6 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from synchronizer import (
     ANY,
     RENEWALS,
-    AttributeChange,
     ClosedError,
     Flag,
     InvalidArgumentError,
@@ -26,15 +25,14 @@ from synchronizer import (
     Revision,
     State,
     StateSynchronizer,
-    StoreUnavailableError,
     Transition,
     TransitionFeed,
     Turn,
-    UnknownOutcome,
     UnknownUpdateError,
     growing_pause,
     observe_interval,
 )
+from synchronizer.compare_and_set import remove_attributes
 from synchronizer.threads.background import BackgroundThread, survive
 
 from .mailbox import N
@@ -81,12 +79,7 @@ def attribute_of(kind: type, name: str) -> str:
 
 def forget(synchronizer: StateSynchronizer[S], attribute: str) -> None:
     """Remove what is remembered of a durable name. Removing it twice is no error."""
-    changes = {attribute: AttributeChange(ANY, None)}
-    answer = synchronizer.store.append(synchronizer.segment, b"", attributes=changes)
-    if isinstance(answer, UnknownOutcome):
-        raise StoreUnavailableError(
-            "the answer to forgetting a listener was lost; do it again", state=synchronizer.name
-        ) from answer.cause
+    remove_attributes(synchronizer.store, synchronizer.segment, {attribute: ANY})
 
 
 @dataclass

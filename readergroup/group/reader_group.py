@@ -23,6 +23,7 @@ from synchronizer import (
     StateSynchronizer,
 )
 from synchronizer.arguments import check_type
+from synchronizer.compare_and_set import remove_attributes
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 
 from ..errors import ReaderGroupExistsError
@@ -509,7 +510,7 @@ class ReaderGroupManager:
             # More than one append can hold go first: a reader that then finds the group alive begins a new life in it.
             while len(names) > MAX_ATTRIBUTE_CHANGES - 2:  # the turn and the record's name come on top
                 first, names = names[:MAX_ATTRIBUTE_CHANGES], names[MAX_ATTRIBUTE_CHANGES:]
-                store.append(segment, b"", attributes=dict.fromkeys(first, AttributeChange(ANY, None)))
+                remove_attributes(store, segment, dict.fromkeys(first, ANY))
             found = dict(store.attributes(segment, names=[TURN, LIFE]))
             changes = dict.fromkeys(names, AttributeChange(ANY, None))
             if (life := found.pop(LIFE, None)) is not None:

@@ -26,20 +26,17 @@ import msgpack
 from notifications import PRESENT_VALUE, SEVERAL_CHANGES, BackgroundPolling, Change, Notification
 from synchronizer import (
     AlreadyExistsError,
-    AttributeChange,
     ClosedError,
-    Conflict,
     ManualClock,
     NotFoundError,
     ReaderGroupError,
     Revision,
     SegmentStore,
-    StoreUnavailableError,
     Transition,
     TruncatedError,
-    UnknownOutcome,
 )
 from synchronizer.arguments import check_count, check_duration
+from synchronizer.compare_and_set import Cell, Outcome
 
 from ..group.driver import follow_streams
 from ..group.lag import GroupLag
@@ -275,10 +272,7 @@ class NotificationRecording:
 
     def _name(self, before: bytes | None) -> None:
         """Name another record than the one before."""
-        change = AttributeChange(before, secrets.token_hex(8).encode())
-        answer = self._store.append(self._log, b"", attributes={LIFE: change})
-        if isinstance(answer, UnknownOutcome):
-            raise StoreUnavailableError("the answer to naming a record was lost", group=self._group.name)
+        Cell(self._store, self._log, LIFE, before).change(secrets.token_hex(8).encode())
 
     def _take_up(self) -> None:
         """Take up what was applied since the last time."""
@@ -319,17 +313,9 @@ class NotificationRecording:
     def _append(self, events: list[bytes], to: Recorded) -> bool:
         """Append to the record, which goes as far as ``to`` then; False if it went further than was known here."""
         assert self._segment is not None
-        answer = self._store.append(
-            self._segment,
-            encode_entry(events, self._now()),
-            attributes={RECORDED: AttributeChange(self._recorded.encode(), to.encode())},
-        )
-        if isinstance(answer, UnknownOutcome):
-            raise StoreUnavailableError(
-                "the answer to recording was lost; the next poll finds out", group=self._group.name
-            ) from answer.cause
-        if isinstance(answer, Conflict):
-            self._stand_by(Recorded.decode(answer.attributes[RECORDED]))
+        cell = Cell(self._store, self._segment, RECORDED, self._recorded.encode())
+        if cell.change(to.encode(), encode_entry(events, self._now())) is not Outcome.STORED:
+            self._stand_by(Recorded.decode(cell.stored))
             self._leave_out_recorded()
             return False
         self._recorded = to

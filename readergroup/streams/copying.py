@@ -22,9 +22,6 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from synchronizer import (
     AlreadyExistsError,
-    Appended,
-    AttributeChange,
-    Conflict,
     Deadline,
     DeadlineExceededError,
     Flag,
@@ -35,14 +32,13 @@ from synchronizer import (
     SealedError,
     SegmentCopy,
     SegmentStore,
-    StoreFullError,
-    StoreUnavailableError,
     TruncatedError,
     UnsupportedError,
     Update,
     checked,
 )
 from synchronizer.arguments import check_count
+from synchronizer.compare_and_set import Cell
 
 from ..errors import CorruptDataError, StreamExistsError
 from .config import Record, StreamCut, StreamInfo, check_stream_name, data_segment, number_of, segment_id
@@ -268,31 +264,32 @@ def copy_part(store: SegmentStore, part: CopyPart, patience: Callable[[], Patien
     if patience().call(lambda: store.info(part.target)).sealed:
         yield part.size
         return
-    mark = patience().call(lambda: _mark(store, part))
+    cell = Cell(store, part.target, _COPIED)
+    patience().call(cell.load)
     reader = SegmentReader(store, part.source, part.start)
     while True:
-        copied = part.start if mark is None else int.from_bytes(mark)
+        copied = part.start if cell.stored is None else int.from_bytes(cell.stored)
         yield copied - part.start
         if copied >= part.end:
             break
         if reader.offset != copied:  # somebody else is further
             reader.seek(copied)
         data, upto = _next_blocks(reader, part, patience())
-        mark = _append(store, part, data, AttributeChange(mark, upto.to_bytes(8)), patience())
+        try:
+            patience().call(partial(cell.change, upto.to_bytes(8), data))
+        except SealedError:  # by whoever has copied the rest
+            yield part.size
+            break
     patience().call(lambda: store.seal(part.target))
 
 
 def copied_bytes(store: SegmentStore, part: CopyPart) -> int:
     """How many bytes of a part are copied, by whoever is at it."""
     try:
-        mark = _mark(store, part)
+        mark = Cell(store, part.target, _COPIED).load()
     except NotFoundError:
         return 0  # nobody has begun
     return 0 if mark is None else int.from_bytes(mark) - part.start
-
-
-def _mark(store: SegmentStore, part: CopyPart) -> bytes | None:
-    return store.attributes(part.target, names=[_COPIED]).get(_COPIED)
 
 
 def _next_blocks(reader: SegmentReader, part: CopyPart, patience: Patience) -> tuple[bytes, int]:
@@ -320,30 +317,6 @@ def _encoded(block: Block, end: int) -> Buffer:
         keys=keys if any(key is not None for key in keys) else None,
         headers=[header or None for header in headers] if any(headers) else None,
     )
-
-
-def _append(store: SegmentStore, part: CopyPart, data: bytes, change: AttributeChange, patience: Patience) -> bytes:
-    """The mark of the target after these events, or after what somebody else has appended meanwhile."""
-    assert change.new is not None
-    while True:
-        try:
-            answer = store.append(part.target, data, attributes={_COPIED: change})
-        except SealedError:
-            return part.end.to_bytes(8)
-        except (StoreUnavailableError, StoreFullError):
-            if not patience.wait():
-                raise
-            continue
-        if isinstance(answer, Appended):
-            return change.new
-        if isinstance(answer, Conflict):
-            now = answer.attributes[_COPIED]
-            assert now is not None
-            return now
-        if not patience.wait():
-            raise StoreUnavailableError(
-                "the store does not answer; copy again, and it goes on", segment=part.target
-            ) from answer.cause
 
 
 class _Progress:

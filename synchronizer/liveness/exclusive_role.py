@@ -15,8 +15,9 @@ import msgpack
 
 from ..arguments import check_duration, check_type
 from ..clock import Clock
-from ..errors import ReaderGroupError, StoreUnavailableError
-from ..store import Appended, AttributeChange, SegmentStore, UnknownOutcome
+from ..compare_and_set import Cell, Outcome
+from ..errors import ReaderGroupError
+from ..store import SegmentStore
 from .timing import RENEWALS, STOP_AFTER
 
 
@@ -73,8 +74,7 @@ class Turn:
         self._clock = clock
         self._lock = threading.Lock()
         self._timeout_seconds = 0.0
-        self._stored: bytes | None = None  # what `value` was decoded from
-        self._tried: set[bytes] = set()  # sent since then, and the answers lost
+        self._cell = Cell(store, segment, attribute)  # what `value` was decoded from
         self._seen: _Seen | None = None
         self._looked_at = self._renew_at = float("-inf")
 
@@ -94,7 +94,8 @@ class Turn:
             if now < self._renew_at:
                 return True
             if not self._is_mine:
-                self._know(self._load())
+                self._cell.load()
+                self._decode()
             elif self._write():
                 return True
             if self.value.holder and not self._is_mine and not self._stood_still(now):
@@ -125,19 +126,15 @@ class Turn:
 
     def look(self) -> TurnValue:
         """What the store holds now."""
-        return TurnValue.decode(self._load())
+        return TurnValue.decode(Cell(self._store, self._segment, self._attribute).load())
 
     @property
     def _is_mine(self) -> bool:
         """As far as this process knows."""
         return self.value.holder == self.holder
 
-    def _load(self) -> bytes | None:
-        return self._store.attributes(self._segment, names=[self._attribute]).get(self._attribute)
-
-    def _know(self, stored: bytes | None) -> None:
-        self._stored, self.value = stored, TurnValue.decode(stored)
-        self._tried.clear()
+    def _decode(self) -> None:
+        self.value = TurnValue.decode(self._cell.stored)
         if not self._is_mine:
             self._lapse()
 
@@ -149,34 +146,18 @@ class Turn:
         while True:
             sent_at = self._clock.monotonic()
             new = self.value._replace(counter=self.value.counter + 1, **fields).encode()
-            change = AttributeChange(self._stored, new)
-            was_tried = new in self._tried
-            self._tried.add(new)  # before it is sent: an interrupt may keep the answer from being noted
             try:
-                answer = self._store.append(self._segment, b"", attributes={self._attribute: change})
+                outcome = self._cell.change(new)
             except ReaderGroupError:
-                if not was_tried:
-                    self._tried.discard(new)
+                self._renew_at = float("-inf")  # the next call finds out
                 raise
-            if isinstance(answer, Appended):
-                self._know(new)
+            self._decode()
+            if outcome is Outcome.STORED:
                 if self._is_mine:
                     self.valid_until = sent_at + STOP_AFTER * self._timeout_seconds
                     self._renew_at = sent_at + self._timeout_seconds / RENEWALS
                 return True
-            if isinstance(answer, UnknownOutcome):
-                self._renew_at = float("-inf")
-                raise StoreUnavailableError(
-                    "the answer to a change of a turn was lost; the next call finds out",
-                    segment=self._segment,
-                    attribute=self._attribute,
-                ) from answer.cause
-            if not was_tried:
-                self._tried.discard(new)  # another may have written the same
-            current = answer.attributes[self._attribute]
-            own = current in self._tried  # the lost answer was a yes
-            self._know(current)
-            if not own or not self._is_mine:
+            if outcome is Outcome.CONFLICT or not self._is_mine:
                 return False
 
     def _stood_still(self, asked_at: float) -> bool:
@@ -190,8 +171,8 @@ class Turn:
         is_gap = asked_at - self._looked_at > self._timeout_seconds / RENEWALS
         self._looked_at = asked_at
         seen, read_at = self._seen, self._clock.monotonic()
-        if seen is None or seen.stored != self._stored:
-            seen = _Seen(self._stored, at=read_at, since=read_at)
+        if seen is None or seen.stored != self._cell.stored:
+            seen = _Seen(self._cell.stored, at=read_at, since=read_at)
         elif is_gap:
             seen = seen._replace(since=read_at, gaps=seen.gaps + 1)
         else:

@@ -20,8 +20,8 @@ import mmh3
 import msgpack
 
 from ..clock import Clock
-from ..errors import ReaderGroupError, StoreUnavailableError
-from ..store import Appended, AttributeChange, SegmentStore, UnknownOutcome
+from ..compare_and_set import Cell, Outcome
+from ..store import SegmentStore
 from .timing import STOP_AFTER, observe_interval
 
 PREFIX: Final = "lease/"
@@ -110,13 +110,10 @@ class Lease:
 
     def __init__(self, store: SegmentStore, segment: str, name: str, clock: Clock) -> None:
         self.name = name
-        self._store = store
-        self._segment = segment
         self._clock = clock
         self._lock = threading.Lock()
         self._counter = 0
-        self._value = encode_lease(0, {})  # what the store holds, as far as is known
-        self._tried: set[bytes] = set()  # sent since then, and the answers lost
+        self._cell = Cell(store, segment, lease_attribute(name), self.first_value)
         self._valid_until = float("-inf")
         self._process = os.getpid()
         #: When the last renewal that was accepted was sent.
@@ -168,29 +165,12 @@ class Lease:
             while not self.lost:
                 sent_at = self._clock.monotonic()
                 self._counter += 1
-                value = encode_lease(self._counter, payload)
-                change = AttributeChange(self._value, value)
-                self._tried.add(value)  # before it is sent: an interrupt may keep the answer from being noted
-                try:
-                    answer = self._store.append(self._segment, b"", attributes={self.attribute: change})
-                except ReaderGroupError:
-                    self._tried.discard(value)
-                    raise
-                if isinstance(answer, Appended):
-                    self._value = value
+                outcome = self._cell.change(encode_lease(self._counter, payload))
+                if outcome is Outcome.STORED:
                     self.begin(sent_at, timeout_seconds)
-                    self._tried.clear()
                     return True
-                if isinstance(answer, UnknownOutcome):
-                    raise StoreUnavailableError(
-                        "the answer to a renewal was lost; the next one finds out", lease=self.name
-                    ) from answer.cause
-                current = answer.attributes[self.attribute]
-                if current not in self._tried:
+                if outcome is Outcome.CONFLICT:
                     self.lose()
-                else:
-                    self._value = current  # the lost answer was a yes
-                    self._tried.clear()
             return False
 
 

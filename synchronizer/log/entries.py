@@ -17,8 +17,9 @@ from typing import Final, NamedTuple, Self
 import msgpack
 
 from ..arguments import check_type
-from ..errors import CorruptStateError, InvalidArgumentError, StoreUnavailableError, UnknownUpdateError
-from ..store import MAX_APPEND_BYTES, Appended, AppendResult, AttributeChange, SegmentStore, UnknownOutcome
+from ..compare_and_set import Cell, Outcome, append_at
+from ..errors import CorruptStateError, InvalidArgumentError, UnknownUpdateError
+from ..store import MAX_APPEND_BYTES, AppendResult, AttributeChange, SegmentStore
 
 FORMAT_VERSION: Final = 1
 MARK: Final = "mark"
@@ -221,11 +222,8 @@ class RevisionedStream:
         it will not move later.
         """
         assert old is None or old.revision < new.revision
-        change = AttributeChange(None if old is None else old.encode(), new.encode())
-        answer = self.store.append(self.segment, b"", attributes={MARK: change})
-        if isinstance(answer, UnknownOutcome):
-            raise StoreUnavailableError("the answer to moving the mark was lost", segment=self.segment)
-        return isinstance(answer, Appended) or answer.attributes.get(MARK) == new.encode()
+        cell = Cell(self.store, self.segment, MARK, None if old is None else old.encode())
+        return cell.change(new.encode()) is Outcome.STORED or cell.stored == new.encode()
 
     def write_snapshot(self, revision: Revision, name: str, body: bytes) -> str:
         """Store a snapshot and return its segment. It is not valid before the mark names it.
@@ -238,10 +236,7 @@ class RevisionedStream:
         written = 0
         while written < len(data):
             part = data[written : written + MAX_APPEND_BYTES // 2]
-            answer = self.store.append(snapshot, part, expected_offset=written)
-            if isinstance(answer, UnknownOutcome):
-                raise StoreUnavailableError("the answer to writing a snapshot was lost", segment=snapshot)
-            written = answer.length  # after a conflict too: what lies there was sent by an earlier attempt
+            written = append_at(self.store, snapshot, part, written)  # or what an earlier attempt has brought there
         return snapshot
 
     def read_snapshot(self, mark: Mark) -> bytes:

@@ -500,7 +500,7 @@ def test_a_lost_answer_to_forgetting_is_said(start: Start) -> None:
     process = start()
     process.unregister()
     process.store.lose_answers()
-    with pytest.raises(StoreUnavailableError, match="do it again"):
+    with pytest.raises(StoreUnavailableError, match="repeat the call"):
         process.notifier.forget_listener("sizer")
 
 

@@ -33,6 +33,7 @@ from readergroup.group.state_manager import ReaderGroupStateManager
 from readergroup.record.recorder import NotificationRecording
 from readergroup.streams.transactions.merging import Merge
 from readergroup.streams.writing.writer import EventWriter
+from synchronizer.compare_and_set import Cell
 from synchronizer.liveness import lease as leases
 from synchronizer.liveness.exclusive_role import Turn
 from synchronizer.liveness.lease import Lease
@@ -144,8 +145,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
             Words(
                 Lease,
                 "renew",
-                "change = AttributeChange(self._value, value)",
-                "from synchronizer.store import ANY; change = AttributeChange(ANY, value)",
+                "outcome = self._cell.change(",
+                "self._cell.stored = __import__('synchronizer').ANY; outcome = self._cell.change(",
             ),
         ),
     ),
@@ -238,6 +239,13 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         ),
     ),
     Mutation(
+        "whose value a cell finds",
+        "A change that loses a comparison takes what it finds for a value of its own.",
+        9,
+        frozenset({"S1"}),
+        (Words(Cell, "change", "was_own = found in self._tried", "was_own = True"),),
+    ),
+    Mutation(
         "idempotence of the writer",
         "A batch whose answer was lost is sent again without comparing the writer's mark on the segment.",
         0,
@@ -246,8 +254,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
             Words(
                 EventWriter,
                 "_is_stored",
-                "changes = {self._attribute: AttributeChange(mark, new_mark)}",
-                "from synchronizer.store import ANY; changes = {self._attribute: AttributeChange(ANY, new_mark)}",
+                "outcome = cell.change(",
+                "cell.stored = __import__('synchronizer').ANY; outcome = cell.change(",
             ),
         ),
     ),
@@ -335,9 +343,9 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         (
             Words(
                 Merge,
-                "_progress",
-                "AttributeChange(value, self._encoded(after))",
-                'AttributeChange(__import__("synchronizer").ANY, self._encoded(after))',
+                "_merge_into",
+                "after = self._encoded(chunk.after)",
+                "after = self._encoded(chunk.after); cell.stored = __import__('synchronizer').ANY",
             ),
         ),
     ),
@@ -378,8 +386,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
             Words(
                 NotificationRecording,
                 "_append",
-                "AttributeChange(self._recorded.encode(), to.encode())",
-                'AttributeChange(__import__("synchronizer").ANY, to.encode())',
+                "RECORDED, self._recorded.encode())",
+                "RECORDED, __import__('synchronizer').ANY)",
             ),
         ),
     ),

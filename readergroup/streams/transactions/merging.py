@@ -13,20 +13,18 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from synchronizer import (
-    Append,
-    Appended,
-    AppendResult,
-    AttributeChange,
-    Conflict,
     Deadline,
     DeadlineExceededError,
     Patience,
     SegmentStore,
-    UnknownOutcome,
+    StoreFullError,
+    StoreUnavailableError,
 )
+from synchronizer.compare_and_set import Cell, Change, change_together
 
 from ..data.batch import Batch
 from ..data.block import HEADER_BYTES, Block, parse_blocks
@@ -91,18 +89,19 @@ class Merge:
         staged = {number for part in transaction.parts for number in part.segments}
         self._destinations = {number: self._destinations_of(number) for number in staged}
         self._pieces = self._pieces_by_segment()
+        self._cells = {number: Cell(store, state.data_segment(number), PROGRESS) for number in self._pieces}
         self._lengths: dict[str, int] = {}
 
     def run(self) -> None:
         """Return when every event is in its segment."""
-        values = self._values()
+        self._load()
         together = self._together() if self._is_small else None
-        while together is not None and not any(map(self._has_begun, values.values())):
-            if self._append_together(values, together):
+        while together is not None and not any(map(self._has_begun, self._cells.values())):
+            if self._append_together(together):
                 return
-            values = self._values()
-        for number, value in values.items():
-            self._merge_into(number, value)
+            self._load()
+        for number in self._cells:
+            self._merge_into(number)
 
     # ------------------------------------------------------------------ what goes where
 
@@ -154,40 +153,26 @@ class Merge:
             return None
         return {number: chunk.data for number, chunk in chunks.items()}
 
-    def _append_together(self, values: Mapping[int, bytes | None], data: Mapping[int, bytes]) -> bool:
+    def _append_together(self, data: Mapping[int, bytes]) -> bool:
         """Bring everything in one step, and return whether this call did."""
-        appends = [
-            Append(self._segment(number), data[number], attributes=self._progress(value, self._end(number)))
-            for number, value in values.items()
-        ]
-        answer = self._patience.call(lambda: self._store.append_together(appends))
-        if isinstance(answer, UnknownOutcome) and not self._patience.wait():
-            raise self._not_merged()
-        return isinstance(answer, tuple)
+        changes = [Change(cell, self._encoded(self._end(number)), data[number]) for number, cell in self._cells.items()]
+        try:
+            return change_together(self._store, changes)
+        except (StoreUnavailableError, StoreFullError) as error:
+            if not self._patience.wait():
+                raise self._not_merged() from error
+            return False
 
     # ------------------------------------------------------------------ one segment after the other
 
-    def _merge_into(self, number: int, value: bytes | None) -> None:
-        end = self._end(number)
-        while (place := self._place(value)) < end:
+    def _merge_into(self, number: int) -> None:
+        cell, end = self._cells[number], self._end(number)
+        while (place := self._place(cell.stored)) < end:
             chunk = self._chunk(number, place, copy=self._store.guarantees.server_side_copy)
-            answer = self._append(number, value, chunk)
-            gives_up = self._deadline.passed
-            if isinstance(answer, Appended):
-                value = self._encoded(chunk.after)
-            elif isinstance(answer, Conflict):
-                value = answer.attributes[PROGRESS]
-            else:
-                gives_up = not self._patience.wait()
-                value = self._value(number)
-            if gives_up and self._place(value) < end:
+            after = self._encoded(chunk.after)
+            self._patience.call(partial(cell.change, after, chunk.data, source=chunk.source))
+            if self._deadline.passed and self._place(cell.stored) < end:
                 raise self._not_merged()
-
-    def _append(self, number: int, value: bytes | None, chunk: _Chunk) -> AppendResult:
-        segment, changes, source = self._segment(number), self._progress(value, chunk.after), chunk.source
-        if source is not None:
-            return self._patience.call(lambda: self._store.concat(segment, source, attributes=changes))
-        return self._patience.call(lambda: self._store.append(segment, chunk.data, attributes=changes))
 
     def _chunk(self, number: int, place: _Place, *, copy: bool) -> _Chunk:
         """What comes next to the segment; with ``copy``, whole pieces inside the store."""
@@ -222,9 +207,6 @@ class Merge:
 
     # ------------------------------------------------------------------ progress
 
-    def _segment(self, number: int) -> str:
-        return self._state.data_segment(number)
-
     def _not_merged(self) -> DeadlineExceededError:
         return DeadlineExceededError(
             "a committed transaction is not all merged yet; this call, made again, goes on with it",
@@ -233,21 +215,15 @@ class Merge:
             number=self._transaction.number,
         )
 
-    def _values(self) -> Mapping[int, bytes | None]:
-        return {number: self._value(number) for number in self._pieces}
-
-    def _value(self, number: int) -> bytes | None:
-        segment = self._segment(number)
-        return self._patience.call(lambda: self._store.attributes(segment, names=[PROGRESS])).get(PROGRESS)
-
-    def _progress(self, value: bytes | None, after: _Place) -> Mapping[str, AttributeChange]:
-        return {PROGRESS: AttributeChange(value, self._encoded(after))}
+    def _load(self) -> None:
+        for cell in self._cells.values():
+            self._patience.call(cell.load)
 
     def _encoded(self, place: _Place) -> bytes:
         return _PROGRESS.pack(self._transaction.sequence, *place)
 
-    def _has_begun(self, value: bytes | None) -> bool:
-        return value is not None and _PROGRESS.unpack(value)[0] >= self._transaction.sequence
+    def _has_begun(self, cell: Cell) -> bool:
+        return cell.stored is not None and bool(_PROGRESS.unpack(cell.stored)[0] >= self._transaction.sequence)
 
     def _place(self, value: bytes | None) -> _Place:
         """Where the segment stands; behind everything where it has come to a later transaction."""

@@ -15,19 +15,16 @@ from types import TracebackType
 from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from synchronizer import (
-    Appended,
     ClosedError,
-    Conflict,
     Deadline,
     NotFoundError,
     OutcomeUnknownError,
     Patience,
     ReaderGroupError,
     SealedError,
-    StoreFullError,
-    StoreUnavailableError,
 )
 from synchronizer.arguments import check_duration
+from synchronizer.compare_and_set import append_at
 
 from ..config import Record, check_name, staged_segments, staging_prefix
 from ..data.batch import BATCH_BYTES, KNOWN_KEYS, MAX_UNSTORED_BYTES, Batch, check_key, check_size, checked_headers
@@ -270,21 +267,12 @@ class Staging(Generic[T]):
 
     def _append(self, name: str, data: bytes, offset: int, patience: Patience) -> None:
         """Append at ``offset``: nobody else does, so what is found behind it after a lost answer is this."""
-        while True:
-            try:
-                answer = self._store.append_unread(name, data, expected_offset=offset)
-            except NotFoundError as error:
-                raise self._was_dropped() from error
-            except (StoreUnavailableError, StoreFullError):
-                if patience.wait():
-                    continue
-                raise
-            if isinstance(answer, Appended) or (isinstance(answer, Conflict) and answer.length == offset + len(data)):
-                return
-            if isinstance(answer, Conflict) or not patience.wait():
-                raise OutcomeUnknownError(
-                    "whether events were staged cannot be found out; stage them anew", segment=name
-                )
+        try:
+            length = patience.call(partial(append_at, self._store, name, data, offset, unread=True))
+        except NotFoundError as error:
+            raise self._was_dropped() from error
+        if length != offset + len(data):
+            raise OutcomeUnknownError("whether events were staged cannot be found out; stage them anew", segment=name)
 
     def _settle(self) -> None:
         """Seal what was staged, so that a store can copy it; and see that the stream is there to be deleted with it."""

@@ -12,7 +12,8 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from synchronizer import MAX_ATTRIBUTE_CHANGES, AttributeChange, ReaderGroupError, SegmentStore
+from synchronizer import MAX_ATTRIBUTE_CHANGES, ReaderGroupError, SegmentStore
+from synchronizer.compare_and_set import remove_attributes
 
 #: How long it is kept what a writer has stored, on segments that have been truncated too.
 WRITER_RETENTION_SECONDS: Final = 24 * 3600.0
@@ -46,7 +47,7 @@ def sweep(store: SegmentStore, segments: Iterable[str], now: float) -> None:
             old = [name for name, mark in marks.items() if _is_old(mark, now)][:_MOST_REMOVED]
             for first in range(0, len(old), MAX_ATTRIBUTE_CHANGES):
                 names = old[first : first + MAX_ATTRIBUTE_CHANGES]
-                store.append(segment, b"", attributes={name: AttributeChange(marks[name], None) for name in names})
+                remove_attributes(store, segment, {name: marks[name] for name in names})
         except ReaderGroupError:
             continue
 

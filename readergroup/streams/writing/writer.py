@@ -31,10 +31,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
 from synchronizer import (
-    Appended,
-    AttributeChange,
     ClosedError,
-    Conflict,
     Deadline,
     DeadlineExceededError,
     Flag,
@@ -43,10 +40,10 @@ from synchronizer import (
     Patience,
     ReaderGroupError,
     SealedError,
-    UnknownOutcome,
     wait_on,
 )
 from synchronizer.arguments import check_duration, check_type
+from synchronizer.compare_and_set import Cell, Outcome, remove_attributes
 from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Bell
 
@@ -139,7 +136,7 @@ class EventWriter(Generic[T]):
         self._id = secrets.token_bytes(16)
         self._attribute = writer_marks.attribute_of(self._id)
         self._last_number = 0
-        self._marks: dict[int, bytes | None] = {}  # the writer's attribute on each segment
+        self._cells: dict[int, Cell] = {}  # the writer's mark on each segment
         self._unsettled: set[int] = set()  # segments where an append of which the answer was lost may still arrive
         self._stop = Flag()
         self._fresh_locks()
@@ -401,11 +398,10 @@ class EventWriter(Generic[T]):
 
     def _remove_marks(self) -> None:
         """Leave no attribute behind, except where it still keeps a late append of ours out."""
-        for number, mark in self._marks.items():
-            if mark is not None and number not in self._unsettled:
+        for number, cell in self._cells.items():
+            if cell.stored is not None and number not in self._unsettled:
                 try:
-                    change = AttributeChange(mark, None)
-                    self._store.append(self._state.data_segment(number), b"", attributes={self._attribute: change})
+                    remove_attributes(self._store, cell.segment, {cell.attribute: cell.stored})
                 except ReaderGroupError:
                     continue  # it goes with the segment
 
@@ -527,52 +523,51 @@ class EventWriter(Generic[T]):
 
     def _is_stored(self, batch: Batch) -> bool:
         """Store the batch, or find that its segment takes no more and does not have it."""
-        segment = self._state.data_segment(batch.segment)
+        cell = self._cell(batch.segment)
         data, new_mark = self._encode(batch)
-        mark = self._marks.get(batch.segment)
         effort = _Effort(self)
-        answer_lost = False
         while True:
             batch.in_doubt = True  # until there is an answer
+            mark, answer_lost = cell.stored, cell.is_in_doubt(new_mark)
             try:
-                changes = {self._attribute: AttributeChange(mark, new_mark)}
-                answer = self._store.append(segment, data, attributes=changes)
+                outcome = cell.change(new_mark, data)
             except SealedError:
-                is_stored = answer_lost and self._has(segment, new_mark)
+                is_stored = answer_lost and self._has(cell, new_mark)
                 batch.in_doubt = False
                 return is_stored
             except NotFoundError as error:
                 if answer_lost:
-                    raise _outcome_unknown(segment, "was deleted") from error
+                    raise _outcome_unknown(cell.segment, "was deleted") from error
                 batch.in_doubt = False
                 return False
             except ReaderGroupError as error:
-                batch.in_doubt = answer_lost
+                batch.in_doubt = cell.is_in_doubt(new_mark)
+                if batch.in_doubt:
+                    self._unsettled.add(batch.segment)
                 if not error.retryable:
                     raise
                 effort.pause(error)
-                continue
             except Exception as error:  # nobody knows what it means: the append may have arrived
                 survive(error, self._thread.name)
-                answer = UnknownOutcome(error)
-            if isinstance(answer, Conflict):
-                found = answer.attributes.get(self._attribute)
-                if answer_lost and found == new_mark:
-                    break
-                if not answer_lost and found is None and mark is not None:
-                    mark = None  # this writer was silent for so long that another one removed it
-                    continue
+                self._unsettled.add(batch.segment)
+                effort.pause(error)
+            else:
+                if outcome is Outcome.STORED or cell.stored == new_mark:
+                    batch.in_doubt = False
+                    return True
+                if cell.stored is None and mark is not None and not answer_lost:
+                    continue  # this writer was silent for so long that another one removed its mark
                 batch.in_doubt = answer_lost
-                raise OutcomeUnknownError("somebody else changed this writer's mark on the segment", segment=segment)
-            if isinstance(answer, Appended):
-                break
-            assert isinstance(answer, UnknownOutcome)
-            answer_lost = True
-            self._unsettled.add(batch.segment)
-            effort.pause(answer.cause)
-        batch.in_doubt = False
-        self._marks[batch.segment] = new_mark
-        return True
+                raise OutcomeUnknownError(
+                    "somebody else changed this writer's mark on the segment", segment=cell.segment
+                )
+
+    def _cell(self, number: int) -> Cell:
+        """The writer's mark on a segment."""
+        cell = self._cells.get(number)
+        if cell is None:
+            cell = self._cells[number] = Cell(self._store, self._state.data_segment(number), self._attribute)
+        return cell
 
     def _encode(self, batch: Batch) -> tuple[bytes, bytes]:
         """The batch under the next numbers, and the mark that tells that it is stored."""
@@ -583,13 +578,12 @@ class EventWriter(Generic[T]):
         data = batch.encode(first_number, self._id, int(now * 1_000_000))
         return data, writer_marks.encode(last_number, now)
 
-    def _has(self, segment: str, new_mark: bytes) -> bool:
+    def _has(self, cell: Cell, new_mark: bytes) -> bool:
         """Whether a sealed segment has the batch that ends at ``new_mark``: nothing can arrive there any more."""
         try:
-            marks = _Effort(self).until_answered(lambda: self._store.attributes(segment, names=[self._attribute]))
+            return _Effort(self).until_answered(cell.load) == new_mark
         except NotFoundError as error:
-            raise _outcome_unknown(segment, "was deleted") from error
-        return marks.get(self._attribute) == new_mark
+            raise _outcome_unknown(cell.segment, "was deleted") from error
 
     def _is_in_trouble(self, error: BaseException, *, is_late: bool) -> None:
         """The store has not taken what it was sent; ``is_late``: for longer than the timeout."""
@@ -657,7 +651,7 @@ class EventWriter(Generic[T]):
         self._lane_of_key = {}
         self._lanes = {number: _Lane(number) for number in state.current}
         # The others are sealed: nothing arrives there any more, and what they hold is settled.
-        self._marks = {number: self._marks[number] for number in state.current if number in self._marks}
+        self._cells = {number: self._cells[number] for number in state.current if number in self._cells}
         self._unsettled.intersection_update(state.current)
         # Writers start at different segments, so that few events without a key do not all go to the first one.
         turn = secrets.randbelow(len(state.current))

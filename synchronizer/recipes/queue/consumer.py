@@ -20,9 +20,10 @@ from synchronizer.errors import HandlerError, TruncatedError
 from synchronizer.liveness.exclusive_role import Turn
 from synchronizer.liveness.timing import STOP_AFTER, observe_interval
 from synchronizer.retries import Retries
-from synchronizer.store import MAX_ATTRIBUTE_CHANGES, AttributeChange, SegmentStore
+from synchronizer.store import MAX_ATTRIBUTE_CHANGES, SegmentStore
 from synchronizer.threads.flag import Flag
 
+from ...compare_and_set import remove_attributes
 from .dead_letters import MAX_ERROR_LENGTH, DeadLetters, encode_dead_event
 from .event_queue import CONSUMER, handled_upto
 from .frames import Frame, read_frames
@@ -332,8 +333,8 @@ class Consumer:
         before, self._adders = self._adders, dict(self._store.attributes(self._segment, ADDERS))
         silent = [name for name, number in self._adders.items() if before.get(name) == number]
         if silent:
-            changes = {name: AttributeChange(self._adders[name], None) for name in silent[:MAX_ATTRIBUTE_CHANGES]}
-            self._store.append(self._segment, b"", attributes=changes)  # a conflict: next time
+            known = {name: self._adders[name] for name in silent[:MAX_ATTRIBUTE_CHANGES]}
+            remove_attributes(self._store, self._segment, known)  # if one was changed: next time
 
 
 def _text_of(error: Exception) -> str:

@@ -9,9 +9,10 @@ from typing import Final
 
 import msgpack
 
-from synchronizer.errors import NotFoundError, StoreUnavailableError, TruncatedError
-from synchronizer.store import Appended, AttributeChange, Conflict, SegmentStore
+from synchronizer.errors import NotFoundError, TruncatedError
+from synchronizer.store import SegmentStore
 
+from ...compare_and_set import Cell, Outcome
 from .frames import encode_frame, read_frames
 
 #: So much more than its event a dead letter may take, with this much of an error's text.
@@ -54,19 +55,21 @@ class DeadLetters:
     def take_over(self, holder: bytes) -> None:
         """From now on only this consumer sets events aside."""
         self._store.create(self.segment)
+        cell = Cell(self._store, self.segment, _LAST)
         while True:
-            last = self._store.attributes(self.segment, names=[_LAST]).get(_LAST)
-            offset = -1 if last is None else msgpack.unpackb(last)[1]
-            if self._change(b"", last, _encode_last(holder, offset)):
+            last = cell.load()
+            new = _encode_last(holder, -1 if last is None else msgpack.unpackb(last)[1])
+            if cell.change(new) is Outcome.STORED or cell.stored == new:
                 return
 
     def put(self, holder: bytes, event: bytes, offset: int) -> bool:
         """Append an event, encoded, unless it is there; False if another consumer has taken over."""
-        last = self._store.attributes(self.segment, names=[_LAST]).get(_LAST)
+        cell = Cell(self._store, self.segment, _LAST)
+        last = cell.load()
         present, last_offset = (b"", -1) if last is None else msgpack.unpackb(last)
         if present != holder:
             return False
-        return last_offset >= offset or self._change(event, last, _encode_last(holder, offset))
+        return last_offset >= offset or cell.change(_encode_last(holder, offset), event) is Outcome.STORED
 
     def read(self) -> Iterator[DeadEvent]:
         """All that are there, the oldest first."""
@@ -90,14 +93,6 @@ class DeadLetters:
     def clear(self) -> None:
         with suppress(NotFoundError):
             self._store.truncate(self.segment, self._store.info(self.segment).length)
-
-    def _change(self, data: bytes, before: bytes | None, after: bytes) -> bool:
-        answer = self._store.append(self.segment, data, attributes={_LAST: AttributeChange(before, after)})
-        if isinstance(answer, Appended | Conflict):
-            return isinstance(answer, Appended)
-        raise StoreUnavailableError(
-            "the answer was lost; the next call finds out", segment=self.segment
-        ) from answer.cause
 
 
 def _encode_last(holder: bytes, offset: int) -> bytes:

@@ -12,8 +12,9 @@ from synchronizer.errors import DeadlineExceededError, InvalidArgumentError
 from synchronizer.liveness.exclusive_role import TurnValue
 from synchronizer.patience import Patience
 from synchronizer.state_synchronizer import NAME_PATTERN, NAME_RULE
-from synchronizer.store import Appended, AttributeChange, SegmentStore
+from synchronizer.store import SegmentStore
 
+from ...compare_and_set import Cell, Outcome
 from .dead_letters import ROOM_BYTES, DeadEvent, DeadLetters
 from .frames import encode_frame
 from .producer import Adding, Extent, Room
@@ -113,13 +114,11 @@ class EventQueue:
 
     def _skip_to_end(self) -> bool:
         """Put the position to the end, as if by a consumer that came and went; False if another one was faster."""
-        stored = self.store.attributes(self.segment, names=[CONSUMER]).get(CONSUMER)
-        turn = TurnValue.decode(stored)
+        cell = Cell(self.store, self.segment, CONSUMER)
+        turn = TurnValue.decode(cell.load())
         length = self.store.info(self.segment).length
         skipped = TurnValue(b"", turn.counter + 1, (length, *turn.payload[1:]))
-        change = AttributeChange(stored, skipped.encode())
-        answer = self.store.append(self.segment, b"", attributes={CONSUMER: change})
-        return isinstance(answer, Appended)
+        return cell.change(skipped.encode()) is Outcome.STORED
 
     def dead_letters(self) -> Iterator[DeadEvent]:
         """The events that were set aside, the oldest first."""

@@ -25,8 +25,10 @@ from synchronizer.errors import (
     StoreUnavailableError,
 )
 from synchronizer.patience import Patience
-from synchronizer.store import Appended, AttributeChange, Conflict, SegmentStore, UnknownOutcome
+from synchronizer.store import SegmentStore
 from synchronizer.threads.flag import Bell, Flag
+
+from ...compare_and_set import Cell, Outcome, remove_attributes
 
 #: The attributes that hold the numbers of the processes that add.
 ADDERS: Final = "adder/"
@@ -166,8 +168,7 @@ class Adding:
         self._open = _Batch()
         self._sending: _Batch | None = None
         self._leader: _Call | None = None  # sends, or waits for room
-        self._name = ADDERS + secrets.token_hex(8)
-        self._stored: bytes | None = None  # the number that the segment has
+        self._cell = Cell(store, segment, ADDERS + secrets.token_hex(8))  # the number that the segment has
         self._numbers = 0
         self._process = os.getpid()
 
@@ -199,10 +200,9 @@ class Adding:
         self._room.close()
         with self._lock:
             self._changed.ring()
-            stored = self._stored
-        if stored is not None:
+        if self._cell.stored is not None:
             with suppress(ReaderGroupError):  # it is forgotten in time
-                self._store.append(self._segment, b"", attributes={self._name: AttributeChange(stored, None)})
+                remove_attributes(self._store, self._segment, {self._cell.attribute: self._cell.stored})
 
     @property
     def _is_forked(self) -> bool:
@@ -302,52 +302,33 @@ class Adding:
         while True:
             problem: BaseException
             try:
-                if self._stored is None:
-                    self._register()
+                if self._cell.stored is None:
+                    self._cell.change(self._next_number())  # or there is another one by now
                 batch.number = batch.number or self._next_number()
-                change = AttributeChange(self._stored, batch.number)
-                answer = self._store.append(self._segment, data, attributes={self._name: change})
+                outcome = self._cell.change(batch.number, data)
             except (StoreUnavailableError, StoreFullError) as error:
                 problem = error
+                if self._cell.is_in_doubt(batch.number):
+                    batch.lost_answer = error
             except ReaderGroupError as error:
                 if batch.lost_answer is not None:
                     raise
                 return batch.end(_Status.FAILED, error)
             else:
-                if isinstance(answer, Conflict):
-                    if self._settle(batch, answer.attributes[self._name]):
-                        return self._end_stored(batch, answer.length)
-                    continue
-                if isinstance(answer, Appended):
-                    return self._end_stored(batch, answer.length)
-                problem = batch.lost_answer = answer.cause
+                if outcome is Outcome.STORED or self._cell.stored == batch.number:
+                    return self._end_stored(batch)
+                if self._cell.stored is None and batch.lost_answer is not None:
+                    raise OutcomeUnknownError("the segment has forgotten this process meanwhile", segment=self._segment)
+                continue  # there is the number of a batch that everybody had given up
             if not patience.wait():
                 self._check_open()
                 raise DeadlineExceededError(
                     "the store did not take the events in time", segment=self._segment
                 ) from problem
 
-    def _end_stored(self, batch: _Batch, length: int) -> None:
-        # Both with no call in between, at which an interrupt could come: sent again, it would be stored twice.
+    def _end_stored(self, batch: _Batch) -> None:
         batch.status = _Status.STORED
-        self._stored = batch.number
-        self._room.learn(length=length)
-
-    def _settle(self, batch: _Batch, present: bytes | None) -> bool:
-        """Whether the batch is stored, by the number that the segment has; if not, it is to be sent again."""
-        if present == batch.number:
-            return True
-        if present is None and batch.lost_answer is not None:
-            raise OutcomeUnknownError("the segment has forgotten this process meanwhile", segment=self._segment)
-        self._stored = present  # that of a batch which everybody had given up; None if the process was long silent
-        return False
-
-    def _register(self) -> None:
-        change = AttributeChange(None, self._next_number())
-        answer = self._store.append(self._segment, b"", attributes={self._name: change})
-        if isinstance(answer, UnknownOutcome):
-            raise StoreUnavailableError("the answer was lost", segment=self._segment) from answer.cause
-        self._stored = change.new if isinstance(answer, Appended) else answer.attributes[self._name]
+        self._room.learn(length=self._cell.length)
 
     def _next_number(self) -> bytes:
         self._numbers += 1

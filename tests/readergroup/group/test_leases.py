@@ -660,7 +660,7 @@ def test_a_reader_whose_lease_vanished_joins_again(world: World) -> None:
     log.store.append(
         log.segment,
         b"",
-        attributes={lease_attribute(lease_of(reader).name): AttributeChange(lease_of(reader)._value, None)},
+        attributes={lease_attribute(lease_of(reader).name): AttributeChange(lease_of(reader)._cell.stored, None)},
     )
     before = world.state.readers["r1"].incarnation
     world.pass_time(TIMEOUT)

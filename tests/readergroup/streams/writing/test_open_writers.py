@@ -112,7 +112,7 @@ def test_the_end_of_a_process_waits_for_a_store_that_is_away_only_for_a_while_an
     program = textwrap.dedent("""
         import sys
         import readergroup as rg
-        from readergroup.streams import open_writers
+        from readergroup.streams.writing import open_writers
         from synchronizer import ManualClock, open_store
         from synchronizer.testing import FailingStore
         open_writers.EXIT_SECONDS = 0.5
