@@ -16,8 +16,9 @@ from ..streams.data.places import Place
 from ..streams.manager import StreamManager
 from ..streams.serializers import Serializer, serializer_or_bytes
 from ..streams.state import StreamState
+from ..streams.succession import with_successors
 from ..streams.times import cut_at
-from .ranges import SegmentRange, with_successors
+from .ranges import SegmentRange
 from .reading import MAX_EVENTS, Batches, Events
 
 if TYPE_CHECKING:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
 from typing import Annotated
 
 from pydantic import Field
 
 from ..streams.config import Record, SegmentId, data_segment
-from ..streams.state import StreamState
 
 
 class SegmentRange(Record):
@@ -32,23 +30,3 @@ class SegmentRange(Record):
 
     def __str__(self) -> str:
         return f"{self.segment}[{self.start}:{self.end}]"
-
-
-def with_successors(state: StreamState, offsets: Mapping[int, int], done: Set[int]) -> dict[int, int]:
-    """The offsets with successors, at their beginnings, in the place of the segments that are ``done``.
-
-    A successor comes when all of its predecessors are done, so that the offsets cover each key once.
-    """
-    leaving = {number for number in done if state.segments[number].successors}
-    staying: set[int] | None = None
-    while staying is None or staying:  # whoever shares a successor with one that stays has to stay too
-        staying = {number for number in leaving if not _all_predecessors_of_successors(state, number) <= leaving}
-        leaving -= staying
-    changed = {number: offset for number, offset in offsets.items() if number not in leaving}
-    for number in leaving:
-        changed.update(dict.fromkeys(state.segments[number].successors, 0))
-    return changed
-
-
-def _all_predecessors_of_successors(state: StreamState, number: int) -> set[int]:
-    return {before for after in state.segments[number].successors for before in state.segments[after].predecessors}

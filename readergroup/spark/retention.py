@@ -9,10 +9,10 @@ from typing import Final
 
 from synchronizer import NotFoundError, TruncatedError
 
-from ..batch.ranges import with_successors
 from ..client import Client
 from ..streams.config import StreamCut, number_of
 from ..streams.state import StreamState
+from ..streams.succession import with_successors
 
 logger = logging.getLogger("readergroup.spark")
 

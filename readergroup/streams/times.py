@@ -8,12 +8,12 @@ from typing import Final
 
 from synchronizer import Deadline, InvalidArgumentError, Patience, SegmentStore, TruncatedError
 
-from ..batch.ranges import with_successors
 from .config import StreamCut
 from .data.block import MAX_ENCODED_BYTES
 from .data.boundaries import next_boundary
 from .data.segment_reader import SegmentReader, read_block
 from .manager import StreamManager
+from .succession import with_successors
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 #: In less than that there may be no start of a block in the second half.

@@ -5,16 +5,27 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from ..clock import Clock, Deadline
 from ..errors import ClosedError
 from ..threads.background import BackgroundThread
 from ..threads.flag import Flag
-from .notify import Watch
 
 #: A change that nobody announced (by a foreign tool, or on a full disk) is found after this time.
 _RECHECK_SECONDS: Final = 1.0
+
+
+class Watch(Protocol):
+    """Something that a thread can sleep on until there may be a change."""
+
+    def wait(self) -> frozenset[str] | None:
+        """Return after a change, or after `wake`: the segments concerned, or None where it may have been any."""
+        ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class _Waiter:

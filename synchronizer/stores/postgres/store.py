@@ -46,8 +46,7 @@ from synchronizer.store import (
 )
 
 from .. import contract
-from ..notify import Watch
-from ..waiting import Waiters
+from ..waiting import Waiters, Watch
 from . import schema as postgres_schema
 from .connections import Connection, Connections, failure, parse_address, translated
 from .listener import Listener, PollingWatch, acquire_listener, release_listener

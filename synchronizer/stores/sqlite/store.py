@@ -63,8 +63,7 @@ from ..contract import (
     check_wait,
 )
 from ..forking import forks_wait, never_free
-from ..notify import NotifyFile, Watch, can_watch
-from ..waiting import Waiters
+from ..waiting import Waiters, Watch
 from . import extents as sqlite_extents
 from . import file as sqlite_file
 from . import rows as sqlite_rows
@@ -74,6 +73,7 @@ from .file import Header
 from .file_lock import FairLock, Gate
 from .group_commit import Batch, GroupCommit, Step
 from .identity import OpenFile
+from .notify import NotifyFile, can_watch
 from .rows import DamagedError
 from .steps import Garbage
 from .wal import WriteAheadLog, is_failed_flush, is_full

@@ -11,7 +11,7 @@ import pytest
 from synchronizer.store import SegmentStore
 from synchronizer.stores import open_store
 from synchronizer.stores.nats import client as nats_client
-from synchronizer.stores.notify import NotifyFile
+from synchronizer.stores.sqlite.notify import NotifyFile
 from synchronizer.testing import FailingStore, SegmentStoreConformance
 from tests.conftest import OWN_URLS
 from tests.servers.fresh import fresh_store

@@ -17,7 +17,7 @@ import pytest
 from synchronizer.errors import ClosedError, StoreUnavailableError
 from synchronizer.store import ANY, Appended, AttributeChange
 from synchronizer.stores import open_store
-from synchronizer.stores.notify import FileWatch, can_watch
+from synchronizer.stores.sqlite.notify import FileWatch, can_watch
 from synchronizer.stores.sqlite.store import SqliteStore
 from synchronizer.testing import ManualClock
 

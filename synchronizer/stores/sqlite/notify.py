@@ -12,10 +12,10 @@ import ctypes
 import os
 import select
 import sys
-from typing import Final, Protocol
+from typing import Final
 
-from .forking import close_own
-from .sqlite.side_file import open_side_file
+from ..forking import close_own
+from .side_file import open_side_file
 
 _IN_ACCESS: Final = 0x1
 _IN_NONBLOCK: Final = os.O_NONBLOCK
@@ -25,18 +25,6 @@ _IN_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
 def can_watch() -> bool:
     """Whether this system tells who waits, without polling, that a file was touched."""
     return sys.platform == "linux"
-
-
-class Watch(Protocol):
-    """Something that a thread can sleep on until there may be a change."""
-
-    def wait(self) -> frozenset[str] | None:
-        """Return after a change, or after `wake`: the segments concerned, or None where it may have been any."""
-        ...
-
-    def wake(self) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class NotifyFile:
