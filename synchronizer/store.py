@@ -240,6 +240,9 @@ class SegmentStore(ABC):
         append made between the caller's last read and this call. A name that never was, or was forgotten, raises
         `NotFoundError`.
         """
+        # The known lengths make the answer depend on the store alone, so a lost or repeated wake-up does no harm and a
+        # backend may wake more often than needed. Leases are attributes: if attribute changes woke waiters, a hundred
+        # readers would wake each other with every renewal.
 
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
         """Hold a lock on the segment's name, first come first served; False if ``timeout`` seconds did not suffice.

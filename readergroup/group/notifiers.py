@@ -19,6 +19,8 @@ class SegmentNotification(Notification):
     """The segments that the group reads have changed: a stream was scaled, or some were read to their end."""
 
     #: Those of the newest epochs that are not completed: the most readers that could be of use.
+    # Not the segments that can be read now, as in Pravega: these change only when the group has read everything before
+    # a scale, which may be long after the load that caused it. A sealed stream counts down to 0.
     number_of_segments: int
     number_of_readers: int
     segments: tuple[SegmentId, ...]

@@ -42,6 +42,9 @@ class DeadLetter(BaseModel):
     headers of the event.
     """
 
+    # JSON, because people look at dead letters with general tools such as `readergroup read`, often after the program
+    # that wrote the event has changed. Base64 takes a third more, so an event of more than about 6 MiB does not fit:
+    # the pool then stops with `HandlerError` and does not lose the event.
     model_config = ConfigDict(frozen=True)
 
     #: The event's bytes as they were written; base64 in JSON.

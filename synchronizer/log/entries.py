@@ -41,6 +41,9 @@ class Revision:
     ``offset`` is where the update's entry starts in the log, ``index`` the update's number in that entry.
     """
 
+    # The start of an entry is known before the entry is complete, so `apply_to` can run while other calls join the
+    # append. The end, which Pravega uses, would not tell how many updates the entry has, which `token` depends on.
+    # The offset to read on from is therefore kept separately: `Replica.next_offset`, and `Mark` for a snapshot.
     offset: int
     index: int
 

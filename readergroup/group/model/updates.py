@@ -28,7 +28,8 @@ class AddReader(Update[ReaderGroupState], tag="add_reader"):
     """Let a reader into the group. It owns nothing yet."""
 
     reader: str
-    #: The attribute of its lease, created in the same step.
+    #: The attribute of its lease, created in the same step. The name is random and never used twice. The revision of
+    #: this update would do as well, but is known only when the append is built, and changes with every attempt.
     lease: str | None = None
     #: It keeps something at checkpoints.
     keeps: bool | None = None

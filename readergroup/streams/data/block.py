@@ -15,8 +15,9 @@ and a position may stand inside a block. Whoever resumes there walks over the el
 where the block started (`enclosing_block_start`). To keep this short a block of several events has at most
 `MAX_BLOCK_BYTES` of them; a larger event has a block of its own.
 
-The routing keys are stored and their hashes are not: a hash is a function of the key, and would add a tenth to
-events of 100 bytes.
+The routing keys are stored and their hashes are not. A hash is a function of the key, takes under a microsecond, and
+would add 9 bytes to each event, nearly a tenth to events of 100 bytes. A release may add columns: an older reader
+ignores those that it does not ask for.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def test_a_member_that_leaves_while_the_store_is_away_is_dead_to_the_others(worl
 
 @pytest.mark.stores("memory")
 def test_what_a_member_costs_at_rest_does_not_grow_with_the_number_of_members(world: World) -> None:
-    """ADR 15: all but the first few in turn look at the leases of these."""
+    """ADR 15: all but the first eight by rank read the leases of these eight only."""
     members = [member(world, f"m{number}") for number in range(3 * WATCHERS)]
     world.pass_time(TIMEOUT)
     looked_at: dict[str, int] = {}
