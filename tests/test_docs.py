@@ -44,6 +44,15 @@ def test_python_blocks_run_as_printed(page: Path, tmp_path: Path) -> None:
         assert shown in done.stdout
 
 
+def test_the_programs_of_the_readme_run_again_in_the_same_folder(tmp_path: Path) -> None:
+    for _ in range(2):
+        for program in blocks(ROOT / "README.md"):
+            done = subprocess.run(
+                [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, cwd=tmp_path
+            )
+            assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
