@@ -572,6 +572,9 @@ class EventWriter(Generic[T]):
     def _encode(self, batch: Batch) -> tuple[bytes, bytes]:
         """The batch under the next numbers, and the mark that tells that it is stored."""
         with self._lock:
+            # Numbered here and not by `write`: after a merge of segments, what two of them have not stored goes to one,
+            # and the lower numbers would look like repetitions unless sorted. From one counter, numbers grow in every
+            # segment. Gaps are harmless: the mark is compared for equality only. A round waits for its slowest segment.
             first_number, self._last_number = self._last_number + 1, self._last_number + len(batch.events)
             last_number = self._last_number
         now = self._clock.time()
