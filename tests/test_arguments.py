@@ -73,11 +73,9 @@ NOT_TYPED: Mapping[str, frozenset[str]] = {
     "our own code calls it": frozenset({
         "BatchClient.ranges_between", "Deadline.remaining", "EventBatch.offset_after", "EventBatch.only",
         "EventBatch.parts_after", "Patience.call", "PollingNotifier.detect", "Staging.encode", "Staging.write_encoded",
-        "StreamManager.are_forgotten", "StreamManager.delete_staged", "StreamManager.finish_pending",
-        "StreamManager.forget_later", "StreamManager.forget_transactions", "StreamManager.forgettable",
-        "StreamManager.resolve", "StreamManager.segment_lengths", "StreamManager.tail_cut", "Subscription.put",
-        "Subscription.receive", "TransitionFeed.put", "TurnValue.decode", "check_callable", "check_returned", "checked",
-        "wait_on",
+        "StreamManager.delete_staged", "StreamManager.finish_pending", "StreamManager.resolve",
+        "StreamManager.segment_lengths", "StreamManager.tail_cut", "Subscription.put", "Subscription.receive",
+        "TransitionFeed.put", "TurnValue.decode", "check_callable", "check_returned", "checked", "wait_on",
     }),
     "it asks whether there is such a thing, and there is none": frozenset({"PollingNotifier.unregister_listener"}),
     "what is stored is read, and raises what its format raises": frozenset({

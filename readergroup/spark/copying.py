@@ -27,16 +27,7 @@ from synchronizer.threads.background import BackgroundThread
 
 from ..client import Client
 from ..streams.config import StreamInfo
-from ..streams.copying import (
-    CopyPart,
-    OnProgress,
-    begin_copy,
-    copied_bytes,
-    copy_part,
-    copy_parts,
-    publish_copy,
-    told_what_is_gone,
-)
+from ..streams.copy_parts import CopyPart, OnProgress, copied_bytes, copy_part
 from ..streams.data.places import Place
 from .connection import check_address, client_of, patience_of
 from .planning import packed
@@ -68,13 +59,14 @@ def copy(
     check_address(address, one_host=is_on_one_host(spark))
     clock = SystemClock()
     with closing(open_store(url, clock=clock, must_exist=True)) as store, Client(store, clock=clock) as client:
-        state = begin_copy(client.streams, source, target, by="events", start=start, end=end)
+        copies = client.streams.copies
+        state = copies.begin(source, target, by="events", start=start, end=end)
         if state.is_being_copied:
-            with told_what_is_gone(client.streams, state):
-                parts = copy_parts(client.streams, state)
+            with copies.told_what_is_gone(state):
+                parts = copies.parts(state)
                 with _progress(client, parts, on_progress):
                     _copy_in_tasks(spark, address, parts)
-        return publish_copy(client.streams, state)
+        return copies.publish(state)
 
 
 def _copy_in_tasks(spark: SparkSession, url: SecretStr, parts: Sequence[CopyPart]) -> None:

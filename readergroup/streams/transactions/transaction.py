@@ -100,7 +100,7 @@ class Transactions:
         check_type(parts, Iterable, "parts")
         was_first = _Commit(self._streams, stream, key, number, tuple(parts), is_only_one=is_only_one).run(timeout)
         if is_only_one:
-            self._streams.forget_transactions(stream)
+            self._streams.finished_keys.forget_now(stream)
         return was_first
 
     def abort(self, stream: str, key: str, *, timeout: float | None = None) -> None:
@@ -199,7 +199,7 @@ class Transaction(Generic[T]):
         state = _abort(self._streams, self.stream, self._key, self._timeout)
         was_committed = state.known_transactions.committer(self._key).number > 0
         if not was_committed:
-            self._streams.forget_later(state, self._key)
+            self._streams.finished_keys.add(state, self._key)
         return was_committed
 
     def _give_up(self) -> None:
@@ -316,7 +316,7 @@ class _Commit:
                 return [], _Answer(None)
             is_time_to_look = entry.expired_before > state.known_transactions.expired_before
             commit = entry if is_time_to_look else entry.model_copy(update={"unused_since": 0.0})
-            forgotten = self._streams.forgettable(state)
+            forgotten = self._streams.finished_keys.updates(state)
             return [*forgotten, commit], _Answer(True, forgotten)
 
         synchronizer = self._streams.synchronizer(self._stream, timeout=deadline.remaining())
@@ -324,7 +324,7 @@ class _Commit:
             answer = synchronizer.update_state_returning(propose, timeout=deadline.remaining())
         except StateTooLargeError as error:
             raise self._too_large(error, synchronizer.state) from error
-        self._streams.are_forgotten(self._stream, answer.forgotten)
+        self._streams.finished_keys.are_forgotten(self._stream, answer.forgotten)
         return answer.was_first
 
     def _too_large(self, error: StateTooLargeError, state: StreamState) -> StateTooLargeError:
@@ -370,7 +370,7 @@ class _Commit:
         forget = self._key if self._is_only_one else None
         state = self._streams.finish_pending(self._stream, timeout=deadline.remaining(), forget=forget)
         if self._is_only_one:
-            self._streams.forget_later(state, self._key)  # where another process has merged it
+            self._streams.finished_keys.add(state, self._key)  # where another process has merged it
         transactions = state.known_transactions
         if not was_first and (transactions.open is None or transactions.open.key != self._key):
             dropped = {part.name for part in self._parts}

@@ -379,7 +379,7 @@ class EventWriter(Generic[T]):
         self._end()
         if self._failure is None:
             self._remove_marks()
-            self._manager.forget_transactions(self.stream)
+            self._manager.finished_keys.forget_now(self.stream)
 
     def _end(self) -> None:
         """Let the thread end, after an append that is on its way."""

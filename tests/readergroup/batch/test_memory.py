@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import readergroup as rg
 from readergroup.cli import app
-from readergroup.streams.copying import CopyPart, _next_blocks
+from readergroup.streams.copy_parts import CopyPart, _next_blocks
 from readergroup.streams.data.block import parse_blocks
 from readergroup.streams.data.segment_reader import READ_BYTES, SegmentReader
 from synchronizer import Deadline, Patience

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 import readergroup as rg
 from readergroup.cli.formats import Format, records, sink
-from readergroup.streams.copying import begin_copy
 from tests.readergroup.cli.test_commands import PATIENCE_SECONDS, Cli, plain
 
 SOURCE, TARGET = "shop/orders", "shop/archive"
@@ -342,11 +341,11 @@ def test_a_stream_is_copied(cli: Cli, client: rg.Client) -> None:
 
 def test_a_copy_that_was_cut_off_goes_on_or_is_given_up(cli: Cli, client: rg.Client) -> None:
     scaled(client)
-    begin_copy(client.streams, SOURCE, TARGET)
+    client.streams.copies.begin(SOURCE, TARGET)
     assert "being copied" in cli.fails(1, "stream", "info", TARGET)
     assert TARGET not in cli.ok("stream", "list")
     cli.ok("stream", "delete", TARGET, "--yes")
-    begin_copy(client.streams, SOURCE, TARGET)
+    client.streams.copies.begin(SOURCE, TARGET)
     cli.ok("stream", "copy", SOURCE, TARGET)
     assert read(client, TARGET) == read(client, SOURCE)
 

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 import readergroup as rg
 from readergroup.spark import copy
-from readergroup.streams.copying import begin_copy, copy_part, copy_parts
+from readergroup.streams.copy_parts import copy_part
 from synchronizer import Deadline, Patience
 from tests.readergroup.spark.streams import STREAM, write
 
@@ -30,8 +30,8 @@ def test_a_copy_in_tasks_is_the_stream_and_goes_on_where_one_was_cut_off(
     client.streams.scale(STREAM, split=[0])
     write(client, range(500, 1000))
     expected = events(client, STREAM)
-    begun = begin_copy(client.streams, STREAM, TARGET, by="events")
-    part = copy_parts(client.streams, begun)[1]
+    begun = client.streams.copies.begin(STREAM, TARGET, by="events")
+    part = client.streams.copies.parts(begun)[1]
     steps = copy_part(client.store, part, lambda: Patience(client.clock, Deadline(client.clock, 30)))
     assert [next(steps), next(steps)][1] > 0
     write(client, range(1000, 1100))  # not in the copy, whose bounds are fixed
@@ -39,7 +39,7 @@ def test_a_copy_in_tasks_is_the_stream_and_goes_on_where_one_was_cut_off(
     done = copy(spark, url, STREAM, TARGET, on_progress=lambda copied, total: told.append((copied, total)))
     assert done.sealed
     assert events(client, TARGET) == expected
-    size = sum(each.size for each in copy_parts(client.streams, begun))
+    size = sum(each.size for each in client.streams.copies.parts(begun))
     assert told[-1] == (size, size)
     assert [copied for copied, _ in told] == sorted(copied for copied, _ in told)
     with pytest.raises(rg.StreamExistsError):  # the source has grown
@@ -49,7 +49,7 @@ def test_a_copy_in_tasks_is_the_stream_and_goes_on_where_one_was_cut_off(
 def test_data_that_is_gone_ends_the_copy_and_is_told(spark: SparkSession, client: rg.Client, url: str) -> None:
     client.streams.create(STREAM)
     write(client, range(100))
-    begin_copy(client.streams, STREAM, TARGET, by="events")
+    client.streams.copies.begin(STREAM, TARGET, by="events")
     client.streams.truncate(STREAM, client.streams.info(STREAM).tail)
     with pytest.raises(rg.TruncatedError, match="delete it, and copy what is left"):
         copy(spark, url, STREAM, TARGET)

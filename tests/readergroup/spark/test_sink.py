@@ -141,7 +141,7 @@ def test_an_abort_takes_nothing_that_is_committed(client: rg.Client, options: Wr
 def test_a_commit_that_fails_is_aborted_and_made_again(
     client: rg.Client, options: WriteOptions, store: FailingStore
 ) -> None:
-    client.streams.timeout = 0.2
+    client.streams.metadata.timeout = 0.2
     for batch, when in enumerate(("before", "after")):  # it is decided, or it is and the answer is lost
         numbers = range(100 * batch, 100 * batch + 100)
         messages = in_tasks(stream_sink(options), numbers)

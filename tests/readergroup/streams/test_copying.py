@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 import readergroup as rg
-from readergroup.streams.copying import begin_copy
 from readergroup.streams.data.segment_reader import SegmentReader
 from synchronizer import (
     DeadlineExceededError,
@@ -260,7 +259,7 @@ def test_progress_is_told_in_bytes_of_the_source(client: rg.Client, by: str) -> 
 
 
 def half_made(client: rg.Client, by: str) -> None:
-    begin_copy(client.streams, SOURCE, TARGET, by=by)  # type: ignore[arg-type]
+    client.streams.copies.begin(SOURCE, TARGET, by=by)  # type: ignore[arg-type]
 
 
 @EITHER
@@ -331,7 +330,7 @@ def test_a_copy_that_is_deleted_while_it_is_made_leaves_nothing(client: rg.Clien
         ) -> None:
             if not deleted and len(failing.operations) > number:
                 deleted.append(operation)
-                if client.streams._synchronizer(TARGET, create=True).fetch_updates().is_being_copied:
+                if client.streams.metadata.open(TARGET, create=True).fetch_updates().is_being_copied:
                     client.streams.delete(TARGET)
 
         failing.before = delete

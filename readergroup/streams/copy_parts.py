@@ -1,0 +1,179 @@
+"""Copying the data of a stream: each segment is a part, which any process may copy, or go on with.
+
+By events the data goes through here, each part in its order. An attribute of the target's segment says up to which
+offset of the source it has the events. Every append moves that on, or does nothing: nothing is written twice, even if
+several processes copy the same part. By segments the store copies all parts inside itself, in one step.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from typing import Final
+
+from synchronizer import (
+    Deadline,
+    DeadlineExceededError,
+    Flag,
+    NotFoundError,
+    Patience,
+    SealedError,
+    SegmentCopy,
+    SegmentStore,
+)
+from synchronizer.compare_and_set import Cell
+
+from ..errors import CorruptDataError
+from .config import Record
+from .data.block import Block, Buffer, encode_block
+from .data.segment_reader import SegmentReader, block_start
+
+#: Called with the bytes that are copied, and with those of the whole copy, as they lie in the source.
+OnProgress = Callable[[int, int], object]
+
+#: Of a segment of the target: the events before this offset of the source are in it.
+_COPIED: Final = "copied"
+
+
+class CopyPart(Record):
+    """One segment of a copy by events. It pickles, and has no address: any process may copy it."""
+
+    #: Names in the store.
+    source: str
+    target: str
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+def copy_part(store: SegmentStore, part: CopyPart, patience: Callable[[], Patience]) -> Iterator[int]:
+    """Copy a part and seal it; yields how many of its bytes are copied, each time that more are.
+
+    It goes on where an earlier call has got to, or one that is at it now. ``patience`` is how long a store that is away
+    is waited for.
+    """
+    patience().call(lambda: store.create(part.target))
+    if patience().call(lambda: store.info(part.target)).sealed:
+        yield part.size
+        return
+    cell = Cell(store, part.target, _COPIED)
+    patience().call(cell.load)
+    reader = SegmentReader(store, part.source, part.start)
+    while True:
+        copied = part.start if cell.stored is None else int.from_bytes(cell.stored)
+        yield copied - part.start
+        if copied >= part.end:
+            break
+        if reader.offset != copied:  # somebody else is further
+            reader.seek(copied)
+        data, upto = _next_blocks(reader, part, patience())
+        try:
+            patience().call(partial(cell.change, upto.to_bytes(8), data))
+        except SealedError:  # by whoever has copied the rest
+            yield part.size
+            break
+    patience().call(lambda: store.seal(part.target))
+
+
+def copied_bytes(store: SegmentStore, part: CopyPart) -> int:
+    """How many bytes of a part are copied, by whoever is at it."""
+    try:
+        mark = Cell(store, part.target, _COPIED).load()
+    except NotFoundError:
+        return 0  # nobody has begun
+    return 0 if mark is None else int.from_bytes(mark) - part.start
+
+
+def _next_blocks(reader: SegmentReader, part: CopyPart, patience: Patience) -> tuple[bytes, int]:
+    """The next events, as the store brings them in one read, and the offset after them; encoded as they are."""
+    blocks: list[Block] = []
+    while reader.offset < part.end and (reader.buffered or not blocks):
+        block = patience.call(reader.next_block)
+        if block is None:
+            raise CorruptDataError("the source ends before the copy does", segment=part.source, end=part.end)
+        blocks.append(block)
+    return b"".join(_encoded(block, part.end) for block in blocks), min(blocks[-1].end, part.end)
+
+
+def _encoded(block: Block, end: int) -> Buffer:
+    """The block as it is stored; only one that a cut divides is made anew, of the events on this side of it."""
+    if not block.skipped and block.end <= end:
+        return block.encoded
+    count = bisect_left(block.offsets, end)
+    keys, headers = block.keys[:count], block.headers[:count]
+    return encode_block(
+        block.data[:count],
+        written_at=block.written_at,
+        writer_id=block.writer_id,
+        first_number=block.first_number,
+        keys=keys if any(key is not None for key in keys) else None,
+        headers=[header or None for header in headers] if any(headers) else None,
+    )
+
+
+class Progress:
+    """How much is copied, told by one thread at a time."""
+
+    def __init__(self, total: int, tell: OnProgress | None) -> None:
+        self.total = total
+        self._copied = 0
+        self._tell = tell
+        self._lock = threading.Lock()
+
+    def advance(self, step: int) -> None:
+        with self._lock:
+            self._copied += step
+            if self._tell is not None:
+                self._tell(self._copied, self.total)
+
+
+def copy_by_events(
+    store: SegmentStore,
+    parts: Sequence[CopyPart],
+    patience: Callable[[], Patience],
+    *,
+    threads: int,
+    progress: Progress,
+    deadline: Deadline,
+) -> None:
+    """Copy all parts through this process, so many of them at a time."""
+    stop = Flag()
+
+    def copy(part: CopyPart) -> None:
+        before = 0
+        for copied in copy_part(store, part, patience):
+            progress.advance(copied - before)
+            before = copied
+            if stop.is_set():
+                return
+            if deadline.passed and copied < part.size:
+                raise DeadlineExceededError("the copy is not whole yet; copy again, and it goes on", part=part.target)
+
+    with ThreadPoolExecutor(min(threads, len(parts)), thread_name_prefix="copying") as pool:
+        try:
+            for done in as_completed([pool.submit(copy, part) for part in parts]):
+                done.result()
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def copy_by_segments(store: SegmentStore, parts: Sequence[CopyPart], patience: Patience) -> None:
+    """Let the store copy all parts inside itself, all or nothing."""
+
+    def copy() -> bool:
+        return store.copy_segments(
+            [
+                SegmentCopy(part.source, part.target, block_start(store, part.source, part.start), part.end)
+                for part in parts
+            ]
+        )
+
+    patience.call(copy)
