@@ -7,6 +7,7 @@ decided under one lock, the registration of listeners included. Listeners are ca
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -22,7 +23,6 @@ from synchronizer import (
     Deadline,
     DeadlineExceededError,
     InvalidArgumentError,
-    ManualClock,
     NotFoundError,
     Revision,
     State,
@@ -33,6 +33,7 @@ from synchronizer import (
     check_returned,
 )
 from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.clock import is_manual
 
 from .background import BackgroundPolling
 from .durable import DEFAULT_TURN_TIMEOUT_SECONDS, DurableListening, attribute_of, forget
@@ -58,9 +59,9 @@ class PollingNotifier(ABC, Generic[S, N]):
     ``source`` is what the notifications are about, by default the synchronizer's name. ``queue_size`` is how many of
     them a slow listener may be behind; the newest then stands for those that it misses, with ``gap=True``.
     ``scheduler`` takes the place of the one that all notifiers of the process share, and is neither started nor
-    stopped. With a `ManualClock` nothing runs in the background: `poll` does everything in the thread that calls it.
-    ``turn_timeout_seconds`` is how long a durable listener is silent when the process in which it heard has died; give
-    the same in all processes.
+    stopped. On a clock that ``is_manual`` nothing runs in the background: `poll` does everything in the thread of its
+    caller. ``turn_timeout_seconds`` is how long a durable listener is silent when the process in which it heard has
+    died; give the same in all processes.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         self._clock = synchronizer.clock
         self._queue_size = queue_size
         self._turn_timeout_seconds = turn_timeout_seconds
-        self._in_background = not isinstance(self._clock, ManualClock)
+        self._in_background = not is_manual(self._clock)
         self._system = NotificationSystem(queue_size=queue_size, threads=self._in_background)
         self._polling = BackgroundPolling(
             self.poll,
@@ -237,6 +238,11 @@ class PollingNotifier(ABC, Generic[S, N]):
             check_returned(self.before_poll(), "before_poll", source=self.source)  # type: ignore[func-returns-value]
         finally:
             self._fetch_and_tell()
+
+    def step(self) -> float:
+        """`poll` once. A poll is due whenever the log grows, and at no known time, so it returns inf."""
+        self.poll()
+        return math.inf
 
     def close(self) -> None:
         """Unregister all and end the threads, waiting a few seconds at most for what they are in. Twice is no error."""

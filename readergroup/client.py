@@ -6,9 +6,10 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import UnionType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from pydantic import BaseModel
 
@@ -24,7 +25,6 @@ from synchronizer import (
     InvalidArgumentError,
     LeaderElection,
     Lock,
-    ManualClock,
     Membership,
     QueuedEvent,
     SegmentStore,
@@ -40,7 +40,9 @@ from synchronizer import (
     open_store,
 )
 from synchronizer.arguments import check_count, check_duration, check_type
-from synchronizer.clock import clock_or_system
+from synchronizer.clock import clock_or_system, is_manual
+from synchronizer.liveness.timing import observe_interval
+from synchronizer.threads.stepping import Stepped, step_each
 
 from .batch.client import BatchClient
 from .group.reader_group import ReaderGroupManager
@@ -109,14 +111,16 @@ class Client:
         self.timeout = timeout
         self.state_limit_bytes = state_limit_bytes
         self.clock: Clock = clock_or_system(clock)
-        # As for groups: with a clock that is moved by hand nothing runs in the background.
-        self._in_background = not isinstance(self.clock, ManualClock)
+        # As for groups: on a clock that is moved by hand nothing runs in the background.
+        self._in_background = not is_manual(self.clock)
         self.streams = StreamManager(store, clock=self.clock, timeout=timeout, state_limit_bytes=state_limit_bytes)
         self.groups = ReaderGroupManager(self)
         self.batch = BatchClient(self.streams)
         self._address: str | None = None  # of a store that this client opened, and closes
         # Held weakly: a writer that is closed is to be forgotten. One that is open is held by its thread.
         self._opened: WeakValueDictionary[int, Closable] = WeakValueDictionary()
+        # How often each of those that were opened renews its turn.
+        self._renewal_seconds: WeakKeyDictionary[EventProcessor, float] = WeakKeyDictionary()
         # Those that are held or waited for.
         self._locks: WeakValueDictionary[tuple[type[Lock], str], Lock] = WeakValueDictionary()
         self._guard = threading.Lock()
@@ -173,17 +177,18 @@ class Client:
 
         Of all processes that have one of a name, one at a time handles the events.
         """
-        return self._keep(
-            EventProcessor(
-                self.store,
-                name,
-                handler,
-                **options,
-                clock=self.clock,
-                timeout=self.timeout,
-                threads=self._in_background,
-            )
+        timeout_seconds = options.setdefault("consumer_timeout_seconds", 10.0)
+        processor = EventProcessor(
+            self.store,
+            name,
+            handler,
+            **options,
+            clock=self.clock,
+            timeout=self.timeout,
+            threads=self._in_background,
         )
+        self._renewal_seconds[processor] = observe_interval(timeout_seconds)
+        return self._keep(processor)
 
     def membership(self, name: str, member_id: str, *, member_timeout_seconds: float = 10.0) -> Membership:
         """A member of this name, from its ``join``, or the beginning of its block, on. It ends with the client."""
@@ -268,6 +273,26 @@ class Client:
         """``opened``, to be closed with the client."""
         self._opened[id(opened)] = opened
         return opened
+
+    def step(self) -> float:
+        """On a clock that ``is_manual``: one round of what the threads of all that was opened here would do.
+
+        That is to renew leases, to assign segments, to handle what is in queues, and to call listeners, all in the
+        thread that calls this. Returns when, on the clock, the next round is due. What the store did not answer is
+        logged, and repeated with the next round. The fixtures of `readergroup.testing` call it as the clock moves. On
+        any other clock the threads do all of this themselves.
+        """
+        opened = list(self._opened.values())
+        return step_each([self.groups.step, *(self._step_of(each) for each in opened if isinstance(each, Stepped))])
+
+    def _step_of(self, opened: Stepped) -> Callable[[], float]:
+        return partial(self._handle_queued, opened) if isinstance(opened, EventProcessor) else opened.step
+
+    def _handle_queued(self, processor: EventProcessor) -> float:
+        """Its step is one batch, of which it returns the size."""
+        while processor.step():
+            pass
+        return self.clock.monotonic() + self._renewal_seconds[processor]
 
     def close(self) -> None:
         """Close everything that was opened with this client. Twice is no error. In a forked child it does nothing."""

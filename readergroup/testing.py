@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -11,22 +9,8 @@ from typing import Any, TypeVar
 import pytest
 from pydantic import BaseModel
 
-from notifications import PollingNotifier
-from synchronizer import (
-    ClosedError,
-    EventProcessor,
-    InvalidArgumentError,
-    LeaderElection,
-    Lock,
-    Membership,
-    ReaderGroupError,
-    SegmentStore,
-    SharedConfig,
-    SharedCounter,
-    SharedMap,
-    SharedSet,
-    StateSynchronizer,
-)
+from synchronizer import InvalidArgumentError, SegmentStore
+from synchronizer.clock import is_manual
 from synchronizer.testing import FailingStore as FailingStore
 from synchronizer.testing import InstantClock as InstantClock
 from synchronizer.testing import ManualClock as ManualClock
@@ -39,7 +23,6 @@ from .client import Client
 from .errors import EndOfDataError
 from .group.model.config import new_reader_id
 from .group.reader_group import ReaderGroup
-from .record.recorder import NotificationRecording
 from .scaling.pool import ReaderPool
 from .scaling.worker import MAX_BATCH_EVENTS, Worker
 from .streams.config import SegmentId
@@ -48,8 +31,6 @@ from .streams.event import Event, EventBatch, Part
 from .streams.serializers import BytesSerializer, JsonSerializer, PydanticSerializer, Serializer, checked_dumps
 
 T = TypeVar("T")
-
-_logger = logging.getLogger(__name__)
 
 
 @pytest.fixture
@@ -71,64 +52,27 @@ def second_client(failing_store: FailingStore, manual_clock: InstantClock) -> It
 @contextmanager
 def _driven_client(store: SegmentStore, clock: InstantClock) -> Iterator[Client]:
     with Client(store, clock=clock) as client:
-        clock.run_when_due(lambda: _run_due(client))
+        clock.run_when_due(client.step)
         yield client
-
-
-def _run_due(client: Client) -> float:
-    """Do what the client's threads would do, and return when something is due again."""
-    groups = list(client.groups._groups.values())
-    of_groups = [each for group in groups for each in (*vars(group).values(), *group._recordings)]
-    due = math.inf
-    for opened in (*groups, *of_groups, *client._opened.values()):
-        try:
-            due = min(due, _step(opened))
-        except ClosedError:
-            pass
-        except ReaderGroupError as error:
-            if not error.retryable:
-                raise
-            _logger.warning("%r does its work when the clock moves again: %s", opened, error)
-    return due
-
-
-def _step(opened: object) -> float:
-    """One round of its work, and when the next is due."""
-    match opened:
-        case ReaderGroup():
-            return opened._driver.step()
-        case LeaderElection() | Lock() | Membership():
-            return opened.step()
-        case EventProcessor():
-            while opened.step():
-                pass
-            return opened.clock.monotonic() + opened._renewal_seconds
-        case PollingNotifier() | NotificationRecording():
-            opened.poll()
-        case StateSynchronizer():
-            opened.poll_listeners(timeout=0.0)
-        case SharedConfig() | SharedCounter() | SharedMap() | SharedSet():
-            opened.synchronizer.poll_listeners(timeout=0.0)
-    return math.inf
 
 
 def drain(pool: ReaderPool[Any]) -> int:
     """Handle everything that is there as a worker of ``pool`` does, in this thread; returns how many events that were.
 
     An attempt that fails is repeated, or the event set aside, as the pool's `RetryPolicy` says, and the delays between
-    attempts move the clock. Raises `HandlerError` as ``run`` does. The client is to have a `ManualClock`.
+    attempts move the clock. Raises `HandlerError` as ``run`` does. The client's clock is one that ``is_manual``.
     """
-    task = pool._task
+    task = pool.task
     group = task.group
     assert isinstance(group, ReaderGroup)
-    if not isinstance(task.client.clock, ManualClock):
+    if not is_manual(task.client.clock):
         raise InvalidArgumentError("a pool is drained with a clock that is moved by hand; else run it")
     worker = Worker(task, new_reader_id())
     size = MAX_BATCH_EVENTS if task.handle_batch else 1
     handled = looks_in_vain = 0
     with group.reader(worker.reader_id, serializer=task.serializer) as reader:
         while looks_in_vain < 2:  # after the first, segments may be completed and others come
-            group._driver.step()
+            group.driver.step()
             try:
                 batch = reader.read_batch(size, timeout=0)
             except EndOfDataError:

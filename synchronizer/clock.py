@@ -5,17 +5,25 @@ from __future__ import annotations
 import math
 import threading
 import time
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from .arguments import check_duration, check_type
 from .errors import InvalidArgumentError
 
-__all__ = ["Clock", "Deadline", "ManualClock", "SystemClock", "growing_pause", "wait_on"]
+__all__ = ["Clock", "Deadline", "ManualClock", "SystemClock", "growing_pause", "is_manual", "wait_on"]
+
+#: The real time after which a thread that waits on a manual clock looks again whether somebody has moved it.
+_MOMENT_SECONDS: Final = 0.002
 
 
 @runtime_checkable
 class Clock(Protocol):
-    """The two times a process can ask for, in seconds, and a way to wait that follows them."""
+    """The two times a process can ask for, in seconds, and a way to wait that follows them.
+
+    A clock that stands still until it is moved has a further attribute, ``is_manual``, which is true. On such a clock
+    nothing runs in the background, because no thread could wait for it: `step` of what was opened does the work
+    instead. A clock without the attribute runs by itself.
+    """
 
     def monotonic(self) -> float:
         """Seconds since some fixed point. Never goes back, and runs while the machine is suspended."""
@@ -47,6 +55,12 @@ class SystemClock:
         return event.wait(min(max(0.0, timeout), threading.TIMEOUT_MAX))
 
 
+def is_manual(clock: Clock) -> bool:
+    """Whether the clock stands still until it is moved."""
+    # No member of the protocol: a clock that somebody wrote before there was this attribute remains a `Clock`.
+    return bool(getattr(clock, "is_manual", False))
+
+
 def check_clock(clock: Clock | None) -> None:
     """Refuse what is neither a clock nor None."""
     if isinstance(clock, type):  # it has all methods of a clock
@@ -62,6 +76,8 @@ def clock_or_system(clock: Clock | None) -> Clock:
 
 class ManualClock:
     """A clock that moves only when ``advance`` is called. For tests; threads may share it."""
+
+    is_manual: Final = True
 
     def __init__(self, start: float = 1000.0) -> None:
         self._now = start
@@ -85,12 +101,12 @@ class ManualClock:
         with self._moved:
             # The event is set without notifying this condition, so it is looked at again every few milliseconds.
             while not event.is_set() and self._now < deadline:
-                self._moved.wait(0.002)
+                self._moved.wait(_MOMENT_SECONDS)
         return event.is_set()
 
     def wait_on(self, event: threading.Event, timeout: float) -> None:
         """Wait for ``event`` for a moment of real time: who waits looks again, at the clock as well."""
-        event.wait(0.002 if timeout > 0 else 0)
+        event.wait(_MOMENT_SECONDS if timeout > 0 else 0)
 
 
 def wait_on(clock: Clock, event: threading.Event, timeout: float) -> None:
@@ -102,7 +118,7 @@ def wait_on(clock: Clock, event: threading.Event, timeout: float) -> None:
     if isinstance(clock, ManualClock):
         clock.wait_on(event, timeout)
     else:
-        event.wait(timeout)
+        event.wait(min(timeout, _MOMENT_SECONDS) if is_manual(clock) else timeout)
 
 
 class Deadline:

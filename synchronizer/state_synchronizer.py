@@ -6,6 +6,7 @@ decided by the store. `LogFollower` applies the log, `LogWriter` puts calls into
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from .arguments import check_class, check_count, check_duration, check_type
 from .callables import check_callable, check_returned
-from .clock import Clock, Deadline, ManualClock, clock_or_system
+from .clock import Clock, Deadline, clock_or_system, is_manual
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
 from .log.compaction import COMPACTION_BYTES, Compactor
 from .log.entries import Revision, RevisionedStream
@@ -164,12 +165,12 @@ class StateSynchronizer(Generic[S]):
         compaction has removed. A thread of its own follows the log for it, so it may call the synchronizer; if it
         raises, that is logged, and it hears the next one. The thread ends soon after ``close``.
 
-        With a `ManualClock` nothing runs in the background: `poll_listeners` calls it, in the thread that calls that.
+        On a clock that ``is_manual`` nothing runs in the background: `step`, or `poll_listeners`, calls the listener.
         """
         check_callable(listener, "a listener")
         check_type(after, Revision, "after", or_none=True)
         self._follower.check_usable()
-        by_hand = isinstance(self.clock, ManualClock)
+        by_hand = is_manual(self.clock)
         listening = UpdateListening(self._follower, listener, after=after, timeout=self.timeout, thread=not by_hand)
         if not by_hand:
             return listening.stop
@@ -182,10 +183,15 @@ class StateSynchronizer(Generic[S]):
         return stop
 
     def poll_listeners(self, *, timeout: float | None = None) -> None:
-        """With a `ManualClock`: fetch, and call the listeners of `on_update` with what is new to them."""
+        """On a clock that ``is_manual``: fetch, and call the listeners of `on_update` with what is new to them."""
         self._follower.fetch(self._deadline(timeout))
         for listening in self._listening:
             listening.tell()
+
+    def step(self) -> float:
+        """`poll_listeners` once, without waiting for the store. Nothing is due at a known time, so it returns inf."""
+        self.poll_listeners(timeout=0.0)
+        return math.inf
 
     def fetch_updates(self, *, timeout: float | None = None) -> S:
         """Bring the local state up to what the log held when the call began, at least, and return it."""

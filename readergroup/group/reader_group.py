@@ -12,19 +12,21 @@ from weakref import WeakSet
 
 from pydantic import BaseModel, ConfigDict
 
+from notifications import PollingNotifier
 from synchronizer import (
     ANY,
     AttributeChange,
     Clock,
     ClosedError,
-    ManualClock,
     NotFoundError,
     SegmentStore,
     StateSynchronizer,
 )
 from synchronizer.arguments import check_type
+from synchronizer.clock import is_manual
 from synchronizer.compare_and_set import remove_attributes
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
+from synchronizer.threads.stepping import step_each
 
 from ..errors import ReaderGroupExistsError
 from ..record.deletion import delete_record
@@ -95,8 +97,8 @@ class ReaderGroup:
         self.synchronizer = synchronizer
         self._client = client
         self._manager = ReaderGroupStateManager(synchronizer, client.streams)
-        # As for notifiers: with a clock that is moved by hand nothing runs in the background.
-        self._driver = GroupDriver(self._manager, threads=not isinstance(synchronizer.clock, ManualClock))
+        #: What the group's readers share. On a clock that is moved by hand it has no threads, and `step` drives it.
+        self.driver = GroupDriver(self._manager, threads=not is_manual(synchronizer.clock))
         self._readers: WeakSet[Reader[Any]] = WeakSet()  # one that is forgotten is to be let go
         self._running: WeakSet[ReaderPool[Any] | Autoscaling] = WeakSet()
         self._recordings: WeakSet[NotificationRecording] = WeakSet()
@@ -154,7 +156,7 @@ class ReaderGroup:
         """
         reader = Reader(
             self._manager,
-            self._driver,
+            self.driver,
             new_reader_id() if reader_id is None else reader_id,
             serializer_or_bytes(serializer),
             auto_commit=auto_commit,
@@ -397,6 +399,24 @@ class ReaderGroup:
         """
         reset(self._manager, to, timeout=timeout)
 
+    # ------------------------------------------------------------------ without threads
+
+    def step(self) -> float:
+        """On a clock that ``is_manual``: one round of what the threads of readers, listeners and recordings do.
+
+        Returns when, on the clock, the next is due. `Client.step` calls it.
+        """
+        with self._lock:
+            recordings = list(self._recordings)
+        return step_each(
+            [
+                self.driver.step,
+                self.synchronizer.step,
+                *(notifier.step for notifier in self._notifiers),
+                *(recording.poll for recording in recordings),
+            ]
+        )
+
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
@@ -407,18 +427,21 @@ class ReaderGroup:
             self._closed = True
             running = list(self._running)
             recordings = list(self._recordings)
-        notifiers = self.segment_notifier, self.end_of_data_notifier, self.reader_notifier, self.checkpoint_notifier
         with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
-            for notifier in notifiers:
+            for notifier in self._notifiers:
                 closing.callback(notifier.close)
             closing.callback(self.synchronizer.close)  # which ends polls that wait for a store that is away
-            for notifier in notifiers:
+            for notifier in self._notifiers:
                 closing.callback(notifier.unregister_all_listeners)
             for recording in recordings:  # after the readers, whose leaving is to be recorded
                 closing.callback(recording.close)
             closing.callback(self._close_readers)
             for each in running:
                 closing.callback(each.close)
+
+    @property
+    def _notifiers(self) -> Sequence[PollingNotifier[ReaderGroupState, Any]]:
+        return self.segment_notifier, self.end_of_data_notifier, self.reader_notifier, self.checkpoint_notifier
 
     def _close_readers(self) -> None:
         with self._lock:
@@ -546,6 +569,12 @@ class ReaderGroupManager:
         except NotFoundError as error:
             raise _not_found(name) from error
         return self._keep(name, ReaderGroup(self._client, name, synchronizer))
+
+    def step(self) -> float:
+        """`ReaderGroup.step` of each group that was opened here, and when, on the clock, the next round is due."""
+        with self._lock:
+            groups = self._groups.values()
+        return step_each(group.step for group in groups)
 
     def _keep(self, name: str, opened: ReaderGroup) -> ReaderGroup:
         with self._lock:

@@ -27,7 +27,6 @@ from notifications import PRESENT_VALUE, SEVERAL_CHANGES, BackgroundPolling, Cha
 from synchronizer import (
     AlreadyExistsError,
     ClosedError,
-    ManualClock,
     NotFoundError,
     ReaderGroupError,
     Revision,
@@ -36,6 +35,7 @@ from synchronizer import (
     TruncatedError,
 )
 from synchronizer.arguments import check_count, check_duration
+from synchronizer.clock import is_manual
 from synchronizer.compare_and_set import Cell, Outcome
 
 from ..group.driver import follow_streams
@@ -101,7 +101,7 @@ class Recorded(NamedTuple):
 class NotificationRecording:
     """Records until `close`, of this handle or of the client. A context manager.
 
-    With a `ManualClock` nothing runs in the background: `poll` does everything in the thread that calls it.
+    On a clock that ``is_manual`` nothing runs in the background: `poll` does everything in its caller's thread.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class NotificationRecording:
         self._settled: Revision | None = None  # of the state that there is nothing left to record of
         self._sample_at = self._trim_at = float("-inf")
         self._closed = False
-        if not isinstance(self._clock, ManualClock):
+        if not is_manual(self._clock):
             self._polling.start()
 
     def poll(self) -> None:

@@ -112,8 +112,8 @@ class ReaderPool(Generic[T]):
         self._scaler = Scaler(group, readers)
         self._retry = retry or RetryPolicy(attempts=1)
         self._check_dead_letters()
-        self._task = Task(client, group, handle, handle_batch, serializer, self._retry)
-        self._pickled_task = pickled(self._task) if workers == "process" else None
+        self.task = Task(client, group, handle, handle_batch, serializer, self._retry)
+        self._pickled_task = pickled(self.task) if workers == "process" else None
 
         self._process_id = os.getpid()
         self._lock = threading.Lock()
@@ -295,7 +295,7 @@ class ReaderPool(Generic[T]):
         if self._pickled_task is not None:
             deaths = [Deaths(*each) for each in self._died_over.items()]
             return ProcessWorker(self._pickled_task, reader_id, deaths)
-        return ThreadWorker(self._task, reader_id, self._wake.set)
+        return ThreadWorker(self.task, reader_id, self._wake.set)
 
     def _reap(self) -> None:
         """Take out the workers that have ended, and see why."""

@@ -20,7 +20,6 @@ from synchronizer import (
     EventProcessor,
     EventQueue,
     Flag,
-    ManualClock,
     QueuedEvent,
     ReaderGroupError,
     StateSynchronizer,
@@ -28,6 +27,7 @@ from synchronizer import (
     StoreUnavailableError,
     Update,
 )
+from synchronizer.clock import is_manual
 from synchronizer.threads.background import BackgroundThread, survive
 
 from .data_segments import DataSegments
@@ -138,7 +138,7 @@ class Deletions:
             is_running = self._thread is not None and self._thread.is_alive()
             if is_running or self._stopping.is_set() or self._announced % LOOK_EVERY != 1:
                 return
-            if isinstance(self._clock, ManualClock):
+            if is_manual(self._clock):
                 self._run()
             else:
                 thread = BackgroundThread(
@@ -166,7 +166,7 @@ class Deletions:
             ) as processor:
                 while processor.handled_upto < end and not self._stopping.is_set():
                     if not processor.step():
-                        if isinstance(self._clock, ManualClock):
+                        if is_manual(self._clock):
                             return
                         self._clock.wait(self._stopping, _LOOK_SECONDS)
         except ReaderGroupError as error:

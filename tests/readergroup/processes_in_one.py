@@ -31,7 +31,7 @@ class Process:
         return reader
 
     def step(self) -> None:
-        self.group._driver.step()
+        self.group.driver.step()
 
     def fetch(self) -> rg.ReaderGroupState:
         return self.group.synchronizer.fetch_updates()

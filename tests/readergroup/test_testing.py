@@ -17,7 +17,9 @@ import readergroup as rg
 from readergroup import testing
 from readergroup.scaling.worker import Worker
 from readergroup.testing import failing_store, manual_clock, reader_group_client, second_client, two_replicas  # noqa: F401
+from synchronizer.stores.memory import MemoryStore
 from tests.places import ROOT
+from tests.waiting import until
 
 STREAM = "shop/orders"
 
@@ -155,7 +157,7 @@ def test_each_attempt_of_a_pool_has_the_time_that_a_reader_has(
         worker.stop()
 
     retry = rg.RetryPolicy(attempts=10, first_delay_seconds=250, max_delay_seconds=250)
-    worker = Worker(group.pool(handle, retry=retry)._task, "r1")
+    worker = Worker(group.pool(handle, retry=retry).task, "r1")
     worker.run(lambda: None)
     assert len(set(attempts)) == 1 and len(attempts) == 10
     assert not [record for record in caplog.records if "max_processing_seconds" in record.message]
@@ -436,6 +438,90 @@ def test_the_listeners_of_two_replicas_hear_when_the_clock_moves(
     other.update_state_unconditionally(Add())
     manual_clock.advance(1)
     assert len(heard) == 1
+
+
+def test_the_parties_of_a_barrier_wait_as_long_as_it_takes_and_meet(
+    reader_group_client: rg.Client,
+    second_client: rg.Client,
+    manual_clock: testing.InstantClock,
+) -> None:
+    outcomes: list[int] = []
+    threads = []
+    for client in (reader_group_client, second_client):
+        waiting = client.barrier("start", 3)
+        threads.append(threading.Thread(target=lambda waiting=waiting: outcomes.append(waiting.wait(timeout=300))))
+        threads[-1].start()
+    barrier = reader_group_client.barrier("start", 3)
+    until(lambda: barrier.n_waiting == 2)
+    manual_clock.advance(60)  # both of them renew their leases
+    assert barrier.n_waiting == 2
+    assert barrier.wait(timeout=5) == 2
+
+    def ended() -> bool:
+        manual_clock.advance(0.1)
+        return not any(thread.is_alive() for thread in threads)
+
+    until(ended)
+    assert sorted(outcomes) == [0, 1]
+
+
+# ---------------------------------------------------------------------- clocks of one's own
+
+
+class OwnClock:
+    """Has what `Clock` demands. It runs, as it does not say that it stands still."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+    def wait(self, event: threading.Event, timeout: float) -> bool:
+        return event.wait(min(timeout, 0.01))
+
+
+class OwnStandingClock(OwnClock):
+    is_manual = True
+
+
+def test_on_a_clock_of_ones_own_that_stands_still_a_step_of_the_client_does_everything() -> None:
+    clock = OwnStandingClock()
+    before = set(threading.enumerate())
+    with rg.Client(MemoryStore(clock=clock), clock=clock) as client:
+        client.streams.create(STREAM)
+        group = client.groups.create("billing", streams=[STREAM])
+        told: list[int] = []
+        handled: list[bytes] = []
+        heard: list[int] = []
+        group.segment_notifier.register_listener(lambda n: told.append(n.number_of_segments))
+        jobs = client.event_processor("jobs", lambda event: handled.append(event.data), consumer_timeout_seconds=1.0)
+        jobs.add(b"a job")
+        visits = client.counter("visits")
+        visits.register_listener(lambda change: heard.append(change.after))
+        visits.add(1)
+        reader = group.reader("r1")
+        due = client.step()
+        assert clock.now < due <= clock.now + 0.2  # when the processor looks at its turn
+        assert (told, handled, heard) == ([1], [b"a job"], [1])
+        for _ in range(60):
+            clock.now += 1
+            client.step()
+        assert group.online_readers() == ["r1"]
+        assert {each for each in threading.enumerate() if each not in before} == set()
+        reader.close()
+
+
+def test_on_a_clock_of_ones_own_that_does_not_say_that_it_stands_still_threads_work() -> None:
+    clock = OwnClock()
+    handled: list[bytes] = []
+    with rg.Client(MemoryStore(clock=clock), clock=clock) as client:
+        with client.event_processor("jobs", lambda event: handled.append(event.data)) as jobs:
+            jobs.add(b"a job")
+            until(lambda: handled == [b"a job"])
 
 
 # ---------------------------------------------------------------------- pools and events

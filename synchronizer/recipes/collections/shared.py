@@ -71,6 +71,11 @@ class Shared(Generic[S]):
         """Bring the copy in this process up to date."""
         self.synchronizer.fetch_updates(timeout=timeout)
 
+    def step(self) -> float:
+        """On a clock that ``is_manual``: call the listeners with what is new to them. Returns inf, as the
+        synchronizer's `StateSynchronizer.step` does."""
+        return self.synchronizer.step()
+
     def close(self) -> None:
         """End the listeners and watchers, and refuse changes. The last copy can still be read. Twice is no error."""
         self.synchronizer.close()

@@ -65,7 +65,7 @@ def test_a_reader_that_is_left_open_and_forgotten_lets_the_threads_end(world: Wo
 def test_a_reader_that_was_just_let_in_leaves_at_once_whatever_the_store_did_before(world: World) -> None:
     with world.in_real_time() as (_, client):
         group = client.groups.get("billing")
-        group._driver.is_cut_off = True  # as after a renewal in a life of the group that is over
+        group.driver.is_cut_off = True  # as after a renewal in a life of the group that is over
         group.reader("r1").close()
         assert "r1" not in group.state.readers
 
@@ -391,7 +391,7 @@ def test_a_stream_that_is_scaled_is_followed_by_the_first_in_turn_and_by_the_oth
     for reader, process in processes.items():
         process.reader(reader)
     world.pass_time(2)
-    drivers = {reader: process.group._driver for reader, process in processes.items()}
+    drivers = {reader: process.group.driver for reader, process in processes.items()}
     first, second = in_turn(world.state.readers)
 
     def is_woken(reader: str) -> bool:

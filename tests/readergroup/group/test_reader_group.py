@@ -188,7 +188,7 @@ def test_a_deleted_stream_is_told_at_every_read_and_the_others_go_on(world: Worl
         reader.read(timeout=0)
         world.admin.streams.delete(OTHER)
         world.write(40)
-        group._driver.step()
+        group.driver.step()
         told = 0
         read = []
         for _ in range(60):

@@ -165,7 +165,7 @@ def test_f9_a_large_group_whose_store_was_away_loses_nobody(world: World) -> Non
     for _ in range(4 * 15):
         world.clock.advance(0.25)
         for process in group.processes.values():
-            process.group._driver.renew()
+            process.group.driver.renew()
     for process in reversed(group.processes.values()):
         process.store.unavailable = False
         process.step()

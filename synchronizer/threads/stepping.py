@@ -1,0 +1,42 @@
+"""What takes the place of background threads on a clock that stands still until it is moved."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable
+from typing import Protocol, runtime_checkable
+
+from ..errors import ClosedError, ReaderGroupError
+
+_logger = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class Stepped(Protocol):
+    """What works in the background: its threads call `step` in turn with waiting, or a test does in their place."""
+
+    def step(self) -> float:
+        """Do one round of what the background threads do, and return when, on the clock, the next is due."""
+        ...
+
+
+def step_each(steps: Iterable[Callable[[], float | None]]) -> float:
+    """Call each of ``steps``, and return when the first of them is due again; one that returns None does not know.
+
+    A step that fails with an error that is ``retryable`` is logged, and is repeated with the next round. What was
+    closed has nothing to do. Any other error is raised at once.
+    """
+    due = math.inf
+    for step in steps:
+        try:
+            known = step()
+        except ClosedError:
+            pass
+        except ReaderGroupError as error:
+            if not error.retryable:
+                raise
+            _logger.warning("%r is repeated when the clock has moved: %s", step, error)
+        else:
+            due = due if known is None else min(due, known)
+    return due
