@@ -17,7 +17,7 @@ from readergroup import SegmentId
 from readergroup.group.model.positions import Held
 from readergroup.group.model.state import ReaderState
 from synchronizer import AttributeChange, open_store
-from synchronizer.liveness.lease import PREFIX, WATCHERS, LeaseObserver, encode_lease, in_turn, lease_attribute
+from synchronizer.liveness.lease import PREFIX, WATCHERS, LeaseObserver, by_rank, encode_lease, lease_attribute
 
 from .figure import Figure, Result
 from .measuring import SPAWN, process, rate, receive
@@ -114,7 +114,7 @@ def _look(store: Store, readers: int, *, rank: int) -> float:
             value = encode_lease(number, {SegmentId(f"bench/events/{number}"): Held(number, number)})
             segments.append("group", b"", attributes={lease_attribute(lease): AttributeChange(None, value)})
             states[f"reader-{number}"] = ReaderState(incarnation=number, lease=lease)
-        observer, order = LeaseObserver(), in_turn(states)
+        observer, order = LeaseObserver(), by_rank(states)
 
         def looks() -> None:
             for _ in range(LOOKS):

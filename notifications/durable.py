@@ -1,9 +1,9 @@
 """`DurableListening`: a listener that goes on where its name stopped, after a restart and in whichever process.
 
-Of all processes that listen under a name, the one that has the `Turn` hears. The turn remembers what was heard: after
-each call that returned, and before the next one begins. Who takes it over reads the log of the state from there on, so
-nothing is missed whoever dies, and what was told and not remembered is told again. The listener has a thread of its
-own, so that the turn is renewed however long a call takes.
+Of all processes that listen under a name, the holder of an `ExclusiveRole` is called. The role's payload says what was
+heard. It is stored after each call that returned, before the next one begins. The next holder reads the state's log
+from there, so nothing is missed when a process dies, and a call that was not recorded is made again. The listener has a
+thread of its own, so that the role is renewed however long a call takes.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from synchronizer import (
     ANY,
     RENEWALS,
     ClosedError,
+    ExclusiveRole,
     Flag,
     InvalidArgumentError,
     ReaderGroupError,
@@ -27,7 +28,6 @@ from synchronizer import (
     StateSynchronizer,
     Transition,
     TransitionFeed,
-    Turn,
     UnknownUpdateError,
     growing_pause,
     observe_interval,
@@ -42,7 +42,7 @@ S = TypeVar("S", bound=State)
 
 PREFIX: Final = "listener/"
 NAME_PATTERN: Final = r"[A-Za-z0-9._-]{1,100}"
-#: How long a process that has died keeps the turn, by default.
+#: How long a process that has died keeps the role, by default.
 DEFAULT_TURN_TIMEOUT_SECONDS: Final = 10.0
 #: The pauses before a listener that raised is called again.
 FIRST_PAUSE_SECONDS: Final = 0.5
@@ -54,7 +54,7 @@ _logger = logging.getLogger(__name__)
 
 
 class HeardUpTo(NamedTuple):
-    """How far a name has heard, as its turn remembers it."""
+    """How far a name has heard, as its role remembers it."""
 
     offset: int
     update_index: int
@@ -71,7 +71,7 @@ class HeardUpTo(NamedTuple):
 
 
 def attribute_of(kind: type, name: str) -> str:
-    """Where the turn of a durable name is kept, on the segment of the state's log."""
+    """Where the role of a durable name is kept, on the segment of the state's log."""
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
         raise InvalidArgumentError("a durable listener is named by letters, digits and . _ -, at most 100", name=name)
     return f"{PREFIX}{kind.__name__}/{name}"
@@ -87,7 +87,7 @@ class _Call(Generic[N]):
     after: HeardUpTo  # what will have been heard
     done: bool = False
     error: BaseException | None = None
-    counts: bool = True  # the turn was not lost meanwhile
+    counts: bool = True  # the role was not lost meanwhile
 
 
 class _Caller(Subscription[N]):
@@ -130,7 +130,7 @@ class DurableListening(Generic[S, N]):
         self._timeout_seconds = timeout_seconds
         self._on_failure = on_failure
         self._clock = synchronizer.clock
-        self._turn = Turn(synchronizer.store, synchronizer.segment, attribute, self._clock)
+        self._role = ExclusiveRole(synchronizer.store, synchronizer.segment, attribute, self._clock)
         self._name = f"{attribute.removeprefix(PREFIX)} of {synchronizer.name}"
         self._caller = _Caller(listener, name=self._name, thread=thread, on_end=self._end_call)
         self._stopping = False
@@ -140,9 +140,9 @@ class DurableListening(Generic[S, N]):
         self._failures = 0  # of calls, in a row
         self._troubles = 0  # of rounds, in a row
         self._call_at = float("-inf")
-        #: A new name hears what has changed since it was registered, however soon it gets the turn.
+        #: A new name hears what has changed since it was registered, however soon it gets the role.
         self._since_begin: TransitionFeed[S] | None = synchronizer.transitions()
-        # While the turn is held:
+        # While the role is held:
         self._times_taken = 0
         self._feed: TransitionFeed[S] | None = None
         self._heard: HeardUpTo | None = None
@@ -151,7 +151,7 @@ class DurableListening(Generic[S, N]):
         self._pending: list[Transition[S]] = []  # all after what was heard, and what is being heard
         self._to_tell: Sequence[N] | None = None  # of the first of them
         self._wake = Flag()
-        self._thread = BackgroundThread(self._run, name=f"turn of {self._name}", clock=self._clock) if thread else None
+        self._thread = BackgroundThread(self._run, name=f"role of {self._name}", clock=self._clock) if thread else None
 
     def start(self) -> None:
         """Begin to listen, as far as the store lets it."""
@@ -173,7 +173,7 @@ class DurableListening(Generic[S, N]):
             self._step()
 
     def stop(self) -> None:
-        """Begin no further call; after the one under way, the turn is free for another process. Twice is no error."""
+        """Begin no further call; after the one under way, the role is free for another process. Twice is no error."""
         self._stopping = True
         self._wake.set()
         if self._thread is None:
@@ -206,7 +206,7 @@ class DurableListening(Generic[S, N]):
             self._clock.wait(self._wake, due - self._clock.monotonic())
             self._wake.clear()
             if self._stopping:
-                # Where the listener does not return, the turn runs out.
+                # Where the listener does not return, the role runs out.
                 stop_at = min(stop_at, self._clock.monotonic() + CLOSE_TIMEOUT_SECONDS)
         self._caller.close()
         if self._is_calling:
@@ -222,7 +222,7 @@ class DurableListening(Generic[S, N]):
         except Exception as error:
             self._troubles += 1
             if not isinstance(error, ReaderGroupError):
-                survive(error, f"turn of {self._name}")
+                survive(error, f"role of {self._name}")
             elif self._troubles.bit_count() == 1:  # the 1st, 2nd, 4th and so on
                 _logger.warning("%s hears nothing now: %s", self._name, error)
             return self._clock.monotonic() + self._interval_seconds
@@ -246,12 +246,12 @@ class DurableListening(Generic[S, N]):
             return
         needs_turn = not self._stopping or (self._is_calling and self._heard is not None)
         if needs_turn:
-            if not self._turn.take(self._timeout_seconds):
+            if not self._role.take(self._timeout_seconds):
                 self._lose()
                 return
-            if self._heard is not None and self._times_taken != self._turn.times_taken:
+            if self._heard is not None and self._times_taken != self._role.times_taken:
                 self._lose()  # another may have had it in between
-            self._times_taken = self._turn.times_taken
+            self._times_taken = self._role.times_taken
         while not self._is_calling:
             if self._call is not None:
                 self._take_up_call(self._call)
@@ -271,14 +271,14 @@ class DurableListening(Generic[S, N]):
         try:
             if self._heard is not None:
                 self._record(at_once=True)
-            self._turn.give_up()
+            self._role.give_up()
         except ReaderGroupError as error:
-            _logger.warning("the turn of %s could not be given up and runs out: %s", self._name, error)
+            _logger.warning("the role of %s could not be released and expires: %s", self._name, error)
         finally:
             self._lose()
 
     def _lose(self) -> None:
-        """Keep nothing of what belongs to the turn."""
+        """Keep nothing of what belongs to the role."""
         for feed in (self._feed, self._since_begin):
             if feed is not None:
                 feed.close()
@@ -296,7 +296,7 @@ class DurableListening(Generic[S, N]):
         if self._clock.monotonic() < self._call_at:
             return False
         following = self._following()
-        if not self._record() or following is None or self._clock.monotonic() >= self._turn.valid_until:
+        if not self._record() or following is None or self._clock.monotonic() >= self._role.valid_until:
             return False
         notification, after = following
         self._call = _Call(after)
@@ -334,14 +334,14 @@ class DurableListening(Generic[S, N]):
     # ------------------------------------------------------------------ what was heard
 
     def _record(self, *, at_once: bool = False) -> bool:
-        """Remember what was heard, and now and then what there was nothing to tell of; False if the turn is lost."""
-        if self._heard is None or self._turn.value.payload == self._heard:
+        """Remember what was heard, and now and then what there was nothing to tell of; False if the role is lost."""
+        if self._heard is None or self._role.value.payload == self._heard:
             self._is_recorded = True
             return True
         now = self._clock.monotonic()
         if self._is_recorded and now < self._record_at and not at_once:
             return True
-        if not self._turn.record(*self._heard):
+        if not self._role.record(*self._heard):
             self._lose()
             return False
         self._is_recorded = True
@@ -393,11 +393,11 @@ class DurableListening(Generic[S, N]):
         self._feed, self._heard, self._pending, self._to_tell = feed, heard, pending, None
 
     def _remembered(self) -> HeardUpTo | None:
-        payload = self._turn.value.payload
+        payload = self._role.value.payload
         try:
             return HeardUpTo(*payload) if payload else None
         except TypeError as error:
-            self._turn.give_up()  # for those who know
+            self._role.give_up()  # for those who know
             raise UnknownUpdateError(
                 "a newer release wrote how far this name has heard; deploy that release here", name=self._name
             ) from error

@@ -49,7 +49,7 @@ class Subscription(Generic[N]):
             raise InvalidArgumentError(
                 "an async listener runs on the event loop of its registration: register it in a coroutine", name=name
             )
-        self._turn = asyncio.Lock()  # first come, first served: keeps the order where nobody waits for a coroutine
+        self._in_order = asyncio.Lock()  # first come, first served: keeps the order where nobody waits for a coroutine
         self._abandoned: Future[None] = Future()
         self._calling = threading.Lock()
         self._thread = BackgroundThread(self._run, name=f"listener of {name}") if thread else None
@@ -160,7 +160,7 @@ class Subscription(Generic[N]):
         return future.done()
 
     async def _in_turn(self, awaitable: Awaitable[object]) -> None:
-        async with self._turn:
+        async with self._in_order:
             await awaitable
 
     def _check_outcome(self, future: Future[None]) -> None:

@@ -29,8 +29,8 @@ from .errors import StoreUnavailableError as StoreUnavailableError
 from .errors import TruncatedError as TruncatedError
 from .errors import UnknownUpdateError as UnknownUpdateError
 from .errors import UnsupportedError as UnsupportedError
-from .liveness.exclusive_role import Turn as Turn
-from .liveness.exclusive_role import TurnValue as TurnValue
+from .liveness.exclusive_role import ExclusiveRole as ExclusiveRole
+from .liveness.exclusive_role import RoleValue as RoleValue
 from .liveness.timing import OBSERVE_SECONDS as OBSERVE_SECONDS
 from .liveness.timing import RENEWALS as RENEWALS
 from .liveness.timing import STOP_AFTER as STOP_AFTER

@@ -12,7 +12,7 @@ from enum import Enum, auto
 from typing import Literal, NamedTuple
 
 from .errors import ReaderGroupError, StoreUnavailableError
-from .store import Any_, Append, Appended, AttributeChange, SegmentStore, UnknownOutcome
+from .store import AnyValue, Append, Appended, AttributeChange, SegmentStore, UnknownOutcome
 
 
 class Outcome(Enum):
@@ -119,7 +119,7 @@ def change_together(store: SegmentStore, changes: Sequence[Change]) -> bool:
     return isinstance(answer, tuple)
 
 
-def remove_attributes(store: SegmentStore, segment: str, known: Mapping[str, bytes | Literal[Any_.ANY]]) -> bool:
+def remove_attributes(store: SegmentStore, segment: str, known: Mapping[str, bytes | Literal[AnyValue.ANY]]) -> bool:
     """Remove these attributes if each is as known, or `ANY`; whether they were.
 
     Raises `StoreUnavailableError` if the answer is lost.

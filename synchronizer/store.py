@@ -30,21 +30,21 @@ MAX_APPEND_BYTES: Final = 16 * 1024 * 1024
 MAX_ATTRIBUTE_CHANGES: Final = 500
 
 
-class Any_(enum.Enum):
+class AnyValue(enum.Enum):
     """The type of `ANY`."""
 
     ANY = "any"
 
 
 #: As `AttributeChange.expected`: whatever the attribute is now.
-ANY: Final = Any_.ANY
+ANY: Final = AnyValue.ANY
 
 
 @dataclass(frozen=True, slots=True)
 class AttributeChange:
     """Set an attribute to ``new`` (None removes it) if it is ``expected`` now (None: it does not exist)."""
 
-    expected: bytes | None | Literal[Any_.ANY]
+    expected: bytes | None | Literal[AnyValue.ANY]
     new: bytes | None
 
 

@@ -75,7 +75,7 @@ NOT_TYPED: Mapping[str, frozenset[str]] = {
         "EventBatch.parts_after", "Patience.call", "PollingNotifier.detect", "Staging.encode", "Staging.write_encoded",
         "StreamManager.delete_staged", "StreamManager.finish_pending", "StreamManager.resolve",
         "StreamManager.segment_lengths", "StreamManager.tail_cut", "Subscription.put", "Subscription.receive",
-        "TransitionFeed.put", "TurnValue.decode", "check_callable", "check_returned", "checked", "wait_on",
+        "TransitionFeed.put", "RoleValue.decode", "check_callable", "check_returned", "checked", "wait_on",
     }),
     "it asks whether there is such a thing, and there is none": frozenset({"PollingNotifier.unregister_listener"}),
     "what is stored is read, and raises what its format raises": frozenset({
@@ -192,7 +192,7 @@ class World:
                 self.group.segment_notifier,
                 self.group.record_notifications(),
                 rg.Transactions(client.streams),
-                synchronizer.Turn(client.store, "state/counter", "turn", client.clock),
+                synchronizer.ExclusiveRole(client.store, "state/counter", "turn", client.clock),
                 system,
                 self.group.notification_record,
                 rg.Transactions(client.streams).stage(STREAM, "job"),

@@ -32,7 +32,7 @@ def take_checkpoint(
     deadline = Deadline(manager.synchronizer.clock, timeout)
     feed = manager.synchronizer.transitions()
     try:
-        return _Taking(manager, name, feed, _begin(manager, name, silent, deadline)).wait(deadline)
+        return PendingCheckpoint(manager, name, feed, _begin(manager, name, silent, deadline)).wait(deadline)
     finally:
         feed.close()
 
@@ -53,7 +53,7 @@ def _begin(manager: ReaderGroupStateManager, name: str, silent: bool, deadline: 
     return after
 
 
-class _Taking:
+class PendingCheckpoint:
     """One checkpoint that is under way, as its feed tells of it: a state keeps completed ones for some time only."""
 
     def __init__(

@@ -51,7 +51,7 @@ class DrivenReader(Protocol):
     @property
     def keeps_checkpoints(self) -> bool: ...
     def renew_if_due(self) -> float: ...
-    def look_up(self) -> None: ...
+    def mark_stale(self) -> None: ...
 
 
 class GroupDriver:
@@ -244,7 +244,7 @@ class GroupDriver:
 
     def _look_up(self) -> None:
         for reader in self._present_readers():
-            reader.look_up()
+            reader.mark_stale()
         self._renewals_changed.set()
 
     def _observe(self) -> float:
@@ -268,7 +268,7 @@ class GroupDriver:
         return self._follow_at
 
     def _balance(self) -> float:
-        """Propose the planner's moves, the first in turn at once, so that mostly one process does.
+        """Propose the planner's moves, the first by rank at once, so that mostly one process does.
 
         Not while segments are handed over, if that does not take long: who ends the last hand-over brings the moves.
         """
@@ -280,7 +280,7 @@ class GroupDriver:
             return float("inf")
         now = self._clock.monotonic()
         stagger = self._stagger(state.readers)
-        # To all but the first in turn, any change may mean that somebody acts.
+        # To all but the first by rank, any change may mean that somebody acts.
         if self._propose_at is None or (stagger and revision != self._proposes_for):
             is_handing_over = state.marked and not state.unassigned
             self._propose_at = now + stagger + (HAND_OVER_SECONDS if is_handing_over else 0.0)
@@ -296,7 +296,7 @@ class GroupDriver:
         return now
 
     def _begin_checkpoint(self) -> float:
-        """Begin a checkpoint when it is time, if a reader here keeps something at it; the first in turn does."""
+        """Begin a checkpoint when it is time, if a reader here keeps something at it; the first by rank does."""
         if not any(reader.keeps_checkpoints for reader in self._present_readers()):
             self._newest_checkpoint = None
             return float("inf")

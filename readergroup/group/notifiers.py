@@ -66,7 +66,7 @@ class SegmentNotifier(PollingNotifier[ReaderGroupState, SegmentNotification]):
     def detect(
         self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
     ) -> Iterable[SegmentNotification]:
-        if before is None or before.overview.newest != after.overview.newest:
+        if before is None or before.segment_index.newest != after.segment_index.newest:
             segments = after.newest_segments
             yield SegmentNotification(
                 change=change,

@@ -404,7 +404,7 @@ class Reader(Generic[T]):
         """Whether the application does something at checkpoints."""
         return self._on_checkpoint is not None
 
-    def look_up(self) -> None:
+    def mark_stale(self) -> None:
         """The group's state has changed: look before the next event is handed out. From any thread."""
         self._look = True
 
@@ -576,7 +576,7 @@ class Reader(Generic[T]):
         return None
 
     def _take(self, max_events: int) -> tuple[Source[T], EventBatch[T]] | None:
-        """The next batch, from the segments in turn; None if there is none, or what the group wants comes first."""
+        """The next batch, round robin over the segments; None if there is none, or an assignment comes first."""
         now = self._clock.monotonic()
         is_look_due = now >= self._look_at_idle_at if self._ready else not self._waited_for_idle
         if self._idle and is_look_due:

@@ -38,7 +38,7 @@ from ..record.recorder import (
     DEFAULT_RETENTION_SECONDS,
     NotificationRecording,
 )
-from ..scaling.autoscale import TURN, Autoscaling, Callback, forget_history
+from ..scaling.autoscale import ROLE, Autoscaling, Callback, forget_history
 from ..scaling.policy import ReaderScalingPolicy, ScalingDecision
 from ..scaling.pool import ReaderPool
 from ..scaling.retry import RetryPolicy
@@ -531,10 +531,10 @@ class ReaderGroupManager:
             """Without its lease, a reader can commit no more, whether or not it has heard of the end."""
             names = list(group._manager.leases())
             # More than one append can hold go first: a reader that then finds the group alive begins a new life in it.
-            while len(names) > MAX_ATTRIBUTE_CHANGES - 2:  # the turn and the record's name come on top
+            while len(names) > MAX_ATTRIBUTE_CHANGES - 2:  # the role and the record's name come on top
                 first, names = names[:MAX_ATTRIBUTE_CHANGES], names[MAX_ATTRIBUTE_CHANGES:]
                 remove_attributes(store, segment, dict.fromkeys(first, ANY))
-            found = dict(store.attributes(segment, names=[TURN, LIFE]))
+            found = dict(store.attributes(segment, names=[ROLE, LIFE]))
             changes = dict.fromkeys(names, AttributeChange(ANY, None))
             if (life := found.pop(LIFE, None)) is not None:
                 delete_record(store, name, life)

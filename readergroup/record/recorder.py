@@ -192,7 +192,7 @@ class NotificationRecording:
     # ------------------------------------------------------------------ looking
 
     def _look(self) -> GroupLag | None:
-        """Bring the group's state up to its streams; the lag, if it is this process's turn to sample it."""
+        """Bring the group's state up to its streams; the lag, if this process is to sample it."""
         try:
             self._followed = follow_streams(self._manager)
             return self._group.lag() if self._is_due() else None

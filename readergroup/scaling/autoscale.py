@@ -1,6 +1,7 @@
 """`Autoscaling`: calls back with the number of readers that a group should have, whenever that changes.
 
-Of all processes that asked for it one at a time is called: the one that holds the `Turn`, under the group's timeout.
+Of all processes that registered a callback, one at a time is called: the holder of an `ExclusiveRole`, whose timeout is
+the group's.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Final, NamedTuple
 
 from synchronizer import (
     ClosedError,
+    ExclusiveRole,
     Flag,
     NotFoundError,
     ReaderGroupError,
-    Turn,
-    TurnValue,
+    RoleValue,
     checked,
     growing_pause,
     observe_interval,
@@ -28,7 +29,7 @@ from .policy import ReaderScalingPolicy, ScalingDecision, ScalingHistory
 from .scaled_group import ScaledGroup
 from .scaler import LOOK_SECONDS, Scaler
 
-TURN: Final = "autoscale"
+ROLE: Final = "autoscale"
 FIRST_PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE_SECONDS: Final = 30.0
 #: How long closing waits for a call that is under way.
@@ -40,7 +41,7 @@ Callback = Callable[[ScalingDecision], object]
 
 
 class Told(NamedTuple):
-    """What the holder of the turn remembers."""
+    """What the holder of the role remembers."""
 
     #: The number that a callback returned from last, and how many segments there were when it still held.
     number: int | None = None
@@ -55,9 +56,9 @@ class Told(NamedTuple):
 
 
 def forget_history(stored: bytes) -> bytes:
-    """The value of the turn in a group that is deleted. Its holder keeps it: the next group of the name has one too."""
-    value = TurnValue.decode(stored)
-    return TurnValue(value.holder, value.counter + 1).encode()
+    """The value of the role in a group that is deleted. Its holder keeps it: the next group of the name has one too."""
+    value = RoleValue.decode(stored)
+    return RoleValue(value.holder, value.counter + 1).encode()
 
 
 class Autoscaling:
@@ -69,8 +70,8 @@ class Autoscaling:
         self._callback = checked(callback, "a callback for autoscaling")
         synchronizer = group.synchronizer
         self._clock = synchronizer.clock
-        self._turn = Turn(synchronizer.store, synchronizer.segment, TURN, self._clock)
-        self._scaler: Scaler | None = None  # while the turn is held
+        self._role = ExclusiveRole(synchronizer.store, synchronizer.segment, ROLE, self._clock)
+        self._scaler: Scaler | None = None  # while the role is held
         self._look_at = float("-inf")
         self._call: _Call | None = None
         self._failures = 0  # in a row
@@ -121,12 +122,12 @@ class Autoscaling:
                 self._call.thread.join(CLOSE_SECONDS)
                 self._take_up_call()
             if is_deleted:
-                self._turn.record()  # it may have been told before this heard of it, and the next group was not
-            self._turn.give_up()
+                self._role.record()  # it may have been told before this heard of it, and the next group was not
+            self._role.give_up()
         except ClosedError:
             pass  # it runs out
         except ReaderGroupError as error:
-            _logger.warning("the turn of %s could not be given up and runs out: %s", self._group.name, error)
+            _logger.warning("the role of %s could not be released and expires: %s", self._group.name, error)
         except Exception as error:
             survive(error, f"autoscaling of {self._group.name}")
 
@@ -144,7 +145,7 @@ class Autoscaling:
     def _step(self) -> float:
         """One round; when the next is due."""
         due = self._clock.monotonic() + self._interval_seconds
-        if not self._turn.take(self._timeout_seconds):
+        if not self._role.take(self._timeout_seconds):
             self._scaler = None
             return due
         if self._call is not None and not self._take_up_call():
@@ -155,7 +156,7 @@ class Autoscaling:
         decision, number_of_segments = found
         if decision.desired_readers == self._told.number:
             if number_of_segments != self._told.number_of_segments:
-                self._turn.record(*self._told._replace(number_of_segments=number_of_segments))
+                self._role.record(*self._told._replace(number_of_segments=number_of_segments))
             return min(due, self._look_at)
         return min(due, self._call_with(decision, number_of_segments))
 
@@ -170,10 +171,10 @@ class Autoscaling:
         return self._scaler.decide(), self._scaler.number_of_segments
 
     def _call_with(self, decision: ScalingDecision, number_of_segments: int | None) -> float:
-        """Begin a call, in a thread of its own: the turn is renewed meanwhile, however long it takes."""
+        """Begin a call, in a thread of its own: the role is renewed meanwhile, however long it takes."""
         now = self._clock.monotonic()
-        if now >= self._call_at and now < self._turn.valid_until:
-            self._call = _Call(self._callback, decision, number_of_segments, self._wake, self._turn.times_taken)
+        if now >= self._call_at and now < self._role.valid_until:
+            self._call = _Call(self._callback, decision, number_of_segments, self._wake, self._role.times_taken)
             return float("inf")
         self._look_at = min(self._look_at, self._call_at)
         return self._look_at
@@ -187,8 +188,8 @@ class Autoscaling:
         self._look_at = float("-inf")
         if call.error is None:
             self._failures = 0
-            if call.times_taken == self._turn.times_taken:  # else it may have been told to a group that is deleted
-                self._turn.record(*Told(call.decision.desired_readers, call.number_of_segments))
+            if call.times_taken == self._role.times_taken:  # else it may have been told to a group that is deleted
+                self._role.record(*Told(call.decision.desired_readers, call.number_of_segments))
             return True
         self._failures += 1
         pause = growing_pause(self._failures, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
@@ -200,7 +201,7 @@ class Autoscaling:
 
     @property
     def _told(self) -> Told:
-        return Told(*self._turn.value.payload)
+        return Told(*self._role.value.payload)
 
     @property
     def _timeout_seconds(self) -> float:

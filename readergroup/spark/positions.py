@@ -116,7 +116,7 @@ class PublishedPositions:
             self._renew()
         return float("inf") if self._lease.lost else self._lease.renewed_at + interval
 
-    def look_up(self) -> None:
+    def mark_stale(self) -> None:
         """A query passes each checkpoint at once, where it stood at its last batch."""
         state = self._synchronizer.state
         for checkpoint in state.checkpoints_ahead_of(READER) if self._is_in(state) else ():

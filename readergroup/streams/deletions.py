@@ -37,7 +37,7 @@ from .state import DeleteStream, StreamState
 QUEUE: Final = "readergroup/deletions"
 #: A process looks through the queue with its first deletion, and every so many.
 LOOK_EVERY: Final = 50
-#: How often it is looked whether another process, which has the turn, has gone through the queue.
+#: How often it is looked whether another process, which holds the role, has gone through the queue.
 _LOOK_SECONDS: Final = 0.5
 #: How long closing waits for the stream in hand; the next one who looks goes on with it.
 _CLOSE_SECONDS: Final = 5.0

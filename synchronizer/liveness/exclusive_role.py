@@ -1,8 +1,10 @@
-"""`Turn`: the right to be the one that acts, of all processes that want to.
+"""`ExclusiveRole`: one process of many acts, and another takes over when it dies.
 
-It is an attribute on a segment, with its holder, a counter and what the holder remembers for whoever comes next. It is
-changed only by comparing with the value before, so that whoever has lost it can change nothing. A holder is given up
-when the value has stood still for the timeout on the observer's own clock, without a gap in its looking, or over two.
+The role is an attribute of a segment. It holds the id of its holder, a counter, and a payload that the next holder
+starts from. It changes only by compare-and-set, so a process that has lost the role can change nothing.
+
+Another process takes over when the value has not changed for the timeout, on its own clock, and it has looked at it
+often enough meanwhile.
 """
 
 from __future__ import annotations
@@ -21,20 +23,20 @@ from ..store import SegmentStore
 from .timing import RENEWALS, STOP_AFTER
 
 
-class TurnValue(NamedTuple):
-    """What the store holds of a turn."""
+class RoleValue(NamedTuple):
+    """The stored value of a role."""
 
-    #: Empty: nobody's.
+    #: Empty while no process holds the role.
     holder: bytes = b""
     counter: int = 0
-    #: What the holders remember: values that msgpack takes. Empty as long as none has recorded anything.
+    #: What the last holder recorded: values that msgpack takes. Empty before the first record.
     payload: tuple[Any, ...] = ()
 
     def encode(self) -> bytes:
         return bytes(msgpack.packb([self.holder, self.counter, *self.payload]))
 
     @classmethod
-    def decode(cls, stored: bytes | None) -> TurnValue:
+    def decode(cls, stored: bytes | None) -> RoleValue:
         if stored is None:
             return cls()
         holder, counter, *payload = msgpack.unpackb(stored)
@@ -42,7 +44,7 @@ class TurnValue(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What an observer saw of another's turn, which has not changed since."""
+    """A value that an observer saw, and that has not changed since."""
 
     stored: bytes | None
     #: When the read that returned it first was over: before that it may have been written.
@@ -53,8 +55,8 @@ class _Seen(NamedTuple):
     gaps: int = 0
 
 
-class Turn:
-    """One process' side of the turn that is kept in ``attribute`` of ``segment``. Threads may share it."""
+class ExclusiveRole:
+    """One process's view of the role stored in ``attribute`` of ``segment``. Threads may share it."""
 
     def __init__(self, store: SegmentStore, segment: str, attribute: str, clock: Clock) -> None:
         check_type(store, SegmentStore, "store")
@@ -62,11 +64,11 @@ class Turn:
         check_type(attribute, str, "attribute")
         check_type(clock, Clock, "clock")
         self.holder = secrets.token_bytes(8)
-        #: Until when, on the clock, nobody else can have the turn, with a margin.
+        #: Until when, on the clock, no other process can hold the role, with a margin.
         self.valid_until = float("-inf")
-        #: As the store held it when this process wrote or read it last.
-        self.value = TurnValue()
-        #: How often this process has taken it. While this stays the same, nobody else has had the turn in between.
+        #: The stored value that this process last wrote or read.
+        self.value = RoleValue()
+        #: How often this process took the role. While it is the same, no other process has held it in between.
         self.times_taken = 0
         self._store = store
         self._segment = segment
@@ -79,11 +81,13 @@ class Turn:
         self._looked_at = self._renew_at = float("-inf")
 
     def take(self, timeout_seconds: float) -> bool:
-        """Take the turn if it is free or its holder is gone, or keep it; whether it is held now.
+        """Take the role if it is free or its holder is dead, or renew it; return whether it is held now.
 
-        To be called several times per timeout, by holders and others: see `observe_interval`. One who is called more
-        rarely gets the turn of one who is gone at the third call; what he holds, others may take between his calls.
-        Raises what the store raises; then it is not known who has the turn, and the next call finds out.
+        Call it several times per timeout, as a holder and as an observer: see `observe_interval`. An observer that
+        calls less often takes over from a dead holder on its third call, and a holder that calls less often may lose
+        the role between two calls.
+
+        Raise what the store raises. The next call then finds out who holds the role.
         """
         check_duration(timeout_seconds, "timeout_seconds", above_zero=True, finite=True)
         with self._lock:
@@ -109,24 +113,24 @@ class Turn:
             return taken
 
     def record(self, *payload: Any) -> bool:
-        """Remember these values for whoever has the turn next, and renew it.
+        """Store these values for the next holder, and renew the role.
 
-        False, and nothing is changed, if the stored value is not the one that this process wrote last: the turn is
-        another's by now, or what it remembered was taken away, which the next `take` finds out.
+        Return False, and change nothing, if the stored value is not the one that this process wrote last. Another
+        process then holds the role, or the payload was cleared; the next `take` finds out which.
         """
         with self._lock:
             return self._is_mine and self._write(payload=payload)
 
     def give_up(self) -> None:
-        """Let the next one take the turn at once. What it remembers stays."""
+        """Release the role, so that another process takes it at once. The payload stays."""
         with self._lock:
-            self._lapse()  # also where the answer is lost
+            self._lapse()  # also if the answer is lost
             while self._is_mine and not self._write(holder=b""):
-                pass  # what it remembered was taken away
+                pass  # the payload was cleared
 
-    def look(self) -> TurnValue:
-        """What the store holds now."""
-        return TurnValue.decode(Cell(self._store, self._segment, self._attribute).load())
+    def look(self) -> RoleValue:
+        """Read the stored value."""
+        return RoleValue.decode(Cell(self._store, self._segment, self._attribute).load())
 
     @property
     def _is_mine(self) -> bool:
@@ -134,7 +138,7 @@ class Turn:
         return self.value.holder == self.holder
 
     def _decode(self) -> None:
-        self.value = TurnValue.decode(self._cell.stored)
+        self.value = RoleValue.decode(self._cell.stored)
         if not self._is_mine:
             self._lapse()
 
@@ -142,7 +146,7 @@ class Turn:
         self.valid_until = self._renew_at = float("-inf")
 
     def _write(self, **fields: Any) -> bool:
-        """Change the value from what this process knows; False if it is another one, which it knows then."""
+        """Change the value if it is the one that this process knows; if not, `value` becomes the stored one."""
         while True:
             sent_at = self._clock.monotonic()
             new = self.value._replace(counter=self.value.counter + 1, **fields).encode()

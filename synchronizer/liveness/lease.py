@@ -5,7 +5,7 @@ lets the holder in and deleted with the one that takes it out, in the same step.
 holder commits with each renewal, and is changed only by comparing with the value last written: once the holder was
 taken out, no renewal succeeds any more.
 
-Who looks at whose lease is a matter of turns: the first few holders look at all leases, the others at those of the
+Who looks at whose lease is a matter of rank: the first few holders look at all leases, the others at those of the
 first few only, so that what a holder costs at rest does not grow with their number.
 """
 
@@ -28,14 +28,14 @@ PREFIX: Final = "lease/"
 #: A process that has not looked at the leases, or not had a renewal of its own accepted, for this part of the timeout
 #: does not judge others. A store that takes no writes is noticed by that before the first lease can look dead.
 CONTACT: Final = 0.5
-#: So many holders, the first in turn, look at the leases of all. The others look at the leases of these.
+#: So many holders, the first by rank, look at the leases of all. The others look at the leases of these.
 WATCHERS: Final = 8
-#: When all watchers have been silent for this part of the timeout, the next in turn begin to watch as well; if nothing
+#: When all watchers have been silent for this part of the timeout, the next by rank begin to watch as well; if nothing
 #: is heard of these either, after as long again more of them do.
 SUSPECT: Final = 0.5
 #: So many times as many as before: where all of so many are silent, few are left to watch.
 MORE_WATCHERS: Final = 8
-#: The longest that a process whose turn is late waits before it does what nobody else has done.
+#: The longest that a process that comes late by rank waits before it does what nobody else has done.
 MAX_STAGGER_SECONDS: Final = 1.0
 
 
@@ -59,18 +59,18 @@ H = TypeVar("H", bound=Holder)
 Observed = Mapping[str, tuple[int, bytes | None]]
 
 
-def in_turn(holders: Mapping[str, Holder]) -> Sequence[str]:
+def by_rank(holders: Mapping[str, Holder]) -> Sequence[str]:
     """The holders in the order in which they act for all. It is part of the protocol: all have to agree on it.
 
     It goes by a hash of their incarnations, so that holders which started together, and may well die together, are not
     neighbours in it. One that was let in by hand has nobody who acts for it and comes last.
     """
 
-    def turn(holder: str) -> tuple[bool, int, str]:
+    def rank(holder: str) -> tuple[bool, int, str]:
         found = holders[holder]
         return found.lease is None, mmh3.hash(str(found.incarnation), signed=False), holder
 
-    return sorted(holders, key=turn)
+    return sorted(holders, key=rank)
 
 
 def stagger(rank: int, number_of_holders: int) -> float:
@@ -201,7 +201,7 @@ class LeaseObserver:
     ) -> Mapping[str, Holder]:
         """Those of the holders whose leases a process looks at that has the holders ``own``.
 
-        All of them, if one of its own is a watcher; else the watchers. ``order`` is `in_turn` of the holders.
+        All of them, if one of its own is a watcher; else the watchers. ``order`` is `by_rank` of the holders.
         """
         watchers = self._watchers(holders, order)
         watched, self._watches = self._watches, any(holder in own for holder in watchers)
@@ -212,9 +212,9 @@ class LeaseObserver:
         return {holder: holders[holder] for holder in (*watchers, *self._kept(holders))}
 
     def _watchers(self, holders: Mapping[str, Holder], order: Sequence[str]) -> Sequence[str]:
-        """The first in turn, and as long as nothing is heard of any of these, ever more.
+        """The first by rank, and as long as nothing is heard of any of these, ever more.
 
-        Where the dead are removed, others come into their turns. That nothing was heard of those yet means nothing.
+        Where the dead are removed, others move up. That nothing was heard of those yet means nothing.
         """
         first = [self._seen.get((holder, holders[holder].incarnation)) for holder in order[: self._number_of_watchers]]
         seen = [(rank, each) for rank, each in enumerate(first) if each is not None]
@@ -289,7 +289,7 @@ class LeaseObserver:
 class DeathWatch:
     """Finds the dead among the holders of one state, for a process that holds some of them.
 
-    What it finds is left to those before it in turn, for a moment, so that mostly one process removes the dead.
+    What it finds is left to those before it by rank, for a moment, so that mostly one process removes the dead.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -308,12 +308,12 @@ class DeathWatch:
         timeout_seconds: float,
         renewed_at: Callable[[], float],
     ) -> Observed:
-        """Look at the leases, if that is due, and answer who is dead, if it is this process's turn to remove them."""
+        """Look at the leases, if that is due, and answer who is dead, if this process is the one to remove them."""
         now = self._clock.monotonic()
         if now < self.due:
             return {}
         self.due = now + observe_interval(timeout_seconds)
-        watched = self._observer.choose(now, holders, self._in_turn(holders), own)
+        watched = self._observer.choose(now, holders, self._by_rank(holders), own)
         values = read(None if watched is holders else [holders[holder] for holder in watched])
         at = self._clock.monotonic()
         dead = self._observer.observe(at, watched, values, timeout_seconds, renewed_at=renewed_at(), asked_at=now)
@@ -327,11 +327,11 @@ class DeathWatch:
 
     def stagger(self, holders: Mapping[str, Holder], own: Collection[str]) -> float:
         """How long this process leaves to others what one of them has to do."""
-        order = self._in_turn(holders)
+        order = self._by_rank(holders)
         rank = next((rank for rank, holder in enumerate(order) if holder in own), len(order))
         return stagger(rank, len(order))
 
-    def _in_turn(self, holders: Mapping[str, Holder]) -> Sequence[str]:
+    def _by_rank(self, holders: Mapping[str, Holder]) -> Sequence[str]:
         if holders is not self._order[0]:
-            self._order = holders, in_turn(holders)
+            self._order = holders, by_rank(holders)
         return self._order[1]

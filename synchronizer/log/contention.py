@@ -1,6 +1,6 @@
-"""Standing in line: how processes that keep losing races, or winning them, let each other have a turn.
+"""Fairness between processes that race for the end of one log.
 
-Politeness only. What is safe is the compare of each append alone.
+It affects speed only. What keeps updates safe is the comparison in each append.
 """
 
 from __future__ import annotations
@@ -14,68 +14,68 @@ from ..clock import Clock, Deadline, growing_pause
 from ..errors import ReaderGroupError
 from ..store import SegmentStore
 
-#: A lost race counts for so much, an append for 1 off; from ``POLITE_FROM`` on a process queues for the store's fair
-#: lock. So those who win most races get into line as well, and not only those who lose: a line that the winners stay
-#: out of would keep the others waiting.
+#: A lost race adds this much to a process's contention, and each append takes 1 off. From ``QUEUE_FROM`` on it queues
+#: for the store's fair lock. The weight makes frequent winners queue as well: a queue that they stay out of would keep
+#: the others waiting.
 CONFLICT_WEIGHT: Final = 8
-POLITE_FROM: Final = 16
+QUEUE_FROM: Final = 16
 MAX_CONTENTION: Final = 48
-#: One who wins every race does not notice the others, and neither does one who has just come: at his first call, and
-#: then every so many, he looks whether anybody stands in line; half as often after each look that found nobody, down
-#: to a limit.
-LOOK_EVERY: Final = 16
-LOOK_AT_LEAST_EVERY: Final = 64
-#: Who stands in line behind a process that is stopped waits in vain, for no longer than this: changes are to be told
-#: within a second. It is far more than a line of those who run takes.
+#: A process that always wins never sees contention, so it probes the lock at its first call and then every N calls. N
+#: doubles with each probe that finds the lock free, up to a limit.
+PROBE_EVERY: Final = 16
+PROBE_AT_LEAST_EVERY: Final = 64
+#: The longest wait in the queue. The holder of the lock may be stopped, and listeners are to hear of changes within a
+#: second. A queue of running processes takes far less.
 PATIENCE_SECONDS: Final = 0.5
-#: Then he goes on without, and stands there again after a pause that doubles each time the line has not moved.
+#: After a timed-out wait the process proceeds without the lock and rejoins the queue after a pause, which doubles with
+#: each timeout in a row.
 FIRST_PAUSE_SECONDS: Final = 0.1
 MAX_PAUSE_SECONDS: Final = 5.0
 
 
-class Trust:
-    """How long to stand in a line that may not move. Times are seconds of one clock that does not go back.
+class QueueBackoff:
+    """How long to wait in a queue that may not move. Times are seconds of one clock that does not go back.
 
-    Who was there in vain stands there next for as long as he has paused before. That is long enough for a line that
-    has begun to move slowly, since those who are not in it outrun whoever has his turn. A line that never moves takes
-    at most half of the time of a process at first, and an eleventh in the long run.
+    After a timeout the next wait lasts as long as the pause before it. That is enough for a queue that has begun to
+    move slowly, because processes outside of it outrun the lock's holder. A queue that never moves takes at most half
+    of a process's time at first, and an eleventh in the long run.
     """
 
     def __init__(self) -> None:
-        self._times_in_vain = 0
+        self._timeouts = 0
         self._pause = 0.0
         self._again_at = -math.inf
 
     @property
-    def is_whole(self) -> bool:
-        return self._times_in_vain == 0
+    def is_reset(self) -> bool:
+        return self._timeouts == 0
 
     def patience(self, now: float) -> float:
-        """How many seconds to stand in line now; 0 for going on without."""
-        if self.is_whole:
+        """How many seconds to wait in the queue now; 0 to proceed without it."""
+        if self.is_reset:
             return PATIENCE_SECONDS
         return min(self._pause, PATIENCE_SECONDS) if now >= self._again_at else 0.0
 
-    def line_moved(self) -> None:
-        self._times_in_vain = 0
+    def acquired(self) -> None:
+        self._timeouts = 0
 
-    def line_stood_still(self, now: float) -> None:
-        self._times_in_vain += 1
-        self._pause = growing_pause(self._times_in_vain, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
+    def timed_out(self, now: float) -> None:
+        self._timeouts += 1
+        self._pause = growing_pause(self._timeouts, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
         self._again_at = now + self._pause
 
 
-class Line:
-    """The line for the fair lock of a segment, as one process stands in it: one place, whichever thread took it."""
+class FairQueue:
+    """One process's place in the queue for the fair lock of a segment, whichever of its threads took it."""
 
     def __init__(self, store: SegmentStore, segment: str, clock: Clock) -> None:
         self._store = store
         self._segment = segment
         self._clock = clock
-        self._trust = Trust()
+        self._backoff = QueueBackoff()
         self._contention = 0
-        self._calls_until_look = 1
-        self._look_every = LOOK_EVERY
+        self._calls_until_probe = 1
+        self._probe_every = PROBE_EVERY
         self._place: tuple[int, AbstractContextManager[bool]] | None = None  # the thread that took it, and the lock
 
     def won_race(self) -> None:
@@ -83,62 +83,62 @@ class Line:
 
     def lost_race(self) -> None:
         self._contention = min(MAX_CONTENTION, self._contention + CONFLICT_WEIGHT)
-        self._look_every = LOOK_EVERY
+        self._probe_every = PROBE_EVERY
 
-    def join_if_polite(self, deadline: Deadline) -> bool:
-        """Where races are lost, wait in line, so that those who are slow get their turn; whether this is now the turn.
+    def join_if_contended(self, deadline: Deadline) -> bool:
+        """Queue for the lock if races are being lost; whether this process holds the lock now.
 
-        What is decided then, on the newest state, has everybody else in line behind it. The place is kept until this
-        thread calls `leave`, which it does also when this raises.
+        A decision on the newest state then goes before those of all processes in the queue. The place is kept until
+        this thread calls `leave`, which it does also when this raises.
         """
         if self._place is not None or not self._store.guarantees.fair_lock:
             return False
-        patience = PATIENCE_SECONDS if self._trust.is_whole else self._trust.patience(self._clock.monotonic())
-        if not patience or (self._contention < POLITE_FROM and not self._others_stand_in_line()):
+        patience = PATIENCE_SECONDS if self._backoff.is_reset else self._backoff.patience(self._clock.monotonic())
+        if not patience or (self._contention < QUEUE_FROM and not self._others_are_waiting()):
             return False
         try:
-            has_turn = self._stand(deadline.remaining(patience))
-        except ReaderGroupError:  # what is asked of the store next meets the same, if it lasts
+            has_lock = self._wait(deadline.remaining(patience))
+        except ReaderGroupError:  # the next call of the store fails too, if the reason lasts
             self._place = None
             return False
-        if has_turn:
-            self._trust.line_moved()
-        else:  # whoever has it may be stopped
+        if has_lock:
+            self._backoff.acquired()
+        else:  # its holder may be stopped
             self.leave()
-            self._trust.line_stood_still(self._clock.monotonic())
-            self._calls_until_look = 1
-        return has_turn
+            self._backoff.timed_out(self._clock.monotonic())
+            self._calls_until_probe = 1
+        return has_lock
 
     def leave(self) -> None:
-        """Let the next process have its turn, if it was this thread that stood in line. It may be called twice."""
+        """Release the lock, or the place in the queue, if this thread has it. It may be called twice."""
         place = self._place
         if place is not None and place[0] == threading.get_ident():
-            with suppress(ReaderGroupError):  # the store lets go of it when it can
+            with suppress(ReaderGroupError):  # the store releases it when it can
                 place[1].__exit__(None, None, None)
             self._place = None
 
-    def _stand(self, patience: float) -> bool:
-        """Whether it is this thread's turn, within ``patience`` seconds. `leave` has to be called in any case."""
+    def _wait(self, patience: float) -> bool:
+        """Whether this thread gets the lock within ``patience`` seconds. It has to call `leave` in any case."""
         lock = self._store.fair_lock(self._segment, patience)
-        self._place = threading.get_ident(), lock  # before it is taken: an interrupted thread lets go of it
+        self._place = threading.get_ident(), lock  # before it is taken: an interrupted thread releases it
         return lock.__enter__()
 
-    def _others_stand_in_line(self) -> bool:
-        """Whether others wait whom this process would keep waiting by winning every race. Looked up now and then."""
-        self._calls_until_look -= 1
-        if self._calls_until_look > 0:
+    def _others_are_waiting(self) -> bool:
+        """Whether processes wait that this one outruns by winning every race. It probes the lock now and then."""
+        self._calls_until_probe -= 1
+        if self._calls_until_probe > 0:
             return False
-        self._calls_until_look = self._look_every
+        self._calls_until_probe = self._probe_every
         try:
-            is_free = self._stand(0)
+            is_free = self._wait(0)
         except ReaderGroupError:
             self._place = None
             return False
         self.leave()
         if is_free:
-            self._trust.line_moved()
-            self._look_every = min(2 * self._look_every, LOOK_AT_LEAST_EVERY)
+            self._backoff.acquired()
+            self._probe_every = min(2 * self._probe_every, PROBE_AT_LEAST_EVERY)
             return False
         self._contention = MAX_CONTENTION
-        self._look_every = LOOK_EVERY
+        self._probe_every = PROBE_EVERY
         return True

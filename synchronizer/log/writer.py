@@ -37,7 +37,7 @@ from ..errors import (
 from ..patience import Patience
 from ..state import S
 from ..store import MAX_ATTRIBUTE_CHANGES, Appended, AttributeChange, Conflict
-from .contention import Line
+from .contention import FairQueue
 from .entries import Entry, decode_entries, encode_entry
 from .follower import LogFollower, Measured
 from .replica import Replica, Transition
@@ -171,7 +171,7 @@ class LogWriter(Generic[S]):
         self._open: _Batch[S] | None = None
         self._sending: _Batch[S] | None = None
         self._leader: _Call[S] | None = None  # sends it
-        self._line = Line(self._log.store, self._log.segment, follower.clock)
+        self._queue = FairQueue(self._log.store, self._log.segment, follower.clock)
         follower.on_entry = self._look_for_own
 
     def submit(self, decide: Callable[[S | None], Decision[R]], deadline: Deadline) -> Outcome[S, R]:
@@ -228,7 +228,7 @@ class LogWriter(Generic[S]):
         try:
             self._await_turn(deadline)
             self._follower.check_usable()
-            if self._line.join_if_polite(deadline):
+            if self._queue.join_if_contended(deadline):
                 self._follower.fetch(deadline)
             self._follower.barred_thread = thread
             while (attempt := self._try(decide, call, deadline)) is None:
@@ -371,7 +371,7 @@ class LogWriter(Generic[S]):
 
     def _leave(self, call: _Call[S]) -> None:
         """A caller has his answer, or gives up before there is one. It may be called twice."""
-        self._line.leave()
+        self._queue.leave()
         batch = call.batch
         if batch is None or (batch.status is not _Status.UNDECIDED and self._leader is not call):
             return
@@ -433,9 +433,9 @@ class LogWriter(Generic[S]):
             batch.lost_answer = error  # an interrupt may come when the store has the entries
             raise
         if batch.status is _Status.STORED:
-            self._line.won_race()
+            self._queue.won_race()
         elif batch.status is _Status.AGAIN:
-            self._line.lost_race()
+            self._queue.lost_race()
 
     def _append(self, batch: _Batch[S], deadline: Deadline) -> None:
         entries = batch.entries

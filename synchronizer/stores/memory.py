@@ -145,20 +145,20 @@ class _Contender(AbstractContextManager[bool]):
         self._segment = segment
         self._clock = clock
         self._timeout = timeout
-        self._turn = Flag()
+        self._granted = Flag()
 
     def __enter__(self) -> bool:
         with self._memory.lock:
             queue = self._memory.fair_queues.setdefault(self._segment, deque())
-            queue.append(self._turn)
+            queue.append(self._granted)
             queue[0].set()
-        return self._clock.wait(self._turn, self._timeout)
+        return self._clock.wait(self._granted, self._timeout)
 
     def __exit__(self, *error: object) -> None:
         with self._memory.lock:
             queue = self._memory.fair_queues.get(self._segment, deque())
-            if self._turn in queue:
-                queue.remove(self._turn)
+            if self._granted in queue:
+                queue.remove(self._granted)
             if queue:
                 queue[0].set()
             else:

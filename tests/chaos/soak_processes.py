@@ -241,13 +241,13 @@ class NumberedEvents:
 
     def __init__(self, keys: Iterable[str]) -> None:
         self.written: dict[str, int] = dict.fromkeys(keys, 0)
-        self._turn = 0
+        self._role = 0
         self._keys = list(self.written)
 
     def write(self, writer: rg.EventWriter[bytes], count: int) -> None:
         for _ in range(count):
-            key = self._keys[self._turn % len(self._keys)]
-            self._turn += 1
+            key = self._keys[self._role % len(self._keys)]
+            self._role += 1
             writer.write(b"%s:%d:%s" % (key.encode(), self.written[key], _PADDING), routing_key=key)
             self.written[key] += 1
 

@@ -113,7 +113,7 @@ class Workload:
     def background_threads() -> set[str]:
         """The names of those that are to live as long as what they work for."""
         threads = (thread for thread in threading.enumerate() if isinstance(thread, BackgroundThread))
-        # Who takes a lock in turn has a seat for as long, and a writer is closed when it failed.
+        # Who takes a lock in turn has a participant for as long, and a writer is closed when it failed.
         passing = ("lock/turn", "writer of", "deletions of", "delayed-calls")
         return {thread.name for thread in threads if not thread.name.startswith(passing)}
 

@@ -17,10 +17,10 @@ from synchronizer import (
     InvalidArgumentError,
     ManualClock,
     NotFoundError,
+    RoleValue,
     SegmentStore,
     StateSynchronizer,
     StoreUnavailableError,
-    TurnValue,
     UnknownUpdateError,
 )
 from synchronizer.log import replica
@@ -214,13 +214,13 @@ def test_a_process_that_was_stopped_hears_nothing_again_of_what_another_heard_me
     assert first.values == [0, 2]
 
 
-def test_what_is_heard_in_a_turn_that_was_lost_meanwhile_does_not_count(
+def test_what_is_heard_in_a_role_that_was_lost_meanwhile_does_not_count(
     start: Start, elsewhere: StateSynchronizer[Counter], manual_clock: ManualClock
 ) -> None:
     first, second = start(), start()
 
     def slow() -> None:
-        """As a process is that was stopped in the call, and its thread of the turn with it."""
+        """As a process is that was stopped in the call, and its thread of the role with it."""
         take_over(second, manual_clock)
         first.during = lambda: None
 
@@ -517,7 +517,7 @@ def test_one_that_unregisters_itself_has_heard_what_it_was_told(
 
 
 @pytest.mark.parametrize("how", ["listener", "all"])
-def test_one_that_was_unregistered_hears_nothing_more_and_gives_the_turn_up(
+def test_one_that_was_unregistered_hears_nothing_more_and_gives_the_role_up(
     start: Start, elsewhere: StateSynchronizer[Counter], how: str
 ) -> None:
     first = start()
@@ -568,7 +568,7 @@ def test_a_log_that_cannot_be_read_now_is_read_later(start: Start, elsewhere: St
     assert process.values == [1]
 
 
-def test_no_call_begins_when_the_turn_may_be_over(
+def test_no_call_begins_when_the_role_may_be_over(
     start: Start, elsewhere: StateSynchronizer[Counter], manual_clock: ManualClock
 ) -> None:
     start().notifier.close()
@@ -591,14 +591,14 @@ def test_what_a_newer_release_remembers_stops_this_one_and_no_other(start: Start
     process = start()
     heard = process.synchronizer.store.attributes(process.synchronizer.segment)[ATTRIBUTE]
     process.notifier.close()
-    newer = TurnValue(payload=(*TurnValue.decode(heard).payload, "something new")).encode()
+    newer = RoleValue(payload=(*RoleValue.decode(heard).payload, "something new")).encode()
     changes = {ATTRIBUTE: AttributeChange(ANY, newer)}
     process.store.append(process.synchronizer.segment, b"", attributes=changes)
     other = start()
     with pytest.raises(UnknownUpdateError, match="deploy that release here"):
         other.notifier.poll()
-    turn = other.notifier._durables[ATTRIBUTE]._turn.look()
-    assert (turn.holder, turn.payload[-1]) == (b"", "something new")
+    role = other.notifier._durables[ATTRIBUTE]._role.look()
+    assert (role.holder, role.payload[-1]) == (b"", "something new")
 
 
 def test_ending_waits_for_no_store(store: SegmentStore) -> None:
@@ -617,7 +617,7 @@ def test_ending_waits_for_no_store(store: SegmentStore) -> None:
 def test_a_new_name_hears_every_change_since_it_was_registered(
     start: Start, elsewhere: StateSynchronizer[Counter], manual_clock: ManualClock
 ) -> None:
-    """Also where it gets the turn only later."""
+    """Also where it gets the role only later."""
     process = Process(elsewhere.store, manual_clock)
     process.store.fail_appends()
     process.listen()
@@ -632,9 +632,9 @@ def test_a_new_name_hears_every_change_since_it_was_registered(
 
 def test_the_stored_form_stays() -> None:
     heard = HeardUpTo(120, 1, ALL, missed=True)
-    value = TurnValue(b"\x00holder\xff", 3, heard)
+    value = RoleValue(b"\x00holder\xff", 3, heard)
     assert value.encode() == GOLDEN.read_bytes()
-    assert HeardUpTo(*TurnValue.decode(GOLDEN.read_bytes()).payload) == heard
+    assert HeardUpTo(*RoleValue.decode(GOLDEN.read_bytes()).payload) == heard
 
 
 # ---------------------------------------------------------------------- in the background
@@ -654,7 +654,7 @@ def test_in_the_background_it_hears_all_in_order(
     assert heard.threads == {"listener of CountNotifier/sizer of visits"}
 
 
-def test_a_call_that_takes_long_keeps_its_turn(
+def test_a_call_that_takes_long_keeps_its_role(
     visits: StateSynchronizer[Counter], elsewhere: StateSynchronizer[Counter]
 ) -> None:
     """Longer than a process that has died would keep it."""
@@ -672,19 +672,19 @@ def test_a_call_that_takes_long_keeps_its_turn(
         unregister = one.register_listener(slow, durable="sizer")
         assert entered.wait(60)
         other.register_listener(second, durable="sizer")
-        clock, turn = visits.clock, other._durables[ATTRIBUTE]._turn
+        clock, role = visits.clock, other._durables[ATTRIBUTE]._role
         began = clock.monotonic()
         until(lambda: clock.monotonic() - began > 1.5, "that is three times as long")
         unregister()  # it waits until the call has returned
-        seen = turn.look().counter
-        until(lambda: turn.look().counter > seen + 1, "it is renewed meanwhile")
+        seen = role.look().counter
+        until(lambda: role.look().counter > seen + 1, "it is renewed meanwhile")
         assert second.values == []
         let_go.set()
         elsewhere.update_state_unconditionally(Add())
         assert second.wait_for(1) == [1]
 
 
-def test_what_was_heard_while_another_one_took_the_turn_is_forgotten(
+def test_what_was_heard_while_another_one_took_the_role_is_forgotten(
     store: SegmentStore, elsewhere: StateSynchronizer[Counter]
 ) -> None:
     entered, let_go = threading.Event(), threading.Event()
@@ -711,9 +711,9 @@ def test_what_was_heard_while_another_one_took_the_turn_is_forgotten(
         assert second.wait_for(2) == [1, 2]
         failing.unavailable = False
         listening = one._durables[ATTRIBUTE]
-        until(lambda: listening._heard is None, "the first one knows that it has lost its turn")
+        until(lambda: listening._heard is None, "the first one knows that it has lost its role")
         other.unregister_all_listeners()
-        until(lambda: listening._turn.valid_until > 0, "the first one has it again")
+        until(lambda: listening._role.valid_until > 0, "the first one has it again")
         let_go.set()
         elsewhere.update_state_unconditionally(Add())
         assert first.wait_for(3) == [0, 1, 3]

@@ -35,7 +35,7 @@ from readergroup.streams.transactions.merging import Merge
 from readergroup.streams.writing.writer import EventWriter
 from synchronizer.compare_and_set import Cell
 from synchronizer.liveness import lease as leases
-from synchronizer.liveness.exclusive_role import Turn
+from synchronizer.liveness.exclusive_role import ExclusiveRole
 from synchronizer.liveness.lease import Lease
 from synchronizer.log import entries as revisioned
 from synchronizer.log.compaction import Compactor
@@ -280,7 +280,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         frozenset({"S1"}),
         (
             Words(updates, "_hand_over", " and target.incarnation == found.target_incarnation", ""),
-            Words(RemoveReader, "apply_to", "state.overview.held.get(self.reader, ())", "()"),
+            Words(RemoveReader, "apply_to", "state.segment_index.held.get(self.reader, ())", "()"),
         ),
     ),
     Mutation(
@@ -359,16 +359,16 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
                 DurableListening,
                 "_begin_call",
                 "self._call = _Call(after)",
-                "self._call = _Call(after); self._turn.record(*after)",
+                "self._call = _Call(after); self._role.record(*after)",
             ),
         ),
     ),
     Mutation(
-        "patience with who has the turn",
-        "A turn is taken from whoever has it.",
+        "patience with who holds the role",
+        "A role is taken from whoever has it.",
         384,
         frozenset({"S1", "S8"}),
-        (Words(Turn, "take", "and not self._stood_still(now)", "and False"),),
+        (Words(ExclusiveRole, "take", "and not self._stood_still(now)", "and False"),),
     ),
     Mutation(
         "checksum of the predecessor",

@@ -55,7 +55,7 @@ def shared() -> Iterator[None]:
     apply, follow, from_snapshot = Replica.apply, Replica.follow, Replica.from_snapshot
     decode_body, size = StateCodec.decode_body, StateCodec.size
     decode_snapshot = StateCodec.decode_snapshot
-    plan, in_turn = balance.plan, leases.in_turn
+    plan, in_turn = balance.plan, leases.by_rank
 
     def place(self: Any, entry: Any) -> Hashable:
         return self.checksum, self.next_offset, entry.checksum, entry.end

@@ -257,8 +257,8 @@ class World:
     def leave_line(self, line: deque[_Place], place: _Place) -> None:
         if place in line:
             line.remove(place)
-            if line and not line[0].has_turn:
-                line[0].has_turn = True
+            if line and not line[0].has_lock:
+                line[0].has_lock = True
                 self.simulation.wake(line[0].thread)
 
 
@@ -268,7 +268,7 @@ class _Place:
 
     process: Process
     thread: SimThread
-    has_turn: bool = False
+    has_lock: bool = False
 
 
 class SimStore(SegmentStore, translate_errors=False):
@@ -448,11 +448,11 @@ class SimStore(SegmentStore, translate_errors=False):
         place = _Place(self._process, self._simulation._running())
         line.append(place)
         if line[0] is place:
-            place.has_turn = True
+            place.has_lock = True
         elif timeout > 0:
             self._simulation.block(timeout)
         try:
-            yield place.has_turn
+            yield place.has_lock
         finally:
             self._world.leave_line(line, place)
 

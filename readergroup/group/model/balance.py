@@ -37,16 +37,16 @@ def plan(state: ReaderGroupState, *, even_out: bool = True) -> list[ReassignSegm
     """
     if not state.readers or state.planner != PLANNER:
         return []
-    overview = state.overview
-    loads = [overview.loads.get(reader, 0) for reader in state.readers]
-    if not overview.unassigned and (not even_out or max(loads) - min(loads) <= _LEAST_LOAD):
+    segment_index = state.segment_index
+    loads = [segment_index.loads.get(reader, 0) for reader in state.readers]
+    if not segment_index.unassigned and (not even_out or max(loads) - min(loads) <= _LEAST_LOAD):
         return []
     nothing: Map[SegmentId, int] = Map()
     shares = [
-        _Share(reader, load, overview.held.get(reader, nothing))
+        _Share(reader, load, segment_index.held.get(reader, nothing))
         for reader, load in zip(state.readers, loads, strict=True)
     ]
-    free = [(state.segments[segment].weight, segment) for segment in overview.unassigned]
+    free = [(state.segments[segment].weight, segment) for segment in segment_index.unassigned]
     after = dict(_given_out(shares, free))
     if even_out:
         after |= _evened_out(shares)

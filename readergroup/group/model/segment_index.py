@@ -14,7 +14,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Overview(NamedTuple):
+class SegmentIndex(NamedTuple):
     """Of some segments: which have something in common. A reader that has none is in none of these."""
 
     #: What each reader owns.
@@ -33,7 +33,7 @@ class Overview(NamedTuple):
     unfinished: int = 0
 
     @classmethod
-    def of(cls, segments: Mapping[SegmentId, SegmentState]) -> Overview:
+    def of(cls, segments: Mapping[SegmentId, SegmentState]) -> SegmentIndex:
         loads: dict[str, int] = {}
         for found in segments.values():
             if found.holder is not None:
@@ -48,7 +48,7 @@ class Overview(NamedTuple):
             unfinished=sum(not each.completed for each in segments.values()),
         )
 
-    def after(self, segment: SegmentId, before: SegmentState | None, after: SegmentState | None) -> Overview:
+    def after(self, segment: SegmentId, before: SegmentState | None, after: SegmentState | None) -> SegmentIndex:
         """The overview when ``segment``, that was ``before``, is ``after``; None: it is not there."""
         owned, held, loads = self.owned, self.held, self.loads
         if before is not None:
@@ -59,7 +59,7 @@ class Overview(NamedTuple):
             owned = _with(owned, after.owner, segment, None)
             held = _with(held, after.holder, segment, after.weight)
             loads = _increased(loads, after.holder, after.load)
-        return Overview(
+        return SegmentIndex(
             owned=owned,
             held=held,
             loads=loads,

@@ -19,7 +19,7 @@ from synchronizer import Map, NotFoundError, State
 
 from .checkpoint import Checkpoint, CheckpointState
 from .config import StoredConfig
-from .segment_index import Overview
+from .segment_index import SegmentIndex
 from .segment_state import SegmentState as SegmentState
 from .segment_state import Value
 
@@ -65,11 +65,11 @@ class ReaderGroupState(State):
     lost: int | None = None
 
     #: Derived from ``segments``.
-    overview: Annotated[Overview, Field(exclude=True, repr=False)] = Overview()
+    segment_index: Annotated[SegmentIndex, Field(exclude=True, repr=False)] = SegmentIndex()
 
     @model_validator(mode="after")
     def _derive(self) -> Self:
-        object.__setattr__(self, "overview", Overview.of(self.segments))
+        object.__setattr__(self, "segment_index", SegmentIndex.of(self.segments))
         return self
 
     # ------------------------------------------------------------------ questions
@@ -77,12 +77,12 @@ class ReaderGroupState(State):
     @property
     def owned(self) -> Mapping[str, Collection[SegmentId]]:
         """What each reader owns now, those that own something."""
-        return self.overview.owned
+        return self.segment_index.owned
 
     @property
     def marked(self) -> Collection[SegmentId]:
         """The segments that are marked for hand-over."""
-        return self.overview.marked
+        return self.segment_index.marked
 
     def segments_of(self, reader: str) -> Mapping[SegmentId, SegmentState]:
         """What the reader owns now."""
@@ -91,12 +91,12 @@ class ReaderGroupState(State):
     @property
     def unassigned(self) -> Collection[SegmentId]:
         """The segments that may be read and have no owner."""
-        return self.overview.unassigned
+        return self.segment_index.unassigned
 
     @property
     def newest_segments(self) -> frozenset[SegmentId]:
         """The segments of the newest epochs that are not completed, read already or not yet."""
-        return frozenset(self.overview.newest)
+        return frozenset(self.segment_index.newest)
 
     def knows_successors(self, segment: SegmentId) -> bool:
         """Whether the state says what comes after the segment: segments for all of its keys, or nothing."""
@@ -113,7 +113,7 @@ class ReaderGroupState(State):
     @property
     def number_of_segments(self) -> int:
         """How many `newest_segments` there are: the most readers that could be of use."""
-        return len(self.overview.newest)
+        return len(self.segment_index.newest)
 
     @property
     def number_of_readers(self) -> int:
@@ -128,7 +128,7 @@ class ReaderGroupState(State):
     @property
     def end_of_data(self) -> bool:
         """Whether everything that the group is to read is completed, and nothing more can come."""
-        return not self.overview.unfinished and all(stream.ended for stream in self.streams.values())
+        return not self.segment_index.unfinished and all(stream.ended for stream in self.streams.values())
 
     @property
     def cuts(self) -> Mapping[str, StreamCut]:
@@ -202,6 +202,6 @@ class ReaderGroupState(State):
 
     def with_segment(self, segment: SegmentId, after: SegmentState | None) -> Self:
         """The state in which ``segment`` is ``after`` (None: it is gone), with what is derived from it."""
-        overview = self.overview.after(segment, self.segments.get(segment), after)
+        segment_index = self.segment_index.after(segment, self.segments.get(segment), after)
         segments = self.segments.delete(segment) if after is None else self.segments.set(segment, after)
-        return self.replace(segments=segments, overview=overview)
+        return self.replace(segments=segments, segment_index=segment_index)

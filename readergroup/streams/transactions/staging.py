@@ -121,7 +121,7 @@ class Staging(Generic[T]):
         self._prefix = staging_prefix(stream, state.incarnation, key, self._generation)
         self._lanes = {number: _Lane(number) for number in state.current}
         self._lane_of_key: dict[str, _Lane] = {}
-        self._turn = secrets.randbelow(len(state.current))  # whose turn it is to get the events without a key
+        self._round_robin = secrets.randbelow(len(state.current))  # which segment gets the next event without a key
         self._writer_id = secrets.token_bytes(16)
         self._encoded = 0  # events
         self._waiting = 0  # bytes
@@ -139,15 +139,15 @@ class Staging(Generic[T]):
         lane.batch.add(data, routing_key, headers)
         self._waiting += lane.batch.size - before
         if lane.batch.size >= BATCH_BYTES:
-            self._turn += routing_key is None
+            self._round_robin += routing_key is None
             self._send([lane])
         elif self._waiting > MAX_UNSTORED_BYTES:
             self._send(self._lanes.values())
 
     def segment_of(self, routing_key: str | None) -> int:
-        """The segment of the stream that events of this key are for; without a key, one after the other in turn."""
+        """The segment of the stream that events of this key are for; without a key, round robin."""
         if routing_key is None:
-            self._turn += 1
+            self._round_robin += 1
             return self._find_keyless().number
         return self._find(routing_key).number
 
@@ -227,7 +227,7 @@ class Staging(Generic[T]):
     def _find_keyless(self) -> _Lane:
         """Events without a key go on to another segment with every batch, so that a small part is in few segments."""
         numbers = self._routes.segments
-        return self._lanes[numbers[self._turn % len(numbers)]]
+        return self._lanes[numbers[self._round_robin % len(numbers)]]
 
     # ------------------------------------------------------------------ storing
 

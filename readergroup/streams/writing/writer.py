@@ -270,7 +270,7 @@ class EventWriter(Generic[T]):
         if self._is_late and not self._late_told:
             raise self._not_stored_yet("the store has taken nothing for longer than the timeout; this is not written")
         if routing_key is None:
-            return self._lanes[next(self._turns)]
+            return self._lanes[next(self._round_robin)]
         check_key(routing_key, self.stream)
         if len(self._lane_of_key) >= KNOWN_KEYS:
             self._lane_of_key.clear()
@@ -639,7 +639,7 @@ class EventWriter(Generic[T]):
             return [batch]
         parts: dict[int, Batch] = {}
         # All events without a key stay together, because they may be one group.
-        keyless = next(self._turns)
+        keyless = next(self._round_robin)
         for index, (event, key) in enumerate(zip(batch.events, batch.keys, strict=True)):
             segment = keyless if key is None else self._routes.segment_of(key)
             if segment not in parts:
@@ -657,8 +657,8 @@ class EventWriter(Generic[T]):
         self._cells = {number: self._cells[number] for number in state.current if number in self._cells}
         self._unsettled.intersection_update(state.current)
         # Writers start at different segments, so that few events without a key do not all go to the first one.
-        turn = secrets.randbelow(len(state.current))
-        self._turns = cycle(state.current[turn:] + state.current[:turn])
+        first = secrets.randbelow(len(state.current))
+        self._round_robin = cycle(state.current[first:] + state.current[:first])
 
     def _give_up(self) -> None:
         """Take no more events: the writer was closed, and its time is over."""

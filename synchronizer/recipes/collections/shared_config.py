@@ -14,7 +14,7 @@ from synchronizer.errors import InvalidArgumentError
 from synchronizer.log.entries import Revision
 from synchronizer.log.replica import AppliedUpdate
 from synchronizer.state import Update
-from synchronizer.store import ANY, Any_, SegmentStore
+from synchronizer.store import ANY, AnyValue, SegmentStore
 
 from .shared import Shared, SynchronizerOptions, ValueChange
 from .shared_map import MAP_UPDATES, ClearMap, Decided, MapState, PutEntry, RemoveEntry, SharedMap
@@ -84,7 +84,7 @@ class SharedConfig(Shared[MapState], Generic[M]):
         wanted = self._codec(field).checked(expected, field=field)
         return self._change_if(lambda state: self._value_of(field, state) == wanted, put, timeout)
 
-    def remove(self, field: str, expected: Any | Literal[Any_.ANY] = ANY, *, timeout: float | None = None) -> bool:
+    def remove(self, field: str, expected: Any | Literal[AnyValue.ANY] = ANY, *, timeout: float | None = None) -> bool:
         """Let a field that was put, and is ``expected``, have its default again; whether this call did it."""
         codec = self._codec(field)
         wanted = expected if expected is ANY else codec.checked(expected, field=field)

@@ -9,7 +9,7 @@ from synchronizer.errors import InvalidArgumentError
 from synchronizer.log.entries import Revision
 from synchronizer.log.replica import AppliedUpdate
 from synchronizer.state import State, Update
-from synchronizer.store import ANY, Any_, SegmentStore
+from synchronizer.store import ANY, AnyValue, SegmentStore
 
 from .shared import Shared, SynchronizerOptions, ValueChange
 
@@ -63,7 +63,7 @@ class SharedCounter(Shared[CounterState]):
         """Set the value, whatever it is now."""
         self.replace(_checked(value), timeout=timeout)
 
-    def replace(self, new: int, expected: int | Literal[Any_.ANY] = ANY, *, timeout: float | None = None) -> bool:
+    def replace(self, new: int, expected: int | Literal[AnyValue.ANY] = ANY, *, timeout: float | None = None) -> bool:
         """Set the value if it is ``expected``; whether this call did it."""
         update = SetCounter(value=_checked(new, "new"))
         if expected is not ANY:

@@ -13,7 +13,7 @@ from synchronizer.log.entries import Revision
 from synchronizer.log.replica import AppliedUpdate
 from synchronizer.map import Map
 from synchronizer.state import State, Update
-from synchronizer.store import ANY, Any_, SegmentStore
+from synchronizer.store import ANY, AnyValue, SegmentStore
 
 from .shared import Shared, SynchronizerOptions, whole
 from .values import ValueCodec
@@ -118,11 +118,13 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
 
         return self.synchronizer.update_state_returning(decide, timeout=timeout)
 
-    def replace(self, key: str, new: V, expected: V | Literal[Any_.ANY] = ANY, *, timeout: float | None = None) -> bool:
+    def replace(
+        self, key: str, new: V, expected: V | Literal[AnyValue.ANY] = ANY, *, timeout: float | None = None
+    ) -> bool:
         """Set the value of ``key`` if it has one, and that is ``expected``; whether this call did it."""
         return self._change_if(key, expected, self._put(key, new), timeout)
 
-    def remove(self, key: str, expected: V | Literal[Any_.ANY] = ANY, *, timeout: float | None = None) -> bool:
+    def remove(self, key: str, expected: V | Literal[AnyValue.ANY] = ANY, *, timeout: float | None = None) -> bool:
         """Remove ``key`` if it is there, with the value ``expected``; whether this call did it."""
         return self._change_if(key, expected, RemoveEntry(key=_checked(key)), timeout)
 
@@ -221,7 +223,7 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
         return PutEntry(key=_checked(key), value=self._values.encode(value, key=key))
 
     def _change_if(
-        self, key: str, expected: V | Literal[Any_.ANY], change: Update[MapState], timeout: float | None
+        self, key: str, expected: V | Literal[AnyValue.ANY], change: Update[MapState], timeout: float | None
     ) -> bool:
         # One of another type would be refused without a word.
         wanted = expected if expected is ANY else self._values.checked(expected, key=key)

@@ -24,8 +24,8 @@ from synchronizer.state_synchronizer import StateSynchronizer
 from synchronizer.store import SegmentStore
 
 from ..collections.shared import SynchronizerOptions
-from .members import BROKEN, UPDATES, Break, Member, nobody
-from .participant import ASK_SECONDS, Seat, Seats
+from .members import BROKEN, UPDATES, Break, Member, empty_members
+from .participant import ASK_SECONDS, Participant, Participants
 
 
 class Barrier:
@@ -57,7 +57,7 @@ class Barrier:
         self.synchronizer = StateSynchronizer(
             store,
             f"barrier/{name}",
-            initial=nobody(member_timeout_seconds, parties=parties),
+            initial=empty_members(member_timeout_seconds, parties=parties),
             updates=UPDATES,
             **options,
         )
@@ -67,7 +67,9 @@ class Barrier:
             )
         self._clock = self.synchronizer.clock
         #: Of those here who wait.
-        self._seats = Seats(self.synchronizer, member_timeout_seconds, changed=lambda: False, threads=threads)
+        self._participants = Participants(
+            self.synchronizer, member_timeout_seconds, changed=lambda: False, threads=threads
+        )
         self._closed = False
 
     def wait(self, *, timeout: float | None = None) -> int:
@@ -80,11 +82,11 @@ class Barrier:
         """
         self._check_open()
         deadline = Deadline(self._clock, self.synchronizer.timeout if timeout is None else timeout)
-        seat = self._seats.add(self.party or f"{socket.gethostname()}/{os.getpid()}")
+        participant = self._participants.add(self.party or f"{socket.gethostname()}/{os.getpid()}")
         try:
-            return self._wait(seat, deadline)
+            return self._wait(participant, deadline)
         finally:
-            self._seats.give_up(seat)
+            self._participants.leave(participant)
 
     @property
     def n_waiting(self) -> int:
@@ -98,23 +100,27 @@ class Barrier:
     def close(self) -> None:
         """End all waiting here, which breaks the barrier for those elsewhere. Twice is no error."""
         self._closed = True
-        self._seats.give_up_all()
+        self._participants.leave_all()
         self.synchronizer.close()
 
     def step(self) -> float:
         """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
-        return self._seats.step()
+        return self._participants.step()
 
     def __repr__(self) -> str:
         return f"Barrier({self.name!r}, {self.synchronizer.store.url!r}, parties={self.parties})"
 
-    def _wait(self, seat: Seat, deadline: Deadline) -> int:
-        seat.take(namesake="goes" if self.party else "stays", timeout=max(ASK_SECONDS, deadline.remaining()))
-        in_time = seat.wait_until(lambda: self._closed or not seat.taken or _place(seat.find()) is not None, deadline)
-        place = _place(seat.find())
+    def _wait(self, participant: Participant, deadline: Deadline) -> int:
+        participant.join(
+            on_duplicate_id="replace" if self.party else "keep", timeout=max(ASK_SECONDS, deadline.remaining())
+        )
+        in_time = participant.wait_until(
+            lambda: self._closed or not participant.joined or _place(participant.find()) is not None, deadline
+        )
+        place = _place(participant.find())
         if place is None:  # it may have one by the time when it is taken out
             try:
-                place = _place(seat.give_up(timeout=ASK_SECONDS))
+                place = _place(participant.leave(timeout=ASK_SECONDS))
             except ReaderGroupError as error:
                 self._check_open()  # `close` may have cut the answer off
                 raise OutcomeUnknownError(

@@ -22,8 +22,8 @@ from synchronizer.store import SegmentStore
 from synchronizer.threads.background import BackgroundThread
 
 from ..collections.shared import SynchronizerOptions
-from .members import UPDATES, Members, nobody
-from .participant import ASK_SECONDS, Seat
+from .members import UPDATES, Members, empty_members
+from .participant import ASK_SECONDS, Participant
 
 #: How long closing waits for a listener that is being called.
 CLOSE_SECONDS: Final = 5.0
@@ -59,20 +59,20 @@ class LeaderElection:
         self.synchronizer = StateSynchronizer(
             store,
             f"election/{name}",
-            initial=nobody(member_timeout_seconds),
+            initial=empty_members(member_timeout_seconds),
             updates=UPDATES,
             **options,
         )
         self._clock = self.synchronizer.clock
         self._threads = threads
-        self._lock = threading.Lock()  # held while a seat is taken
+        self._lock = threading.Lock()  # held while a participant is taken
         self._elected = False  # in this campaign, as far as anybody here has seen
         self._closed = False
         self._on_elected: list[Callable[[int], object]] = []
         self._on_lost: list[Callable[[], object]] = []
         self._told: int | None = None  # the token that the listeners were told of last
         self._telling: threading.Thread | None = None
-        self._seat = Seat(
+        self._participant = Participant(
             self.synchronizer, candidate_id, member_timeout_seconds, changed=self._stay_in_line, threads=threads
         )
 
@@ -86,24 +86,24 @@ class LeaderElection:
         `on_elected` is called in time. Campaigning while being a candidate changes nothing.
         """
         deadline = Deadline(self._clock, timeout)
-        was_candidate = self._seat.wanted and self._seat.taken
+        was_candidate = self._participant.wanted and self._participant.joined
         try:
             return self._campaign(deadline, wait, timeout)
         except BaseException as error:
             if not isinstance(error, Exception) and not was_candidate:  # an interrupt
-                self._seat.give_up_or_warn()
+                self._participant.leave_or_warn()
             raise
 
     def _campaign(self, deadline: Deadline, wait: bool, timeout: float | None) -> bool:
         with self._lock:
             self._check_open()
-            if not self._seat.wanted or not self._seat.taken:
+            if not self._participant.wanted or not self._participant.joined:
                 self._elected = False
-                self._seat.take(timeout=max(ASK_SECONDS, deadline.remaining(self.synchronizer.timeout)))
+                self._participant.join(timeout=max(ASK_SECONDS, deadline.remaining(self.synchronizer.timeout)))
             if self._closed:  # by another thread, which did not wait for this
-                self._seat.give_up_or_warn()
-        if wait and not self._seat.wait_until(lambda: self.is_leader or not self._seat.wanted, deadline):
-            self._seat.give_up_or_warn()
+                self._participant.leave_or_warn()
+        if wait and not self._participant.wait_until(lambda: self.is_leader or not self._participant.wanted, deadline):
+            self._participant.leave_or_warn()
             raise DeadlineExceededError(
                 "another is the leader; campaign again, or with more time",
                 election=self.name,
@@ -118,7 +118,7 @@ class LeaderElection:
         From the beginning of the call on `check` raises. Where the store does not answer in time, the error is raised
         and the lease runs out. A campaign under way in another thread is not waited for: it withdraws.
         """
-        self._seat.give_up(timeout=timeout)
+        self._participant.leave(timeout=timeout)
 
     @property
     def member_timeout_seconds(self) -> float:
@@ -200,7 +200,7 @@ class LeaderElection:
     def close(self) -> None:
         """Resign and end the threads. Twice is no error. Where the store is away, the lease runs out."""
         self._closed = True  # what is interrupted from here on can be called again
-        self._seat.give_up_or_warn()
+        self._participant.leave_or_warn()
         telling = self._telling
         if telling is not None and telling is not threading.current_thread():
             telling.join(CLOSE_SECONDS)
@@ -219,12 +219,12 @@ class LeaderElection:
 
     def step(self) -> float:
         """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
-        due = self._seat.step()
+        due = self._participant.step()
         self._tell()
         return due
 
     def _token(self) -> int | None:
-        first = self._seat.first()
+        first = self._participant.first()
         if first is None:
             return None
         self._elected = True
@@ -232,17 +232,17 @@ class LeaderElection:
 
     def _stay_in_line(self) -> bool:
         """A follower that was taken out gets behind all others; a leader has had its term. Whether to try again."""
-        if not self._seat.wanted or self._seat.taken:
+        if not self._participant.wanted or self._participant.joined:
             return False  # without the lock, which another thread may have while it talks to the store
         with self._lock:
-            if not self._seat.wanted or self._seat.taken:
+            if not self._participant.wanted or self._participant.joined:
                 return False
             if self._elected:
-                self._seat.wanted = False
+                self._participant.wanted = False
                 _logger.warning("%s is no longer the leader of %s", self.candidate_id, self.name)
                 return False
             try:
-                self._seat.take_again(timeout=ASK_SECONDS)
+                self._participant.rejoin(timeout=ASK_SECONDS)
             except ReaderGroupError as error:
                 _logger.warning("%s could not get back in line for %s: %s", self.candidate_id, self.name, error)
                 return True
@@ -263,9 +263,9 @@ class LeaderElection:
             while not self._closed:
                 self._tell()
                 # A lease that runs out is no news from the store.
-                until = self._seat.valid_until if self._told is not None else float("inf")
+                until = self._participant.valid_until if self._told is not None else float("inf")
                 deadline = Deadline(self._clock, until - self._clock.monotonic())
-                self._seat.wait_until(lambda: self._closed or self._token() != self._told, deadline)
+                self._participant.wait_until(lambda: self._closed or self._token() != self._told, deadline)
         self._tell()
 
     def _tell(self) -> None:

@@ -20,8 +20,8 @@ from synchronizer.state_synchronizer import StateSynchronizer
 from synchronizer.store import SegmentStore
 
 from ..collections.shared import SynchronizerOptions
-from .members import UPDATES, Member, nobody
-from .participant import ASK_SECONDS, Seat, Seats
+from .members import UPDATES, Member, empty_members
+from .participant import ASK_SECONDS, Participant, Participants
 
 #: How much longer than the timeout it may take until a dead holder is taken out.
 TAKEOVER_SECONDS: Final = 2.0
@@ -32,11 +32,11 @@ _logger = logging.getLogger(__name__)
 class HeldLock:
     """A lock that is held until the end of the block, or `release`."""
 
-    def __init__(self, lock: Lock, seat: Seat, fencing_token: int) -> None:
+    def __init__(self, lock: Lock, participant: Participant, fencing_token: int) -> None:
         #: Greater than those of all who held the lock before.
         self.fencing_token = fencing_token
         self._lock = lock
-        self._seat = seat
+        self._participant = participant
 
     def check(self) -> None:
         """Raise `LeaseLostError` if somebody else may hold the lock, and before that can be. Asks nobody: it is quick.
@@ -44,7 +44,7 @@ class HeldLock:
         After an outage of the store it passes again, if nobody else got the lock. Whoever is paused between the check
         and what it does next is not stopped by it: what must not be done twice compares fencing tokens.
         """
-        if self._seat.among(self._lock.permits) is None:
+        if self._participant.among(self._lock.permits) is None:
             raise LeaseLostError(
                 f"the {self._lock.kind} was released, or may be another's by now; stop what it protects",
                 name=self._lock.name,
@@ -54,9 +54,9 @@ class HeldLock:
     def release(self) -> None:
         """Let the next one have the lock at once. Twice is no error. Where the store is away, the lease runs out."""
         try:
-            self._lock._release(self._seat)
+            self._lock._release(self._participant)
         except BaseException:  # interrupted: others would wait for the lease
-            self._lock._release(self._seat)
+            self._lock._release(self._participant)
             raise
 
     def __enter__(self) -> Self:
@@ -67,9 +67,9 @@ class HeldLock:
 
 
 class _Lingering(NamedTuple):
-    """A seat of one who waits no more, kept to find out whether one of these holders is dead."""
+    """A participant of one who waits no more, kept to find out whether one of these holders is dead."""
 
-    seat: Seat
+    participant: Participant
     holders: Sequence[Member]
     until: float
 
@@ -102,7 +102,7 @@ class Lock:
         self.synchronizer = StateSynchronizer(
             store,
             f"{self.kind}/{name}",
-            initial=nobody(member_timeout_seconds, places=None if self.permits == 1 else self.permits),
+            initial=empty_members(member_timeout_seconds, places=None if self.permits == 1 else self.permits),
             updates=UPDATES,
             **options,
         )
@@ -112,9 +112,11 @@ class Lock:
             )
         self._clock = self.synchronizer.clock
         #: Of those here who wait or hold.
-        self._seats = Seats(self.synchronizer, member_timeout_seconds, changed=self._end_lingering, threads=threads)
+        self._participants = Participants(
+            self.synchronizer, member_timeout_seconds, changed=self._end_lingering, threads=threads
+        )
         self._lock = threading.Lock()
-        self._holding: dict[Seat, int] = {}  # the threads that hold
+        self._holding: dict[Participant, int] = {}  # the threads that hold
         self._lingering: _Lingering | None = None
         self._closed = False
 
@@ -131,16 +133,16 @@ class Lock:
                 f"this thread holds the {self.kind} already; pass on what it has", name=self.name
             )
         deadline = Deadline(self._clock, self.synchronizer.timeout if timeout is None else timeout)
-        seat = self._seats.add(self.owner)
+        participant = self._participants.add(self.owner)
         try:
-            found = self._wait_in_line(seat, deadline)
-            self._holding[seat] = threading.get_ident()
-            return HeldLock(self, seat, found.incarnation)
+            found = self._wait_for_lock(participant, deadline)
+            self._holding[participant] = threading.get_ident()
+            return HeldLock(self, participant, found.incarnation)
         except DeadlineExceededError:
-            self._linger_or_give_up(seat)
+            self._linger_or_leave(participant)
             raise
         except BaseException:
-            self._release(seat)
+            self._release(participant)
             raise
 
     def holders(self, *, timeout: float | None = None) -> Sequence[str]:
@@ -150,70 +152,70 @@ class Lock:
     def close(self) -> None:
         """Release the lock, if it is held here, and end all waiting for it here. Twice is no error."""
         self._closed = True
-        self._seats.give_up_all()
+        self._participants.leave_all()
         self.synchronizer.close()
 
     def step(self) -> float:
         """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
-        return self._seats.step()
+        return self._participants.step()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.synchronizer.store.url!r})"
 
-    def _wait_in_line(self, seat: Seat, deadline: Deadline) -> Member:
+    def _wait_for_lock(self, participant: Participant, deadline: Deadline) -> Member:
         while not self._closed:
-            if (found := seat.among(self.permits)) is not None:
+            if (found := participant.among(self.permits)) is not None:
                 return found
-            if not seat.taken:  # not yet, or it was lost by one who was paused
-                seat.take(timeout=max(ASK_SECONDS, deadline.remaining()))
-            elif not seat.wait_until(lambda: self._has_news(seat), deadline):
-                holders = [each.member for each in seat.members()[: self.permits]]
+            if not participant.joined:  # not yet, or it was lost by one who was paused
+                participant.join(timeout=max(ASK_SECONDS, deadline.remaining()))
+            elif not participant.wait_until(lambda: self._has_news(participant), deadline):
+                holders = [each.member for each in participant.members()[: self.permits]]
                 raise DeadlineExceededError(
                     f"others hold the {self.kind}; wait longer, or try again", name=self.name, holders=holders
                 )
         raise ClosedError(f"the {self.kind} is closed; open another", name=self.name)
 
-    def _has_news(self, seat: Seat) -> bool:
-        return self._closed or not seat.taken or seat.among(self.permits) is not None
+    def _has_news(self, participant: Participant) -> bool:
+        return self._closed or not participant.joined or participant.among(self.permits) is not None
 
-    def _release(self, seat: Seat) -> None:
-        self._holding.pop(seat, None)
-        self._seats.give_up(seat)
+    def _release(self, participant: Participant) -> None:
+        self._holding.pop(participant, None)
+        self._participants.leave(participant)
 
     # ------------------------------------------------------------------ holders that are dead
 
-    def _linger_or_give_up(self, seat: Seat) -> None:
+    def _linger_or_leave(self, participant: Participant) -> None:
         try:
-            self._linger(seat)
+            self._linger(participant)
         except BaseException:  # interrupted
-            self._seats.give_up(seat)
+            self._participants.leave(participant)
             raise
 
-    def _linger(self, seat: Seat) -> None:
-        """Give the seat up; but whoever waits for less than it takes to see that the holder is dead sees it later.
+    def _linger(self, participant: Participant) -> None:
+        """Give the participant up, but keep watching for a dead holder in the background if no other one here does.
 
-        Otherwise nobody would, where all wait for less. One seat of a process is enough for that.
+        Where all callers wait for less than the timeout, no process would notice the holder's death otherwise.
         """
-        holders = seat.members()[: self.permits]
+        holders = participant.members()[: self.permits]
         with self._lock:
             # It may have become its own turn just now.
-            if seat.taken and holders and seat.among(self.permits) is None and self._lingering is None:
+            if participant.joined and holders and participant.among(self.permits) is None and self._lingering is None:
                 takes = self.synchronizer.state.timeout_seconds + TAKEOVER_SECONDS
-                self._lingering = _Lingering(seat, holders, self._clock.monotonic() + takes)
+                self._lingering = _Lingering(participant, holders, self._clock.monotonic() + takes)
                 return
-        self._seats.give_up(seat)
+        self._participants.leave(participant)
 
     def _end_lingering(self) -> bool:
-        """Give the seat up whose holder has released the lock, or is dead, or lives."""
+        """Give the participant up whose holder has released the lock, or is dead, or lives."""
         with self._lock:
             found = self._lingering
             if found is None:
                 return False
-            is_same = found.seat.taken and found.seat.members()[: self.permits] == found.holders
+            is_same = found.participant.joined and found.participant.members()[: self.permits] == found.holders
             if is_same and self._clock.monotonic() < found.until:
                 return False
             self._lingering = None
-        self._seats.give_up(found.seat)
+        self._participants.leave(found.participant)
         return False
 
 

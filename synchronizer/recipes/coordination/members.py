@@ -113,7 +113,7 @@ class Break(Update[Members], tag="break"):
 UPDATES: Final = (Join, Leave, Break)
 
 
-def nobody(timeout_seconds: float, *, places: int | None = None, parties: int | None = None) -> Members:
+def empty_members(timeout_seconds: float, *, places: int | None = None, parties: int | None = None) -> Members:
     """The state to begin with."""
     check_duration(timeout_seconds, "member_timeout_seconds", above_zero=True, finite=True)
     if timeout_seconds > MAX_TIMEOUT_SECONDS:

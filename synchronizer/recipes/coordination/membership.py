@@ -16,8 +16,8 @@ from synchronizer.state_synchronizer import StateSynchronizer
 from synchronizer.store import SegmentStore
 
 from ..collections.shared import SynchronizerOptions
-from .members import UPDATES, Cause, Leave, Member, Members, nobody
-from .participant import ASK_SECONDS, Seat
+from .members import UPDATES, Cause, Leave, Member, Members, empty_members
+from .participant import ASK_SECONDS, Participant
 
 _logger = logging.getLogger(__name__)
 
@@ -52,31 +52,31 @@ class Membership:
         self.name = name
         self.member_id = member_id
         self.synchronizer = StateSynchronizer(
-            store, f"membership/{name}", initial=nobody(member_timeout_seconds), updates=UPDATES, **options
+            store, f"membership/{name}", initial=empty_members(member_timeout_seconds), updates=UPDATES, **options
         )
-        self._lock = threading.Lock()  # held while a seat is taken
+        self._lock = threading.Lock()  # held while a participant is taken
         self._closed = False
         self._listeners: list[tuple[str, MemberListener]] = []  # and what each is told of
         self._known: dict[str, Member] = {}  # by lease, as the listeners were told
         self._listens = False
-        self._seat = Seat(
+        self._participant = Participant(
             self.synchronizer, member_id, member_timeout_seconds, changed=self._stay_if_alive, threads=threads
         )
 
     def join(self, *, timeout: float | None = None) -> None:
         """Be a member. Another of the same id is one no longer. Joining twice changes nothing."""
-        was_member = self._seat.wanted and self._seat.taken
+        was_member = self._participant.wanted and self._participant.joined
         try:
             with self._lock:
                 self._check_open()
-                if not self._seat.wanted or not self._seat.taken:
-                    self._seat.take(namesake="goes", timeout=timeout)
+                if not self._participant.wanted or not self._participant.joined:
+                    self._participant.join(on_duplicate_id="replace", timeout=timeout)
                 if self._closed:  # by another thread, which did not wait for this
-                    self._seat.give_up_or_warn()
+                    self._participant.leave_or_warn()
                     self._check_open()
         except BaseException as error:
             if not isinstance(error, Exception) and not was_member:  # an interrupt
-                self._seat.give_up_or_warn()
+                self._participant.leave_or_warn()
             raise
 
     def leave(self, *, timeout: float | None = None) -> None:
@@ -84,12 +84,12 @@ class Membership:
 
         A `join` under way in another thread is not waited for: it leaves again.
         """
-        self._seat.give_up(timeout=timeout)
+        self._participant.leave(timeout=timeout)
 
     @property
     def is_member(self) -> bool:
         """Whether nobody can have taken this member for dead: its lease is not over."""
-        return self._seat.is_held
+        return self._participant.is_held
 
     @property
     def member_timeout_seconds(self) -> float:
@@ -157,7 +157,7 @@ class Membership:
     def close(self) -> None:
         """Leave, and end the threads. Twice is no error. Where the store is away, the lease runs out."""
         self._closed = True  # what is interrupted from here on can be called again
-        self._seat.give_up_or_warn()
+        self._participant.leave_or_warn()
         self.synchronizer.close()
 
     def __enter__(self) -> Self:
@@ -174,20 +174,20 @@ class Membership:
 
     def step(self) -> float:
         """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
-        due = self._seat.step()
+        due = self._participant.step()
         with suppress(DeadlineExceededError):  # the store is away: later
             self.synchronizer.poll_listeners(timeout=0.0)
         return due
 
     def _stay_if_alive(self) -> bool:
         """Join again, if this member was taken out and no other of its id is there. Whether to try it once more."""
-        if not self._seat.wanted or self._seat.taken:
+        if not self._participant.wanted or self._participant.joined:
             return False  # without the lock, which another thread may have while it talks to the store
         with self._lock:
-            if not self._seat.wanted or self._seat.taken:
+            if not self._participant.wanted or self._participant.joined:
                 return False
             try:
-                joined = self._seat.take_again(namesake="wins", timeout=ASK_SECONDS)
+                joined = self._participant.rejoin(on_duplicate_id="yield", timeout=ASK_SECONDS)
             except ReaderGroupError as error:
                 _logger.warning("%s could not join %s again: %s", self.member_id, self.name, error)
                 return True

@@ -1,9 +1,9 @@
-"""`Seat`: the place of one participant among the `Members` of a name, and the work that keeps it.
+"""`Participant`: one member of a name (`Members`), and the threads that keep its lease.
 
-Two threads do that work while the seat is taken. One renews the lease and does nothing else, so that nothing delays
-it. The other follows the log and takes out members whose leases stand still. They start when somebody waits for news,
-or a moment after the seat was taken: one that is given up before costs no thread. `Seat.step` is one round of both and
-says when the next is due; tests call it instead of having threads.
+Two threads run while it is a member. One renews the lease and does nothing else, so that nothing delays a renewal. The
+other follows the log and removes members whose leases have expired. They start when a caller waits for news, or 0.1 s
+after joining: a participant that leaves sooner costs no thread. `Participant.step` is one round of both and returns
+when the next is due; tests call it instead of running threads.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ ASK_SECONDS: Final = 1.0
 
 _logger = logging.getLogger(__name__)
 
-#: What becomes of other members of the same id when a seat is taken.
-Namesake = Literal["stays", "goes", "wins"]
+#: What a participant that joins does if there is another member of its id: leave it there, replace it, or stay out.
+OnDuplicateId = Literal["keep", "replace", "yield"]
 
 
-class Seat:
-    """A place that is taken, lost and taken again, each time behind all others. Borrows the synchronizer.
+class Participant:
+    """A member that joins, loses its place and joins again, each time last in order. Borrows the synchronizer.
 
-    ``changed`` is called after each round of the work, in its thread, and when the seat is lost or given up. It answers
-    whether it is to be called again soon, also where the seat is lost. Threads may share a seat.
+    ``changed`` is called after each round of the work, in its thread, and when the place is lost or given up. It
+    returns whether to call it again soon. Threads may share a participant.
 
-    ``left_behind``, which several seats may share, are the leases of stays that this process could not end, or of which
-    it did not hear whether they began. Whoever takes or gives up a seat ends these as well.
+    ``left_behind`` holds the leases of stays that this process could not end, or did not learn whether they began.
+    Several participants may share it. Joining and leaving end those stays as well.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Seat:
         self._wished_timeout_seconds = timeout_seconds
         self._changed = changed
         self._threaded = threads
-        #: From the beginning of `take` to that of `give_up`, also where it was lost in between.
+        #: From the beginning of `join` to that of `leave`, also where it was lost in between.
         self.wanted = False
         self._process_id = os.getpid()
         self._lock = threading.Lock()
@@ -101,33 +101,33 @@ class Seat:
     # ------------------------------------------------------------------ coming and going
 
     @property
-    def taken(self) -> bool:
-        """Whether it was taken, and neither given up since nor known to be lost."""
+    def joined(self) -> bool:
+        """Whether it has joined, and has neither left since nor is known to be removed."""
         lease = self._lease
         return lease is not None and not lease.lost
 
     @property
     def is_held(self) -> bool:
-        """Whether nobody can have taken the member out."""
+        """Whether no other process can have removed the member."""
         return self._clock.monotonic() < self.valid_until
 
     @property
     def valid_until(self) -> float:
-        """Until when, on the clock, nobody can have taken the member out."""
+        """Until when, on the clock, no other process can have removed the member."""
         lease = self._lease
         return float("-inf") if lease is None else lease.valid_until
 
     def find(self) -> Member | None:
-        """The member of this seat in the newest state that is known here."""
+        """The member of this participant in the newest state that is known here."""
         lease = self._lease
         return None if lease is None else next((each for each in self.members() if each.lease == lease.name), None)
 
     def first(self) -> Member | None:
-        """The member of this seat, if it is the first of all and nobody can have taken it out."""
+        """The member of this participant, if it is the first and no other process can have removed it."""
         return self.among(1)
 
     def among(self, places: int) -> Member | None:
-        """The member of this seat, if it is among so many at the front and nobody can have taken it out."""
+        """The member of this participant, if it is one of the first N and no other process can have removed it."""
         lease = self._lease
         if lease is None:
             return None
@@ -141,21 +141,22 @@ class Seat:
         except NotFoundError:
             return ()
 
-    def take(self, *, namesake: Namesake = "stays", timeout: float | None = None) -> bool:
-        """Take a seat behind all others. False: it is not wanted any more, because of another member of the same id, or
-        because `give_up` was called meanwhile, which does not wait for this. One thread at a time takes it.
+    def join(self, *, on_duplicate_id: OnDuplicateId = "keep", timeout: float | None = None) -> bool:
+        """Join, last in order. False if another member has the id and wins, or if `leave` was called meanwhile.
+
+        One thread at a time joins. `leave` does not wait for it.
         """
         self.wanted = True
         try:
-            return self.take_again(namesake=namesake, timeout=timeout)
+            return self.rejoin(on_duplicate_id=on_duplicate_id, timeout=timeout)
         except BaseException as error:
             self.wanted = False
             if not isinstance(error, Exception):  # an interrupt: whoever called does not know what it got
-                self.give_up_or_warn()
+                self.leave_or_warn()
             raise
 
-    def take_again(self, *, namesake: Namesake = "stays", timeout: float | None = None) -> bool:
-        """`take`, if it is still wanted. Where that fails it stays so."""
+    def rejoin(self, *, on_duplicate_id: OnDuplicateId = "keep", timeout: float | None = None) -> bool:
+        """`join`, if it is still wanted. Where that fails it stays so."""
         if not self.wanted:
             return False
         synchronizer = self._synchronizer
@@ -165,9 +166,9 @@ class Seat:
         def join(state: Members) -> Proposal[Members, bool]:
             own = [each for each in state.members if each.lease in left_behind]
             others = [each for each in state.members if each.member == self.member and each not in own]
-            if others and namesake == "wins":
+            if others and on_duplicate_id == "yield":
                 return Proposal((), False)
-            gone = own if namesake == "stays" else [*own, *others]
+            gone = own if on_duplicate_id == "keep" else [*own, *others]
             updates: list[Update[Members]] = [
                 Leave(member=each.member, lease=each.lease, cause="replaced") for each in gone
             ]
@@ -200,7 +201,7 @@ class Seat:
                 self._left_behind.add(lease.name)
             raise
         if not self.wanted:
-            self.give_up_or_warn()
+            self.leave_or_warn()
             return False
         if self._threaded:
             self._start_keeping(lease)
@@ -219,7 +220,7 @@ class Seat:
             else:
                 self._start_threads()
         except BaseException:
-            self.give_up_or_warn()
+            self.leave_or_warn()
             self.wanted = wanted
             raise
 
@@ -239,12 +240,11 @@ class Seat:
             self._complain("start", error)
         return bool(self._to_start)
 
-    def give_up(self, *, timeout: float | None = None) -> Member | None:
-        """Let the others go on at once; the member of this seat, as it was when this took it out.
+    def leave(self, *, timeout: float | None = None) -> Member | None:
+        """Leave, so that the others go on at once; return the member as it was.
 
-        From the beginning of the call on, the seat is no longer held. Where the store does not answer in time the error
-        is raised, and the lease runs out. A `take` under way in another thread is not waited for: it gives up what it
-        gets.
+        The place counts as lost from the beginning of the call. If the store does not answer in time, raise its error;
+        the lease then expires. A `join` under way in another thread gives up the place that it gets.
         """
         check_duration(timeout, "timeout", or_none=True)
         lease = self._lease
@@ -252,8 +252,8 @@ class Seat:
         gone = self._leave(leases, timeout) if leases else ()
         return next((each for each in gone if lease is not None and each.lease == lease.name), None)
 
-    def give_up_or_warn(self) -> None:
-        """`give_up`, for who goes anyhow. A store that does not answer those who keep the seat is not asked."""
+    def leave_or_warn(self) -> None:
+        """`leave`, for who goes anyhow. A store that does not answer those who keep the participant is not asked."""
         if os.getpid() != self._process_id:
             return  # a forked child: what was opened is the parent's
         leases = self._withdraw()
@@ -269,13 +269,13 @@ class Seat:
             )
 
     def _withdraw(self) -> Collection[str]:
-        """Hold the seat no longer; the leases that are left of it."""
+        """Hold the participant no longer; the leases that are left of it."""
         with self._lock:
             self.wanted = False
             if self._lease is not None and not self._lease.lost:
                 self._leaving.add(self._lease.name)  # first: what is interrupted can be called again
             self._lease = None
-            # With the lock held: another thread that takes the seat from now on starts threads of its own.
+            # With the lock held: another thread that takes the participant from now on starts threads of its own.
             self._to_start = []
             delayed_calls.remove(self)
         self._wake.set()
@@ -464,8 +464,8 @@ class Seat:
             _logger.warning("%s: %s", self._synchronizer.name, error)
 
 
-class Seats:
-    """The seats that the threads of one process have at the same time, each for as long as it waits or holds."""
+class Participants:
+    """The participants that the threads of one process have at the same time, each for as long as it waits or holds."""
 
     def __init__(
         self,
@@ -477,10 +477,10 @@ class Seats:
     ) -> None:
         self._process_id = os.getpid()
         self._lock = threading.Lock()
-        self._seats: set[Seat] = set()
+        self._participants: set[Participant] = set()
         self._left_behind: set[str] = set()
         self._new = partial(
-            Seat,
+            Participant,
             synchronizer,
             timeout_seconds=timeout_seconds,
             changed=changed,
@@ -488,30 +488,30 @@ class Seats:
             left_behind=self._left_behind,
         )
 
-    def add(self, member: str) -> Seat:
-        """A seat for this member, to be taken, and given up by `give_up`."""
-        seat = self._new(member)
+    def add(self, member: str) -> Participant:
+        """A participant for this member. Call its `join`, and `leave` of this."""
+        participant = self._new(member)
         with self._lock:
-            self._seats.add(seat)
-        return seat
+            self._participants.add(participant)
+        return participant
 
-    def give_up(self, seat: Seat) -> None:
+    def leave(self, participant: Participant) -> None:
         if os.getpid() != self._process_id:
             return  # a forked child: what was opened is the parent's
         with self._lock:
-            self._seats.discard(seat)
-        seat.give_up_or_warn()
+            self._participants.discard(participant)
+        participant.leave_or_warn()
 
-    def give_up_all(self) -> None:
+    def leave_all(self) -> None:
         if os.getpid() != self._process_id:
             return  # a forked child: what was opened is the parent's
-        for seat in self._snapshot():
-            self.give_up(seat)
+        for participant in self._snapshot():
+            self.leave(participant)
 
     def step(self) -> float:
         """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
-        return min((seat.step() for seat in self._snapshot()), default=float("inf"))
+        return min((participant.step() for participant in self._snapshot()), default=float("inf"))
 
-    def _snapshot(self) -> Sequence[Seat]:
+    def _snapshot(self) -> Sequence[Participant]:
         with self._lock:
-            return list(self._seats)
+            return list(self._participants)

@@ -1,7 +1,7 @@
-"""The consumer of a queue, a round at a time: whose turn it is, which events come next, up to where they are handled.
+"""The consumer of a queue, a round at a time: who holds the role, which events come next, up to where they are handled.
 
-The offset up to which events are handled is what the holder of the turn remembers, with its timeout. So a consumer that
-has lost the turn changes nothing, and whoever comes next goes on there. The offset moves first, and then the events are
+The offset up to which events are handled is what the holder of the role remembers, with its timeout. So a consumer that
+has lost the role changes nothing, and whoever comes next goes on there. The offset moves first, and then the events are
 given up.
 """
 
@@ -17,7 +17,7 @@ from typing import Final
 from synchronizer.callables import check_returned
 from synchronizer.clock import Clock
 from synchronizer.errors import HandlerError, TruncatedError
-from synchronizer.liveness.exclusive_role import Turn
+from synchronizer.liveness.exclusive_role import ExclusiveRole
 from synchronizer.liveness.timing import STOP_AFTER, observe_interval
 from synchronizer.retries import Retries
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES, SegmentStore
@@ -102,8 +102,8 @@ class Consumer:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._on_handled = on_handled
-        self._turn = Turn(store, segment, CONSUMER, clock)
-        self._recording = threading.Lock()  # of the position, and of whose turn it is
+        self._role = ExclusiveRole(store, segment, CONSUMER, clock)
+        self._recording = threading.Lock()  # of the position, and of who holds the role
         self._times_taken = 0
         self._recorded_at = float("-inf")
         self._truncated = 0
@@ -128,7 +128,7 @@ class Consumer:
         return HandlingLatency(sum(durations) / len(durations), durations[len(durations) * 99 // 100])
 
     def step(self) -> float:
-        """Handle the next events, if there are any and it is this consumer's turn; when there is more to do.
+        """Handle the next events, if there are any and this consumer holds the role; when there is more to do.
 
         Raises `HandlerError` for an event that failed for the last time and is not to be set aside,
         `InvalidArgumentError` for a handler that returned what has not run yet, and what the store raises.
@@ -152,9 +152,9 @@ class Consumer:
         return max(now, self._retry_at)
 
     def renew(self) -> None:
-        """Keep the turn while a handler takes its time."""
+        """Keep the role while a handler takes its time."""
         with self._recording:
-            left = self._turn.valid_until - self._clock.monotonic()
+            left = self._role.valid_until - self._clock.monotonic()
             if self.active and left < STOP_AFTER * self._timeout_seconds / 2:
                 self._record()
 
@@ -164,28 +164,28 @@ class Consumer:
             if self.active:
                 self._record()
                 self.active = False
-                self._turn.give_up()
+                self._role.give_up()
 
-    # ------------------------------------------------------------------ the turn
+    # ------------------------------------------------------------------ the role
 
     def _take_turn(self) -> bool:
         with self._recording:
-            if not self._turn.take(self._agreed_timeout()):
+            if not self._role.take(self._agreed_timeout()):
                 if self.active:
                     _logger.warning("%s: another consumer has taken over", self._queue)
                 self.active = False
                 return False
-            if self.active and self._times_taken == self._turn.times_taken:
+            if self.active and self._times_taken == self._role.times_taken:
                 return True
             self.active = False
             if self._dead_letters is not None:
-                self._dead_letters.take_over(self._turn.holder)
-            self._times_taken = self._turn.times_taken
-            self.committed = self.handled = handled_upto(self._turn.value)
+                self._dead_letters.take_over(self._role.holder)
+            self._times_taken = self._role.times_taken
+            self.committed = self.handled = handled_upto(self._role.value)
             self._frames.clear()
             self._failures = self._alone_until = 0
             self._retry_at = float("-inf")
-            self._turn.take(self._timeout_seconds)  # from now on it is this one's
+            self._role.take(self._timeout_seconds)  # from now on it is this one's
             self._record()
             if not self.active:
                 return False
@@ -194,14 +194,14 @@ class Consumer:
 
     def _agreed_timeout(self) -> float:
         """That of the holder: another one would judge it by a time that it does not know of."""
-        value = self._turn.value
+        value = self._role.value
         is_known = value.holder and len(value.payload) > 1  # a queue that was cleared may have a position alone
         return value.payload[1] if is_known else self._timeout_seconds
 
     def _record(self) -> None:
-        """Store the position, which renews the turn. Lock held."""
+        """Store the position, which renews the role. Lock held."""
         position = self.handled
-        self.active = self._turn.record(position, self._timeout_seconds)
+        self.active = self._role.record(position, self._timeout_seconds)
         if self.active:
             self.committed = position
             self._recorded_at = self._clock.monotonic()
@@ -249,7 +249,7 @@ class Consumer:
         return None
 
     def _may_handle(self) -> bool:
-        return self.active and not self.stopping.is_set() and self._clock.monotonic() < self._turn.valid_until
+        return self.active and not self.stopping.is_set() and self._clock.monotonic() < self._role.valid_until
 
     def _next_frames(self, at_most: int) -> Sequence[Frame]:
         alone = self._together == 1 or self._frames[0].offset < self._alone_until
@@ -317,7 +317,7 @@ class Consumer:
     def _set_aside(self, dead_letters: DeadLetters, frame: Frame, error: Exception) -> None:
         text = _text_of(error)[:MAX_ERROR_LENGTH]
         letter = encode_dead_event(data=frame.data, offset=frame.offset, error=text, attempts=self._failures)
-        if not dead_letters.put(self._turn.holder, letter, frame.offset):
+        if not dead_letters.put(self._role.holder, letter, frame.offset):
             self.active = False
             return
         _logger.error("%s: the event at offset %d is set aside", self._queue, frame.offset, exc_info=error)

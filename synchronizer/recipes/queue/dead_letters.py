@@ -18,7 +18,7 @@ from .frames import encode_frame, read_frames
 #: So much more than its event a dead letter may take, with this much of an error's text.
 ROOM_BYTES: Final = 64 * 1024
 MAX_ERROR_LENGTH: Final = 10_000
-#: The attribute that says whose turn it is to set events aside, and which was the last one.
+#: The attribute that says which consumer may set events aside, and which event was the last one.
 _LAST = "last"
 
 

@@ -94,7 +94,7 @@ class EventProcessor(EventQueue):
             dead_letters=self._dead_letters if set_aside else None,
             timeout_seconds=consumer_timeout_seconds,
             clock=self.clock,
-            on_handled=lambda offset: self._room.learn(handled=offset),
+            on_handled=lambda offset: self._backpressure.learn(handled=offset),
         )
         self._process_id = os.getpid()
         self._renewal_seconds = observe_interval(consumer_timeout_seconds)
@@ -104,7 +104,7 @@ class EventProcessor(EventQueue):
         if threads:
             self._thread = BackgroundThread(self._run, name=f"events of {name}", clock=self.clock)
             keeping = BackgroundThread(
-                self._keep_turn, name=f"turn at events of {name}", clock=self.clock, stopping=self._stopped
+                self._keep_role, name=f"role of event processor {name}", clock=self.clock, stopping=self._stopped
             )
             try:
                 self._thread.start()
@@ -179,7 +179,7 @@ class EventProcessor(EventQueue):
         super().close()
 
     def step(self) -> int:
-        """One round, without threads: handle the next events, if it is this one's turn; how many it were."""
+        """One round, without threads: handle the next events, if this process holds the role; how many there were."""
         before = self.processed_events
         self._consumer.step()
         return self.processed_events - before
@@ -212,7 +212,7 @@ class EventProcessor(EventQueue):
             _logger.error("%s: no more events are handled here: %s", self.name, error)
         finally:
             if failures:  # the store does not answer: what was handled since the position was stored last comes again
-                _logger.warning("%s: the turn is not given up, and runs out", self.name)
+                _logger.warning("%s: the role could not be released and expires", self.name)
             else:
                 self._leave()
             self._stopped.set()
@@ -227,16 +227,16 @@ class EventProcessor(EventQueue):
         else:
             self.clock.wait(self._consumer.stopping, timeout)
 
-    def _keep_turn(self) -> None:
+    def _keep_role(self) -> None:
         while not self.clock.wait(self._stopped, self._renewal_seconds):
             try:
                 self._consumer.renew()
             except ClosedError:
                 return
             except ReaderGroupError as error:
-                _logger.debug("%s: the turn was not renewed: %s", self.name, error)
+                _logger.debug("%s: the role was not renewed: %s", self.name, error)
             except Exception as error:
-                survive(error, f"turn at events of {self.name}")
+                survive(error, f"role of event processor {self.name}")
 
     def _leave(self) -> None:
         try:
@@ -244,7 +244,7 @@ class EventProcessor(EventQueue):
         except ClosedError:
             return  # it runs out
         except ReaderGroupError as error:
-            _logger.warning("%s: the turn could not be given up and runs out: %s", self.name, error)
+            _logger.warning("%s: the role could not be released and expires: %s", self.name, error)
 
     def _check_error(self) -> None:
         if self._error is not None:

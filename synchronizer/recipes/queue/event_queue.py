@@ -9,7 +9,7 @@ from typing import Final, Self, TypeVar
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.clock import Clock, Deadline, clock_or_system
 from synchronizer.errors import DeadlineExceededError, InvalidArgumentError
-from synchronizer.liveness.exclusive_role import TurnValue
+from synchronizer.liveness.exclusive_role import RoleValue
 from synchronizer.patience import Patience
 from synchronizer.state_synchronizer import NAME_PATTERN, NAME_RULE
 from synchronizer.store import SegmentStore
@@ -17,18 +17,18 @@ from synchronizer.store import SegmentStore
 from ...compare_and_set import Cell, Outcome
 from .dead_letters import ROOM_BYTES, DeadEvent, DeadLetters
 from .frames import encode_frame
-from .producer import Adding, Extent, Room
+from .producer import Backpressure, Extent, QueueProducer
 
 R = TypeVar("R")
 
 MAX_OUTSTANDING_BYTES: Final = 64 * 1024 * 1024
 
-#: The attribute with the turn of the consumer. What that remembers is the offset up to which events are handled.
+#: The attribute with the role of the consumer. What that remembers is the offset up to which events are handled.
 CONSUMER: Final = "consumer"
 
 
-def handled_upto(turn: TurnValue) -> int:
-    return int(turn.payload[0]) if turn.payload else 0
+def handled_upto(role: RoleValue) -> int:
+    return int(role.payload[0]) if role.payload else 0
 
 
 class EventQueue:
@@ -59,8 +59,8 @@ class EventQueue:
         self.clock: Clock = clock_or_system(clock)
         self.timeout = timeout
         self._dead_letters = DeadLetters(store, f"dead-letters/{name}")
-        self._room = Room(self.segment, max_outstanding_bytes, self.clock, self._look)
-        self._adding = Adding(store, self.segment, self.clock, self._room)
+        self._backpressure = Backpressure(self.segment, max_outstanding_bytes, self.clock, self._look)
+        self._producer = QueueProducer(store, self.segment, self.clock, self._backpressure)
         self._patiently(lambda: store.create(self.segment), None)
 
     def add(self, event: bytes, *, timeout: float | None = None) -> None:
@@ -87,7 +87,7 @@ class EventQueue:
                 "the events are too large for one append", queue=self.name, bytes=len(data), limit=limit
             )
         if data:
-            self._adding.add(data, self._deadline(timeout))
+            self._producer.add(data, self._deadline(timeout))
 
     @property
     def handled_upto(self) -> int:
@@ -115,9 +115,9 @@ class EventQueue:
     def _skip_to_end(self) -> bool:
         """Put the position to the end, as if by a consumer that came and went; False if another one was faster."""
         cell = Cell(self.store, self.segment, CONSUMER)
-        turn = TurnValue.decode(cell.load())
+        role = RoleValue.decode(cell.load())
         length = self.store.info(self.segment).length
-        skipped = TurnValue(b"", turn.counter + 1, (length, *turn.payload[1:]))
+        skipped = RoleValue(b"", role.counter + 1, (length, *role.payload[1:]))
         return cell.change(skipped.encode()) is Outcome.STORED
 
     def dead_letters(self) -> Iterator[DeadEvent]:
@@ -131,7 +131,7 @@ class EventQueue:
 
     def close(self) -> None:
         """Take nothing more. What was added stays. The store stays open. Twice is no error."""
-        self._adding.close()
+        self._producer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -144,8 +144,8 @@ class EventQueue:
 
     def _look(self) -> Extent:
         # The position first: what is handled later is not before the length that is seen then.
-        turn = self.store.attributes(self.segment, names=[CONSUMER]).get(CONSUMER)
-        return Extent(handled_upto(TurnValue.decode(turn)), self.store.info(self.segment).length)
+        role = self.store.attributes(self.segment, names=[CONSUMER]).get(CONSUMER)
+        return Extent(handled_upto(RoleValue.decode(role)), self.store.info(self.segment).length)
 
     def _patiently(self, call: Callable[[], R], timeout: float | None) -> R:
         return Patience(self.clock, self._deadline(timeout)).call(call)

@@ -46,7 +46,7 @@ class Extent(NamedTuple):
     length: int
 
 
-class Room:
+class Backpressure:
     """How much more may be outstanding, as far as this process knows. Threads share it.
 
     What others add meanwhile is heard of with the next append, so each process may go over the limit by one.
@@ -147,21 +147,21 @@ class _Batch:
 
 
 class _Call:
-    """One call of `Adding.add`, and the batch that it is in."""
+    """One call of `QueueProducer.add`, and the batch that it is in."""
 
     def __init__(self) -> None:
         self.batch: _Batch | None = None
 
 
-class Adding:
+class QueueProducer:
     """The appends of one process to ``segment``, each when there is ``room``. Threads share it."""
 
-    def __init__(self, store: SegmentStore, segment: str, clock: Clock, room: Room) -> None:
+    def __init__(self, store: SegmentStore, segment: str, clock: Clock, backpressure: Backpressure) -> None:
         self._store = store
         self._segment = segment
         self._clock = clock
-        self._room = room
-        self._batch_bytes = min(room.limit_bytes, BATCH_BYTES)
+        self._backpressure = backpressure
+        self._batch_bytes = min(backpressure.limit_bytes, BATCH_BYTES)
         self._closing = Flag()
         self._lock = threading.Lock()  # guards what follows
         self._changed = Bell()
@@ -197,7 +197,7 @@ class Adding:
         if self._closing.is_set() or self._is_forked:
             return
         self._closing.set()
-        self._room.close()
+        self._backpressure.close()
         with self._lock:
             self._changed.ring()
         if self._cell.stored is not None:
@@ -278,9 +278,9 @@ class Adding:
 
     def _send(self, batch: _Batch, deadline: Deadline) -> None:
         while self._sending is None:
-            self._room.wait(batch.size, deadline)
+            self._backpressure.wait(batch.size, deadline)
             with self._lock:
-                if self._room.has(batch.size):  # others may have joined it
+                if self._backpressure.has(batch.size):  # others may have joined it
                     self._sending, self._open = batch, _Batch()
         with self._lock:
             data = b"".join(batch.parts.values())
@@ -328,7 +328,7 @@ class Adding:
 
     def _end_stored(self, batch: _Batch) -> None:
         batch.status = _Status.STORED
-        self._room.learn(length=self._cell.length)
+        self._backpressure.learn(length=self._cell.length)
 
     def _next_number(self) -> bytes:
         self._numbers += 1

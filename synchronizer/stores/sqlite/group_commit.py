@@ -102,15 +102,15 @@ class Batch(Generic[C]):
 class GroupCommit(Generic[C]):
     """Runs steps in batches, each batch in the thread of one of its steps.
 
-    All steps that are not done stand in one line. The thread of the first one leads: it commits its step, and those
-    that have come meanwhile, and takes them out of the line. Then the next batch is led by the thread of the step that
+    All steps that are not done stand in one queue. The thread of the first one leads: it commits its step, and those
+    that have come meanwhile, and takes them out of the queue. Then the next batch is led by the thread of the step that
     is the first now. ``execute`` settles every step of its batch.
     """
 
     def __init__(self, execute: Callable[[Batch[C]], None]) -> None:
         self._execute = execute
         self._lock = threading.Lock()
-        self._line: list[Step[C]] = []  # replaced and appended to with the lock held
+        self._queue: list[Step[C]] = []  # replaced and appended to with the lock held
         self._is_closed = False
         self._closing: list[SimpleQueue[None]] = []  # woken when nobody stands in line
 
@@ -150,35 +150,35 @@ class GroupCommit(Generic[C]):
         with self._lock:
             self._is_closed = True
             self._closing.append(all_gone)
-        while self._line:
+        while self._queue:
             all_gone.get()
 
     def _join(self, step: Step[C]) -> None:
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the store is closed")
-            self._line.append(step)
+            self._queue.append(step)
 
     def _leads(self, step: Step[C]) -> bool:
-        line = self._line
-        return bool(line) and line[0] is step
+        queue = self._queue
+        return bool(queue) and queue[0] is step
 
     def _after(self, place: int) -> list[Step[C]]:
         with self._lock:
-            return self._line[place:]
+            return self._queue[place:]
 
     def _leave(self, step: Step[C], batch: Batch[C] | None) -> None:
         """Let the next one lead, if ``step`` did. It may be called twice: what is told twice does no harm.
 
-        Those whose leader was interrupted before its commit stay in line. Who has given up is passed over.
+        Those whose leader was interrupted before its commit stay in queue. Who has given up is passed over.
         """
         with self._lock:
             step.is_given_up = batch is None or not batch.is_complete
             if batch is not None:
                 _end(batch)
             if self._leads(step):
-                self._line = [each for each in self._line if not (each.is_done or each.is_given_up)]
-            successor = self._line[0] if self._line else None
+                self._queue = [each for each in self._queue if not (each.is_done or each.is_given_up)]
+            successor = self._queue[0] if self._queue else None
         for other in batch.steps[1:] if batch is not None else ():
             other.wake()
         if successor is not None:

@@ -11,7 +11,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.group import driver
-from readergroup.group.checkpointing import _Taking as Taking
+from readergroup.group.checkpointing import PendingCheckpoint as Taking
 from readergroup.group.model.state import ReaderGroupState
 from readergroup.group.model.updates import AddReader, CreateCheckpoint, ReassignSegment, ReleaseSegment, RemoveReader
 from readergroup.group.state_manager import ReaderGroupStateManager

@@ -14,12 +14,12 @@ from readergroup.group.driver import HAND_OVER_SECONDS, GroupDriver
 from readergroup.group.model.updates import UPDATES, AddReader
 from readergroup.group.state_manager import ReaderGroupStateManager
 from synchronizer import Map, StateSynchronizer, TransitionFeed, Update
-from synchronizer.liveness.lease import in_turn
+from synchronizer.liveness.lease import by_rank
 from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, take
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(by_rank=True)
 LONG = 20.0
 
 
@@ -103,7 +103,7 @@ class Guest:
     def renew_if_due(self) -> float:
         return float("inf")
 
-    def look_up(self) -> None:
+    def mark_stale(self) -> None:
         return
 
 
@@ -256,7 +256,7 @@ def test_the_first_in_turn_proposes_at_once_and_the_others_if_it_does_not(world:
     for reader in readers:
         drain(reader)
     world.pass_time(2)
-    first, second = (processes[reader] for reader in in_turn(world.state.readers))
+    first, second = (processes[reader] for reader in by_rank(world.state.readers))
     mine = next(iter(world.state.segments_of("r1")))
     give_up = rg.ReleaseSegment(reader="r1", segment=mine, offset=0)
     world.group.synchronizer.update_state_unconditionally(give_up)
@@ -371,7 +371,7 @@ def test_f20_moves_that_a_full_state_has_no_room_for_are_tried_once_for_each_cha
 
 def held(world: World) -> dict[str, int]:
     """How many segments each reader has, or is to get."""
-    return {reader: len(segments) for reader, segments in world.state.overview.held.items()}
+    return {reader: len(segments) for reader, segments in world.state.segment_index.held.items()}
 
 
 @pytest.mark.stores
@@ -392,7 +392,7 @@ def test_a_stream_that_is_scaled_is_followed_by_the_first_in_turn_and_by_the_oth
         process.reader(reader)
     world.pass_time(2)
     drivers = {reader: process.group.driver for reader, process in processes.items()}
-    first, second = in_turn(world.state.readers)
+    first, second = by_rank(world.state.readers)
 
     def is_woken(reader: str) -> bool:
         """Whether it follows what it is woken by at once."""

@@ -311,7 +311,7 @@ def test_what_is_left_of_a_batch_outlives_a_store_that_is_away(world: World, pro
     read = [event.raw for event in take(reader, 5)]
     world.group.configure(position_interval_seconds=2)
     process.fetch()
-    reader.look_up()
+    reader.mark_stale()
     process.store.unavailable = True
     assert reader.read(timeout=0) is None
     assert reader.read(timeout=0) is None
@@ -352,7 +352,7 @@ def test_a_release_that_fails_keeps_the_place(world: World, process: Process) ->
     joining = world.process()
     other = joining.reader("r2")
     process.fetch()
-    reader.look_up()
+    reader.mark_stale()
     process.store.fail_appends(2)
     for _ in range(2):
         assert reader.read(timeout=0) is None
@@ -370,7 +370,7 @@ def test_a_release_whose_answer_is_lost_is_one_release(world: World, process: Pr
     read = [event.raw for event in take(reader, 50)]
     other = world.process().reader("r2")
     process.fetch()
-    reader.look_up()
+    reader.mark_stale()
     process.store.lose_answers(1)
     read += drain(reader) + drain(reader)
     world.step()
@@ -672,7 +672,7 @@ def test_a_reader_that_another_thread_closes_ends_and_does_not_come_back(world: 
 def iterate_until_closed(reader: rg.Reader[bytes], trouble: list[BaseException]) -> None:
     try:
         for _ in reader:
-            reader.look_up()  # so that it looks at the group's state all the time
+            reader.mark_stale()  # so that it looks at the group's state all the time
     except rg.ClosedError as error:
         if "open another" not in str(error):  # it was closed before it began
             trouble.append(error)

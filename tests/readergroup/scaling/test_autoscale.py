@@ -7,8 +7,8 @@ import pytest
 
 import readergroup as rg
 from readergroup.scaling import autoscale
-from readergroup.scaling.autoscale import TURN, Told
-from synchronizer import Clock, Turn
+from readergroup.scaling.autoscale import ROLE, Told
+from synchronizer import Clock, ExclusiveRole
 from tests.clean_processes import CLEAN
 from tests.readergroup.scaling.handlers import Fault, write
 from tests.waiting import until
@@ -139,7 +139,7 @@ def test_closing_the_client_ends_it(url: str, group: rg.ReaderGroup) -> None:
 def test_of_two_only_one_is_called_and_the_other_goes_on_where_it_ended(
     client: rg.Client, group: rg.ReaderGroup, url: str
 ) -> None:
-    group.configure(reader_timeout_seconds=1000)  # the other has not long to wait where the turn is given up
+    group.configure(reader_timeout_seconds=1000)  # the other has not long to wait where the role is given up
     first, second = Calls(), Calls()
     write(client, STREAM, ["waiting"])
     with rg.connect(url) as other:
@@ -150,14 +150,14 @@ def test_of_two_only_one_is_called_and_the_other_goes_on_where_it_ended(
         until(lambda: first.told == [1, 2])
         assert second.told == []
         autoscaling.close()
-        # What the first was told is known and not told again; nor is growth missed while nobody has the turn.
+        # What the first was told is known and not told again; nor is growth missed while nobody holds the role.
         client.streams.scale(STREAM, split=[1])
         until(lambda: second.told)
         assert second.told == [3]
         assert first.told == [1, 2]
 
 
-def test_a_call_that_takes_long_keeps_its_turn(group: rg.ReaderGroup, url: str) -> None:
+def test_a_call_that_takes_long_keeps_its_role(group: rg.ReaderGroup, url: str) -> None:
     """Longer than a holder that has died would keep it."""
     entered, let_go = threading.Event(), threading.Event()
     second = Calls()
@@ -221,15 +221,15 @@ def receive(pipe: Connection) -> object:
 # ---------------------------------------------------------------------- the turn
 
 
-def turn(group: rg.ReaderGroup, clock: Clock) -> Turn:
-    return Turn(group.synchronizer.store, group.synchronizer.segment, TURN, clock)
+def role(group: rg.ReaderGroup, clock: Clock) -> ExclusiveRole:
+    return ExclusiveRole(group.synchronizer.store, group.synchronizer.segment, ROLE, clock)
 
 
 def told(group: rg.ReaderGroup) -> int | None:
-    return Told(*turn(group, group.synchronizer.clock).look().payload).number
+    return Told(*role(group, group.synchronizer.clock).look().payload).number
 
 
-def test_the_holder_of_a_deleted_group_gives_up_its_turn_and_what_was_told_is_forgotten(
+def test_the_holder_of_a_deleted_group_gives_up_its_role_and_what_was_told_is_forgotten(
     client: rg.Client, group: rg.ReaderGroup
 ) -> None:
     calls = Calls()
@@ -237,7 +237,7 @@ def test_the_holder_of_a_deleted_group_gives_up_its_turn_and_what_was_told_is_fo
     until(lambda: calls.told == [1])
     until(lambda: told(group) == 1)
     client.groups.delete("billing")
-    until(lambda: not turn(group, group.synchronizer.clock).look().holder)
+    until(lambda: not role(group, group.synchronizer.clock).look().holder)
     assert told(group) is None
 
 
@@ -245,19 +245,19 @@ def test_what_a_group_was_told_while_it_was_deleted_is_not_remembered_for_the_ne
     client: rg.Client, group: rg.ReaderGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = Calls()
-    take = Turn.take
+    take = ExclusiveRole.take
     taken: list[bool] = []
 
-    def delete_and_take(self: Turn, timeout_seconds: float) -> bool:
+    def delete_and_take(self: ExclusiveRole, timeout_seconds: float) -> bool:
         if not calls.told or not list(client.groups.list()):
             return take(self, timeout_seconds)
         client.groups.delete("billing")
         taken.append(take(self, timeout_seconds + 1))  # another timeout: it is renewed now
         return taken[-1]
 
-    monkeypatch.setattr(Turn, "take", delete_and_take)
+    monkeypatch.setattr(ExclusiveRole, "take", delete_and_take)
     group.autoscale(POLICY)(calls)
-    until(lambda: taken and not turn(group, group.synchronizer.clock).look().holder)
+    until(lambda: taken and not role(group, group.synchronizer.clock).look().holder)
     assert told(group) is None
 
 
@@ -265,19 +265,19 @@ def test_what_was_told_to_a_group_that_is_deleted_is_forgotten_also_when_nobody_
     client: rg.Client, group: rg.ReaderGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = Calls()
-    record = Turn.record
+    record = ExclusiveRole.record
 
-    def delete_and_record(self: Turn, *payload: object) -> bool:
+    def delete_and_record(self: ExclusiveRole, *payload: object) -> bool:
         if not list(client.groups.list()):
             return record(self, *payload)
         client.groups.delete("billing")
         self.take(60)  # as if it was deleted before the call, and this did not know
         return record(self, *payload)
 
-    monkeypatch.setattr(Turn, "record", delete_and_record)
+    monkeypatch.setattr(ExclusiveRole, "record", delete_and_record)
     group.autoscale(POLICY)(calls)
     until(lambda: not list(client.groups.list()), "the deletion")
-    until(lambda: not turn(group, group.synchronizer.clock).look().holder, "the end of the autoscaling")
+    until(lambda: not role(group, group.synchronizer.clock).look().holder, "the end of the autoscaling")
     assert told(group) is None
 
 
@@ -285,7 +285,7 @@ def test_a_holder_that_has_not_heard_that_its_group_is_another_one_is_still_the_
     client: rg.Client, group: rg.ReaderGroup
 ) -> None:
     clock = rg.ManualClock()
-    first, second = turn(group, clock), turn(group, clock)
+    first, second = role(group, clock), role(group, clock)
     assert first.take(9)
     assert first.record(5, 2)
     client.groups.delete("billing")

@@ -8,11 +8,11 @@ import pytest
 from synchronizer import (
     ANY,
     AttributeChange,
+    ExclusiveRole,
     ManualClock,
+    RoleValue,
     SegmentStore,
     StoreUnavailableError,
-    Turn,
-    TurnValue,
     open_store,
 )
 from synchronizer.testing import FailingStore, Operation
@@ -35,13 +35,13 @@ def store(store_url: str) -> Iterator[FailingStore]:
         yield FailingStore(store)
 
 
-def turn(store: SegmentStore, clock: ManualClock) -> Turn:
-    return Turn(store, "log", "turn", clock)
+def role(store: SegmentStore, clock: ManualClock) -> ExclusiveRole:
+    return ExclusiveRole(store, "log", "turn", clock)
 
 
-def take_over(store: SegmentStore, clock: ManualClock) -> Turn:
-    """Another one that has the turn, whoever had it."""
-    other = turn(store, clock)
+def take_over(store: SegmentStore, clock: ManualClock) -> ExclusiveRole:
+    """Another one that holds the role, whoever had it."""
+    other = role(store, clock)
     for _ in range(int(TIMEOUT_SECONDS)):
         assert not other.take(TIMEOUT_SECONDS)
         clock.advance(1)
@@ -50,8 +50,8 @@ def take_over(store: SegmentStore, clock: ManualClock) -> Turn:
 
 
 @pytest.mark.stores(in_turn=True)
-def test_a_turn_is_taken_over_when_it_has_stood_still_for_the_timeout(store: SegmentStore, clock: ManualClock) -> None:
-    first = turn(store, clock)
+def test_a_role_is_taken_over_when_it_has_stood_still_for_the_timeout(store: SegmentStore, clock: ManualClock) -> None:
+    first = role(store, clock)
     assert first.take(TIMEOUT_SECONDS)
     assert first.record(5, "five")
     second = take_over(store, clock)
@@ -62,11 +62,11 @@ def test_a_turn_is_taken_over_when_it_has_stood_still_for_the_timeout(store: Seg
     assert not first.take(TIMEOUT_SECONDS)
     first.give_up()
     assert second.record(7)
-    assert first.look() == TurnValue(second.holder, second.value.counter, (7,))
+    assert first.look() == RoleValue(second.holder, second.value.counter, (7,))
 
 
-def test_a_turn_that_is_renewed_is_kept(store: SegmentStore, clock: ManualClock) -> None:
-    first, second = turn(store, clock), turn(store, clock)
+def test_a_role_that_is_renewed_is_kept(store: SegmentStore, clock: ManualClock) -> None:
+    first, second = role(store, clock), role(store, clock)
     for _ in range(30):
         assert first.take(TIMEOUT_SECONDS)
         assert first.valid_until > clock.monotonic() + 3
@@ -76,7 +76,7 @@ def test_a_turn_that_is_renewed_is_kept(store: SegmentStore, clock: ManualClock)
 
 
 def test_recording_renews_it(store: SegmentStore, clock: ManualClock) -> None:
-    first, second = turn(store, clock), turn(store, clock)
+    first, second = role(store, clock), role(store, clock)
     assert first.take(TIMEOUT_SECONDS)
     for number in range(20):
         assert first.record(number)
@@ -86,7 +86,7 @@ def test_recording_renews_it(store: SegmentStore, clock: ManualClock) -> None:
 
 
 def test_a_timeout_that_is_made_shorter_costs_the_holder_nothing(store: SegmentStore, clock: ManualClock) -> None:
-    first, second = turn(store, clock), turn(store, clock)
+    first, second = role(store, clock), role(store, clock)
     for _ in range(8):
         assert first.take(30)
         assert not second.take(30)
@@ -104,7 +104,7 @@ def test_a_timeout_that_is_made_shorter_costs_the_holder_nothing(store: SegmentS
 
 
 def test_an_observer_that_did_not_look_begins_anew(store: SegmentStore, clock: ManualClock) -> None:
-    first, second = turn(store, clock), turn(store, clock)
+    first, second = role(store, clock), role(store, clock)
     assert first.take(TIMEOUT_SECONDS)
     assert not second.take(TIMEOUT_SECONDS)
     clock.advance(100)
@@ -112,7 +112,7 @@ def test_an_observer_that_did_not_look_begins_anew(store: SegmentStore, clock: M
 
 
 def test_an_observer_that_looks_rarely_judges_by_two_gaps(store: SegmentStore, clock: ManualClock) -> None:
-    first, second = turn(store, clock), turn(store, clock)
+    first, second = role(store, clock), role(store, clock)
     assert first.take(TIMEOUT_SECONDS)
     for _ in range(5):
         assert first.take(TIMEOUT_SECONDS)
@@ -127,10 +127,10 @@ def test_an_observer_that_looks_rarely_judges_by_two_gaps(store: SegmentStore, c
     assert is_taken and not first.record(1)
 
 
-def test_a_turn_that_was_given_up_is_free_at_once_and_what_it_remembers_is_kept(
+def test_a_role_that_was_given_up_is_free_at_once_and_what_it_remembers_is_kept(
     store: SegmentStore, clock: ManualClock
 ) -> None:
-    first, second = turn(store, clock), turn(store, clock)
+    first, second = role(store, clock), role(store, clock)
     assert first.take(TIMEOUT_SECONDS)
     assert first.record(5)
     first.give_up()
@@ -143,7 +143,7 @@ def test_a_turn_that_was_given_up_is_free_at_once_and_what_it_remembers_is_kept(
 
 
 def test_one_that_ran_out_and_that_nobody_took_goes_on(store: SegmentStore, clock: ManualClock) -> None:
-    first = turn(store, clock)
+    first = role(store, clock)
     assert first.take(TIMEOUT_SECONDS)
     clock.advance(100)
     assert first.valid_until < clock.monotonic()
@@ -155,7 +155,7 @@ def test_one_that_ran_out_and_that_nobody_took_goes_on(store: SegmentStore, cloc
 @pytest.mark.stores(in_turn=True)
 def test_what_was_lost_is_found_out_by_the_next_call(store: FailingStore, clock: ManualClock, arrived: bool) -> None:
     lose = store.lose_answers if arrived else store.lose_requests
-    first = turn(store, clock)
+    first = role(store, clock)
     for act in (lambda: first.take(TIMEOUT_SECONDS), lambda: first.record(1), lambda: first.record(1, 2)):
         lose()
         with pytest.raises(StoreUnavailableError, match="the answer of the store was lost"):
@@ -175,7 +175,7 @@ def test_f9_while_the_store_takes_nothing_nobody_is_given_up(store: FailingStore
         if operation.verb == "append":
             raise StoreUnavailableError("it takes nothing now")
 
-    first, second = turn(store, clock), turn(store, clock)
+    first, second = role(store, clock), role(store, clock)
     assert first.take(TIMEOUT_SECONDS)
     store.before = take_nothing
     for _ in range(2 * int(TIMEOUT_SECONDS)):
@@ -189,7 +189,7 @@ def test_f9_while_the_store_takes_nothing_nobody_is_given_up(store: FailingStore
 
 
 def test_one_that_was_given_up_with_a_lost_answer_is_not_held(store: FailingStore, clock: ManualClock) -> None:
-    first = turn(store, clock)
+    first = role(store, clock)
     assert first.take(TIMEOUT_SECONDS)
     assert first.record(5)
     store.lose_answers()
@@ -204,22 +204,22 @@ def test_one_that_was_given_up_with_a_lost_answer_is_not_held(store: FailingStor
 
 
 def test_a_lost_request_that_arrives_late_is_known_as_ones_own(store: FailingStore, clock: ManualClock) -> None:
-    first = turn(store, clock)
+    first = role(store, clock)
     assert first.take(TIMEOUT_SECONDS)
     before = store.inner.attributes("log")["turn"]
     store.lose_requests()
     with pytest.raises(StoreUnavailableError):
         first.record(1)
-    late = TurnValue(first.holder, first.value.counter + 1, (1,)).encode()
+    late = RoleValue(first.holder, first.value.counter + 1, (1,)).encode()
     store.inner.append("log", b"", attributes={"turn": AttributeChange(before, late)})
     assert first.record(2)
-    assert first.look() == first.value == TurnValue(first.holder, 3, (2,))
+    assert first.look() == first.value == RoleValue(first.holder, 3, (2,))
 
 
-def test_the_holder_of_what_was_taken_away_records_nothing_and_keeps_its_turn(
+def test_the_holder_of_what_was_taken_away_records_nothing_and_keeps_its_role(
     store: SegmentStore, clock: ManualClock
 ) -> None:
-    first = turn(store, clock)
+    first = role(store, clock)
     assert first.take(TIMEOUT_SECONDS)
     assert first.record(1)
     forgotten = first.value._replace(counter=first.value.counter + 1, payload=())
@@ -234,14 +234,14 @@ def test_the_holder_of_what_was_taken_away_records_nothing_and_keeps_its_turn(
 
 
 def test_the_stored_form_stays() -> None:
-    value = TurnValue(b"\x00holder\xff", 3, (5, None, "five"))
+    value = RoleValue(b"\x00holder\xff", 3, (5, None, "five"))
     assert value.encode() == GOLDEN.read_bytes()
-    assert TurnValue.decode(GOLDEN.read_bytes()) == value
-    assert TurnValue.decode(None) == TurnValue()
+    assert RoleValue.decode(GOLDEN.read_bytes()) == value
+    assert RoleValue.decode(None) == RoleValue()
 
 
-def test_it_is_told_whether_another_had_the_turn_in_between(store: FailingStore, clock: ManualClock) -> None:
-    first, second = turn(store, clock), turn(store, clock)
+def test_it_is_told_whether_another_had_the_role_in_between(store: FailingStore, clock: ManualClock) -> None:
+    first, second = role(store, clock), role(store, clock)
     assert first.take(TIMEOUT_SECONDS)
     clock.advance(TIMEOUT_SECONDS / 2)
     store.lose_answers()
@@ -258,9 +258,9 @@ def test_it_is_told_whether_another_had_the_turn_in_between(store: FailingStore,
 
 
 @pytest.mark.parametrize("read_seconds", [0.5, 2.4, 4.0, 8.0])
-def test_a_slow_read_shortens_the_turn_of_nobody(store: FailingStore, clock: ManualClock, read_seconds: float) -> None:
+def test_a_slow_read_shortens_the_role_of_nobody(store: FailingStore, clock: ManualClock, read_seconds: float) -> None:
     """What a read returns may have been written at its end, so a silence counts from there."""
-    first, second = turn(store.inner, clock), turn(store, clock)
+    first, second = role(store.inner, clock), role(store, clock)
     assert first.take(TIMEOUT_SECONDS)
 
     def read_slowly(operation: Operation) -> None:
@@ -278,7 +278,7 @@ def test_a_slow_read_shortens_the_turn_of_nobody(store: FailingStore, clock: Man
 
 
 def test_a_read_that_ends_late_says_nothing_of_the_time_since_it_began(store: FailingStore, clock: ManualClock) -> None:
-    first, second = turn(store.inner, clock), turn(store, clock)
+    first, second = role(store.inner, clock), role(store, clock)
     assert first.take(TIMEOUT_SECONDS)
     for _ in range(17):
         assert not second.take(TIMEOUT_SECONDS)
@@ -288,21 +288,21 @@ def test_a_read_that_ends_late_says_nothing_of_the_time_since_it_began(store: Fa
     assert second.take(TIMEOUT_SECONDS)
 
 
-def test_an_interrupt_takes_the_turn_from_nobody(clock: ManualClock) -> None:
+def test_an_interrupt_takes_the_role_from_nobody(clock: ManualClock) -> None:
     with open_store("memory://") as store:
         store.create("log")
-        holder = turn(store, clock)
+        holder = role(store, clock)
         assert holder.take(TIMEOUT_SECONDS)
         for number, run in enumerate(interrupts(lambda: holder.record("interrupted"))):
             assert isinstance(run.error, KeyboardInterrupt), run.place
             assert holder.record(number), f"interrupted at {run.place}"
-            assert turn(store, clock).look().payload == (number,)
+            assert role(store, clock).look().payload == (number,)
 
 
 def test_what_another_has_written_is_not_taken_for_a_renewal_though_it_is_the_same(
     store: SegmentStore, clock: ManualClock
 ) -> None:
-    holder = turn(store, clock)
+    holder = role(store, clock)
     assert holder.take(TIMEOUT_SECONDS)
     same = holder.value._replace(counter=holder.value.counter + 1).encode()
     store.append("log", b"", attributes={"turn": AttributeChange(ANY, same)})

@@ -163,7 +163,7 @@ class RandomHistory(RuleBasedStateMachine):
         read, _ = codec.decode_snapshot(codec.encode_snapshot(self.state, 0))
         assert read is not None
         assert read == self.state
-        assert read.overview == self.state.overview
+        assert read.segment_index == self.state.segment_index
 
     @invariant()
     def what_is_derived_is_what_its_words_say(self) -> None:

@@ -23,8 +23,8 @@ from synchronizer import (
     open_store,
 )
 from synchronizer.recipes.coordination.barrier import Barrier
-from synchronizer.recipes.coordination.members import BROKEN, Break, Join, Leave, Members, nobody
-from synchronizer.recipes.coordination.participant import Seat
+from synchronizer.recipes.coordination.members import BROKEN, Break, Join, Leave, Members, empty_members
+from synchronizer.recipes.coordination.participant import Participant
 from synchronizer.testing import FailingStore
 from tests.waiting import CallInThread
 
@@ -92,8 +92,8 @@ def test_a_reset_lets_those_who_wait_hear_of_it_and_changes_nothing_else(store: 
 
 
 def test_who_comes_again_under_his_name_takes_out_his_former_life(store: SegmentStore) -> None:
-    former = Seat(a_barrier(store, 3).synchronizer, "a", 10.0, changed=lambda: False, threads=False)
-    former.take()  # and nothing more: it is dead
+    former = Participant(a_barrier(store, 3).synchronizer, "a", 10.0, changed=lambda: False, threads=False)
+    former.join()  # and nothing more: it is dead
     other = Waiting(a_barrier(store, 3, "b"))
     wait_for_waiting(a_barrier(store, 3), 2)
     again = Waiting(a_barrier(store, 3, "a"))
@@ -108,15 +108,15 @@ def test_who_passes_in_the_moment_when_he_gives_up_has_passed(
 ) -> None:
     barrier = a_barrier(store)
     others: list[Waiting] = []
-    give_up = Seat.give_up
+    give_up = Participant.leave
 
-    def give_up_a_moment_later(seat: Seat, **options: float) -> object:
+    def give_up_a_moment_later(participant: Participant, **options: float) -> object:
         if not others:
             others.append(Waiting(a_barrier(store)))
             wait_for_waiting(a_barrier(store), 0)
-        return give_up(seat, **options)
+        return give_up(participant, **options)
 
-    monkeypatch.setattr(Seat, "give_up", give_up_a_moment_later)
+    monkeypatch.setattr(Participant, "leave", give_up_a_moment_later)
     assert barrier.wait(timeout=0.0) == 0
     assert others[0].ended() == 1
 
@@ -124,12 +124,12 @@ def test_who_passes_in_the_moment_when_he_gives_up_has_passed(
 def test_who_gives_up_is_not_taken_for_one_that_this_process_left_behind(store: SegmentStore) -> None:
     barrier = a_barrier(store)
     for _ in range(2):  # they have passed, and are there still
-        seat = Seat(barrier.synchronizer, "a", 10.0, changed=lambda: False, threads=False)
-        seat.take()
+        participant = Participant(barrier.synchronizer, "a", 10.0, changed=lambda: False, threads=False)
+        participant.join()
     lease = barrier.synchronizer.state.members[0].lease
     waiting = Waiting(barrier, timeout=0.5)
     wait_for_waiting(a_barrier(store), 1)
-    barrier._seats._left_behind.add(lease)
+    barrier._participants._left_behind.add(lease)
     assert isinstance(waiting.ended(), DeadlineExceededError)
     assert len(barrier.synchronizer.fetch_updates().members) == 1
 
@@ -172,7 +172,7 @@ class History(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = nobody(10.0, parties=self.PARTIES)
+        self.state = empty_members(10.0, parties=self.PARTIES)
         self.offset = 0
         self.waiting: list[str] = []
         self.told: dict[str, int] = {}  # of those who are there

@@ -173,7 +173,7 @@ def test_a_follower_gets_back_in_line_also_if_its_renewal_is_the_first_to_tell_i
     candidate(world, "a")
     with LeaderElection(world.store(), "ship", "b") as b:
         b.campaign(wait=False)
-        lease = b._seat._lease
+        lease = b._participant._lease
         assert lease is not None
         lease.lose()  # as the thread that renews does
         b.synchronizer.wait_for(lambda state: len(state.members) == 3, timeout=60)
@@ -240,7 +240,7 @@ def test_a_leader_that_was_deposed_cannot_renew_its_lease(world: World) -> None:
     a, b = candidate(world, "a"), candidate(world, "b")
     world.kill(a)
     world.pass_time(TIMEOUT + 2)
-    a._seat.renew()  # before it has heard of anything
+    a._participant.renew()  # before it has heard of anything
     assert leaders(a, b) == ["b"]
 
 

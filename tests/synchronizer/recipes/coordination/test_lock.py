@@ -19,7 +19,7 @@ from synchronizer import (
     open_store,
 )
 from synchronizer.recipes.coordination.lock import HeldLock, Lock, Semaphore
-from synchronizer.recipes.coordination.participant import Seat
+from synchronizer.recipes.coordination.participant import Participant
 from synchronizer.testing import FailingStore
 from tests.waiting import CallInThread, until
 
@@ -188,10 +188,10 @@ def test_who_gets_the_lock_in_the_moment_when_he_gives_up_does_not_keep_it(
     held = lock.acquire(timeout=LONG)
     linger = other._linger
 
-    def linger_a_moment_later(seat: Seat) -> None:
+    def linger_a_moment_later(participant: Participant) -> None:
         held.release()
         other.synchronizer.fetch_updates()
-        linger(seat)
+        linger(participant)
 
     monkeypatch.setattr(other, "_linger", linger_a_moment_later)
     with pytest.raises(DeadlineExceededError):
@@ -223,7 +223,7 @@ def test_a_store_that_does_not_answer_the_renewals_is_not_asked_by_those_who_go(
     held = lock.acquire(timeout=LONG)
     failing.unavailable = True
     clock.advance(5)
-    held._seat.step()
+    held._participant.step()
     asked = len(failing.operations)
     held.release()
     assert len(failing.operations) == asked
@@ -245,11 +245,11 @@ def test_a_lease_that_may_be_over_is_told_before_anybody_else_can_hold_the_lock(
     clock.advance(0.2)
     with pytest.raises(LeaseLostError):
         held.check()
-    held._seat.step()
+    held._participant.step()
     held.check()
     failing.unavailable = True
     clock.advance(8.1)
-    held._seat.step()
+    held._participant.step()
     with pytest.raises(LeaseLostError):
         held.check()
 

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from synchronizer import InvalidArgumentError, Revision, Update
-from synchronizer.recipes.coordination.members import BROKEN, UPDATES, Break, Join, Leave, Member, Members, nobody
+from synchronizer.recipes.coordination.members import (
+    BROKEN,
+    UPDATES,
+    Break,
+    Join,
+    Leave,
+    Member,
+    Members,
+    empty_members,
+)
 from synchronizer.state import StateCodec
 from tests.places import WIRE
 
@@ -79,7 +88,7 @@ class History(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.state = nobody(10.0)
+        self.state = empty_members(10.0)
         self.offset = 0
         self.model: list[tuple[str, str, int]] = []  # who is there, in the order of coming
         self.tokens: list[int] = []  # of all who ever were the first

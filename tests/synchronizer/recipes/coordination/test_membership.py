@@ -81,7 +81,7 @@ def test_f17_a_member_whose_id_was_taken_stays_out(world: World) -> None:
     world.pass_time(30)
     assert (first.is_member, second.is_member) == (False, True)
     assert [each.incarnation for each in world.state("membership/fleet").members] == [
-        second._seat.members()[0].incarnation
+        second._participant.members()[0].incarnation
     ]
     first.join()
     world.pass_time(30)
@@ -137,14 +137,14 @@ def test_what_a_member_costs_at_rest_does_not_grow_with_the_number_of_members(wo
     for each in members:
         observed: list[int] = []
         each.failing.before = None
-        read = each._seat._read_leases
+        read = each._participant._read_leases
 
         def counted(chosen: object, read: object = read, observed: list[int] = observed) -> object:
             found = read(chosen)  # type: ignore[operator]
             observed.append(len(found))
             return found
 
-        each._seat._read_leases = counted  # type: ignore[method-assign, assignment]
+        each._participant._read_leases = counted  # type: ignore[method-assign, assignment]
         looked_at[each.member_id] = 0
         world.clock.advance(0.5)
         each.step()

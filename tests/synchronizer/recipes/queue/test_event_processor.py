@@ -20,9 +20,9 @@ from synchronizer import (
     ManualClock,
     QueuedEvent,
     Retries,
+    RoleValue,
     SegmentStore,
     StoreUnavailableError,
-    TurnValue,
     open_store,
 )
 from synchronizer.recipes.queue.consumer import TRUNCATE_BYTES
@@ -98,17 +98,17 @@ def drain(processor: EventProcessor) -> None:
 
 
 def take_over(processor: EventProcessor, clock: ManualClock) -> int:
-    """Step it until it has the turn, whoever had it; how many events it handled at once."""
+    """Step it until it holds the role, whoever had it; how many events it handled at once."""
     for _ in range(2 * int(TIMEOUT_SECONDS)):
         handled = processor.step()
         if processor.active:
             return handled
         clock.advance(1)
-    raise AssertionError("the turn was not taken over")
+    raise AssertionError("the role was not taken over")
 
 
 def position(store: SegmentStore) -> int:
-    return handled_upto(TurnValue.decode(store.attributes(SEGMENT).get(CONSUMER)))
+    return handled_upto(RoleValue.decode(store.attributes(SEGMENT).get(CONSUMER)))
 
 
 def failing_on(*events: bytes, times: float = float("inf"), error: type[BaseException] = ValueError) -> Any:
@@ -314,7 +314,7 @@ class TestOneConsumer:
         drain(two)
         assert second.handled == numbers(7, start=3)
 
-    def test_a_stopped_one_whose_events_are_gone_when_it_reads_on_waits_for_its_turn_again(
+    def test_a_stopped_one_whose_events_are_gone_when_it_reads_on_waits_for_its_role_again(
         self, store: FailingStore, clock: InstantClock
     ) -> None:
         size = TRUNCATE_BYTES // 2
@@ -370,7 +370,7 @@ class TestOneConsumer:
         assert one.step() == 3
         assert handler.handled == numbers(3)
 
-    def test_one_that_gets_the_turn_back_goes_on_where_the_other_was(
+    def test_one_that_gets_the_role_back_goes_on_where_the_other_was(
         self, store: FailingStore, clock: InstantClock
     ) -> None:
         """Between two steps of the first one the second handles a part of what the first has, and leaves."""
@@ -431,7 +431,7 @@ class TestOneConsumer:
             processor = stepped(store, clock, handler)
             drain(processor)
             processor.close()
-            value = TurnValue.decode(store.attributes(SEGMENT)[CONSUMER])
+            value = RoleValue.decode(store.attributes(SEGMENT)[CONSUMER])
             seen.append((value.counter, handled_upto(value)))
         assert seen == sorted(set(seen))
 
@@ -645,13 +645,13 @@ class TestThreads:
         before = set(threading.enumerate())
         with self.started(store, Handler()) as processor:
             mine = set(threading.enumerate()) - before
-            assert {thread.name for thread in mine} == {"events of jobs", "turn at events of jobs"}
+            assert {thread.name for thread in mine} == {"events of jobs", "role of event processor jobs"}
             processor.add(b"event")
             processor.drain()
         for thread in mine:
             thread.join(LONG)
             assert not thread.is_alive()
-        assert TurnValue.decode(store.attributes(SEGMENT)[CONSUMER]).holder == b""
+        assert RoleValue.decode(store.attributes(SEGMENT)[CONSUMER]).holder == b""
         processor.close()
 
     def test_closing_waits_for_the_event_in_hand_and_for_no_other(self, store: FailingStore) -> None:
@@ -681,7 +681,7 @@ class TestThreads:
         assert processor.join(LONG)
         assert handler.handled == numbers(1)
 
-    def test_a_handler_that_takes_long_keeps_the_turn(self, store: FailingStore) -> None:
+    def test_a_handler_that_takes_long_keeps_the_role(self, store: FailingStore) -> None:
         timeout = 0.6
         lasting = threading.Event()
         add(store, numbers(1))
@@ -692,12 +692,12 @@ class TestThreads:
                 seen.add(store.attributes(SEGMENT)[CONSUMER])
                 return len(seen) > 4
 
-            until(renewed, "the turn is renewed")
+            until(renewed, "the role is renewed")
             lasting.set()
 
         other = Handler()
         with self.started(store, Handler(long), consumer_timeout_seconds=timeout) as first:
-            until(lambda: first.active, "the first has the turn")
+            until(lambda: first.active, "the first holds the role")
             with self.started(store, other, consumer_timeout_seconds=timeout) as second:
                 assert lasting.wait(LONG)
                 first.drain(timeout=LONG)
@@ -707,7 +707,7 @@ class TestThreads:
     def test_the_next_takes_over_when_one_is_closed(self, store: FailingStore) -> None:
         one, two = Handler(), Handler()
         first = self.started(store, one)
-        until(lambda: first.active, "the first has the turn")
+        until(lambda: first.active, "the first holds the role")
         with self.started(store, two) as second:
             second.add(b"0000")
             second.drain(timeout=LONG)
@@ -730,7 +730,7 @@ class TestThreads:
             store.unavailable = True
             until(lambda: caplog.text.count("does not answer") == 2, "it is told again")
         assert handler.handled == numbers(2)
-        assert "the turn is not given up, and runs out" in caplog.text
+        assert "the role could not be released and expires" in caplog.text
 
     @pytest.mark.parametrize("error", [ValueError, SystemExit])
     def test_what_it_stopped_with_is_raised_where_it_is_waited_for(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from synchronizer import EventProcessor, EventQueue, SegmentStore, TurnValue, open_store
+from synchronizer import EventProcessor, EventQueue, RoleValue, SegmentStore, open_store
 from synchronizer.recipes.queue.event_queue import CONSUMER, handled_upto
 from tests.stopping import stopped
 from tests.synchronizer.recipes.queue.queue_processes import (
@@ -40,11 +40,11 @@ def handled(diary: Path) -> list[tuple[int, int]]:
 
 
 def position(store: SegmentStore) -> int:
-    return handled_upto(TurnValue.decode(store.attributes(SEGMENT).get(CONSUMER)))
+    return handled_upto(RoleValue.decode(store.attributes(SEGMENT).get(CONSUMER)))
 
 
 def holder(store: SegmentStore) -> bytes:
-    return TurnValue.decode(store.attributes(SEGMENT)[CONSUMER]).holder
+    return RoleValue.decode(store.attributes(SEGMENT)[CONSUMER]).holder
 
 
 def kill(process: BaseProcess) -> None:

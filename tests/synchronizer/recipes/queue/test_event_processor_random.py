@@ -15,8 +15,8 @@ from synchronizer import (
     OutcomeUnknownError,
     QueuedEvent,
     Retries,
+    RoleValue,
     StoreUnavailableError,
-    TurnValue,
     open_store,
 )
 from synchronizer.recipes.queue.event_queue import CONSUMER, handled_upto
@@ -86,7 +86,7 @@ class QueueMachine(RuleBasedStateMachine):
                 raise ValueError("for once")
 
     def position(self) -> int:
-        return handled_upto(TurnValue.decode(self.store.inner.attributes(SEGMENT).get(CONSUMER)))
+        return handled_upto(RoleValue.decode(self.store.inner.attributes(SEGMENT).get(CONSUMER)))
 
     @invariant()
     def positions_only_grow(self) -> None:

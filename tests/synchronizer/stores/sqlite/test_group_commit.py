@@ -47,9 +47,9 @@ class Commits:
     def queue_up(self, threads: ThreadPoolExecutor, numbers: range) -> list[object]:
         futures = []
         for number in numbers:
-            before = len(self.group._line)
+            before = len(self.group._queue)
             futures.append(threads.submit(self.add, number))
-            until(lambda before=before: len(self.group._line) > before)
+            until(lambda before=before: len(self.group._queue) > before)
         return futures
 
     def add(self, number: int, *, alone: bool = False) -> int:
