@@ -143,11 +143,11 @@ class Subscription(Generic[N]):
             if inspect.iscoroutine(awaitable):
                 awaitable.close()
             raise InvalidArgumentError("the listener returned a coroutine, but no event loop ran at its registration")
-        in_turn = self._in_turn(awaitable)
+        in_order = self._await_in_order(awaitable)
         try:
-            future = asyncio.run_coroutine_threadsafe(in_turn, self._loop)
+            future = asyncio.run_coroutine_threadsafe(in_order, self._loop)
         except RuntimeError:  # the loop is closed
-            in_turn.close()
+            in_order.close()
             if inspect.iscoroutine(awaitable):
                 awaitable.close()
             raise
@@ -159,7 +159,7 @@ class Subscription(Generic[N]):
             future.result()
         return future.done()
 
-    async def _in_turn(self, awaitable: Awaitable[object]) -> None:
+    async def _await_in_order(self, awaitable: Awaitable[object]) -> None:
         async with self._in_order:
             await awaitable
 

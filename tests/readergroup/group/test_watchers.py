@@ -14,7 +14,7 @@ from synchronizer.liveness.lease import (
     SUSPECT,
     WATCHERS,
     LeaseObserver,
-    in_turn,
+    by_rank,
     lease_attribute,
     stagger,
 )
@@ -54,8 +54,8 @@ class Group:
         self.pass_time(3)
 
     @property
-    def in_turn(self) -> Sequence[str]:
-        return in_turn(self.world.state.readers)
+    def by_rank(self) -> Sequence[str]:
+        return by_rank(self.world.state.readers)
 
     def kill(self, *readers: str) -> None:
         self.dead |= set(readers)
@@ -86,7 +86,7 @@ def world(store_url: str) -> Iterator[World]:
 
 def test_what_a_reader_looks_at_does_not_grow_with_its_group(world: World) -> None:
     group = Group(world, 2 * WATCHERS)
-    last = group.in_turn[-1]
+    last = group.by_rank[-1]
     few = group.leases_read_in(10, last)
     for number in range(100, 130):
         world.group.synchronizer.update_state_unconditionally(AddReader(reader=f"by hand {number}"))
@@ -117,7 +117,7 @@ def test_a_reader_that_leaves_or_joins_is_the_only_one_whose_lease_is_read(world
 @pytest.mark.parametrize("ranks", [[0], [3], [WATCHERS], [-1], [0, 1, 2, 9, 10, -1], list(range(WATCHERS - 1))])
 def test_l1_the_dead_are_removed_in_time_by_one_entry(world: World, ranks: list[int]) -> None:
     group = Group(world, 2 * WATCHERS)
-    dead = {group.in_turn[rank] for rank in ranks}
+    dead = {group.by_rank[rank] for rank in ranks}
     feed = world.group.synchronizer.transitions()
     group.kill(*dead)
     group.pass_time(IN_TIME)
@@ -130,7 +130,7 @@ def test_l1_the_dead_are_removed_in_time_by_one_entry(world: World, ranks: list[
 
 def test_the_watchers_die_with_others_and_the_next_in_turn_have_begun_to_watch(world: World) -> None:
     group = Group(world, 3 * WATCHERS)
-    watchers, others = set(group.in_turn[:WATCHERS]), set(group.in_turn[-3:])
+    watchers, others = set(group.by_rank[:WATCHERS]), set(group.by_rank[-3:])
     group.kill(*watchers, *others)
     group.pass_time(IN_TIME)
     assert group.removed() == watchers
@@ -140,7 +140,7 @@ def test_the_watchers_die_with_others_and_the_next_in_turn_have_begun_to_watch(w
 
 def test_those_who_were_next_die_with_the_watchers(world: World) -> None:
     group = Group(world, 3 * WATCHERS)
-    first, others = set(group.in_turn[: 2 * WATCHERS]), set(group.in_turn[-3:])
+    first, others = set(group.by_rank[: 2 * WATCHERS]), set(group.by_rank[-3:])
     group.kill(*first, *others)
     group.pass_time(2 * TIMEOUT + 2)
     assert group.removed() == first | others
@@ -148,13 +148,13 @@ def test_those_who_were_next_die_with_the_watchers(world: World) -> None:
 
 def test_a_process_watches_for_the_first_of_its_readers(world: World) -> None:
     group = Group(world, 2 * WATCHERS)
-    last = group.processes[group.in_turn[-1]]
+    last = group.processes[group.by_rank[-1]]
     for number in range(100):
         last.reader(f"more-{number}")
-        if f"more-{number}" in group.in_turn[:WATCHERS]:
+        if f"more-{number}" in group.by_rank[:WATCHERS]:
             break
     group.pass_time(1)
-    assert group.leases_read_in(1, group.in_turn[-1]) >= 2 * len(world.state.readers)
+    assert group.leases_read_in(1, group.by_rank[-1]) >= 2 * len(world.state.readers)
 
 
 def test_f9_a_large_group_whose_store_was_away_loses_nobody(world: World) -> None:
@@ -182,18 +182,18 @@ def readers(number: int, *, start: int = 0) -> dict[str, ReaderState]:
 
 def test_the_order_is_the_same_in_every_release() -> None:
     """Two that differ in it leave readers to one another that neither looks at."""
-    assert [int(reader[1:]) for reader in in_turn(readers(12))] == [4, 7, 6, 10, 3, 5, 11, 2, 1, 0, 9, 8]
+    assert [int(reader[1:]) for reader in by_rank(readers(12))] == [4, 7, 6, 10, 3, 5, 11, 2, 1, 0, 9, 8]
 
 
 def test_readers_that_joined_one_after_the_other_are_not_neighbours() -> None:
-    order = [int(reader[1:]) for reader in in_turn(readers(1000))]
+    order = [int(reader[1:]) for reader in by_rank(readers(1000))]
     for first in range(0, 1000, 100):  # a machine with a tenth of the readers
         assert sum(first <= number < first + 100 for number in order[:WATCHERS]) <= 4
 
 
 def test_readers_without_a_lease_come_last() -> None:
     by_hand = {"hand": ReaderState(incarnation=5)}
-    assert in_turn({**by_hand, **readers(20)})[-1] == "hand"
+    assert by_rank({**by_hand, **readers(20)})[-1] == "hand"
 
 
 @pytest.mark.parametrize("number", [1, 2, 8, 9, 10, 100, 1000])
@@ -229,7 +229,7 @@ class Leases:
         return dead
 
     def look(self) -> list[str]:
-        chosen = self.observer.choose(self.now, self.members, in_turn(self.members), [self.own])
+        chosen = self.observer.choose(self.now, self.members, by_rank(self.members), [self.own])
         self.looked_at = set(chosen)
         values = {lease_attribute(f"l{reader[1:]}"): b"%d" % count for reader, count in self.values.items()}
         return self.observer.observe(self.now, chosen, values, TIMEOUT, renewed_at=self.now, asked_at=self.now)
@@ -244,7 +244,7 @@ class Leases:
 
 def test_a_process_that_becomes_a_watcher_begins_anew_with_those_it_did_not_look_at() -> None:
     members = readers(2 * WATCHERS)
-    order = in_turn(members)
+    order = by_rank(members)
     leases = Leases(members, own=order[WATCHERS])
     silent = order[-1]
     assert leases.pass_time(TIMEOUT, silent={silent}) == []
@@ -257,12 +257,12 @@ def test_a_process_that_becomes_a_watcher_begins_anew_with_those_it_did_not_look
 
 def test_a_process_that_is_relieved_lets_go_of_nobody_who_may_be_dead() -> None:
     """Those who watch instead have come after the death."""
-    leases = Leases(readers(WATCHERS), own=in_turn(readers(WATCHERS))[0])
-    silent = in_turn(leases.members)[1]
+    leases = Leases(readers(WATCHERS), own=by_rank(readers(WATCHERS))[0])
+    silent = by_rank(leases.members)[1]
     leases.pass_time(3)
     leases.pass_time(TIMEOUT / 2, silent={silent})
     leases.join(readers(1000, start=100))
-    watchers = in_turn(leases.members)[:WATCHERS]
+    watchers = by_rank(leases.members)[:WATCHERS]
     assert leases.own not in watchers and silent not in watchers
     leases.pass_time(2, silent={silent})
     assert leases.looked_at == {*watchers, silent}
@@ -270,16 +270,16 @@ def test_a_process_that_is_relieved_lets_go_of_nobody_who_may_be_dead() -> None:
 
 
 def test_one_sign_of_life_and_the_relieved_lets_go() -> None:
-    leases = Leases(readers(WATCHERS), own=in_turn(readers(WATCHERS))[0])
+    leases = Leases(readers(WATCHERS), own=by_rank(readers(WATCHERS))[0])
     leases.pass_time(3)
     leases.join(readers(1000, start=100))
     leases.pass_time(2)
-    assert leases.looked_at == set(in_turn(leases.members)[:WATCHERS])
+    assert leases.looked_at == set(by_rank(leases.members)[:WATCHERS])
 
 
 def test_the_next_in_turn_begin_to_watch_when_no_watcher_gives_a_sign_of_life() -> None:
     members = readers(MORE_WATCHERS * WATCHERS + 10)
-    order = in_turn(members)
+    order = by_rank(members)
     watchers = order[:WATCHERS]
     following, waiting = Leases(members, own=order[WATCHERS]), Leases(members, own=order[-1])
     for leases in (following, waiting):
@@ -298,7 +298,7 @@ def test_the_last_one_alive_finds_all_others_dead_after_half_a_timeout_more_for_
     number: int, steps: int
 ) -> None:
     """Also where those who are dead are removed as they are found, and others come into their turns."""
-    own = in_turn(readers(number))[-1]
+    own = by_rank(readers(number))[-1]
     leases = Leases(readers(number), own=own)
     leases.pass_time(3)
     passed = 0.0
@@ -312,7 +312,7 @@ def test_the_last_one_alive_finds_all_others_dead_after_half_a_timeout_more_for_
 
 def test_f9_whoever_was_paused_suspects_nobody() -> None:
     members = readers(4 * WATCHERS)
-    order = in_turn(members)
+    order = by_rank(members)
     leases = Leases(members, own=order[WATCHERS])
     leases.pass_time(3)
     leases.now += 2 * TIMEOUT
