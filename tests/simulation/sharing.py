@@ -55,7 +55,7 @@ def shared() -> Iterator[None]:
     apply, follow, from_snapshot = Replica.apply, Replica.follow, Replica.from_snapshot
     decode_body, size = StateCodec.decode_body, StateCodec.size
     decode_snapshot = StateCodec.decode_snapshot
-    plan, in_turn = balance.plan, leases.by_rank
+    plan, by_rank = balance.plan, leases.by_rank
 
     def place(self: Any, entry: Any) -> Hashable:
         return self.checksum, self.next_offset, entry.checksum, entry.end
@@ -81,8 +81,8 @@ def shared() -> Iterator[None]:
     def shared_plan(state: Any, **options: Any) -> Any:
         return plans.get((id(state), *options.values()), lambda: plan(state, **options), keep=state)
 
-    def shared_in_turn(readers: Any) -> Any:
-        return orders.get(id(readers), lambda: in_turn(readers), keep=readers)
+    def shared_by_rank(readers: Any) -> Any:
+        return orders.get(id(readers), lambda: by_rank(readers), keep=readers)
 
     with ExitStack() as patches:
         for owner, name, function in (
@@ -93,7 +93,7 @@ def shared() -> Iterator[None]:
             (StateCodec, "decode_snapshot", shared_decode_snapshot),
             (StateCodec, "size", shared_size),
             (balance, "plan", shared_plan),
-            (leases, "in_turn", shared_in_turn),
+            (leases, "by_rank", shared_by_rank),
         ):
             patches.enter_context(patch.object(owner, name, function))
         yield
