@@ -70,7 +70,8 @@ def report(sizes: Sizes) -> Iterator[str]:
         ("rooms", sizes.rooms, FULL_ROOM_FILES),
     ):
         large = sorted((each for each in measured if each.lines > limit), key=lambda each: -each.lines)
-        yield f"{title}: {len(measured)}, of which {len(large)} over {limit} {'modules' if title == 'rooms' else 'lines'}"
+        unit = "modules" if title == "rooms" else "lines"
+        yield f"{title}: {len(measured)}, of which {len(large)} over {limit} {unit}"
         yield from (f"  {each.lines:5} {each.name}" for each in large)
 
 
