@@ -24,7 +24,7 @@ from synchronizer import (
     Update,
     open_store,
 )
-from synchronizer.log.contention import FIRST_PAUSE_SECONDS, LOOK_AT_LEAST_EVERY, LOOK_EVERY
+from synchronizer.log.contention import FIRST_PAUSE_SECONDS, PROBE_AT_LEAST_EVERY, PROBE_EVERY
 from synchronizer.state import StateCodec
 from synchronizer.testing import FailingStore
 from tests.synchronizer.accounts import (
@@ -541,16 +541,16 @@ class TestF22StoppedHolderOfTheFairLock:
         replica = opened(store, clock=ManualClock())
         with store.inner.fair_lock("account", 0) as has_it:
             assert has_it
-            for _ in range(2 * LOOK_EVERY):
+            for _ in range(2 * PROBE_EVERY):
                 replica.update_state_unconditionally(Add())
         # Looked at first, looked again, waited in vain, and lets the stopped one be.
         assert store.count("fair_lock") == 3
-        assert replica.state.value == 2 * LOOK_EVERY
+        assert replica.state.value == 2 * PROBE_EVERY
 
     def test_one_who_is_alone_looks_ever_less_often_down_to_a_limit_and_stands_in_no_line(self) -> None:
         store = failing()
         replica = opened(store)
-        for _ in range(LOOK_EVERY + 2 * LOOK_EVERY + 3 * LOOK_AT_LEAST_EVERY):
+        for _ in range(PROBE_EVERY + 2 * PROBE_EVERY + 3 * PROBE_AT_LEAST_EVERY):
             replica.update_state_unconditionally(Add())
         assert store.count("fair_lock") == 1 + 2 + 3
 

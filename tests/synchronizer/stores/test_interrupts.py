@@ -19,7 +19,7 @@ import pytest
 
 from synchronizer import ClosedError, SegmentStore, open_store
 from synchronizer.clock import Deadline, SystemClock
-from synchronizer.log.contention import Line
+from synchronizer.log.contention import FairQueue
 from synchronizer.store import ANY, Append, Appended, AttributeChange, SegmentCopy
 from synchronizer.stores.postgres.connections import parse_address
 from synchronizer.stores.postgres.store import PostgresStore
@@ -172,17 +172,17 @@ def test_an_interrupted_look_at_the_line_leaves_nobody_in_it(
     stores: list[SegmentStore], sessions: Sessions | None
 ) -> None:
     one, other = stores
-    line = Line(one, "s", SystemClock())
+    queue = FairQueue(one, "s", SystemClock())
 
     def look() -> None:
-        line._calls_until_look = 1
+        queue._calls_until_probe = 1
         try:
-            line.join_if_polite(Deadline(SystemClock(), DEADLINE))
+            queue.join_if_contended(Deadline(SystemClock(), DEADLINE))
         finally:
             try:
-                line.leave()
+                queue.leave()
             except BaseException:  # interrupted
-                line.leave()
+                queue.leave()
                 raise
 
     for run in interrupts(look, one_in=ONE_IN.get((urlsplit(one.url).scheme, "look"), 1)):
