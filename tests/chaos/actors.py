@@ -77,7 +77,8 @@ def _connected(url: str) -> rg.Client:
 
 
 def _held() -> tuple[set[threading.Thread], int]:
-    return set(threading.enumerate()), open_sockets()
+    # Python goes on listing a thread that an interrupt kept from starting.
+    return {thread for thread in threading.enumerate() if thread.is_alive()}, open_sockets()
 
 
 def _left_over(held: tuple[set[threading.Thread], int]) -> str:
