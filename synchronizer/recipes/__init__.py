@@ -1,4 +1,4 @@
-"""Ready-made shared states: collections, and what is built on the synchronizer beside them."""
+"""Ready-made recipes: shared collections, coordination of processes, and durable queues."""
 
 from .collections.shared import SynchronizerOptions as SynchronizerOptions
 from .collections.shared import ValueChange as ValueChange

@@ -1,7 +1,7 @@
-"""`Barrier`: processes that wait for each other, and go on together.
+"""`Barrier`: processes that wait for each other and go on together.
 
-Who waits is a member of the barrier's state. The entry that lets in the last one of them gives all of them their
-places, and one that takes somebody out before tells the others that they wait in vain: so all hear the same.
+Each waiting party is a member of the barrier's state. The entry that adds the last party gives all of them their
+places. An entry that removes a party before that breaks the round. So all parties get the same outcome.
 """
 
 from __future__ import annotations
@@ -29,12 +29,21 @@ from .participant import ASK_SECONDS, Participant, Participants
 
 
 class Barrier:
-    """So many ``parties`` wait for each other, again and again. Threads may share it. The store is borrowed.
+    """A reusable barrier for a fixed number of parties. Threads may share it. The store is borrowed and never closed.
 
-    All who use its name give the same number. ``party`` names one of them: when it comes again after a restart while
-    its former life waits, that is out, and the barrier broken. Without a name both would count, until the lease of the
-    former has run out. ``member_timeout_seconds`` is how long the lease of one who waits may stand still; the first of
-    all that are there decides it.
+    Args:
+        store: Holds the barrier's state.
+        name: The same in all processes that share the barrier.
+        parties: How many parties pass together. All processes give the same number.
+        party: A stable id of this party. A party that restarts replaces its former life, and if that still waits, the
+            round breaks. Without an id both count until the former lease expires.
+        member_timeout_seconds: A waiting party whose lease is not renewed for this long counts as dead; at most 86400.
+            The first party present decides it for all.
+        threads: False in tests, which call `step`.
+        **options: See `SynchronizerOptions`.
+
+    Raises:
+        InvalidArgumentError: The barrier exists with another number of parties.
     """
 
     def __init__(
@@ -66,19 +75,25 @@ class Barrier:
                 "it was begun with another number of parties; use that", name=name, parties=begun_with, given=parties
             )
         self._clock = self.synchronizer.clock
-        #: Of those here who wait.
+        #: One for each waiting call in this process.
         self._participants = Participants(
             self.synchronizer, member_timeout_seconds, changed=lambda: False, threads=threads
         )
         self._closed = False
 
     def wait(self, *, timeout: float | None = None) -> int:
-        """Return when all parties wait: which of them this is, from 0 on, in the order of their coming.
+        """Wait for all parties; return this party's arrival index in the round, from 0 on.
 
-        Who does not wait until then breaks the barrier for those who do: `DeadlineExceededError` at his own deadline,
-        and `BrokenBarrierError` for the others, as where one of them died. `OutcomeUnknownError` if the store is away
-        at the deadline: the others may have passed. `ClosedError` where another thread closes the barrier meanwhile.
-        The next call begins a new round.
+        A party that leaves before all have arrived breaks the round. The next call begins a new round.
+
+        Args:
+            timeout: Seconds to wait; by default the synchronizer's timeout.
+
+        Raises:
+            DeadlineExceededError: Not all parties arrived in time. The other waiting parties get `BrokenBarrierError`.
+            BrokenBarrierError: Another party left or died, `reset` was called, or this party was taken for dead.
+            OutcomeUnknownError: The store is unavailable at the deadline; the others may have passed.
+            ClosedError: Another thread closed the barrier.
         """
         self._check_open()
         deadline = Deadline(self._clock, self.synchronizer.timeout if timeout is None else timeout)
@@ -90,21 +105,21 @@ class Barrier:
 
     @property
     def n_waiting(self) -> int:
-        """How many wait in the newest state, asked of the store."""
+        """The number of waiting parties, read from the store."""
         return len(self.synchronizer.fetch_updates().waiting)
 
     def reset(self, *, timeout: float | None = None) -> None:
-        """Let those who wait hear `BrokenBarrierError`. Who waits after that begins anew."""
+        """Break the round: waiting parties raise `BrokenBarrierError`. Later calls of `wait` begin a new round."""
         self.synchronizer.update_state(lambda state: [Break()] if state.waiting else [], timeout=timeout)
 
     def close(self) -> None:
-        """End all waiting here, which breaks the barrier for those elsewhere. Twice is no error."""
+        """End all waits of this process, which breaks the round for other processes. Closing twice is no error."""
         self._closed = True
         self._participants.leave_all()
         self.synchronizer.close()
 
     def step(self) -> float:
-        """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
+        """Do one round of the threads' work; return when the next is due. For tests with ``threads=False``."""
         return self._participants.step()
 
     def __repr__(self) -> str:
@@ -118,11 +133,11 @@ class Barrier:
             lambda: self._closed or not participant.joined or _place(participant.find()) is not None, deadline
         )
         place = _place(participant.find())
-        if place is None:  # it may have one by the time when it is taken out
+        if place is None:  # all may arrive before the leave is stored
             try:
                 place = _place(participant.leave(timeout=ASK_SECONDS))
             except ReaderGroupError as error:
-                self._check_open()  # `close` may have cut the answer off
+                self._check_open()  # `close` may have interrupted the call
                 raise OutcomeUnknownError(
                     "the store did not say in time whether all had come; the others may have passed", name=self.name
                 ) from error

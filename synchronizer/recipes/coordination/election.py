@@ -1,8 +1,8 @@
-"""`LeaderElection`: of all candidates for a name one at a time is the leader, the one that has waited longest.
+"""`LeaderElection`: at most one candidate at a time is the leader, the one that has waited longest.
 
-A candidate is a member of the election's state from its campaign until it resigns or its lease runs out. The first of
-the members is the leader, and its fencing token is the token of the entry that let it in: whoever comes later has a
-greater one, also when the election is deleted and begun again.
+A candidate is a member of the election's state from its campaign until it resigns or its lease expires. The first
+member is the leader. Its fencing token is the token of the entry that added it, so every later leader has a greater
+one, also when the election is deleted and created again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..collections.shared import SynchronizerOptions
 from .members import UPDATES, Members, empty_members
 from .participant import ASK_SECONDS, Participant
 
-#: How long closing waits for a listener that is being called.
+#: How long `close` waits for a running listener.
 CLOSE_SECONDS: Final = 5.0
 
 _logger = logging.getLogger(__name__)
@@ -35,11 +35,19 @@ Lost = TypeVar("Lost", bound=Callable[[], object])
 
 
 class LeaderElection:
-    """One candidate. Threads may share it. The store is borrowed and never closed.
+    """One candidate of an election. Threads may share it. The store is borrowed and never closed.
 
-    A campaign is for one term: a leader that was deposed is no candidate before it campaigns again. A follower whose
-    lease ran out gets back in line by itself. ``member_timeout_seconds`` is how long the leases of all candidates may
-    stand still; the first candidate of all that are there decides it.
+    A campaign is for one term: a leader that loses its lease has to campaign again. A follower whose lease expires
+    rejoins by itself, last in order.
+
+    Args:
+        store: Holds the election's state.
+        name: The same in all processes that share the election.
+        candidate_id: Tells others which process leads; 1 to 250 characters.
+        member_timeout_seconds: A candidate whose lease is not renewed for this long counts as dead; at most 86400.
+            The first candidate present decides it for all.
+        threads: False in tests, which call `step`.
+        **options: See `SynchronizerOptions`.
     """
 
     def __init__(
@@ -65,12 +73,12 @@ class LeaderElection:
         )
         self._clock = self.synchronizer.clock
         self._threads = threads
-        self._lock = threading.Lock()  # held while a participant is taken
-        self._elected = False  # in this campaign, as far as anybody here has seen
+        self._lock = threading.Lock()  # held while the participant joins
+        self._elected = False  # in this campaign, as far as this process has seen
         self._closed = False
         self._on_elected: list[Callable[[int], object]] = []
         self._on_lost: list[Callable[[], object]] = []
-        self._told: int | None = None  # the token that the listeners were told of last
+        self._told: int | None = None  # the token that the listeners received last
         self._telling: threading.Thread | None = None
         self._participant = Participant(
             self.synchronizer, candidate_id, member_timeout_seconds, changed=self._stay_in_line, threads=threads
@@ -79,11 +87,16 @@ class LeaderElection:
     # ------------------------------------------------------------------ the candidate
 
     def campaign(self, *, wait: bool = True, timeout: float | None = None) -> bool:
-        """Become a candidate, and wait to be elected; whether this is the leader now.
+        """Become a candidate and wait for the election; return whether this candidate is the leader now.
 
-        ``timeout`` is how long to wait; without it, as long as it takes, or until another thread resigns. At the
-        deadline it withdraws and raises `DeadlineExceededError`. With ``wait=False`` it comes back as a candidate, and
-        `on_elected` is called in time. Campaigning while being a candidate changes nothing.
+        A campaign of a present candidate does not change its rank.
+
+        Args:
+            wait: False to return as a candidate; `on_elected` reports the election.
+            timeout: Seconds to wait. None waits until the election, or until another thread calls `resign`.
+
+        Raises:
+            DeadlineExceededError: Another candidate still leads at the deadline. This one has withdrawn.
         """
         deadline = Deadline(self._clock, timeout)
         was_candidate = self._participant.wanted and self._participant.joined
@@ -100,7 +113,7 @@ class LeaderElection:
             if not self._participant.wanted or not self._participant.joined:
                 self._elected = False
                 self._participant.join(timeout=max(ASK_SECONDS, deadline.remaining(self.synchronizer.timeout)))
-            if self._closed:  # by another thread, which did not wait for this
+            if self._closed:  # by another thread, which did not wait for this one
                 self._participant.leave_or_warn()
         if wait and not self._participant.wait_until(lambda: self.is_leader or not self._participant.wanted, deadline):
             self._participant.leave_or_warn()
@@ -113,26 +126,26 @@ class LeaderElection:
         return self.is_leader
 
     def resign(self, *, timeout: float | None = None) -> None:
-        """Be a candidate no more. If this was the leader, the next in line is it at once.
+        """Withdraw. If this candidate leads, the next one becomes the leader at once.
 
-        From the beginning of the call on `check` raises. Where the store does not answer in time, the error is raised
-        and the lease runs out. A campaign under way in another thread is not waited for: it withdraws.
+        `check` raises from the beginning of the call. A campaign that runs in another thread withdraws as well; this
+        call does not wait for it. If the store does not answer in time, raise its error; the lease then expires.
         """
         self._participant.leave(timeout=timeout)
 
     @property
     def member_timeout_seconds(self) -> float:
-        """How long a lease may stand still, as it was decided by the first of those who are there."""
+        """The timeout of all leases of the election, as the first candidate present decided it."""
         return self.synchronizer.state.timeout_seconds
 
     @property
     def is_leader(self) -> bool:
-        """Whether this is the leader for certain: its lease is not over, so that nobody else can be it."""
+        """Whether this candidate certainly leads: its lease has not expired, so no other process can lead."""
         return self._token() is not None
 
     @property
     def fencing_token(self) -> int:
-        """The number of this term, greater than those of all terms before it. Raises as `check` does."""
+        """The number of this term, greater than that of every earlier term. Raises like `check`."""
         token = self._token()
         if token is None:
             raise LeaseLostError(
@@ -143,26 +156,28 @@ class LeaderElection:
         return token
 
     def check(self) -> None:
-        """Raise `LeaseLostError` if somebody else may be the leader, and before that can be. Asks nobody: it is quick.
+        """Raise `LeaseLostError` unless this candidate certainly leads. Fast: makes no call to the store.
 
-        After an outage of the store it passes again, if nobody else was elected. Whoever is paused between the check
-        and what it does next is not stopped by it: what must not be done twice compares fencing tokens.
+        Raises before another process can be elected. After an outage of the store it passes again if no other process
+        was elected. A pause between the check and the next action goes undetected: a sink that must not act twice
+        compares fencing tokens.
         """
         _ = self.fencing_token
 
-    # ------------------------------------------------------------------ everybody
+    # ------------------------------------------------------------------ all processes
 
     def leader(self, *, timeout: float | None = None) -> str | None:
-        """The candidate id of the leader in the newest state; None where nobody is a candidate.
+        """Return the candidate id of the leader in the newest state, or None if there are no candidates.
 
-        One that died is the leader until its lease has run out, for which other candidates look at it.
+        A dead leader stays the leader until the other candidates have seen its lease expire.
         """
         return _leader_of(self.synchronizer.fetch_updates(timeout=timeout))
 
     def observe(self) -> Iterator[str | None]:
-        """The leader's candidate id, then that of each new one, also the same again, until this is closed.
+        """Yield the leader's candidate id, or None, then that of each new term, until the election is closed.
 
-        Leaders who come and go while the caller is busy are left out.
+        An id repeats when the same candidate is elected again. Terms that begin and end while the caller is busy are
+        skipped.
         """
         seen: int | None = -1
         for state in self.synchronizer.watch():
@@ -174,10 +189,10 @@ class LeaderElection:
     # ------------------------------------------------------------------ listeners
 
     def on_elected(self, listener: Elected) -> Elected:
-        """Call ``listener(fencing_token)`` when this is the leader; can be used as a decorator.
+        """Call ``listener(fencing_token)`` when this candidate becomes the leader. Can be used as a decorator.
 
-        All listeners are called in one thread of the election, one after the other, so they return soon. One that
-        raises is logged.
+        One thread of the election calls all listeners, one after the other: return soon. An error of a listener is
+        logged.
         """
         check_callable(listener, "a listener")
         self._on_elected.append(listener)
@@ -185,10 +200,10 @@ class LeaderElection:
         return listener
 
     def on_lost(self, listener: Lost) -> Lost:
-        """Call ``listener()`` when what `on_elected` told no longer holds for certain; can be used as a decorator.
+        """Call ``listener()`` when this candidate no longer certainly leads. Can be used as a decorator.
 
-        That is when this has resigned or was deposed, and also when the store is away and the lease may be over. If it
-        was not, `on_elected` is called again, with the same token.
+        That is when it resigns, when it is removed, and when the store is unavailable and the lease may have expired.
+        If the lease has not expired after all, `on_elected` is called again with the same token.
         """
         check_callable(listener, "a listener")
         self._on_lost.append(listener)
@@ -198,8 +213,8 @@ class LeaderElection:
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Resign and end the threads. Twice is no error. Where the store is away, the lease runs out."""
-        self._closed = True  # what is interrupted from here on can be called again
+        """Resign and end the threads. Closing twice is no error. If the store is unavailable, the lease expires."""
+        self._closed = True  # from here on an interrupted call can be repeated
         self._participant.leave_or_warn()
         telling = self._telling
         if telling is not None and telling is not threading.current_thread():
@@ -218,7 +233,7 @@ class LeaderElection:
     # ------------------------------------------------------------------ the work
 
     def step(self) -> float:
-        """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
+        """Do one round of the threads' work; return when the next is due. For tests with ``threads=False``."""
         due = self._participant.step()
         self._tell()
         return due
@@ -231,9 +246,9 @@ class LeaderElection:
         return first.incarnation
 
     def _stay_in_line(self) -> bool:
-        """A follower that was taken out gets behind all others; a leader has had its term. Whether to try again."""
+        """Rejoin as the last if a follower was removed; a removed leader has had its term. Return whether to retry."""
         if not self._participant.wanted or self._participant.joined:
-            return False  # without the lock, which another thread may have while it talks to the store
+            return False  # without the lock: another thread may hold it during a store call
         with self._lock:
             if not self._participant.wanted or self._participant.joined:
                 return False
@@ -262,7 +277,7 @@ class LeaderElection:
         with suppress(ClosedError):  # the store was closed
             while not self._closed:
                 self._tell()
-                # A lease that runs out is no news from the store.
+                # The store does not report an expired lease, so the wait ends by itself.
                 until = self._participant.valid_until if self._told is not None else float("inf")
                 deadline = Deadline(self._clock, until - self._clock.monotonic())
                 self._participant.wait_until(lambda: self._closed or self._token() != self._told, deadline)

@@ -1,7 +1,7 @@
-"""`Lock`: of all who want it one at a time holds it, in the order of their coming. `Semaphore`: so many at a time.
+"""`Lock`: one holder at a time, first come, first served. `Semaphore`: a fixed number of holders at a time.
 
-Who holds it, or waits for it, is a member of the lock's state. The first of the members is the holder, and its fencing
-token is the token of the entry that let it in, so that whoever holds the lock later has a greater one.
+Each holder and each waiting caller is a member of the lock's state. The first member is the holder. Its fencing token
+is the token of the entry that added it, so every later holder has a greater one.
 """
 
 from __future__ import annotations
@@ -23,26 +23,27 @@ from ..collections.shared import SynchronizerOptions
 from .members import UPDATES, Member, empty_members
 from .participant import ASK_SECONDS, Participant, Participants
 
-#: How much longer than the timeout it may take until a dead holder is taken out.
+#: How much longer than the timeout it may take to remove a dead holder.
 TAKEOVER_SECONDS: Final = 2.0
 
 _logger = logging.getLogger(__name__)
 
 
 class HeldLock:
-    """A lock that is held until the end of the block, or `release`."""
+    """A lock held until the end of the ``with`` block, or until `release`."""
 
     def __init__(self, lock: Lock, participant: Participant, fencing_token: int) -> None:
-        #: Greater than those of all who held the lock before.
+        #: Greater than that of every earlier holder.
         self.fencing_token = fencing_token
         self._lock = lock
         self._participant = participant
 
     def check(self) -> None:
-        """Raise `LeaseLostError` if somebody else may hold the lock, and before that can be. Asks nobody: it is quick.
+        """Raise `LeaseLostError` unless the lock is certainly held. Fast: makes no call to the store.
 
-        After an outage of the store it passes again, if nobody else got the lock. Whoever is paused between the check
-        and what it does next is not stopped by it: what must not be done twice compares fencing tokens.
+        Raises before another holder can have the lock. After an outage of the store it passes again if no other holder
+        got the lock. A pause between the check and the next action goes undetected: a sink that must not act twice
+        compares fencing tokens.
         """
         if self._participant.among(self._lock.permits) is None:
             raise LeaseLostError(
@@ -52,10 +53,13 @@ class HeldLock:
             )
 
     def release(self) -> None:
-        """Let the next one have the lock at once. Twice is no error. Where the store is away, the lease runs out."""
+        """Pass the lock to the next waiting caller at once. Releasing twice is no error.
+
+        If the store is unavailable, the lease expires.
+        """
         try:
             self._lock._release(self._participant)
-        except BaseException:  # interrupted: others would wait for the lease
+        except BaseException:  # interrupted: others would wait until the lease expires
             self._lock._release(self._participant)
             raise
 
@@ -67,7 +71,7 @@ class HeldLock:
 
 
 class _Lingering(NamedTuple):
-    """A participant of one who waits no more, kept to find out whether one of these holders is dead."""
+    """The participant of a caller that gave up, kept to detect whether one of these holders is dead."""
 
     participant: Participant
     holders: Sequence[Member]
@@ -75,14 +79,20 @@ class _Lingering(NamedTuple):
 
 
 class Lock:
-    """A lock that processes share, and the threads of each. The store is borrowed and never closed.
+    """A lock that processes and their threads share. The store is borrowed and never closed.
 
-    ``member_timeout_seconds`` is how long the lease of a holder may stand still, or of one who waits; the first of all
-    that are there decides it. ``owner`` is what others are told of who holds the lock: by default host and process id.
+    Args:
+        store: Holds the lock's state.
+        name: The same in all processes that share the lock.
+        owner: Tells others which process holds the lock; by default host and process id.
+        member_timeout_seconds: A holder or waiting caller whose lease is not renewed for this long counts as dead; at
+            most 86400. The first one present decides it for all.
+        threads: False in tests, which call `step`.
+        **options: See `SynchronizerOptions`.
     """
 
-    kind: ClassVar[str] = "lock"  # the name begins with it in the store
-    #: How many may hold it at a time.
+    kind: ClassVar[str] = "lock"  # the prefix of the name in the store
+    #: The number of holders at a time.
     permits = 1
 
     def __init__(
@@ -111,7 +121,7 @@ class Lock:
                 "it was begun with another number of permits; use that", name=name, permits=places, given=self.permits
             )
         self._clock = self.synchronizer.clock
-        #: Of those here who wait or hold.
+        #: One for each caller in this process that waits or holds.
         self._participants = Participants(
             self.synchronizer, member_timeout_seconds, changed=self._end_lingering, threads=threads
         )
@@ -121,10 +131,16 @@ class Lock:
         self._closed = False
 
     def acquire(self, *, timeout: float | None = None) -> HeldLock:
-        """The lock, held: a context manager. At the deadline `DeadlineExceededError` says who has it.
+        """Wait for the lock and return it, held, as a context manager.
 
-        ``timeout`` is for waiting in line; to ask a store that is slow, there is a second at least. A thread
-        that holds the lock already is refused: it would wait for itself.
+        Args:
+            timeout: Seconds to wait in the queue; by default the synchronizer's timeout. The store has at least 1 s to
+                answer.
+
+        Raises:
+            DeadlineExceededError: Others hold the lock; the error names them.
+            InvalidArgumentError: This thread holds the lock already, and would wait for itself.
+            ClosedError: The lock is closed, or another thread closed it.
         """
         if self._closed:
             raise ClosedError(f"the {self.kind} is closed; open another", name=self.name)
@@ -146,17 +162,17 @@ class Lock:
             raise
 
     def holders(self, *, timeout: float | None = None) -> Sequence[str]:
-        """The owners of who holds it in the newest state."""
+        """Return the ``owner`` of each holder in the newest state."""
         return [each.member for each in self.synchronizer.fetch_updates(timeout=timeout).members[: self.permits]]
 
     def close(self) -> None:
-        """Release the lock, if it is held here, and end all waiting for it here. Twice is no error."""
+        """Release the lock if this process holds it, and end its waits. Closing twice is no error."""
         self._closed = True
         self._participants.leave_all()
         self.synchronizer.close()
 
     def step(self) -> float:
-        """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
+        """Do one round of the threads' work; return when the next is due. For tests with ``threads=False``."""
         return self._participants.step()
 
     def __repr__(self) -> str:
@@ -166,7 +182,7 @@ class Lock:
         while not self._closed:
             if (found := participant.among(self.permits)) is not None:
                 return found
-            if not participant.joined:  # not yet, or it was lost by one who was paused
+            if not participant.joined:  # not yet, or its lease expired during a pause
                 participant.join(timeout=max(ASK_SECONDS, deadline.remaining()))
             elif not participant.wait_until(lambda: self._has_news(participant), deadline):
                 holders = [each.member for each in participant.members()[: self.permits]]
@@ -182,7 +198,7 @@ class Lock:
         self._holding.pop(participant, None)
         self._participants.leave(participant)
 
-    # ------------------------------------------------------------------ holders that are dead
+    # ------------------------------------------------------------------ dead holders
 
     def _linger_or_leave(self, participant: Participant) -> None:
         try:
@@ -192,13 +208,13 @@ class Lock:
             raise
 
     def _linger(self, participant: Participant) -> None:
-        """Give the participant up, but keep watching for a dead holder in the background if no other one here does.
+        """Leave, or keep watching for a dead holder in the background if no other participant here does.
 
-        Where all callers wait for less than the timeout, no process would notice the holder's death otherwise.
+        Otherwise, if all callers wait for less than the timeout, no process would notice the holder's death.
         """
         holders = participant.members()[: self.permits]
         with self._lock:
-            # It may have become its own turn just now.
+            # The participant may have become a holder just now.
             if participant.joined and holders and participant.among(self.permits) is None and self._lingering is None:
                 takes = self.synchronizer.state.timeout_seconds + TAKEOVER_SECONDS
                 self._lingering = _Lingering(participant, holders, self._clock.monotonic() + takes)
@@ -206,7 +222,7 @@ class Lock:
         self._participants.leave(participant)
 
     def _end_lingering(self) -> bool:
-        """Give the participant up whose holder has released the lock, or is dead, or lives."""
+        """Leave with the lingering participant when its holders have changed, or are still alive at its deadline."""
         with self._lock:
             found = self._lingering
             if found is None:
@@ -220,9 +236,10 @@ class Lock:
 
 
 class Semaphore(Lock):
-    """A lock that so many may hold at a time. All who use its name give the same number of ``permits``.
+    """A lock with up to ``permits`` holders at a time. The other arguments are those of `Lock`.
 
-    The numbers of those who hold it at the same time are in no order that a sink could go by: it fences nobody.
+    All processes that share it give the same number; another one raises `InvalidArgumentError`. Its fencing tokens do
+    not protect a sink, because simultaneous holders have tokens in no useful order.
     """
 
     kind = "semaphore"

@@ -1,4 +1,4 @@
-"""Who is there, in the order of coming: the state under membership, leader election, locks and barriers."""
+"""Members in order of joining: the state under membership, leader election, locks and barriers."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from synchronizer.state import State, Update
 MAX_TIMEOUT_SECONDS: Final = 86_400.0
 Timeout = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_SECONDS)]
 
-#: As `Member.place`: not all have come.
+#: As `Member.place`: the round ended before all parties arrived.
 BROKEN: Final = -1
 
-#: Why a member is no longer there: it left; its lease ran out; another came with its id.
+#: Why a member was removed: it left; its lease expired; another member joined with its id.
 Cause = Literal["left", "dead", "replaced"]
 
 
 class Member(BaseModel):
-    """One stay of a member."""
+    """One stay of a member, from its `Join` to its `Leave`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     member: str
-    #: Names its lease, and this stay.
+    #: The name of its lease, and of this stay.
     lease: str
     #: The token of its `Join`.
     incarnation: int
-    #: Of one who waited at a barrier: which of those he was that have passed it together, from 0 on, or `BROKEN`.
+    #: At a barrier: the arrival index in its round, from 0 on, or `BROKEN`. None while it waits.
     place: int | None = None
 
 
 class Members(State):
-    """Those who are there, whoever came first at the front: who is before whom never changes."""
+    """The present members in order of joining. The order of two members never changes."""
 
-    #: How long a lease may stand still. It stays the same as long as anybody is there.
+    #: A member whose lease is not renewed for this long counts as dead. Fixed while there are members.
     timeout_seconds: Timeout
-    #: How many of the first hold what all stand in line for, if that is not one.
+    #: Of a semaphore: how many members, from the first on, hold it. None means one.
     places: int | None = None
-    #: At a barrier: how many pass it together.
+    #: Of a barrier: how many parties pass together.
     parties: int | None = None
     members: tuple[Member, ...] = ()
 
@@ -54,11 +54,11 @@ class Members(State):
 
     @property
     def waiting(self) -> Sequence[Member]:
-        """Those who wait at a barrier."""
+        """The parties that wait at a barrier."""
         return [each for each in self.members if each.place is None]
 
     def with_places(self, places: Iterable[int]) -> Members:
-        """Nobody waits any more: these are the places of those who did."""
+        """End the round: give these places to the waiting parties, in order."""
         left = iter(places)
         return self.replace(
             members=tuple(
@@ -71,12 +71,12 @@ class Members(State):
 
 
 class Join(Update[Members], tag="join"):
-    """Come in, behind all others. The last one whom a barrier waits for lets all pass."""
+    """Add a member, last in order. The last party of a barrier completes its round."""
 
     member: str
     #: The attribute of the lease, created in the same step.
     lease: str
-    #: The timeout from now on, if nobody else is there.
+    #: The timeout from now on, if there are no other members.
     timeout_seconds: Timeout | None = None
 
     def apply_to(self, state: Members, revision: Revision) -> Members:
@@ -89,7 +89,7 @@ class Join(Update[Members], tag="join"):
 
 
 class Leave(Update[Members], tag="leave"):
-    """Be gone, with the lease, which is deleted in the same step. Who goes before all have come breaks a barrier."""
+    """Remove a member, with its lease in the same step. Removing a waiting party breaks the round of its barrier."""
 
     member: str
     lease: str
@@ -104,7 +104,7 @@ class Leave(Update[Members], tag="leave"):
 
 
 class Break(Update[Members], tag="break"):
-    """Those who wait at a barrier wait in vain."""
+    """Break the round of a barrier for the parties that wait."""
 
     def apply_to(self, state: Members, revision: Revision) -> Members:
         return state.with_places(repeat(BROKEN))
@@ -114,7 +114,7 @@ UPDATES: Final = (Join, Leave, Break)
 
 
 def empty_members(timeout_seconds: float, *, places: int | None = None, parties: int | None = None) -> Members:
-    """The state to begin with."""
+    """Return the initial state: no members."""
     check_duration(timeout_seconds, "member_timeout_seconds", above_zero=True, finite=True)
     if timeout_seconds > MAX_TIMEOUT_SECONDS:
         raise InvalidArgumentError(

@@ -1,4 +1,4 @@
-"""`Membership`: who is there, as every process sees it in the same order, and who has died."""
+"""`Membership`: the live processes of a group; every process sees them join, leave and die in the same order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .participant import ASK_SECONDS, Participant
 
 _logger = logging.getLogger(__name__)
 
-#: What a listener hears: the member's id.
+#: A function that receives the id of a member.
 MemberListener = Callable[[str], object]
 Listener = TypeVar("Listener", bound=MemberListener)
 
@@ -29,12 +29,20 @@ _JOINED: Final = "joined"
 
 
 class Membership:
-    """One member, from `join` to `leave`; leaving its block leaves. Threads may share it.
+    """One member, from `join` to `leave`. As a context manager it joins, and closes at the end of the block.
 
-    A thread of its own renews its lease. A lease that stands still for ``member_timeout_seconds`` makes its member
-    dead; the first of all that are there decides how long that is. A member that was taken for dead and is not joins
-    again by itself. One whose id another has joined with is out, until it joins again. The store is borrowed and never
-    closed.
+    A background thread renews its lease. A member that was taken for dead and is alive joins again by itself. A member
+    that another process with its id has replaced stays out until it calls `join`. Threads may share it. The store is
+    borrowed and never closed.
+
+    Args:
+        store: Holds the state of the membership.
+        name: The same in all processes that share the membership.
+        member_id: Names this member; 1 to 250 characters.
+        member_timeout_seconds: A member whose lease is not renewed for this long counts as dead; at most 86400. The
+            first member present decides it for all.
+        threads: False in tests, which call `step`.
+        **options: See `SynchronizerOptions`.
     """
 
     def __init__(
@@ -54,24 +62,24 @@ class Membership:
         self.synchronizer = StateSynchronizer(
             store, f"membership/{name}", initial=empty_members(member_timeout_seconds), updates=UPDATES, **options
         )
-        self._lock = threading.Lock()  # held while a participant is taken
+        self._lock = threading.Lock()  # held while the participant joins
         self._closed = False
-        self._listeners: list[tuple[str, MemberListener]] = []  # and what each is told of
-        self._known: dict[str, Member] = {}  # by lease, as the listeners were told
+        self._listeners: list[tuple[str, MemberListener]] = []  # with the kind of event for each
+        self._known: dict[str, Member] = {}  # by lease, as the listeners last saw them
         self._listens = False
         self._participant = Participant(
             self.synchronizer, member_id, member_timeout_seconds, changed=self._stay_if_alive, threads=threads
         )
 
     def join(self, *, timeout: float | None = None) -> None:
-        """Be a member. Another of the same id is one no longer. Joining twice changes nothing."""
+        """Become a member and replace another one with the same id. Joining twice changes nothing."""
         was_member = self._participant.wanted and self._participant.joined
         try:
             with self._lock:
                 self._check_open()
                 if not self._participant.wanted or not self._participant.joined:
                     self._participant.join(on_duplicate_id="replace", timeout=timeout)
-                if self._closed:  # by another thread, which did not wait for this
+                if self._closed:  # by another thread, which did not wait for this one
                     self._participant.leave_or_warn()
                     self._check_open()
         except BaseException as error:
@@ -80,45 +88,45 @@ class Membership:
             raise
 
     def leave(self, *, timeout: float | None = None) -> None:
-        """Be a member no longer. Where the store does not answer in time, the error is raised; the lease runs out.
+        """Leave. If the store does not answer in time, raise its error; the lease then expires.
 
-        A `join` under way in another thread is not waited for: it leaves again.
+        A `join` that runs in another thread leaves again; this call does not wait for it.
         """
         self._participant.leave(timeout=timeout)
 
     @property
     def is_member(self) -> bool:
-        """Whether nobody can have taken this member for dead: its lease is not over."""
+        """Whether this is certainly a member: its lease has not expired, so no process can have taken it for dead."""
         return self._participant.is_held
 
     @property
     def member_timeout_seconds(self) -> float:
-        """How long a lease may stand still, as it was decided by the first of those who are there."""
+        """The timeout of all leases of the membership, as the first member present decided it."""
         return self.synchronizer.state.timeout_seconds
 
     def members(self, *, timeout: float | None = None) -> Sequence[str]:
-        """The ids of all members in the newest state, in the order of their joining.
+        """Return the ids of all members in the newest state, in order of joining.
 
-        Who has died is one of them until the others have seen his lease stand still for the timeout.
+        A dead member stays in the list until the others have seen its lease expire.
         """
         return [each.member for each in self.synchronizer.fetch_updates(timeout=timeout).members]
 
     # ------------------------------------------------------------------ listeners
 
     def on_joined(self, listener: Listener) -> Listener:
-        """Call ``listener(member_id)`` for whoever joins from now on; can be used as a decorator.
+        """Call ``listener(member_id)`` for each member that joins from now on. Can be used as a decorator.
 
-        All listeners are called in one thread, in the order in which things happened, in every process the same. For
-        each id joining and being gone take turns. One that raises is logged.
+        One thread calls all listeners, in the order of the log, which is the same in every process. For each id,
+        joining and leaving (or dying) alternate. An error of a listener is logged.
         """
         return self._listen(_JOINED, listener)
 
     def on_left(self, listener: Listener) -> Listener:
-        """Call ``listener(member_id)`` for whoever leaves, and for whom another of its id takes the place of."""
+        """Call ``listener(member_id)`` for each member that leaves or is replaced by another one with its id."""
         return self._listen("left", listener)
 
     def on_dead(self, listener: Listener) -> Listener:
-        """Call ``listener(member_id)`` for whoever is taken for dead."""
+        """Call ``listener(member_id)`` for each member that is removed because its lease expired."""
         return self._listen("dead", listener)
 
     def _listen(self, what: str, listener: Listener) -> Listener:
@@ -155,8 +163,8 @@ class Membership:
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Leave, and end the threads. Twice is no error. Where the store is away, the lease runs out."""
-        self._closed = True  # what is interrupted from here on can be called again
+        """Leave and end the threads. Closing twice is no error. If the store is unavailable, the lease expires."""
+        self._closed = True  # from here on an interrupted call can be repeated
         self._participant.leave_or_warn()
         self.synchronizer.close()
 
@@ -173,16 +181,16 @@ class Membership:
     # ------------------------------------------------------------------ the work
 
     def step(self) -> float:
-        """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
+        """Do one round of the threads' work; return when the next is due. For tests with ``threads=False``."""
         due = self._participant.step()
-        with suppress(DeadlineExceededError):  # the store is away: later
+        with suppress(DeadlineExceededError):  # the store is unavailable: the next step tries again
             self.synchronizer.poll_listeners(timeout=0.0)
         return due
 
     def _stay_if_alive(self) -> bool:
-        """Join again, if this member was taken out and no other of its id is there. Whether to try it once more."""
+        """Rejoin if this member was removed and no other one has its id. Return whether to try again."""
         if not self._participant.wanted or self._participant.joined:
-            return False  # without the lock, which another thread may have while it talks to the store
+            return False  # without the lock: another thread may hold it during a store call
         with self._lock:
             if not self._participant.wanted or self._participant.joined:
                 return False

@@ -2,8 +2,8 @@
 
 Two threads run while it is a member. One renews the lease and does nothing else, so that nothing delays a renewal. The
 other follows the log and removes members whose leases have expired. They start when a caller waits for news, or 0.1 s
-after joining: a participant that leaves sooner costs no thread. `Participant.step` is one round of both and returns
-when the next is due; tests call it instead of running threads.
+after joining, so a participant that leaves sooner costs no thread; with a lease of up to 1 s they start at once.
+`Participant.step` is one round of both and returns when the next is due; tests call it instead of running threads.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from synchronizer.threads.flag import Flag
 from .members import Join, Leave, Member, Members
 
 MAX_MEMBER_LENGTH: Final = 250
-#: Leases that last longer may wait for their first renewal until the threads start.
+#: With a longer timeout, the threads may start late and the first renewal is still in time.
 _LONG_LEASE_SECONDS: Final = 1.0
-#: How soon what has failed is tried again.
+#: The pause before failed background work is tried again.
 RETRY_SECONDS: Final = 0.1
-#: How long the store may take to be asked, where the time that was given is for something else.
+#: The timeout of a store call if the caller's timeout is for something else, or too short.
 ASK_SECONDS: Final = 1.0
 
 _logger = logging.getLogger(__name__)
@@ -82,27 +82,27 @@ class Participant:
         self._wished_timeout_seconds = timeout_seconds
         self._changed = changed
         self._threaded = threads
-        #: From the beginning of `join` to that of `leave`, also where it was lost in between.
+        #: True from the beginning of `join` to the beginning of `leave`, also after the place was lost.
         self.wanted = False
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         self._lease: Lease | None = None  # of the present stay
         self._left_behind = set() if left_behind is None else left_behind
-        self._leaving: set[str] = set()  # the leases of stays that are over here, until the others have seen it
+        self._leaving: set[str] = set()  # stays that ended here, until the store knows it
         self._deaths = DeathWatch(self._clock)
         self._holders: tuple[tuple[Member, ...], Mapping[str, Member]] = ((), {})  # of the members seen last
-        self._complaints: dict[str, str] = {}  # what was logged last, of each part of the work that fails
-        self._to_start: list[Callable[[], None]] = []  # the threads of the present stay that do not run yet
+        self._complaints: dict[str, str] = {}  # the last logged error of each part of the work that fails
+        self._to_start: list[Callable[[], None]] = []  # the threads of the present stay that have not started
         self._starting = threading.Lock()
-        self._wake = Flag()  # of the thread that renews
-        self._waiting: set[threading.Event] = set()  # of those who wait for news
+        self._wake = Flag()  # wakes the thread that renews
+        self._waiting: set[threading.Event] = set()  # one for each caller that waits for news
         self._ended: ClosedError | None = None
 
-    # ------------------------------------------------------------------ coming and going
+    # ------------------------------------------------------------------ joining and leaving
 
     @property
     def joined(self) -> bool:
-        """Whether it has joined, and has neither left since nor is known to be removed."""
+        """Whether it has joined, has not left since, and is not known to be removed."""
         lease = self._lease
         return lease is not None and not lease.lost
 
@@ -118,16 +118,16 @@ class Participant:
         return float("-inf") if lease is None else lease.valid_until
 
     def find(self) -> Member | None:
-        """The member of this participant in the newest state that is known here."""
+        """Return the member of this participant in the newest state known here."""
         lease = self._lease
         return None if lease is None else next((each for each in self.members() if each.lease == lease.name), None)
 
     def first(self) -> Member | None:
-        """The member of this participant, if it is the first and no other process can have removed it."""
+        """Return the member of this participant if it is the first and no other process can have removed it."""
         return self.among(1)
 
     def among(self, places: int) -> Member | None:
-        """The member of this participant, if it is one of the first N and no other process can have removed it."""
+        """Return the member of this participant if it is one of the first N and cannot have been removed."""
         lease = self._lease
         if lease is None:
             return None
@@ -135,28 +135,28 @@ class Participant:
         return found if self._clock.monotonic() < lease.valid_until else None
 
     def members(self) -> Sequence[Member]:
-        """The members in the newest state that is known here; none where it was deleted."""
+        """Return the members in the newest state known here; none if the state was deleted."""
         try:
             return self._synchronizer.state.members
         except NotFoundError:
             return ()
 
     def join(self, *, on_duplicate_id: OnDuplicateId = "keep", timeout: float | None = None) -> bool:
-        """Join, last in order. False if another member has the id and wins, or if `leave` was called meanwhile.
+        """Join, last in order. Return False if another member has the id and wins, or if `leave` was called meanwhile.
 
-        One thread at a time joins. `leave` does not wait for it.
+        One thread at a time may call it. `leave` does not wait for it.
         """
         self.wanted = True
         try:
             return self.rejoin(on_duplicate_id=on_duplicate_id, timeout=timeout)
         except BaseException as error:
             self.wanted = False
-            if not isinstance(error, Exception):  # an interrupt: whoever called does not know what it got
+            if not isinstance(error, Exception):  # an interrupt: the caller does not know the outcome
                 self.leave_or_warn()
             raise
 
     def rejoin(self, *, on_duplicate_id: OnDuplicateId = "keep", timeout: float | None = None) -> bool:
-        """`join`, if it is still wanted. Where that fails it stays so."""
+        """`join` again if the place is still wanted. After an error it stays wanted."""
         if not self.wanted:
             return False
         synchronizer = self._synchronizer
@@ -186,7 +186,7 @@ class Participant:
             if not synchronizer.update_state_with_attributes(join, timeout=timeout):
                 self.wanted = False
                 return False
-            self._left_behind -= left_behind  # what was on its way cannot arrive any more
+            self._left_behind -= left_behind  # a lost request for one of these cannot arrive any more
             self._leaving -= left_behind
             self._complaints.clear()
             lease.begin(sent_at, synchronizer.state.timeout_seconds)
@@ -208,7 +208,7 @@ class Participant:
         return True
 
     def _start_keeping(self, lease: Lease) -> None:
-        """Have the threads start a moment later."""
+        """Start the threads: a moment later, or at once for a short lease."""
         wanted = self.wanted
         try:
             self._to_start = [
@@ -225,14 +225,14 @@ class Participant:
             raise
 
     def _start_threads(self) -> None:
-        """Those that are still to be started. What fails or is interrupted can be called again."""
+        """Start the threads that have not started. After an error or an interrupt, call it again."""
         with self._starting:
             while to_start := self._to_start:
                 to_start[0]()
                 del to_start[0]
 
     def _start_threads_or_complain(self) -> bool:
-        """Whether to try again."""
+        """Return whether to try again."""
         try:
             self._start_threads()
             self._complaints.pop("start", None)
@@ -253,9 +253,9 @@ class Participant:
         return next((each for each in gone if lease is not None and each.lease == lease.name), None)
 
     def leave_or_warn(self) -> None:
-        """`leave`, for who goes anyhow. A store that does not answer those who keep the participant is not asked."""
+        """`leave`, and log an error instead of raising it. Skip the store call if the background work already fails."""
         if os.getpid() != self._process_id:
-            return  # a forked child: what was opened is the parent's
+            return  # a forked child: the lease belongs to the parent
         leases = self._withdraw()
         try:
             if leases and self._complaints.keys() & {"renew", "wait"}:
@@ -269,13 +269,13 @@ class Participant:
             )
 
     def _withdraw(self) -> Collection[str]:
-        """Hold the participant no longer; the leases that are left of it."""
+        """Drop the place in this process; return the leases that are still to be removed from the state."""
         with self._lock:
             self.wanted = False
             if self._lease is not None and not self._lease.lost:
-                self._leaving.add(self._lease.name)  # first: what is interrupted can be called again
+                self._leaving.add(self._lease.name)  # first: after an interrupt it can be repeated
             self._lease = None
-            # With the lock held: another thread that takes the participant from now on starts threads of its own.
+            # With the lock held: a thread that joins from now on starts threads of its own.
             self._to_start = []
             delayed_calls.remove(self)
         self._wake.set()
@@ -302,9 +302,9 @@ class Participant:
         return gone
 
     def wait_until(self, condition: Callable[[], bool], deadline: Deadline) -> bool:
-        """Whether the condition came to hold before the deadline. It is looked at when something may have changed.
+        """Return whether the condition became true before the deadline. It is checked when something may have changed.
 
-        Raises `ClosedError` where nothing changes any more.
+        Raise `ClosedError` if the synchronizer is closed, because nothing changes any more.
         """
         news = Flag()
         with self._lock:
@@ -324,7 +324,7 @@ class Participant:
                 self._waiting.discard(news)
 
     def tell(self) -> bool:
-        """Something may have changed. Whether to tell it again soon."""
+        """Call ``changed`` and wake the waiting callers; return whether to do so again soon."""
         again = self._changed()
         self._wake_waiting()
         return again
@@ -337,7 +337,7 @@ class Participant:
     # ------------------------------------------------------------------ the threads
 
     def step(self) -> float:
-        """Do what is due and return when, on the clock, something is due again. Never raises but `ClosedError`."""
+        """Do the work that is due; return when, on the clock, more is due. Raises nothing but `ClosedError`."""
         return min(self.renew(), self.work())
 
     def _start(self, lease: Lease, name: str, step: Callable[[], float], wait: Callable[[float], None]) -> None:
@@ -365,7 +365,7 @@ class Participant:
         self._wake.clear()
 
     def _wait_to_work(self, timeout: float) -> None:
-        """Until the log grew, or until something is due."""
+        """Wait until the log has grown or work is due."""
         try:
             self._synchronizer.wait_for_growth(max(0.0, timeout))
             self._complaints.pop("wait", None)
@@ -378,7 +378,7 @@ class Participant:
     # ------------------------------------------------------------------ the work
 
     def renew(self) -> float:
-        """Renew the lease, if that is due, and return when it is due next. Never raises but `ClosedError`."""
+        """Renew the lease if that is due; return when it is due next. Raises nothing but `ClosedError`."""
         lease = self._lease
         if lease is None or lease.lost:
             return float("inf")
@@ -391,12 +391,12 @@ class Participant:
         except ClosedError:
             raise
         except Exception as error:
-            if lease is self._lease:  # else another stay has begun meanwhile
+            if lease is self._lease:  # else another stay has begun
                 self._complain("renew", error)
             return self._clock.monotonic() + RETRY_SECONDS
 
     def work(self) -> float:
-        """Follow the log and take out the dead; when that is due again. Never raises but `ClosedError`."""
+        """Follow the log and remove dead members; return when that is due again. Raises nothing but `ClosedError`."""
         lease = self._lease
         try:
             due = self._follow(lease)
@@ -415,7 +415,7 @@ class Participant:
             state = self._synchronizer.fetch_updates(timeout=0.0)
         except ReaderGroupError as error:
             if isinstance(error, NotFoundError | CorruptStateError | UnknownUpdateError) and lease is not None:
-                lease.lose()  # the state was deleted, or cannot be read any more
+                lease.lose()  # the state was deleted or cannot be read
             raise
         if lease is None or lease.lost:
             return float("inf")
@@ -437,7 +437,7 @@ class Participant:
         return self._holders[1]
 
     def _remove(self, dead: Observed) -> None:
-        """Take out the dead. Whoever has renewed since stays: the entry compares with the values that were observed."""
+        """Remove dead members. A member that has renewed since stays: the entry compares with the observed values."""
 
         def evict(state: Members) -> Proposal[Members, list[str]]:
             observed = list(islice((each for each in state.members if each.lease in dead), MAX_ATTRIBUTE_CHANGES))
@@ -456,7 +456,7 @@ class Participant:
         return read_leases(self._synchronizer.store, self._synchronizer.segment, members)
 
     def _complain(self, part: str, error: Exception) -> None:
-        """Log it, a trouble that lasts once."""
+        """Log the error; log a lasting one only once."""
         if not isinstance(error, ReaderGroupError):
             survive(error, self._synchronizer.name)
         elif str(error) != self._complaints.get(part):
@@ -465,7 +465,7 @@ class Participant:
 
 
 class Participants:
-    """The participants that the threads of one process have at the same time, each for as long as it waits or holds."""
+    """The participants of one process, one for each caller that waits or holds."""
 
     def __init__(
         self,
@@ -489,7 +489,7 @@ class Participants:
         )
 
     def add(self, member: str) -> Participant:
-        """A participant for this member. Call its `join`, and `leave` of this."""
+        """Return a participant for this member. Call its `join`, and then `leave` of this object."""
         participant = self._new(member)
         with self._lock:
             self._participants.add(participant)
@@ -497,19 +497,19 @@ class Participants:
 
     def leave(self, participant: Participant) -> None:
         if os.getpid() != self._process_id:
-            return  # a forked child: what was opened is the parent's
+            return  # a forked child: the leases belong to the parent
         with self._lock:
             self._participants.discard(participant)
         participant.leave_or_warn()
 
     def leave_all(self) -> None:
         if os.getpid() != self._process_id:
-            return  # a forked child: what was opened is the parent's
+            return  # a forked child: the leases belong to the parent
         for participant in self._snapshot():
             self.leave(participant)
 
     def step(self) -> float:
-        """One round of the work of the threads, and when the next is due: for tests, with ``threads=False``."""
+        """Do one round of the threads' work; return when the next is due. For tests with ``threads=False``."""
         return min((participant.step() for participant in self._snapshot()), default=float("inf"))
 
     def _snapshot(self) -> Sequence[Participant]:
