@@ -1,11 +1,11 @@
-"""Where the SQLite store has the bytes of its segments: in extents, which refer to blobs where the bytes are many.
+"""Extents hold the bytes of a segment in the SQLite store. A large extent refers to a blob that has its bytes.
 
-A copy inside the store takes references to the blobs, and none of their bytes. A blob is freed with the last extent
-that refers to it. The references to a blob that was copied are counted and say so, so a count that is lost is noticed;
-who shares nothing counts nothing.
+A copy inside the store copies references to the blobs, and none of their bytes. A blob is freed with the last extent
+that refers to it. References to a shared blob are counted and carry a flag, so that a lost count is noticed; a blob
+that is not shared has no count.
 
-A reference and a count have checksums, which a flipped bit does not pass. The bytes have none here: events, entries of
-states and all else that is stored brings its own.
+References and counts have checksums, which detect a flipped bit. The bytes have none here: events, entries of states
+and all other stored data carry their own.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from zlib import crc32
 
 from .rows import OFFSET_BITS, DamagedError
 
-# An extent is found by one integer: its segment's number, then the offset of its first byte.
+# One integer is the key of an extent: its segment's number, then the offset of its first byte.
 MAX_SEGMENT_BYTES: Final = 1 << OFFSET_BITS
 #: Reading is fastest from extents of this size; the middle of a larger blob is reached through a list of pages.
 _EXTENT_BYTES: Final = 128 * 1024
-#: An extent of so many bytes has them in a blob, else in itself: a reference pays where the copy of bytes would cost.
+#: An extent of at least this size keeps its bytes in a blob, a smaller one in its row: small data is cheap to copy.
 BLOB_BYTES: Final = 32 * 1024
-#: How many extents one step frees at most; and how many, of any size, in the log that a full disk has room for.
+#: One step frees at most this many extents; FEW_EXTENTS of any size fit into the log that a full disk has room for.
 MANY_EXTENTS: Final = 500
 FEW_EXTENTS: Final = 30
 
@@ -32,12 +32,12 @@ SCHEMA: Final = (
     # The data of an extent are its bytes, or a reference to the blob that holds them.
     "CREATE TABLE extent (key INTEGER PRIMARY KEY, data BLOB NOT NULL)",
     "CREATE TABLE blob (id INTEGER PRIMARY KEY, data BLOB NOT NULL)",
-    # How many extents refer to a blob, beside one. Without a row, or with a count of 0, it is one.
+    # The number of further extents that refer to a blob. No row, or a count of 0: one extent refers to it.
     "CREATE TABLE sharing (blob INTEGER PRIMARY KEY, count INTEGER NOT NULL, checksum INTEGER NOT NULL)",
 )
 
-# A reference is one integer: the number of the blob, whether it is or was shared, and the checksum. The numbers suffice
-# for two hundred years of ten thousand blobs a second.
+# A reference is one integer: the number of the blob, whether it is or was shared, and the checksum. The numbers last
+# for two hundred years at ten thousand blobs a second.
 _CHECK_BITS: Final = 16
 _CHECKSUM: Final = (1 << _CHECK_BITS) - 1
 _BLOB_BITS: Final = _CHECK_BITS + 1
@@ -46,14 +46,14 @@ _REFERENCE: Final = "CASE typeof(extent.data) WHEN 'integer' THEN extent.data EN
 _EXTENTS: Final = (
     f"extent LEFT JOIN blob ON blob.id = CASE typeof(extent.data) WHEN 'integer' THEN extent.data >> {_BLOB_BITS} END"
 )
-# Of a reference without its blob: the digits of the number, which are too few to pass for the bytes.
+# A reference whose blob is lost yields the digits of its number, which are too few to pass for the bytes.
 _DATA: Final = "CAST(coalesce(blob.data, extent.data) AS BLOB)"
 _WRITE_COUNT: Final = "INSERT OR REPLACE INTO sharing VALUES (?, ?, ?)"
 _SIZE: Final = "coalesce(length(blob.data), length(extent.data))"
 
 
 class Reference(NamedTuple):
-    """What an extent has instead of its bytes."""
+    """The number of the blob that holds the bytes of an extent, and whether the blob is or was shared."""
 
     blob: int
     is_shared: bool
@@ -64,13 +64,13 @@ class Reference(NamedTuple):
 
     @classmethod
     def decode(cls, key: int, value: int) -> Reference:
-        """The reference of the extent ``key``."""
+        """Return the reference of the extent ``key``."""
         bits = _checked(key, value)
         return cls(bits >> 1, bits & 1 == 1)
 
 
 def _checked(key: int, value: int) -> int:
-    """What a reference is without its checksum."""
+    """Return a reference without its checksum, after checking it."""
     bits = value >> _CHECK_BITS
     if crc_hqx(b"%d %d" % (key, bits), 0) != value & _CHECKSUM:
         raise _damaged(key)
@@ -86,7 +86,7 @@ def _damaged(key: int) -> DamagedError:
 
 
 def insert(connection: sqlite3.Connection, segment_id: int, offset: int, data: bytes) -> None:
-    """Put bytes at an offset, at which the segment ends."""
+    """Write bytes at an offset, which is the end of the segment."""
     _insert(connection, _key(segment_id, offset), data)
 
 
@@ -108,16 +108,16 @@ def _insert(connection: sqlite3.Connection, key: int, data: bytes) -> None:
 def copy(
     connection: sqlite3.Connection, source_id: int, start: int, end: int, target_id: int, target_offset: int
 ) -> None:
-    """The bytes of one segment to another: blobs by reference, but for those that are not wanted whole."""
+    """Copy bytes of one segment to another. Whole blobs are copied by reference."""
     if start == end:
         return
     first, last = _key(source_id, start), _key(source_id, end)
     shift = _key(target_id, target_offset) - first
     references: list[tuple[int, Reference]] = []
-    # An INSERT with this SELECT inside would put it all into a table of its own first. Nothing names the cursor: the
-    # frames of an interrupted call, which may be kept, would keep its statement open.
+    # An INSERT with this SELECT inside would first put everything into a temporary table. No variable holds the
+    # cursor: the frames of an interrupted call, which may be kept, would keep its statement open.
     for key, value, blob, data in connection.execute(
-        # The first extent may begin before these bytes, and the last one end behind them.
+        # The first extent may begin before these bytes, and the last one may end after them.
         f"SELECT key, {_REFERENCE}, blob.id,"
         " CASE WHEN key < :first OR blob.id IS NULL OR key + length(blob.data) > :last"
         f" THEN substr({_DATA}, 1 + max(0, :first - key), min(key + {_SIZE}, :last) - max(key, :first)) END"
@@ -137,7 +137,7 @@ def copy(
 
 
 def _share(connection: sqlite3.Connection, references: Sequence[tuple[int, Reference]], shift: int) -> None:
-    """Copy these references by ``shift``, with the keys that they have, count them, and note that they are shared."""
+    """Copy these references to their keys plus ``shift``, count them, and mark them as shared."""
     counts: dict[int, int] = {}
     for _, (blob, is_shared) in references:
         if blob not in counts:
@@ -170,7 +170,7 @@ def _count_checksum(blob: int, count: object) -> int:
 
 
 def read(connection: sqlite3.Connection, segment_id: int, offset: int, end: int) -> bytes:
-    """The bytes from ``offset`` up to ``end``, both within the segment."""
+    """Return the bytes from ``offset`` up to ``end``, both within the segment."""
     if offset == end:
         return b""
     first, last = _key(segment_id, offset), _key(segment_id, end)
@@ -189,7 +189,7 @@ def read(connection: sqlite3.Connection, segment_id: int, offset: int, end: int)
     if skipped > 0:
         parts[0] = parts[0][skipped:]
     data: bytes = parts[0] if len(parts) == 1 else b"".join(parts)
-    # An extent that is lost, or whose key or size is damaged, leaves too few bytes or too many.
+    # A lost extent, or one with a damaged key or size, yields too few bytes or too many.
     if len(data) != end - offset:
         raise _missing(segment_id, offset, end)
     return data
@@ -212,7 +212,7 @@ def _missing(segment_id: int, offset: int, end: int | None = None) -> DamagedErr
 
 
 def free(connection: sqlite3.Connection, segment_id: int, offset: int | None, most: int) -> bool:
-    """Free up to ``most`` extents that end at the offset, or before it; None: of all. Whether more may be left."""
+    """Free up to ``most`` extents that end at or before the offset (None: of all); return whether more may be left."""
     first, end = _key(segment_id, 0), _key(segment_id + 1, 0)
     if offset is not None:
         end = _end_of_free(connection, first, _key(segment_id, offset))

@@ -1,8 +1,8 @@
-"""Whose a SQLite file is, asked before anything is written to it.
+"""Checks, before anything is written to a SQLite file, that the file belongs to this SDK.
 
-Only SQLite opens the file. When a process closes a file, POSIX ends all locks that this process has on it, whichever
-descriptor they were taken through. So if Python opened the file to look into it, and closed it, SQLite's locks would be
-gone: the next process would think itself alone, and delete the write-ahead log under those who use it.
+Only SQLite opens the file. When a process closes a file, POSIX releases all locks of this process on it, whichever
+descriptor they were taken through. So if Python opened the file to read its header, and closed it, SQLite's locks
+would be gone: the next process would see no other user, and delete the write-ahead log that the others still use.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ APPLICATION_ID: Final = int.from_bytes(b"RGss", "big")
 
 
 class Header(NamedTuple):
-    """What a SQLite file of this application says of itself."""
+    """The header fields of a SQLite file of this application."""
 
     format: int
     has_write_ahead_log: bool
@@ -37,15 +37,15 @@ class Header(NamedTuple):
 def open_file(
     path: str, *, newest_format: int, must_exist: bool, timeout: float
 ) -> tuple[sqlite3.Connection, OpenFile, Header | None]:
-    """A connection to the file at ``path``, which file it is, and what it says of itself; None for one without content.
+    """Open the file at ``path``; return a connection, the identity of the file, and its header (None: no content).
 
     A file of another application, or of a newer format, is refused and not changed. The caller makes forks wait, and
-    forgets the file after it has closed its connections.
+    calls `OpenFile.forget` after it has closed its connections.
     """
     check_path(path, must_exist=must_exist)
     check_forked(path)
     if size_of(f"{path}-wal"):
-        # Whoever closes a file last moves its log into it, unless it was opened for reading only.
+        # The last connection that closes moves the log into the file, unless it is read-only.
         with closing(connect(path, "ro", timeout)) as connection:
             look_at(connection, path, newest_format)
     before = id_of(path)
@@ -62,7 +62,7 @@ def open_file(
 
 
 def check_path(path: str, *, must_exist: bool) -> None:
-    """Refuse a path at which there can be no store, without opening it."""
+    """Refuse a path that cannot be a store, without opening it."""
     directory = os.path.dirname(path)
     if not must_exist and not os.path.isdir(directory):
         raise NotFoundError("the directory for the SQLite file does not exist; create it", directory=directory)
@@ -93,12 +93,12 @@ def connect(path: str, mode: str, timeout: float) -> sqlite3.Connection:
 
 
 def look_at(connection: sqlite3.Connection, path: str, newest_format: int) -> Header | None:
-    """What the file says of itself; None for one without content.
+    """Return the header of the file; None if the file has no content.
 
-    Raises `CorruptStoreError` for one that is not ours, `UnsupportedError` for a newer one.
+    Raises `CorruptStoreError` for a file of another application, `UnsupportedError` for a newer format.
     """
     try:
-        connection.execute("BEGIN")  # all of one moment
+        connection.execute("BEGIN")  # read all of it from one snapshot
         (application_id,) = connection.execute("PRAGMA application_id").fetchone()
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()

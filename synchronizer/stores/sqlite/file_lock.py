@@ -1,4 +1,4 @@
-"""Locks between processes on one machine. A lock ends with the process that holds it, however that ends."""
+"""Locks between processes on one machine. The system releases a lock when its process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from synchronizer.threads.flag import Flag
 from ..forking import close_own
 from .side_file import open_side_file
 
-# These waits are for other processes, which no clock of a test can move.
+# These waits are for other processes, which a test's clock cannot move.
 _CLOCK: Final = SystemClock()
 _NEVER: Final = Flag()
 
 
 class Gate:
-    """Lets one holder through at a time, of all threads and processes that opened the same path.
+    """A lock with one holder at a time, of all threads and processes that opened the same path.
 
     A process that is stopped while it holds the gate cannot hang the others: they give up at their deadline.
-    Who was through must first win the place of the next in line, which somebody who waits already has. So nobody
-    starves: of eight processes that contend, each gets nearly its eighth. The kernel's own queue for a lock cannot be
-    used, because waiting in it cannot be limited in time; random retries alone let some have half of what others have.
+    To get the gate again, a process must first win the lock for the next place, which a waiting process already
+    holds. So no process starves: of eight processes that contend, each gets nearly an eighth. The kernel's own queue
+    for a lock does not fit, because a wait in it has no timeout; with random retries alone some processes get half as
+    much as others.
 
-    A signal handler that raises may interrupt the thread that takes the gate, so take it inside of the ``try`` that
+    A signal handler that raises may interrupt the thread that takes the gate, so take it inside the ``try`` that
     releases it::
 
         try:
@@ -43,18 +44,18 @@ class Gate:
         finally:
             gate.release()
 
-    ``release`` is no function of Python: no interrupt comes between the end of the block and the release. A context
-    manager in Python has such gaps, when it is entered and when it is left.
+    ``release`` is a call in C, not a Python function: no interrupt comes between the end of the block and the release.
+    A context manager in Python has such gaps at entry and at exit.
     """
 
-    #: How long to wait politely for the place of the next in line, which a stopped process may hold.
+    #: How long to wait for the next place before competing without it: a stopped process may hold it.
     _patience_seconds: Final = 0.25
 
     def __init__(self, path: str, database: str | None = None) -> None:
         self._path = path
         self._gate = open_side_file(path, database)
         self._next = open_side_file(f"{path}.next", database)
-        #: Let the next one through. Without effect if this gate is not held.
+        #: Release the gate. No effect if this object does not hold it.
         self.release: Final = partial(fcntl.flock, self._gate, fcntl.LOCK_UN)
         self._give_up_place: Final = partial(fcntl.flock, self._next, fcntl.LOCK_UN)
 
@@ -63,7 +64,7 @@ class Gate:
         close_own(self._next)
 
     def acquire(self, timeout: float) -> None:
-        """Hold the gate; `StoreUnavailableError` if ``timeout`` seconds did not suffice."""
+        """Take the gate; raise `StoreUnavailableError` after ``timeout`` seconds without it."""
         try:
             acquired = (_try_flock(self._next) and _try_flock(self._gate)) or self._wait(timeout)
         finally:
@@ -83,13 +84,13 @@ class Gate:
 
 
 class FairLock:
-    """Locks by name, first come first served between threads and processes. A crash frees what it held.
+    """Locks by name, first come, first served between threads and processes. A crash releases the locks it held.
 
-    Each contender draws a ticket, locks the byte of that number, and has its turn when no lower one is locked. The
-    locks are those of an open file, not of a process, so threads exclude each other like processes do.
+    Each contender draws a ticket, locks the byte of that number, and gets the lock when no lower byte is locked. The
+    byte locks belong to an open file, not to a process, so threads exclude each other as processes do.
     """
 
-    _slots: Final = 1024  # names share a slot by their hash: that costs politeness, nothing else
+    _slots: Final = 1024  # names share a slot by hash: a collision costs only waiting time
 
     @staticmethod
     def is_available() -> bool:
@@ -100,18 +101,18 @@ class FairLock:
         self._database = database
 
     def held(self, name: str, timeout: float) -> AbstractContextManager[bool]:
-        """Whether the lock was obtained within ``timeout`` seconds; it is held inside the block.
+        """Hold the lock inside the block; yields whether it was obtained within ``timeout`` seconds.
 
-        It cannot be obtained without a descriptor, or without the few bytes on the disk that its file takes.
+        It is not obtained if the process has no free descriptor, or the disk no room for the few bytes of its file.
         """
         slot = zlib.crc32(name.encode()) % self._slots
         return _Contender(self._path, self._database, slot * 8, (self._slots * 8) + (slot << 40), timeout)
 
 
 class _Contender(AbstractContextManager[bool]):
-    """One that locks a byte after ``first``, for the ticket that it draws from the eight bytes at ``counter``.
+    """A contender: draws a ticket from the eight bytes at ``counter``, and locks the byte of that number at ``first``.
 
-    It may be left twice, and before it was entered to the end: so whoever is interrupted lets go for certain.
+    It may be exited twice, and before its entry is complete, so an interrupted thread always releases the lock.
     """
 
     def __init__(self, path: str, database: str | None, counter: int, first: int, timeout: float) -> None:
@@ -143,7 +144,7 @@ class _Contender(AbstractContextManager[bool]):
             return None
         ticket = int.from_bytes(os.pread(file, 8, self._counter), "little") + 1
         os.pwrite(file, ticket.to_bytes(8, "little"), self._counter)
-        # Locked before the counter is free again, so that every higher ticket finds it.
+        # Lock the byte before the counter is free again, so that every higher ticket sees it.
         _try_lock_bytes(file, self._first + ticket, 1)
         _fcntl(file, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, self._counter, 8)
         return ticket
@@ -168,7 +169,7 @@ def _retry(attempt: Callable[[], bool], deadline: Deadline, *, pause_us: tuple[i
 
 
 def _pause(deadline: Deadline, low_us: int, high_us: int) -> None:
-    # Of random length, so that no two processes try in step.
+    # Of random length, so that two processes do not retry in step.
     microseconds = low_us + secrets.randbelow(high_us - low_us)
     _CLOCK.wait(_NEVER, deadline.remaining(microseconds / 1e6))
 
@@ -190,7 +191,7 @@ def _try_lock_bytes(file: int, start: int, length: int) -> bool:
 
 
 def _fcntl(file: int, command: int, kind: int, start: int, length: int) -> tuple[int, int]:
-    """The kind and the start of the lock that the system answers with."""
+    """Return the kind and the start of the lock in the system's answer."""
     layout = "hhqqi4x"  # struct flock of 64-bit Linux
     answer = fcntl.fcntl(file, command, struct.pack(layout, kind, os.SEEK_SET, start, length, 0))
     answered_kind, _, answered_start, _, _ = struct.unpack(layout, answer)

@@ -1,7 +1,7 @@
 """Threads that write at the same moment share one commit.
 
-A signal handler that raises may interrupt the main thread between any two calls. What is put in order then can be put
-in order twice, so that a second attempt completes what an interrupt has cut off.
+A signal handler that raises may interrupt the main thread between any two calls. All cleanup is idempotent, so that a
+second attempt completes what an interrupt has cut off.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ R = TypeVar("R")
 class Step(Generic[C]):
     """One thread's part of a commit. ``run`` checks before it writes: a `ReaderGroupError` means that it wrote nothing.
 
-    ``wakes`` says that somebody may wait for what it does. With ``alone``, a commit that begins with it admits no
-    other. One that is ``essential`` must be possible on a full disk.
+    ``wakes``: a thread or process may be waiting for the change. ``alone``: a commit that begins with this step admits
+    no other. ``essential``: the step must succeed on a full disk.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Step(Generic[C]):
         self.wakes = wakes
         self.alone = alone
         self.essential = essential
-        self.is_settled = False  # by its leader, which may still go back on it
+        self.is_settled = False  # by its leader, which may still revoke it
         self.is_done = False
         self.is_given_up = False  # by its thread, which was interrupted
         self._run = run
@@ -46,9 +46,10 @@ class Step(Generic[C]):
         self._woken: SimpleQueue[None] = SimpleQueue()
 
     def try_to_run(self, connection: C) -> None:
-        """Run, perhaps not for the first time; what comes of it counts when `settle` is called.
+        """Run, perhaps not for the first time; the result counts once `settle` is called.
 
-        Raises any error that is not ours: the step may have written something, so the transaction cannot be committed.
+        Raises errors other than `ReaderGroupError`: the step may have written, so the transaction must not be
+        committed.
         """
         if self.is_given_up:
             return
@@ -71,7 +72,7 @@ class Step(Generic[C]):
         return self._result
 
     def sleep(self) -> None:
-        """Return after `wake`, which may have come for nothing."""
+        """Return after `wake`, which may be spurious."""
         self._woken.get()
 
     def wake(self) -> None:
@@ -79,9 +80,9 @@ class Step(Generic[C]):
 
 
 class Batch(Generic[C]):
-    """The steps of one commit. More may be admitted until it is made.
+    """The steps of one commit. Further steps may join until the commit.
 
-    ``may_be_stored`` is set before the commit: if its thread is interrupted from then on, until ``is_complete``, the
+    ``may_be_stored`` is set before the commit: if its thread is interrupted between then and ``is_complete``, the
     outcome is unknown.
     """
 
@@ -92,7 +93,7 @@ class Batch(Generic[C]):
         self._admit = admit
 
     def newcomers(self) -> Iterator[Step[C]]:
-        """The steps not yet run: the first one, then those that have come meanwhile, until nobody has."""
+        """Yield the steps not yet run: the first one, then those that arrive, until no more arrive."""
         yield self.steps[0]
         while not self.steps[0].alone and (admitted := self._admit(len(self.steps))):
             self.steps += admitted
@@ -102,9 +103,9 @@ class Batch(Generic[C]):
 class GroupCommit(Generic[C]):
     """Runs steps in batches, each batch in the thread of one of its steps.
 
-    All steps that are not done stand in one queue. The thread of the first one leads: it commits its step, and those
-    that have come meanwhile, and takes them out of the queue. Then the next batch is led by the thread of the step that
-    is the first now. ``execute`` settles every step of its batch.
+    All pending steps are in one queue. The thread of the first step is the leader: it commits its own step and those
+    that have arrived since, and removes them from the queue. The thread of the step that is first then leads the next
+    batch. ``execute`` settles every step of its batch.
     """
 
     def __init__(self, execute: Callable[[Batch[C]], None]) -> None:
@@ -112,7 +113,7 @@ class GroupCommit(Generic[C]):
         self._lock = threading.Lock()
         self._queue: list[Step[C]] = []  # replaced and appended to with the lock held
         self._is_closed = False
-        self._closing: list[SimpleQueue[None]] = []  # woken when nobody stands in line
+        self._closing: list[SimpleQueue[None]] = []  # woken when the queue is empty
 
     def run(
         self,
@@ -123,7 +124,7 @@ class GroupCommit(Generic[C]):
         alone: bool = False,
         essential: bool = False,
     ) -> R:
-        """What ``run`` returns or raises, when it is committed."""
+        """Run ``run`` in a commit; return or raise its outcome once it is committed."""
         step: Step[C] = Step(run, weight=weight, wakes=wakes, alone=alone, essential=essential)
         batch: Batch[C] | None = None
         try:
@@ -136,7 +137,7 @@ class GroupCommit(Generic[C]):
                 batch.is_complete = True
         finally:
             if not step.is_done:
-                # No call stands between the end of the block above and here, so no interrupt comes there.
+                # There is no call between the end of the block above and here, so no interrupt can come between.
                 try:
                     self._leave(step, batch)
                 except BaseException:
@@ -145,7 +146,7 @@ class GroupCommit(Generic[C]):
         return cast(R, step.outcome())
 
     def close(self) -> None:
-        """Take no further steps, and return when those that were taken are settled."""
+        """Refuse further steps, and return when all accepted steps are settled."""
         all_gone: SimpleQueue[None] = SimpleQueue()
         with self._lock:
             self._is_closed = True
@@ -168,9 +169,9 @@ class GroupCommit(Generic[C]):
             return self._queue[place:]
 
     def _leave(self, step: Step[C], batch: Batch[C] | None) -> None:
-        """Let the next one lead, if ``step`` did. It may be called twice: what is told twice does no harm.
+        """Hand leadership to the next step, if ``step`` led. Calling it twice is harmless.
 
-        Those whose leader was interrupted before its commit stay in queue. Who has given up is passed over.
+        Steps whose leader was interrupted before its commit stay in the queue. Steps that were given up are skipped.
         """
         with self._lock:
             step.is_given_up = batch is None or not batch.is_complete

@@ -1,6 +1,6 @@
-"""Which file a database is: whether it is still at its path, and whether this process may open it.
+"""The identity of a database file: whether it is still at its path, and whether this process may open it.
 
-SQLite knows its files by device and inode, and so does this module. It opens none of them.
+SQLite identifies its files by device and inode, and so does this module. It opens none of them.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from ..forking import forks_wait
 
 _logger = logging.getLogger(__name__)
 
-# What other programs do to the files has nothing to do with the clock of a test.
+# Other programs change the files at real times, whatever a test's clock says.
 _CLOCK: Final = SystemClock()
 _monotonic: Final = _CLOCK.monotonic
-#: So often at most the files are looked at before something is read, and before something is written.
+#: The shortest time between two checks of the files, before a read and before a write.
 _LOOK_TO_READ_SECONDS: Final = 0.01
 _LOOK_TO_WRITE_SECONDS: Final = 0.001
-#: How coarse the times of a directory are at most, and where they are not multiples of 10 ms.
+#: The coarsest resolution of a directory's times: of all, and of times that are not multiples of 10 ms.
 _COARSEST_SECONDS: Final = 3.0
 _COARSE_SECONDS: Final = 0.1
 
 FileId = tuple[int, int]  # device and inode
-_Directory = tuple[int, int, int]  # when it was changed, inode and device
+_Directory = tuple[int, int, int]  # modification time, inode and device
 
 
 class OpenFile:
-    """The database at ``path`` while a store has it open: which file it is."""
+    """The identity of the database at ``path`` while a store has it open."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._files = {path: id_of(path)}
         self._directory = os.path.dirname(path)
-        #: What the directory was when all files were in place, if it had not changed for a while by then.
+        #: The directory's state when all files were in place, if it had not changed for a while by then.
         self._settled: _Directory | None = None
         self._gone: str | None = None
         self._looked_at = _monotonic()
@@ -49,7 +49,7 @@ class OpenFile:
         return self._files[self._path]
 
     def add(self, *paths: str) -> None:
-        """Look after the files at these paths as well."""
+        """Check the files at these paths as well."""
         for path in paths:
             self._files[path] = id_of(path)
         self._settled = None
@@ -57,8 +57,8 @@ class OpenFile:
     def check(self) -> None:
         """Raise `CorruptStoreError` if one of the files was deleted or replaced, now or at any time before.
 
-        To be called before something is acknowledged. Others would use another file than this process, or the same one
-        under other locks. Nor is a file used of which the disk may have lost something (`flush_failed`).
+        Call it before you acknowledge a write: other processes would use another file than this one, or the same file
+        under other locks. It also refuses a file of which the disk may have lost data (`flush_failed`).
         """
         if _unflushed and self.id in _unflushed:
             raise _may_have_lost(self._path, _unflushed[self.id])
@@ -67,7 +67,7 @@ class OpenFile:
             found = os.stat(self._directory)
         except OSError:
             return self._check_place()
-        # A look at the directory is enough, as long as nothing is made, removed or renamed in it.
+        # Checking the directory is enough as long as nothing is created, removed or renamed in it.
         if (found.st_mtime_ns, found.st_ino, found.st_dev) != self._settled or self._gone is not None:
             self._check_place()
 
@@ -95,26 +95,27 @@ class OpenFile:
         except FileNotFoundError:
             return self._directory
         gone = next((path for path, id in self._files.items() if id is None or id_of(path) != id), None)
-        # A change that comes later than this may have the same time as one that came shortly before.
+        # Two changes shortly after each other may have the same time: trust only one that is older than that.
         coarseness = _COARSE_SECONDS if found.st_mtime_ns % 10_000_000 else _COARSEST_SECONDS
         if gone is None and abs(_CLOCK.time() - found.st_mtime) > coarseness:
             self._settled = found.st_mtime_ns, found.st_ino, found.st_dev
         return gone
 
     def check_to_read(self) -> None:
-        """The same before something is read, if the last look was some time ago."""
+        """Do `check` before a read, if the last check is 10 ms old or older."""
         if _monotonic() - self._looked_at >= _LOOK_TO_READ_SECONDS or self._gone is not None or _unflushed:
             self.check()
 
     def check_to_write(self) -> None:
-        """The same before something is written. A commit may take longer than the time between two looks."""
+        """Do `check` before a write, if the last check is 1 ms old or older. A commit may take longer than that."""
         if _monotonic() - self._looked_at >= _LOOK_TO_WRITE_SECONDS or self._gone is not None or _unflushed:
             self.check()
 
     def flush_failed(self, error: object) -> None:
-        """The system may have dropped what it could not write, and tells so once: another flush would succeed.
+        """Keep all stores of this process from using the file, after a flush failed.
 
-        So no store of this process uses the file any more, until all are closed and one is opened, which checks it.
+        The system may have dropped the data that it could not write, and reports that once: another flush would
+        succeed. The file can be used again when all its stores are closed and one is opened, which checks it.
         """
         if self.id not in _unflushed:
             _logger.error(
@@ -125,11 +126,14 @@ class OpenFile:
 
     @property
     def failed_flush(self) -> str | None:
-        """Why a flush of this process failed."""
+        """Why a flush of this process failed; None if none did."""
         return _unflushed.get(self.id)
 
     def must_be_checked(self) -> bool:
-        """Whether a flush failed before the file was opened. `CorruptStoreError` if others still have it open."""
+        """Return whether a flush failed before the file was opened.
+
+        Raises `CorruptStoreError` if other stores of this process still have it open.
+        """
         if self.id in _unflushed and any(other.id == self.id for other in _open if other is not self):
             raise _may_have_lost(self._path, _unflushed[self.id])
         return self.id in _unflushed
@@ -139,11 +143,11 @@ class OpenFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether this process has connections to it. A forked child has none of its own."""
+        """Whether this process has connections to the file. A forked child has none of its own."""
         return self in _open
 
     def forget(self) -> None:
-        """The connections are closed."""
+        """Stop treating the file as open, after its connections were closed."""
         _open.discard(self)
 
     @property
@@ -165,7 +169,7 @@ def _may_have_lost(path: str, error: str) -> CorruptStoreError:
 
 
 def id_of(path: str) -> FileId | None:
-    """None if there is no file."""
+    """Return device and inode of the file; None if there is no file."""
     try:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -176,12 +180,12 @@ def id_of(path: str) -> FileId | None:
 #: The files that stores of this process have open, and in a forked child those that its ancestors had.
 _open: weakref.WeakSet[OpenFile] = weakref.WeakSet()
 _inherited: set[FileId | None] = set()
-#: The files that a flush of this process failed for, and why.
+#: The files for which a flush of this process failed, and why.
 _unflushed: dict[FileId | None, str] = {}
 
 
 def check_forked(path: str) -> None:
-    """In a forked child SQLite takes the locks for its own that the parent has, and so it takes none."""
+    """Refuse a file that the parent has open: in a forked child, SQLite would take the parent's locks for its own."""
     if id_of(path) in _inherited:
         raise ClosedError(
             "the process that this one was forked from had the SQLite file open, so it cannot be used here; start this"

@@ -1,8 +1,8 @@
-"""A file that is touched after a commit, so that processes that wait for a change can sleep until there is one.
+"""A file that is touched after a commit, so that waiting processes can sleep until there is a change.
 
-Watching a database's own files does not do: their write events come before the commit can be seen. The touch is a read
-of one byte: a write would change the file's time, and the next sync of the database would have to write that as well
-(measured: 5 to 9 % of the appends per second).
+Watching the database's own files does not work: their write events come before the commit is visible. The touch is a
+read of one byte: a write would change the file's time, and the next sync of the database would have to write that as
+well (measured: it costs 5 to 9 % of the appends per second).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _IN_CLOEXEC: Final = getattr(os, "O_CLOEXEC", 0)
 
 
 def can_watch() -> bool:
-    """Whether this system tells who waits, without polling, that a file was touched."""
+    """Return whether this system reports touches of a file without polling (inotify)."""
     return sys.platform == "linux"
 
 
 class NotifyFile:
-    """The file at ``path``; what it holds means nothing, that it is touched is the message."""
+    """The file at ``path``. Its content means nothing; the touch is the message."""
 
     def __init__(self, path: str, database: str | None = None) -> None:
         self._path = path
@@ -37,13 +37,13 @@ class NotifyFile:
 
     def announce(self) -> None:
         file = self._file.fileno()
-        if not os.pread(file, 1, 0):  # a file without content cannot be touched
-            with contextlib.suppress(OSError):  # the disk is full: nobody is woken, and all look again by themselves
+        if not os.pread(file, 1, 0):  # reading an empty file triggers no event
+            with contextlib.suppress(OSError):  # the disk is full: waiters are not woken, and poll again later
                 os.pwrite(file, b"\n", 0)
                 os.pread(file, 1, 0)
 
     def watch(self) -> FileWatch:
-        """From now on no announcement is missed, whoever makes it."""
+        """Return a watch that sees every announcement from now on, of all processes."""
         return FileWatch(self._path)
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class NotifyFile:
 
 
 class FileWatch:
-    """Waits for touches of one file through inotify. Raises `OSError` where the system has none to give."""
+    """Waits for touches of one file through inotify. Raises `OSError` if the system's limit is reached."""
 
     def __init__(self, path: str) -> None:
         libc = ctypes.CDLL(None, use_errno=True)

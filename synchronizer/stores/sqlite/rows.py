@@ -1,14 +1,14 @@
-"""The rows of segments and of their attributes in a SQLite file, which notice damage.
+"""The rows of segments and of their attributes in a SQLite file. Reading them detects damage.
 
-A flipped bit inside a row is noticed by the row's checksum, which covers all of its fields. A row that is not found any
-more is missed by the row before it: each row holds the name of the next one, in order of the names. The chain of
-segments begins at a row with an empty name, that of a segment's attributes in the segment's row.
+A row's checksum covers all of its fields and detects a flipped bit. A chain detects a lost row: each row holds the name
+of the next one, in order of the names. The chain of segments begins at a row with an empty name, the chain of a
+segment's attributes in the segment's row.
 
-What is damaged raises `DamagedError` wherever it is met, also in the middle of a transaction, which is rolled back.
+Damage raises `DamagedError` wherever it is found, also in the middle of a transaction, which is rolled back.
 
-A segment has a number, which the keys of its extents begin with, and which is given to another segment when its last
-extent is freed. So the numbers limit the segments that exist at once. The name of a deleted segment stays in a row
-whose number is larger than any that extents can have.
+A segment has a number, with which the keys of its extents begin. Another segment gets the number when the last extent
+is freed. So the numbers limit how many segments exist at once. The name of a deleted segment stays in a row whose
+number is larger than any that extents can have.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from zlib import crc32
 from synchronizer.errors import StoreFullError
 from synchronizer.store import SegmentInfo
 
-#: Of the key of an extent, what is the offset; the segment's number has the others.
+#: How many bits of an extent's key are the offset; the rest is the segment's number.
 OFFSET_BITS: Final = 40
-#: Numbers of segments that exist are smaller, those of names that are used up are not.
+#: Segments that exist have smaller numbers, names that are used up have this number or a larger one.
 MAX_SEGMENTS: Final = 1 << (63 - OFFSET_BITS)
 
-# The states of a segment. Of one that is deleted or forgotten, extents are left as long as its number is small.
+# The states of a segment. A deleted or forgotten one may have extents left as long as its number is small.
 OPEN, SEALED, DELETED, FORGOTTEN = range(4)
 
-#: The number of the row at which the chain of segments begins; its length is how many numbers were given out.
+#: The number of the row at which the chain of segments begins; its ``length`` counts the numbers given out.
 _BEGINNING: Final = 0
-#: The name after the last one.
+#: The ``next`` of the last row in a chain.
 END: Final = ""
 
 
 class DamagedError(sqlite3.DatabaseError):
-    """What was read is not what was written. ``facts`` name it."""
+    """Stored data differs from what was written. ``facts`` name the damaged place."""
 
     def __init__(self, message: str, **facts: object) -> None:
         super().__init__(message)
@@ -48,7 +48,7 @@ class DamagedError(sqlite3.DatabaseError):
 
 
 class Row(NamedTuple):
-    """A segment. ``names_checksum`` is that of the first four fields."""
+    """A segment. ``names_checksum`` covers the first four fields."""
 
     id: int
     name: str | None  # None: the number is free
@@ -114,12 +114,12 @@ SCHEMA: Final = (
 
 
 def begin(connection: sqlite3.Connection, first: str = END, numbers: int = 0) -> None:
-    """Make the row at which the chain of segments begins."""
+    """Create the row at which the chain of segments begins."""
     write(connection, row(_BEGINNING, "", first, length=numbers))
 
 
 def write(connection: sqlite3.Connection, segment: Row) -> None:
-    """Write a row that is not there."""
+    """Insert a row."""
     connection.execute(_INSERT, segment.stored)
 
 
@@ -132,13 +132,13 @@ def find(connection: sqlite3.Connection, name: str) -> Row | None:
 
 
 def find_any(connection: sqlite3.Connection, names: Sequence[str]) -> dict[str, Row]:
-    """Those of these segments that are there; the others are not known to be missing for good."""
+    """Return the rows found, by name. It does not prove that a missing one was never there (no chain check)."""
     found = connection.execute(f"{_SELECT} name IN ({','.join('?' * len(names))})", names).fetchall()
     return {each[1]: _read(each) for each in found}
 
 
 def names(connection: sqlite3.Connection, prefix: str, last: str) -> tuple[list[str], str | None]:
-    """The next names after ``last`` that start with ``prefix``, some at a time, and the ``last`` to go on with."""
+    """Return a page of names after ``last`` that start with ``prefix``, and the ``last`` of the next page or None."""
     first, before = ("name >= ?", "name < ?") if prefix > last else ("name > ?", "name <= ?")
     bound = max(prefix, last)
     expected = _last(connection, before, bound).next
@@ -167,7 +167,7 @@ _NAMES_AT_ONCE: Final = 1000
 def insert(
     connection: sqlite3.Connection, name: str, *, start_offset: int = 0, length: int = 0, state: int = OPEN
 ) -> Row:
-    """Make a segment of a name that `find` has not found."""
+    """Create a segment with a name that `find` has not found."""
     number, is_used_again = _take_number(connection)
     before = _before(connection, name)
     made = row(number, name, before.next, start_offset=start_offset, length=length, state=state)
@@ -185,7 +185,7 @@ def set_length(connection: sqlite3.Connection, segment: Row, length: int) -> Non
 
 
 def update(connection: sqlite3.Connection, segment: Row) -> None:
-    """Write all but the name and the next one."""
+    """Write all fields except ``name`` and ``next``."""
     _, _, _, *fields = segment.stored
     connection.execute(
         "UPDATE segment SET first_attribute = ?, start_offset = ?, length = ?, state = ?, checksum = ? WHERE id = ?",
@@ -199,13 +199,13 @@ def with_first_attribute(segment: Row, first: str) -> Row:
 
 
 def to_free(connection: sqlite3.Connection) -> Row | None:
-    """A segment that is deleted or forgotten and has its number still."""
+    """Return a segment that is deleted or forgotten and still has its number; None if there is none."""
     found = connection.execute(f"{_SELECT} state > {SEALED} AND id < {MAX_SEGMENTS} LIMIT 1").fetchone()
     return None if found is None else _read(found)
 
 
 def free(connection: sqlite3.Connection, segment: Row) -> None:
-    """Give up the number of a segment that has no extents any more, and the name as well if it is to be forgotten."""
+    """Give up the number of a segment whose extents are all freed, and its name too if it is to be forgotten."""
     assert segment.name
     if segment.state == FORGOTTEN:
         _unlink(connection, segment)
@@ -217,20 +217,20 @@ def free(connection: sqlite3.Connection, segment: Row) -> None:
 
 
 def forget_name(connection: sqlite3.Connection, segment: Row) -> None:
-    """Forget the name of a segment of which only that is left."""
+    """Remove the name of a segment of which only the name is left."""
     _unlink(connection, segment)
     connection.execute("DELETE FROM segment WHERE id = ?", (segment.id,))
 
 
 def check_room(connection: sqlite3.Connection, count: int) -> None:
-    """Refuse to make so many segments if there are not so many numbers."""
+    """Raise `StoreFullError` if fewer than ``count`` numbers are left for new segments."""
     free = f"SELECT count(*) FROM (SELECT 1 FROM segment WHERE name IS NULL LIMIT {int(count)})"
     if _given_out(connection).length + count - connection.execute(free).fetchone()[0] >= MAX_SEGMENTS:
         raise _no_number_left()
 
 
 def _take_number(connection: sqlite3.Connection) -> tuple[int, bool]:
-    """A number for a new segment, and whether there is a row with it."""
+    """Return a number for a new segment, and whether a row with this number exists."""
     found = connection.execute(f"{_SELECT} name IS NULL LIMIT 1").fetchone()
     if found is not None:
         return _read(found).id, True
@@ -243,7 +243,7 @@ def _take_number(connection: sqlite3.Connection) -> tuple[int, bool]:
 
 
 def _given_out(connection: sqlite3.Connection) -> Row:
-    """The row at which the chain of segments begins."""
+    """Return the row at which the chain of segments begins."""
     return _last(connection, "name <= ?", "")
 
 
@@ -254,7 +254,7 @@ def _no_number_left() -> StoreFullError:
 
 
 def _overwrite(connection: sqlite3.Connection, segment: Row) -> None:
-    """Write another segment, or none, into the row with its number."""
+    """Write another segment, or a free number, into the row with this number."""
     _, *fields = segment.stored
     connection.execute(
         "UPDATE segment SET name = ?, next = ?, first_attribute = ?, start_offset = ?, length = ?, state = ?,"
@@ -285,7 +285,7 @@ def _set_next(connection: sqlite3.Connection, before: Row, next: str) -> None:
 
 
 def _before(connection: sqlite3.Connection, name: str) -> Row:
-    """The row before a name that is not there."""
+    """Return the row before the place of a missing name."""
     before = _last(connection, "name < ?", name)
     if before.next != END and before.next <= name:
         raise _damaged(before.next)
@@ -314,8 +314,8 @@ def _checked(
     state: int,
     checksum: int,
 ) -> Row:
-    """The row, if it is what was written: a damaged field may have any type."""
-    # What `_names_checksum` and `_checksum` compute.
+    """Return the row if it is undamaged. A damaged field may have any type."""
+    # Computes `_names_checksum` and `_checksum` in place.
     names_checksum = crc32(f"{id}\0{name}\0{next}\0{first_attribute}".encode())
     if checksum != crc32(f"{start_offset} {length} {state}".encode(), names_checksum):
         raise _damaged(name)
@@ -332,7 +332,7 @@ def _damaged(name: object) -> DamagedError:
 
 
 class Attribute(NamedTuple):
-    """An attribute. ``names_checksum`` is that of all but the value."""
+    """An attribute. ``names_checksum`` covers all fields except the value."""
 
     name: str
     next: str
@@ -354,7 +354,7 @@ def attribute(connection: sqlite3.Connection, segment: Row, name: str) -> Attrib
 def attribute_and_before(
     connection: sqlite3.Connection, segment: Row, name: str
 ) -> tuple[Attribute | None, Attribute | None]:
-    """The attribute, if it is there, and the one before it, or before where it would be."""
+    """Return the attribute, None if absent, and the one before its place, None if there is none."""
     query = f"{_SELECT_ATTRIBUTE} name <= ? ORDER BY name DESC LIMIT 2"
     rows = [_checked_attribute(segment, *each) for each in connection.execute(query, (segment.id, name)).fetchall()]
     found = rows.pop(0) if rows and rows[0].name == name else None
@@ -366,7 +366,7 @@ def attribute_and_before(
 
 
 def attributes(connection: sqlite3.Connection, segment: Row, prefix: str) -> dict[str, bytes]:
-    # From the one before the first on, which says what the first one is.
+    # Start at the attribute before the first match: it holds the name of the first match.
     query = (
         "SELECT name, next, value, checksum FROM attribute WHERE segment = :segment AND name >= coalesce("
         "(SELECT max(name) FROM attribute WHERE segment = :segment AND name < :prefix), '') ORDER BY name"
@@ -390,7 +390,7 @@ def attributes(connection: sqlite3.Connection, segment: Row, prefix: str) -> dic
 
 
 def set_value(connection: sqlite3.Connection, segment: Row, found: Attribute, value: bytes) -> None:
-    """Change an attribute that was found in this transaction, since which none was added or removed."""
+    """Change an attribute found in this transaction. No attribute may have been added or removed since then."""
     connection.execute(
         "UPDATE attribute SET value = ?, checksum = ? WHERE segment = ? AND name = ?",
         (value, crc32(value, found.names_checksum), segment.id, found.name),
@@ -400,7 +400,7 @@ def set_value(connection: sqlite3.Connection, segment: Row, found: Attribute, va
 def add_attribute(
     connection: sqlite3.Connection, segment: Row, name: str, value: bytes, before: Attribute | None
 ) -> Row:
-    """Add an attribute behind the one before it, and return the segment, which the caller writes."""
+    """Add an attribute after ``before``, and return the segment, which the caller writes."""
     insert_attribute(connection, segment.id, name, _next(segment, before), value)
     return _set_next_attribute(connection, segment, before, name)
 
@@ -411,7 +411,7 @@ def insert_attribute(connection: sqlite3.Connection, segment_id: int, name: str,
 
 
 def remove_attribute(connection: sqlite3.Connection, segment: Row, removed: Attribute, before: Attribute | None) -> Row:
-    """Remove an attribute behind the one before it, and return the segment, which the caller writes."""
+    """Remove the attribute after ``before``, and return the segment, which the caller writes."""
     connection.execute("DELETE FROM attribute WHERE segment = ? AND name = ?", (segment.id, removed.name))
     return _set_next_attribute(connection, segment, before, removed.next)
 

@@ -1,4 +1,4 @@
-"""The tables of a SQLite file, and how those of older formats become them."""
+"""The tables of a SQLite file, and the migration of older formats."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from .rows import DELETED, END, MAX_SEGMENTS, OFFSET_BITS, OPEN, SEALED, Damaged
 
 _SCHEMA: Final = (*sqlite_rows.SCHEMA, *sqlite_extents.SCHEMA)
 _, _BLOB, _SHARING = sqlite_extents.SCHEMA
-#: How many references are migrated at once.
+#: The number of references migrated at once.
 _AT_ONCE: Final = 10_000
 
 
 def make(connection: sqlite3.Connection) -> None:
-    """Make an empty file a store."""
+    """Turn an empty file into a store."""
     for statement in _SCHEMA:
         connection.execute(statement)
     sqlite_rows.begin(connection)
 
 
 def check(connection: sqlite3.Connection) -> None:
-    """Refuse a file in which SQLite would take a table or a column for something else than it is."""
+    """Refuse a file whose damaged schema would make SQLite misread a table or a column."""
     found = {_plain(sql) for (sql,) in connection.execute("SELECT sql FROM sqlite_master")}
     if not found.issuperset(map(_plain, _SCHEMA)):
         raise DamagedError("the description of the tables is damaged; restore the file from a backup")
 
 
 def _plain(sql: object) -> str:
-    """The statement without what SQLite adds when it renames a table."""
+    """Return the statement without the quotes that SQLite adds when it renames a table."""
     return str(sql).replace('"', "")
 
 
@@ -40,9 +40,9 @@ def _plain(sql: object) -> str:
 
 
 def migrate(connection: sqlite3.Connection, *, format: int) -> None:
-    """Make a file of format 1 or 2 one of format 3, in one transaction of the caller.
+    """Migrate a file of format 1 or 2 to format 3, in one transaction of the caller.
 
-    Processes of older releases that have the file open fail from then on: what they ask for is not there any more.
+    Processes of older releases that have the file open fail from then on: the tables they query no longer exist.
     """
     if format == 1:
         connection.execute("ALTER TABLE chunk RENAME TO extent")
@@ -61,7 +61,7 @@ def migrate(connection: sqlite3.Connection, *, format: int) -> None:
 
 
 def _migrate_references(connection: sqlite3.Connection) -> None:
-    """From numbers of blobs to references that have a checksum, and say whether the blob is shared."""
+    """Replace blob numbers by references, which have a checksum and say whether the blob is shared."""
     for blob, count in connection.execute("SELECT blob, count FROM further"):
         sqlite_extents.write_count(connection, blob, count)
     found: list[tuple[int, int, int]] = [(-1, 0, 0)]
@@ -86,7 +86,7 @@ def _migrate_attributes(connection: sqlite3.Connection) -> None:
 
 
 def _migrate_segments(connection: sqlite3.Connection) -> None:
-    """Of a deleted segment that has no extents any more, the name is left, and the number is free."""
+    """Rewrite the segments. A deleted segment without extents keeps its name and gives up its number."""
     first, numbers = connection.execute(
         "SELECT coalesce(min(name), ''), coalesce(max(id), 0) FROM old_segment"
     ).fetchone()

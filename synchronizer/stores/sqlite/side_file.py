@@ -1,4 +1,4 @@
-"""The files that a store keeps beside its database, and who may open them."""
+"""The files that a store keeps next to its database, and their permissions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from synchronizer.errors import StoreUnavailableError
 
 from ..forking import close_own, open_own
 
-#: Not through a link, which may lead anywhere; and without waiting, if it is something else than a file.
+#: Do not follow a link, which may lead anywhere, and do not block if the path is not a file.
 _FLAGS: Final = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY
 
 
 def open_side_file(path: str, database: str | None = None) -> FileIO:
-    """The file at ``path``, which is made if it is not there; a forked child does not share it.
+    """Open the file at ``path``, or create it; a forked child does not share it.
 
-    Whoever may write to ``database`` may open it, and nobody else: a lock can be held by whoever may read its file.
+    Only users who may write to ``database`` may open it, because a user who can read a file can hold a lock on it.
     """
     try:
         file = _open_or_make(path)
@@ -34,7 +34,7 @@ def open_side_file(path: str, database: str | None = None) -> FileIO:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise StoreUnavailableError("what lies beside the database is not a file; remove it", file=path)
-        with contextlib.suppress(FileNotFoundError):  # what follows finds out that the database is gone
+        with contextlib.suppress(FileNotFoundError):  # the caller finds out later that the database is gone
             if database is not None:
                 _permit(file.fileno(), found, os.stat(database))
     except BaseException:
@@ -46,12 +46,12 @@ def open_side_file(path: str, database: str | None = None) -> FileIO:
 def _open_or_make(path: str) -> FileIO:
     try:
         return open_own(path, _FLAGS)
-    except FileNotFoundError:  # only now with O_CREAT: some directories refuse that for a file of another user
+    except FileNotFoundError:  # O_CREAT only now: some directories refuse it for a file of another user
         return open_own(path, _FLAGS | os.O_CREAT)
 
 
 def _permit(file: int, found: os.stat_result, database: os.stat_result) -> None:
-    """Let those open the file who may write to the database. Only its owner can, or root."""
+    """Let the users open the file who may write to the database. Only the file's owner or root can do this."""
     if os.geteuid() == 0:
         if (found.st_uid, found.st_gid) != (database.st_uid, database.st_gid):
             os.fchown(file, database.st_uid, database.st_gid)

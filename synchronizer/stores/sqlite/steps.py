@@ -1,4 +1,4 @@
-"""What the SQLite store reads and writes: each function runs in a transaction, and checks before it writes."""
+"""The reads and writes of the SQLite store. Each function runs in a transaction, and checks before it writes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .rows import MAX_SEGMENTS, Attribute, DamagedError, Row
 
 
 class Garbage(NamedTuple):
-    """Extents that belong to nothing any more: of the truncated segment, or without one of all that are deleted."""
+    """Extents that can be freed: those of the truncated ``segment``, or of all deleted segments if it is None."""
 
     segment: str | None
     is_more: bool
 
     def collect(self, connection: sqlite3.Connection, most: int = MANY_EXTENTS) -> Garbage:
-        """Free up to ``most`` of them; what is left."""
+        """Free up to ``most`` extents; return what is left."""
         if self.segment is None:
             return _collect_deleted(connection, most)
         row = sqlite_rows.find(connection, self.segment)
@@ -121,23 +121,23 @@ def copy_segments(connection: sqlite3.Connection, copies: Sequence[SegmentCopy])
 
 
 class _Match(NamedTuple):
-    """A segment that may be appended to now, and the attributes that the append names."""
+    """A segment that accepts the append now, and the attributes that the append names."""
 
     row: Row
     present: Mapping[str, Attribute | None]
-    #: The attribute before the last one that may come or go, if there is one before it.
+    #: The attribute before the last one that the append may add or remove; None if there is none.
     before: Attribute | None
 
 
 def _match(connection: sqlite3.Connection, append: Append, size: int) -> _Match | Conflict:
-    """The segment, if ``size`` bytes may be appended to it now."""
+    """Return the segment if ``size`` bytes may be appended to it now, else the conflict."""
     row = _row(connection, append.segment)
     if row.is_sealed:
         raise sealed(append.segment, row.length)
     present: dict[str, Attribute | None] = {}
     before: Attribute | None = None
     for name, change in append.attributes.items():
-        if change.new is None or change.expected in (None, ANY):  # it may come or go
+        if change.new is None or change.expected in (None, ANY):  # it may be added or removed
             present[name], before = sqlite_rows.attribute_and_before(connection, row, name)
         else:
             present[name] = sqlite_rows.attribute(connection, row, name)
@@ -158,7 +158,7 @@ def _are_as_expected(append: Append, present: Mapping[str, Attribute | None]) ->
 
 
 def _append(connection: sqlite3.Connection, append: Append, match: _Match, copied: int = 0) -> Appended:
-    """Write what was found to be allowed; ``copied`` bytes are there already."""
+    """Write an append that `_match` allowed; ``copied`` bytes are already written."""
     before = match.row
     row = _change_attributes(connection, append, match) if append.attributes else before
     length = before.length + copied + len(append.data)
@@ -171,7 +171,7 @@ def _append(connection: sqlite3.Connection, append: Append, match: _Match, copie
 
 
 def _change_attributes(connection: sqlite3.Connection, append: Append, match: _Match) -> Row:
-    """First those that stay, then those that come and go: a change of these is one of the attribute before, too."""
+    """Change first the attributes that stay, then add and remove: that changes the attribute before as well."""
     row = match.row
     come_or_go: list[str] = []
     for name, change in append.attributes.items():
@@ -181,7 +181,7 @@ def _change_attributes(connection: sqlite3.Connection, append: Append, match: _M
             sqlite_rows.set_value(connection, row, found, change.new)
     for name in come_or_go:
         found, before = match.present[name], match.before
-        if len(append.attributes) > 1:  # others may have changed what is before
+        if len(append.attributes) > 1:  # an earlier change may have replaced the attribute before
             found, before = sqlite_rows.attribute_and_before(connection, row, name)
         new = append.attributes[name].new
         if new is not None:
@@ -246,7 +246,7 @@ def forget(connection: sqlite3.Connection, segment: str, most: int = MANY_EXTENT
 
 
 def _delete(connection: sqlite3.Connection, row: Row, state: int, most: int) -> Garbage:
-    """Delete what is not deleted, and free what is not free."""
+    """Advance the segment to ``state``, free up to ``most`` extents of deleted segments, and return what is left."""
     if row.id < MAX_SEGMENTS and row.state < state:
         connection.execute("DELETE FROM attribute WHERE segment = ?", (row.id,))
         sqlite_rows.update(connection, sqlite_rows.with_first_attribute(row, sqlite_rows.END)._replace(state=state))

@@ -1,12 +1,14 @@
 """A store in one SQLite file: durable when an append is acknowledged, shared by the processes of one machine.
 
-Beside the file ``shop.db`` and SQLite's own ``-wal`` and ``-shm`` lie ``shop.db.lock`` and ``shop.db.lock.next`` (the
-gate that all writers and checkpoints pass, because SQLite's own waiting starves processes, and because SQLite before
-3.51.3 can damage a file when a checkpoint meets a writer), ``shop.db.fair`` (the fair locks), ``shop.db.notify``
-(touched after each commit that somebody may wait for) and ``shop.db.reserve`` (room on the disk that is let go when
-the disk is full, `sqlite_wal`). They hold nothing that needs a backup.
+The store keeps these files next to ``shop.db`` and SQLite's own ``-wal`` and ``-shm``:
 
-Not for network file systems: neither the locks nor the wake-ups work there.
+- ``shop.db.lock`` and ``shop.db.lock.next``: the gate, a lock that all writers and checkpoints take. SQLite's own
+  waiting starves processes, and SQLite before 3.51.3 can damage a file when a checkpoint meets a writer.
+- ``shop.db.fair``: the fair locks.
+- ``shop.db.notify``: touched after each commit that a process may be waiting for.
+- ``shop.db.reserve``: disk space that is released when the disk is full (module `wal`).
+
+None of them needs a backup. The store does not work on network file systems: neither do its locks and wake-ups.
 """
 
 from __future__ import annotations
@@ -85,20 +87,27 @@ FORMAT: Final = 3
 
 _PREPARED: Final = Header(FORMAT, has_write_ahead_log=True)
 
-#: Of new files. Beside smaller pages, large appends and reads take half the time; small appends take as long.
+#: For new files. Compared with smaller pages, large appends and reads take half the time, small appends the same.
 _PAGE_BYTES: Final = 16 * 1024
-#: An append of so many bytes at an expected offset, as an entry of a state is, may take from the reserve.
+#: An append of at most this size at an expected offset, such as an entry of a state, may use the reserve.
 _MAX_ESSENTIAL_BYTES: Final = 64 * 1024
 _IDLE_READERS: Final = 8
 _POLL_SECONDS: Final = 0.01
 
 
 class SqliteStore(SegmentStore):
-    """Segments in the SQLite file at ``path``, which is created if it does not exist; its directory is not.
+    """Segments in one SQLite file. Threads that write at the same moment share one commit.
 
-    With ``must_exist`` nothing is created: a file that is not there, or is empty, raises `NotFoundError`.
-    A write that finds the file locked for longer than ``write_timeout`` seconds raises `StoreUnavailableError` and
-    has written nothing. Threads that write at the same moment share one commit.
+    Args:
+        path: The file. It is created if it does not exist; its directory is not.
+        clock: The clock for waits.
+        write_timeout: How many seconds a write waits for the file's lock (default 5). After that it raises
+            `StoreUnavailableError` and has written nothing.
+        must_exist: Create nothing, and raise `NotFoundError` for a missing or empty file.
+
+    Raises:
+        CorruptStoreError: The file is damaged or belongs to another application.
+        UnsupportedError: A newer release wrote the file.
     """
 
     def __init__(
@@ -116,7 +125,7 @@ class SqliteStore(SegmentStore):
             server_side_copy=True,
             fair_lock=FairLock.is_available(),
         )
-        # One name for the lock files, whichever link the file was opened through.
+        # The lock files must have one name, whichever link the file is opened through.
         self._path = os.path.realpath(path)
         self._clock = clock or SystemClock()
         self._write_timeout = write_timeout
@@ -127,7 +136,7 @@ class SqliteStore(SegmentStore):
         self._log = WriteAheadLog(self._path, write_timeout=write_timeout)
         with contextlib.ExitStack() as opened, _translated_errors(self._path):
             opened.callback(self._log.close)
-            # Before anything else is made beside a file that may not be ours.
+            # Check that the file is a store before creating other files next to it.
             self._writer, self._file, header = self._log.opened(partial(self._open_file, must_exist=must_exist))
             opened.callback(self._close_connections)
             self._gate = Gate(f"{self._path}.lock", self._path)
@@ -185,7 +194,7 @@ class SqliteStore(SegmentStore):
             return self._write(
                 lambda connection: sqlite_steps.append(connection, append),
                 weight=_weight(append),
-                wakes=bool(data),  # there are many renewals of leases, which nobody waits for
+                wakes=bool(data),  # without data: mostly lease renewals, which no process waits for
                 essential=not data or (expected_offset is not None and len(data) <= _MAX_ESSENTIAL_BYTES),
             )
         except OutcomeUnknownError as error:
@@ -281,19 +290,19 @@ class SqliteStore(SegmentStore):
     def close(self) -> None:
         if self._has_ended or os.getpid() != self._process_id:
             return
-        self._closed = True  # what is interrupted from here on can be called again
+        self._closed = True  # if an interrupt comes after this, `close` can be called again
         _open_stores.discard(self)
         self._waiters.close()
         self._commits.close()
         with contextlib.suppress(StoreUnavailableError):
             try:
-                # The last connection that closes makes a checkpoint, which belongs under the gate.
+                # The last connection to close makes a checkpoint, which requires the gate.
                 self._gate.acquire(self._write_timeout)
                 self._close_connections()
             finally:
                 self._gate.release()
         self._close_connections()
-        self._has_ended = True  # the files are closed with their objects where an interrupt comes now
+        self._has_ended = True  # if an interrupt comes now, the files close with their objects
         self._gate.close()
         self._notify.close()
         self._log.close()
@@ -328,14 +337,14 @@ class SqliteStore(SegmentStore):
                 step.fail(type(error)(error.message, **error.facts))
 
     def _check_committed(self) -> None:
-        """Acknowledge nothing that went into a file that others do not see."""
+        """Raise `OutcomeUnknownError` if the write went into a file that other processes do not see."""
         try:
             self._file.check()
         except (CorruptStoreError, StoreUnavailableError) as error:
             raise OutcomeUnknownError(f"what was written may be lost: {error.message}", **error.facts) from error
 
     def _commit(self, batch: Batch[sqlite3.Connection]) -> None:
-        """Run the steps in one transaction; if that cannot be, each in one of its own."""
+        """Run the steps in one transaction; if that fails, each in a transaction of its own."""
         connection = self._writer_of_unread() if batch.steps[0].alone else self._writer
         failure = self._try_to_commit(batch, batch.newcomers(), connection)
         if failure and (failure.is_full or (len(batch.steps) > 1 and not failure.may_be_stored)):
@@ -367,7 +376,7 @@ class SqliteStore(SegmentStore):
         is_committing = wakes = False
         try:
             for writer in (self._writer, self._unread_writer):
-                if writer is not None and writer.in_transaction:  # rolling back has failed
+                if writer is not None and writer.in_transaction:  # an earlier rollback failed
                     writer.execute("ROLLBACK")
             changes_before = connection.total_changes
             connection.execute("BEGIN IMMEDIATE")
@@ -386,7 +395,7 @@ class SqliteStore(SegmentStore):
             return _Failure(error, may_be_stored=is_committing and not _wrote_nothing(error))
         finally:
             try:
-                connection.rollback()  # if it is still open: it failed, or this thread was interrupted
+                connection.rollback()  # of a transaction that failed or was interrupted
             except sqlite3.Error:
                 _logger.warning("rolling back failed; the next write tries again: path=%r", self._path, exc_info=True)
         if wakes and rows:
@@ -402,7 +411,7 @@ class SqliteStore(SegmentStore):
         self._log.add(sum(step.weight for step in steps))
 
     def _writer_of_unread(self) -> sqlite3.Connection:
-        """A connection that leaves it to `WriteAheadLog.flush` to wait for the disk."""
+        """Return a connection that commits without a flush: `WriteAheadLog.flush` waits for the disk."""
         with _translated_errors(self._path):
             self._log.prepare_flush()
             if self._unread_writer is None:
@@ -410,7 +419,7 @@ class SqliteStore(SegmentStore):
         return self._unread_writer
 
     def _free(self, free: Callable[..., Garbage]) -> None:
-        """Free the extents that belong to nothing any more, in portions, so that other writers get in between."""
+        """Free unused extents in portions, so that other writers get in between."""
         garbage, portion = None, sqlite_extents.MANY_EXTENTS
         while garbage is None or garbage.is_more:
             try:
@@ -428,7 +437,7 @@ class SqliteStore(SegmentStore):
     # Reading
 
     def _read(self, run: Callable[[sqlite3.Connection], T]) -> T:
-        """What ``run`` returns, on a connection that sees one moment of the file."""
+        """Return the result of ``run``, on a connection that sees one snapshot of the file."""
         self._check_open()
         self._file.check_to_read()
         with _translated_errors(self._path), forks_wait:
@@ -437,7 +446,7 @@ class SqliteStore(SegmentStore):
                 connection.execute("BEGIN")
                 return run(connection)
             finally:
-                # First of all: an interrupt may come after it.
+                # Before anything else: an interrupt may come after it.
                 try:
                     connection.rollback()
                 except sqlite3.Error:
@@ -497,20 +506,20 @@ class SqliteStore(SegmentStore):
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        """Make the file a store of this format. Who finds it otherwise comes here before using it, one by one."""
+        """Make the file a store of this format. Processes that find another format do this one at a time."""
         try:
             self._gate.acquire(self._write_timeout)
             with forks_wait:
-                header = sqlite_file.look_at(connection, self._path, FORMAT)  # anew: somebody else may have been here
+                header = sqlite_file.look_at(connection, self._path, FORMAT)  # again: another process may have done it
                 if header is None:
-                    # Not yet with a write-ahead log, so that the file's own first page says what it is from the start.
+                    # Before WAL mode, so that the first page of the file itself has the header from the start.
                     connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
                     _make(connection, sqlite_schema.make)
                     _logger.info("made a new SQLite file: path=%r", self._path)
                 elif header.format < FORMAT:
                     _make(connection, partial(sqlite_schema.migrate, format=header.format))
                 (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-                # So that the file itself says its format, which older releases look at.
+                # Move the header into the file itself: older releases read the format there.
                 connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         finally:
             self._gate.release()
@@ -552,14 +561,14 @@ class SqliteStore(SegmentStore):
     def leave_open(self) -> None:
         """Never close the connections, not even at the end of the interpreter.
 
-        The last one to close deletes the write-ahead log at its path, which may be that of another file by now. In a
-        forked child, closing an inherited connection could do the same to the parent.
+        The last connection to close deletes the write-ahead log at its path, which may belong to another file by now.
+        In a forked child, closing an inherited connection could do the same to the parent.
         """
         never_free(self)
 
 
 class _DataVersionWatch:
-    """Where files cannot be watched: asks SQLite every 10 ms whether any connection has committed."""
+    """A watch for systems that cannot watch files: asks SQLite every 10 ms whether any connection has committed."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -581,7 +590,7 @@ class _DataVersionWatch:
             self._connection.close()
 
     def _version(self) -> int | None:
-        """None if it cannot be found out: who waits looks for himself then, and runs into the reason."""
+        """Return SQLite's data version; None on an error: then the waiter checks itself and gets the error."""
         try:
             with forks_wait:
                 (version,) = self._connection.execute("PRAGMA data_version").fetchone()
@@ -597,11 +606,11 @@ def _configure(connection: sqlite3.Connection, *, synchronous: str = "FULL") -> 
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute("PRAGMA fullfsync = 1")  # macOS: reach the disk, not only its cache
     connection.execute("PRAGMA wal_autocheckpoint = 0")
-    connection.execute("PRAGMA secure_delete = 0")  # some systems overwrite what is freed: as much again to write
+    connection.execute("PRAGMA secure_delete = 0")  # some builds overwrite freed pages, which doubles the writes
 
 
 def _make(connection: sqlite3.Connection, make: Callable[[sqlite3.Connection], None]) -> None:
-    """Bring the file to the present format, in one step."""
+    """Create or migrate the tables in one transaction."""
     try:
         connection.execute("BEGIN IMMEDIATE")
         make(connection)
@@ -618,7 +627,7 @@ def _translated_errors(path: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise _translate(error, path) from error
-    except UnicodeDecodeError as error:  # SQLite quotes what is damaged, and Python cannot read the quotation
+    except UnicodeDecodeError as error:  # SQLite quotes the damaged bytes, and Python cannot decode the message
         raise CorruptStoreError("the SQLite file is damaged; restore it from a backup", path=path) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -629,7 +638,7 @@ def _translated_errors(path: str) -> Iterator[None]:
 
 
 def _translate(error: sqlite3.Error, path: str) -> ReaderGroupError:
-    """What an error of SQLite means for the caller. The one place where such errors are told apart."""
+    """Return the error to raise for an error of SQLite. All such errors are classified here."""
     if isinstance(error, DamagedError):
         return CorruptStoreError(error.message, path=path, **error.facts)
     facts = {"path": path, "sqlite": f"{getattr(error, 'sqlite_errorname', type(error).__name__)}: {error}"}
@@ -653,7 +662,7 @@ def _translate(error: sqlite3.Error, path: str) -> ReaderGroupError:
     return translated
 
 
-#: Of statements that are right: what they ask for is not there, or is not what it should be.
+#: Codes that mean damage: the statements are correct, so what they ask for is missing or wrong.
 _OF_DAMAGE: Final = frozenset(
     {
         sqlite3.SQLITE_NOTADB,
@@ -667,30 +676,30 @@ _OF_DAMAGE: Final = frozenset(
 
 
 def _primary_code(error: Exception) -> int:
-    if "Could not decode" in str(error):  # a text that is none, which Python says without a code
+    if "Could not decode" in str(error):  # a text that is not UTF-8: Python raises this without a code
         return sqlite3.SQLITE_CORRUPT
     return int(getattr(error, "sqlite_errorcode", -1)) & 0xFF
 
 
 def _weight(append: Append) -> int:
-    """How many bytes it puts into the file."""
+    """Return how many bytes the append puts into the file."""
     if not append.attributes:
         return len(append.data)
     return len(append.data) + sum(len(change.new or b"") for change in append.attributes.values())
 
 
 def _wrote_nothing(error: Exception) -> bool:
-    """Whether a commit that failed so is certain to have left nothing behind, even for a later recovery.
+    """Return whether the failed commit certainly left nothing behind, even for a later recovery.
 
-    The frame that makes a transaction valid is written last: an error of any write means that it is not there.
-    Once it is written, only the sync can fail.
+    The frame that makes a transaction valid is written last, so a failed write means that this frame is missing.
+    Once the frame is written, only the sync can fail.
     """
     code = getattr(error, "sqlite_errorcode", None)
     return code == sqlite3.SQLITE_IOERR_WRITE or _primary_code(error) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
 
 
 class _Failure(NamedTuple):
-    """Why a transaction was not committed, or may not have been."""
+    """The reason why a transaction was not committed, or may not have been."""
 
     error: Exception
     may_be_stored: bool
@@ -723,7 +732,7 @@ def _leave_open_in_child() -> None:
 
 
 def _leave_open_what_is_gone() -> None:
-    """At the end of the interpreter, which closes what nobody has closed."""
+    """Keep the interpreter's exit from closing stores whose files are no longer in place."""
     for store in list(_open_stores):
         if not store.is_in_place:
             store.leave_open()

@@ -1,17 +1,17 @@
-"""The write-ahead log of the SQLite store: when it is moved into the file, and how a full disk is left again.
+"""The write-ahead log of the SQLite store: when to checkpoint it, and how the store recovers from a full disk.
 
 SQLite writes a page twice: a commit appends it to the log, and a checkpoint moves it into the file, which may have to
-grow for it. On a full disk neither can be done, and nothing can be deleted either, because deleting is a commit too.
-So a file beside the database, the reserve, holds room on the disk for two things:
+grow for it. On a full disk neither works, and nothing can be deleted either, because a deletion is a commit too. So a
+file next to the database, the reserve, holds disk space for two things:
 
-- *A checkpoint always has room.* A commit is refused unless the reserve is as large as what the file has to grow by
-  to take the whole log. Small commits share one look at that size; a margin covers what comes between two looks.
-- *What frees room always has room.* When the disk is full and the log is empty, the reserve is let go for the log of
-  one commit. It may be any commit that does not make the file larger. An essential one, which gets half of the reserve,
-  may do so a little: truncation, deletion, attributes (leases and positions), and short appends at an expected offset
-  (entries of states).
+- *A checkpoint always has space.* A commit is refused unless the reserve is as large as the growth that the file needs
+  to take the whole log. Small commits share one check of that size; a margin covers the commits between two checks.
+- *A commit that frees space always has space.* When the disk is full and the log is empty, the reserve is released for
+  the log of one commit. This may be any commit that does not make the file larger. An essential commit, which gets half
+  of the reserve, may make it a little larger: truncation, deletion, attributes (leases and positions), and short
+  appends at an expected offset (entries of states).
 
-All that is done to the log is done under the gate, so of the processes that share the file one at a time does it.
+All work on the log except `WriteAheadLog.flush` is done under the gate, by one process at a time.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ from .side_file import open_side_file
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
-#: The size of the reserve to begin with. A commit that frees room takes a tenth of it, a batch of a writer half of it.
+#: The initial size of the reserve. A commit that frees space uses a tenth of it, a batch of an event writer half.
 _LEAST_RESERVE_BYTES: Final = 2 * 1024 * 1024
-#: So much of what is free on the disk the log may owe the file before a checkpoint is due.
+#: A checkpoint is due when the file would have to grow by this share of the free disk space to take the log.
 _SHARE_OF_DISK: Final = 1 / 16
 _CHECKPOINT_BYTES: Final = 16 * 1024 * 1024
-#: Readers that overlap all the time keep the log growing; beyond this multiple of its share they are waited for.
+#: Overlapping readers keep the log growing; beyond this multiple of its share a checkpoint waits for them.
 _MOST_SHARES: Final = 4
 _PATIENCE_WITH_READERS_MS: Final = 100
-#: What a commit adds to the log in addition to its data.
+#: The number of pages that a commit adds to the log in addition to its data.
 _COMMIT_OVERHEAD_PAGES: Final = 3
-#: So much is committed in small commits between two looks at what the log owes the file.
+#: Small commits of this total size share one check of the growth that the log needs.
 _UNSEEN_BYTES: Final = 64 * 1024
-#: More than the rows' own sizes: their keys, names and checksums.
+#: More than a row takes besides its data: key, names and checksum.
 _ROW_BYTES: Final = 1024
-#: By so much the reserve is larger than what was owed at the last look, for what processes have committed since.
+#: The reserve exceeds the growth needed at the last check by this margin, for the commits of all processes since.
 _MARGIN_BYTES: Final = 512 * 1024
-#: More than SQLite needs on the disk to open a file.
+#: More disk space than SQLite needs to open a file.
 _OPENING_BYTES: Final = 64 * 1024
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class NoRoomError(sqlite3.OperationalError):
-    """The commit would owe the file more than the disk has room for. It is handled like SQLite's own error."""
+    """The commit would need a checkpoint larger than the disk has space for. Handled like SQLite's own error."""
 
     sqlite_errorcode = sqlite3.SQLITE_FULL
     sqlite_errorname = "SQLITE_FULL"
 
 
 def is_full(error: sqlite3.Error) -> bool:
-    """Whether the error may be that of a full disk, or of a quota, which SQLite reports as a failed write."""
+    """Return whether the error may mean a full disk or an exceeded quota, which SQLite reports as a failed write."""
     code = int(getattr(error, "sqlite_errorcode", -1))
     return code & 0xFF == sqlite3.SQLITE_FULL or code in (sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE)
 
@@ -76,7 +76,7 @@ def is_failed_flush(error: sqlite3.Error) -> bool:
 
 
 class WriteAheadLog:
-    """The log of the file at ``path``, for one process. The caller of each method holds the gate, but for `flush`."""
+    """The log of the file at ``path``, for one process. The caller holds the gate for each method except `flush`."""
 
     def __init__(self, path: str, *, write_timeout: float) -> None:
         self._path = path
@@ -86,16 +86,16 @@ class WriteAheadLog:
         self._flushing = threading.Lock()
         self._page_bytes = 0
         self._file_bytes = 0  # at least
-        self._owed = 0  # by which the file has to grow to take the whole log
-        self._owed_before = 0  # the commit at hand
-        self._growth_limit: int | None = None  # of a commit at the cost of the reserve
+        self._owed = 0  # bytes by which the file has to grow to take the whole log
+        self._owed_before = 0  # `_owed` before the current commit
+        self._growth_limit: int | None = None  # for a commit at the cost of the reserve
         self._since_checkpoint = size_of(f"{path}-wal")
         self._unseen = _UNSEEN_BYTES
         self._share = 0
         self._is_failing = False
 
     def opened(self, open: Callable[[], T]) -> T:
-        """What ``open`` returns. On a full disk the reserve gives room for what SQLite needs to open the file."""
+        """Return the result of ``open``. On a full disk, first release from the reserve what SQLite needs."""
         try:
             return open()
         except sqlite3.Error as error:
@@ -106,7 +106,7 @@ class WriteAheadLog:
         return open()
 
     def begin(self, file: OpenFile) -> None:
-        """Have a reserve. It is made here, if there is none, and left to the commits to restore, if there is."""
+        """Open the reserve. An empty one is filled here; commits restore one that has shrunk."""
         self._file = file
         self._reserve.open()
         if not self._reserve.size:
@@ -124,22 +124,22 @@ class WriteAheadLog:
     # Flushing
 
     def prepare_flush(self) -> None:
-        """To be called before what `flush` waits for is written.
+        """Open the log. Call it before writing the data that `flush` waits for.
 
-        The system tells of a failure to write through each descriptor that was open then. One that was opened later
-        hears nothing if another process has heard of it.
+        The system reports a failed write through each descriptor that was open at that time. A descriptor opened later
+        gets no report if another process has already got it.
         """
         if self._log is None:
             self._log = FileIO(f"{self._path}-wal", "r+")
 
     def flush(self) -> None:
-        """Wait until all that was committed is on the disk, without the gate.
+        """Wait until all commits are on the disk. It needs no gate.
 
-        A log that is begun anew meanwhile had all in it moved into the file, and flushed, before. Python may open and
-        close the log: SQLite has its locks on the file and on ``-shm``, and none on the log.
+        If another process restarts the log in the meantime, a checkpoint has moved the content into the file and
+        flushed it before. Python may open and close the log: SQLite's locks are on the file and on ``-shm``, not on it.
         """
         assert self._log is not None
-        with self._flushing:  # the system tells only one of two that flush at the same time
+        with self._flushing:  # of two concurrent flushes the system reports a failure to only one
             try:
                 if sys.platform == "darwin":
                     fcntl.fcntl(self._log.fileno(), fcntl.F_FULLFSYNC)
@@ -158,9 +158,9 @@ class WriteAheadLog:
     # Room for commits
 
     def check_room(self, connection: sqlite3.Connection, *, data_bytes: int, rows: int) -> None:
-        """Raise `NoRoomError` if the transaction must not be committed. To be called right before its COMMIT.
+        """Raise `NoRoomError` if the transaction must not be committed. Call it right before COMMIT.
 
-        It changed so many rows, and put so many bytes into them.
+        ``rows`` is the number of rows that the transaction changed, ``data_bytes`` the size of the data in them.
         """
         self._unseen += data_bytes + rows * _ROW_BYTES
         if self._unseen < _UNSEEN_BYTES and self._growth_limit is None:
@@ -179,16 +179,16 @@ class WriteAheadLog:
             self._unseen = 0
 
     def add(self, data_bytes: int) -> None:
-        """Count a commit of so many bytes."""
+        """Count a commit of ``data_bytes``."""
         self._since_checkpoint += data_bytes + _COMMIT_OVERHEAD_PAGES * self._page_bytes
 
     def at_the_cost_of_the_reserve(
         self, connection: sqlite3.Connection, commit: Callable[[], T], *, essential: bool
     ) -> T:
-        """What ``commit`` returns, which can commit once on a full disk, after `make_room`."""
+        """Return the result of ``commit``, which can commit once on a full disk. Call `make_room` before."""
         size = self._reserve.size
         kept = max(size // 2, self._owed) if essential else self._owed
-        # Never down to nothing: what makes the file no larger needs room in the log for ever.
+        # Never down to nothing: commits that do not make the file larger always need room in the log.
         limit = min(kept - self._owed, size - _LEAST_RESERVE_BYTES // 2) if essential else 0
         try:
             self._owed_before, self._growth_limit = self._owed, max(0, limit)
@@ -196,7 +196,7 @@ class WriteAheadLog:
             return commit()
         finally:
             self._growth_limit = None
-            # The log keeps its room: the next commit of this size needs no other.
+            # The log keeps its space, and the next commit of this size reuses it.
             self._empty_log(connection, "RESTART")
 
     # Checkpoints
@@ -216,7 +216,7 @@ class WriteAheadLog:
             self._reserve.shrink(self._share)
 
     def make_room(self, connection: sqlite3.Connection) -> None:
-        """Move all that is committed into the file, and give the room of the log to the reserve and the disk."""
+        """Checkpoint the whole log, and give its space to the reserve and the disk."""
         self._empty_log(connection, "TRUNCATE")
 
     def _empty_log(self, connection: sqlite3.Connection, mode: str) -> None:
@@ -227,11 +227,11 @@ class WriteAheadLog:
             self._complain(error)
         room = self._reserve.size + _free_bytes(self._path)
         self._reserve.resize(min(max(self._owed, _LEAST_RESERVE_BYTES), room))
-        self._unseen = _UNSEEN_BYTES  # the reserve may be small now, so the next commit looks
+        self._unseen = _UNSEEN_BYTES  # the reserve may be small now, so the next commit checks
         self._learn_share()
 
     def _checkpoint(self, connection: sqlite3.Connection, mode: str) -> int:
-        """How many pages the log has."""
+        """Checkpoint in this mode; return how many pages the log has."""
         try:
             return self._try_to_checkpoint(connection, mode)
         except sqlite3.Error as error:
@@ -246,7 +246,7 @@ class WriteAheadLog:
             _, pages, moved = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
         finally:
             connection.execute(f"PRAGMA busy_timeout = {int(self._write_timeout * 1000)}")
-        if moved >= 0:  # no other program kept it from beginning
+        if moved >= 0:  # no other program kept it from starting
             self._since_checkpoint = 0
         if pages == moved >= 0:
             self._owed = 0
@@ -266,7 +266,7 @@ class WriteAheadLog:
 
 
 class Reserve:
-    """A file of which nothing matters but that the disk has its bytes for nobody else. To be opened once."""
+    """A file that only keeps disk space from other use. Open it once."""
 
     def __init__(self, path: str, database: str) -> None:
         self._path = path
@@ -290,7 +290,7 @@ class Reserve:
         return os.fstat(self._number).st_size
 
     def grow(self, size: int, *, most: int) -> bool:
-        """Whether it has at least ``size`` bytes now. If it must grow, it doubles up to ``most``, to do so rarely."""
+        """Return whether it has at least ``size`` bytes now. It doubles up to ``most``, so that growth is rare."""
         present = self.size
         return present >= size or self._resize(max(size, min(2 * present, most))) or self._resize(size)
 
@@ -304,7 +304,7 @@ class Reserve:
             self._resize(size)
 
     def _resize(self, size: int) -> bool:
-        """Whether that succeeded, or failed for another reason than a disk that is full, such as a limit on files."""
+        """Return False if the disk is full, else True, also after another failure such as a limit on file sizes."""
         try:
             _set_size(self._number, size)
         except OSError as error:
