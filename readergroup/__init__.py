@@ -1,4 +1,4 @@
-"""Reader groups that coordinate themselves over SQLite, PostgreSQL or NATS, with notifications."""
+"""Reader groups that coordinate themselves through SQLite, PostgreSQL or NATS, with notifications."""
 
 from notifications import Change as Change
 from notifications import Notification as Notification

@@ -1,4 +1,4 @@
-"""`connect`: one store, and everything that is done on it."""
+"""`connect` opens a store; its `Client` gives access to streams, reader groups, shared state and recipes."""
 
 from __future__ import annotations
 
@@ -68,17 +68,33 @@ def connect(
     clock: Clock | None = None,
     must_exist: bool = False,
 ) -> Client:
-    """The client of the store at ``url``, or at the address in the environment variable READERGROUP_URL.
+    """Return a client of the store at ``url``. Close it when done, or use it as a context manager.
 
-    ``timeout`` is the default of all calls, in seconds. ``sqlite:///shop.db`` is a file in the present folder,
-    ``sqlite:////var/shop.db`` one with its whole path, ``memory://`` a store of this client's own;
-    ``postgresql://user@host/db`` and ``nats://host:4222`` are for many machines, and take options: docs/operations.md.
+    ``sqlite:///shop.db`` is a file in the working directory, ``sqlite:////var/shop.db`` has an absolute path, and
+    ``memory://`` is private to this client. ``postgresql://user@host/db`` and ``nats://host:4222`` serve many machines;
+    docs/operations.md lists their options.
 
-    A store that is not there is made: the log says so at INFO. With ``must_exist`` it is not made, and `NotFoundError`
-    is raised, so that an address that is misspelt does not look like an empty store.
+    Args:
+        url: The address of the store. Default: the environment variable READERGROUP_URL.
+        timeout: Seconds that a call may take unless it has its own ``timeout``. Default: 30.
+        state_limit_bytes: The largest size of the state of a group, the metadata of a stream, or a shared state. Set
+            the same limit in all processes. A larger state raises `StateTooLargeError`. Default: 1 MiB.
+        clock: The clock for leases, pauses and deadlines. Default: the system's.
+        must_exist: Raise `NotFoundError` instead of creating a missing store, so that a misspelt address does not look
+            like an empty store. Default: create it and log that at INFO.
 
-    ``state_limit_bytes`` is how large the state of a group, the metadata of a stream, or a shared state may become;
-    all processes should say the same. What would exceed it raises `StateTooLargeError`.
+    Returns:
+        A client that owns the store and closes it.
+
+    Raises:
+        InvalidArgumentError: There is no address, or it is malformed.
+        UnsupportedError: The scheme is unknown, or the driver of the store is not installed.
+        NotFoundError: The store does not exist and ``must_exist`` is set.
+
+    Example:
+        >>> with connect("memory://") as client:
+        ...     client.counter("visits").add(1)
+        1
     """
     check_duration(timeout, "timeout")
     check_count(state_limit_bytes, "state_limit_bytes")
@@ -94,7 +110,20 @@ def connect(
 
 
 class Client:
-    """A store with its streams and reader groups. Threads may share it; it pickles as its address, and reconnects."""
+    """A store with its streams (``streams``), reader groups (``groups``) and bulk reads (``batch``).
+
+    Threads may share it. A client that `connect` returned pickles as its address, and reconnects when it is unpickled.
+    Closing the client closes all objects that it opened; it closes the store only if `connect` opened it.
+
+    Args:
+        store: The store, borrowed from the caller.
+        timeout: Seconds that a call may take unless it has its own ``timeout``. Default: 30.
+        state_limit_bytes: The largest size of one state, as for `connect`. Default: 1 MiB.
+        clock: The clock for leases, pauses and deadlines. Default: the system's.
+
+    Raises:
+        InvalidArgumentError: An argument has the wrong type or is out of range.
+    """
 
     def __init__(
         self,
@@ -111,17 +140,17 @@ class Client:
         self.timeout = timeout
         self.state_limit_bytes = state_limit_bytes
         self.clock: Clock = clock_or_system(clock)
-        # As for groups: on a clock that is moved by hand nothing runs in the background.
+        # On a clock that is moved by hand nothing runs in the background, as in groups.
         self._in_background = not is_manual(self.clock)
         self.streams = StreamManager(store, clock=self.clock, timeout=timeout, state_limit_bytes=state_limit_bytes)
         self.groups = ReaderGroupManager(self)
         self.batch = BatchClient(self.streams)
-        self._address: str | None = None  # of a store that this client opened, and closes
-        # Held weakly: a writer that is closed is to be forgotten. One that is open is held by its thread.
+        self._address: str | None = None  # set if `connect` opened the store: the client then closes it
+        # Weak references forget closed writers. The thread of an open writer keeps it alive.
         self._opened: WeakValueDictionary[int, Closable] = WeakValueDictionary()
-        # How often each of those that were opened renews its turn.
+        # How often each event processor renews its role.
         self._renewal_seconds: WeakKeyDictionary[EventProcessor, float] = WeakKeyDictionary()
-        # Those that are held or waited for.
+        # The locks that a thread of this process holds or waits for.
         self._locks: WeakValueDictionary[tuple[type[Lock], str], Lock] = WeakValueDictionary()
         self._guard = threading.Lock()
         self._process_id = os.getpid()
@@ -133,34 +162,85 @@ class Client:
     def writer(
         self, stream: str, *, serializer: Serializer[Any] | None = None, timeout: float | None = None
     ) -> EventWriter[Any]:
-        """A writer of the stream, a context manager: leaving it in any way stores everything that was written."""
+        """Return a writer of the stream, a context manager: leaving the block stores all events that were written.
+
+        Args:
+            stream: The stream, ``scope/name``.
+            serializer: Turns values into bytes. Default: events are bytes.
+            timeout: Seconds that a ``flush`` or a ``write`` without space waits. Default: the client's.
+
+        Raises:
+            NotFoundError: The stream does not exist.
+            SealedError: The stream is sealed and takes no events.
+        """
         return EventWriter(self.streams, stream, serializer=serializer_or_bytes(serializer), timeout=timeout)
 
     def synchronizer(self, name: str, *, initial: S, updates: Iterable[type[Update[S]]]) -> StateSynchronizer[S]:
-        """The shared state of this name, begun with ``initial`` if nothing is stored."""
+        """Return the shared state ``name``; store ``initial`` if it has no value yet.
+
+        Args:
+            name: The name of the state in the store.
+            initial: The first value.
+            updates: All update classes that the log may hold, retired ones included.
+
+        Raises:
+            DeadlineExceededError: The store did not answer within the client's timeout.
+        """
         check_type(name, str, "name")
         return self._keep(
             StateSynchronizer(self.store, f"state/{name}", initial=initial, updates=updates, **self._state_options)
         )
 
     def shared_map(self, name: str, value_type: type[T] | UnionType) -> SharedMap[T]:
-        """The mapping of this name from ``str`` to values of this type."""
+        """Return the shared mapping ``name`` from ``str`` to values of ``value_type``.
+
+        Args:
+            name: The name of the map in the store.
+            value_type: The type of all values, such as ``int``, a pydantic model or ``str | None``.
+
+        Raises:
+            InvalidArgumentError: ``value_type`` is not a type.
+        """
         return self._keep(SharedMap(self.store, name, value_type, **self._state_options))
 
     def shared_set(self, name: str, item_type: type[T] | UnionType) -> SharedSet[T]:
-        """The set of this name, of items of this type."""
+        """Return the shared set ``name`` of items of ``item_type``.
+
+        Args:
+            name: The name of the set in the store.
+            item_type: The type of all items; items are hashable.
+
+        Raises:
+            InvalidArgumentError: ``item_type`` is not a type.
+        """
         return self._keep(SharedSet(self.store, name, item_type, **self._state_options))
 
     def shared_config(self, name: str, model: type[M]) -> SharedConfig[M]:
-        """The configuration of this name, whose fields are those of the pydantic model."""
+        """Return the shared configuration ``name``, with the fields of a pydantic model.
+
+        Args:
+            name: The name of the configuration in the store.
+            model: The pydantic model that validates every change.
+
+        Raises:
+            InvalidArgumentError: ``model`` is not a suitable pydantic model.
+        """
         return self._keep(SharedConfig(self.store, name, model, **self._state_options))
 
     def counter(self, name: str) -> SharedCounter:
-        """The whole number of this name, 0 to begin with."""
+        """Return the shared counter ``name``: a 64-bit integer that starts at 0."""
         return self._keep(SharedCounter(self.store, name, **self._state_options))
 
     def event_queue(self, name: str, *, max_outstanding_bytes: int = MAX_OUTSTANDING_BYTES) -> EventQueue:
-        """The durable queue of this name, to add events to. An `event_processor` handles them, here or elsewhere."""
+        """Return the durable queue ``name`` to add events. An `event_processor` in any process handles them.
+
+        Args:
+            name: The name of the queue in the store.
+            max_outstanding_bytes: Adding waits while more bytes than this are not handled. Default: 64 MiB.
+
+        Raises:
+            InvalidArgumentError: The name or the limit is invalid.
+        """
         return self._keep(
             EventQueue(
                 self.store, name, max_outstanding_bytes=max_outstanding_bytes, clock=self.clock, timeout=self.timeout
@@ -173,9 +253,17 @@ class Client:
         handler: Callable[[QueuedEvent], object] | None = None,
         **options: Unpack[EventProcessorOptions],
     ) -> EventProcessor:
-        """The durable queue of this name, whose events ``handler`` is called with. `EventProcessor` tells the options.
+        """Return a processor that calls ``handler`` with each event of the durable queue ``name``, in order.
 
-        Of all processes that have one of a name, one at a time handles the events.
+        Of all processors with one name, in any process, one at a time handles events.
+
+        Args:
+            name: The name of the queue in the store.
+            handler: Takes one event. Omit it if the options have a ``batch_handler``.
+            **options: Further arguments of `EventProcessor`. ``consumer_timeout_seconds`` defaults to 10.
+
+        Raises:
+            InvalidArgumentError: Both of ``handler`` and ``batch_handler`` are given, or neither; or an option is invalid.
         """
         timeout_seconds = options.setdefault("consumer_timeout_seconds", 10.0)
         processor = EventProcessor(
@@ -191,7 +279,16 @@ class Client:
         return self._keep(processor)
 
     def membership(self, name: str, member_id: str, *, member_timeout_seconds: float = 10.0) -> Membership:
-        """A member of this name, from its ``join``, or the beginning of its block, on. It ends with the client."""
+        """Return a member of the membership ``name``. It joins with ``join`` or when its ``with`` block starts.
+
+        Closing the client ends the membership.
+
+        Args:
+            name: The name of the membership in the store.
+            member_id: The id of this member. Joining with an id that is in use replaces the former member.
+            member_timeout_seconds: The lease: a member that does not renew it for so long counts as dead. The first of
+                all present members sets the value for all. Default: 10.
+        """
         return self._keep(
             Membership(
                 self.store,
@@ -204,7 +301,16 @@ class Client:
         )
 
     def leader_election(self, name: str, candidate_id: str, *, member_timeout_seconds: float = 10.0) -> LeaderElection:
-        """A candidate to be the leader of this name. It is one from its campaign on, and ends with the client."""
+        """Return a candidate in the election ``name``. It competes once it campaigns.
+
+        Closing the client ends the candidacy.
+
+        Args:
+            name: The name of the election in the store.
+            candidate_id: The id of this candidate.
+            member_timeout_seconds: The lease: a leader that does not renew it for so long is replaced. The first of all
+                present candidates sets the value for all. Default: 10.
+        """
         return self._keep(
             LeaderElection(
                 self.store,
@@ -220,14 +326,40 @@ class Client:
     def lock(
         self, name: str, *, timeout: float | None = None, member_timeout_seconds: float = 10.0
     ) -> Iterator[HeldLock]:
-        """Hold the lock of this name in the block; `DeadlineExceededError` if it could not be had in time."""
+        """Hold the lock ``name`` during the block.
+
+        Args:
+            name: The name of the lock in the store.
+            timeout: Seconds to wait for the lock; ``math.inf`` waits as long as it takes. Default: the client's.
+            member_timeout_seconds: The lease: a holder that does not renew it for so long loses the lock. The first of
+                all present holders and waiters sets the value for all. Default: 10.
+
+        Raises:
+            DeadlineExceededError: Others held the lock until the timeout; the error names them.
+            InvalidArgumentError: This thread holds the lock already.
+
+        Example:
+            >>> with client.lock("nightly-report", timeout=5) as held:
+            ...     write_report(fencing_token=held.fencing_token)
+        """
         yield from _hold(self._lock(Lock, name, member_timeout_seconds=member_timeout_seconds), timeout)
 
     @contextmanager
     def semaphore(
         self, name: str, *, permits: int, timeout: float | None = None, member_timeout_seconds: float = 10.0
     ) -> Iterator[HeldLock]:
-        """Hold one of so many permits in the block; `DeadlineExceededError` if none could be had in time."""
+        """Hold one permit of the semaphore ``name`` during the block.
+
+        Args:
+            name: The name of the semaphore in the store.
+            permits: How many may hold it at a time; all processes give the same number.
+            timeout: Seconds to wait for a permit; ``math.inf`` waits as long as it takes. Default: the client's.
+            member_timeout_seconds: The lease of a holder, as for `lock`. Default: 10.
+
+        Raises:
+            DeadlineExceededError: Others held all permits until the timeout.
+            InvalidArgumentError: This thread holds a permit already, or the semaphore has another number of permits.
+        """
         check_count(permits, "permits")
         semaphore = self._lock(Semaphore, name, permits=permits, member_timeout_seconds=member_timeout_seconds)
         yield from _hold(semaphore, timeout)
@@ -235,7 +367,19 @@ class Client:
     def barrier(
         self, name: str, parties: int, *, party: str | None = None, member_timeout_seconds: float = 10.0
     ) -> Barrier:
-        """The barrier of this name, at which so many wait for each other. ``party`` names one of them."""
+        """Return the barrier ``name``, at which ``parties`` processes or threads wait for each other.
+
+        Args:
+            name: The name of the barrier in the store.
+            parties: How many wait for each other; all of them give the same number.
+            party: The id of this party. When a party waits again after a restart, its former wait breaks the barrier.
+                Default: none, so that both waits count until the former lease expires.
+            member_timeout_seconds: The lease: a waiting party that does not renew it for so long counts as dead. The
+                first of all present parties sets the value for all. Default: 10.
+
+        Raises:
+            InvalidArgumentError: The barrier was created with another number of parties.
+        """
         return self._keep(
             Barrier(
                 self.store,
@@ -251,7 +395,7 @@ class Client:
     def _lock(self, kind: type[Lock], name: str, **options: Any) -> Lock:
         check_type(name, str, "name")
         check_duration(options["member_timeout_seconds"], "member_timeout_seconds", above_zero=True, finite=True)
-        with self._guard:  # one for all threads, so that it knows which of them hold it
+        with self._guard:  # all threads share one lock object, which knows which of them hold it
             lock = self._locks.get((kind, name))
             if lock is None:
                 lock = kind(self.store, name, threads=self._in_background, **self._state_options, **options)
@@ -270,17 +414,19 @@ class Client:
         return {"clock": self.clock, "timeout": self.timeout, "state_limit_bytes": self.state_limit_bytes}
 
     def _keep(self, opened: C) -> C:
-        """``opened``, to be closed with the client."""
+        """Return ``opened``, which the client closes when it is closed."""
         self._opened[id(opened)] = opened
         return opened
 
     def step(self) -> float:
-        """On a clock that ``is_manual``: one round of what the threads of all that was opened here would do.
+        """Do one round of background work in this thread, on a clock that ``is_manual``.
 
-        That is to renew leases, to assign segments, to handle what is in queues, and to call listeners, all in the
-        thread that calls this. Returns when, on the clock, the next round is due. What the store did not answer is
-        logged, and repeated with the next round. The fixtures of `readergroup.testing` call it as the clock moves. On
-        any other clock the threads do all of this themselves.
+        A round renews leases, assigns segments, handles queued events and calls listeners. A request that the store
+        did not answer is logged and repeated in the next round. The fixtures of `readergroup.testing` call this as the
+        clock moves. On any other clock background threads do this work.
+
+        Returns:
+            The time on ``clock.monotonic()`` when the next round is due.
         """
         opened = list(self._opened.values())
         return step_each([self.groups.step, *(self._step_of(each) for each in opened if isinstance(each, Stepped))])
@@ -289,16 +435,16 @@ class Client:
         return partial(self._handle_queued, opened) if isinstance(opened, EventProcessor) else opened.step
 
     def _handle_queued(self, processor: EventProcessor) -> float:
-        """Its step is one batch, of which it returns the size."""
+        """Handle all queued events; return when the role is to be renewed. One step of a processor is one batch."""
         while processor.step():
             pass
         return self.clock.monotonic() + self._renewal_seconds[processor]
 
     def close(self) -> None:
-        """Close everything that was opened with this client. Twice is no error. In a forked child it does nothing."""
+        """Close all objects that this client opened. Can be called twice. Does nothing in a forked child."""
         if os.getpid() != self._process_id:
-            return  # a forked child: what was opened is the parent's
-        with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
+            return  # a forked child: the objects belong to the parent
+        with ExitStack() as closing:  # closes each, even if another raises; in reverse order
             if self._address is not None:
                 closing.callback(self.store.close)
             closing.callback(self.streams.close)
@@ -325,9 +471,9 @@ class Client:
 
 
 def _hold(lock: Lock, timeout: float | None) -> Iterator[HeldLock]:
-    """Hold the lock while the generator stands still, and let go of it whenever it ends.
+    """Hold the lock while the generator is suspended, and release it however the generator ends.
 
-    A ``with`` could be interrupted where it calls `HeldLock.__exit__`.
+    An interrupt could hit a ``with`` statement just before it calls `HeldLock.__exit__`.
     """
     held = lock.acquire(timeout=timeout)
     try:
@@ -335,7 +481,7 @@ def _hold(lock: Lock, timeout: float | None) -> Iterator[HeldLock]:
     finally:
         try:
             held.release()
-        except BaseException:  # interrupted: others would wait for the lease
+        except BaseException:  # interrupted: without a release, others would wait for the lease to expire
             held.release()
             raise
 

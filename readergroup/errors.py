@@ -12,35 +12,35 @@ from synchronizer import (
 
 
 class StreamExistsError(AlreadyExistsError):
-    """A stream of this name exists with another config. ``streams.configure`` changes the config of a stream."""
+    """A stream of this name exists with another config. Call ``streams.configure`` to change it."""
 
 
 class StreamBeingCopiedError(NotFoundError):
-    """The stream is a copy that is not whole yet. ``streams.copy`` goes on with it, ``streams.delete`` gives it up."""
+    """The stream is an unfinished copy. ``streams.copy`` continues it, ``streams.delete`` discards it."""
 
 
 class EventTooLargeError(InvalidArgumentError):
-    """The event, or the group of events of one ``write_many``, is over the limit. Nothing of it was written."""
+    """The event, or the events of one ``write_many`` together, exceed the size limit. Nothing was written."""
 
 
 class CorruptDataError(ReaderGroupError):
-    """What is at this offset of a segment is no intact block of events, or no event. Nothing is skipped."""
+    """The segment has no intact block of events, or no intact event, at this offset. Nothing is skipped."""
 
 
 class ReaderGroupExistsError(AlreadyExistsError):
-    """A group of this name exists with another config. ``group.configure`` changes the config of a group."""
+    """A group of this name exists with another config. Call ``group.configure`` to change it."""
 
 
 class ReaderNotInGroupError(ReaderGroupError):
-    """The reader is not, or no longer, in the group, or no longer owns the segment. What it did now has no effect."""
+    """The reader is not in the group, or does not own the segment any more. The call had no effect."""
 
 
 class CheckpointTimeoutError(DeadlineExceededError):
-    """The checkpoint was not completed in time. ``readers`` are those that block it."""
+    """The checkpoint was not completed in time. ``readers`` lists the readers that block it."""
 
 
 class CheckpointFailedError(ReaderGroupError):
-    """The checkpoint was given up: the group was reset meanwhile, or became too large. Nothing came of it."""
+    """The checkpoint was cancelled: the group was reset meanwhile, or its state became too large. Nothing was saved."""
 
     retryable = True
 
@@ -50,4 +50,4 @@ class EndOfDataError(ReaderGroupError, EOFError):
 
 
 class WorkerError(ReaderGroupError):
-    """The workers of a pool cannot be started."""
+    """The pool cannot start its workers."""

@@ -1,4 +1,4 @@
-"""For tests of applications: ``pytest_plugins = ["readergroup.testing"]`` in your ``conftest.py``."""
+"""Fixtures for tests of applications: ``pytest_plugins = ["readergroup.testing"]`` in your ``conftest.py``."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ T = TypeVar("T")
 
 @pytest.fixture
 def reader_group_client(failing_store: FailingStore, manual_clock: InstantClock) -> Iterator[Client]:
-    """A client of ``failing_store``. What it does in the background is done when ``manual_clock`` moves: the leases of
-    readers, candidates and members, assignments, the handlers of event processors, and all listeners."""
+    """Provide a client of ``failing_store`` whose background work runs when ``manual_clock`` moves.
+
+    That work renews the leases of readers, candidates and members, assigns segments, and calls event processors'
+    handlers and all listeners.
+    """
     with _driven_client(failing_store, manual_clock) as client:
         yield client
         failing_store.unavailable, failing_store.before, failing_store.after = False, None, None
@@ -44,7 +47,7 @@ def reader_group_client(failing_store: FailingStore, manual_clock: InstantClock)
 
 @pytest.fixture
 def second_client(failing_store: FailingStore, manual_clock: InstantClock) -> Iterator[Client]:
-    """A client as another process has it: of the same store, but without its faults."""
+    """Provide a client as another process would have it: of the same store, but without its faults."""
     with _driven_client(failing_store.inner, manual_clock) as client:
         yield client
 
@@ -57,10 +60,20 @@ def _driven_client(store: SegmentStore, clock: InstantClock) -> Iterator[Client]
 
 
 def drain(pool: ReaderPool[Any]) -> int:
-    """Handle everything that is there as a worker of ``pool`` does, in this thread; returns how many events that were.
+    """Handle all available events in this thread, as a worker of ``pool`` does, and return how many there were.
 
-    An attempt that fails is repeated, or the event set aside, as the pool's `RetryPolicy` says, and the delays between
-    attempts move the clock. Raises `HandlerError` as ``run`` does. The client's clock is one that ``is_manual``.
+    A failed attempt is retried, or its event set aside, by the pool's `RetryPolicy`. The delays between attempts move
+    the clock.
+
+    Args:
+        pool: The pool whose handler and retries apply. The clock of its client ``is_manual``.
+
+    Returns:
+        The number of events that were handled or set aside.
+
+    Raises:
+        HandlerError: As ``pool.run`` does, an event could not be handled or set aside.
+        InvalidArgumentError: The clock of the client is not moved by hand.
     """
     task = pool.task
     group = task.group
@@ -71,7 +84,7 @@ def drain(pool: ReaderPool[Any]) -> int:
     size = MAX_BATCH_EVENTS if task.handle_batch else 1
     handled = looks_in_vain = 0
     with group.reader(worker.reader_id, serializer=task.serializer) as reader:
-        while looks_in_vain < 2:  # after the first, segments may be completed and others come
+        while looks_in_vain < 2:  # after the first empty read, segments may complete and successors follow
             group.driver.step()
             try:
                 batch = reader.read_batch(size, timeout=0)
@@ -95,10 +108,17 @@ def make_event(
     written_at: float = 0.0,
     fencing_token: int = 1,
 ) -> Event[T]:
-    """An event as a reader hands it out, for a test that calls a handler itself.
+    """Return an event as a reader delivers it, for a test that calls a handler itself.
 
-    Without a ``serializer`` bytes stay bytes, and models and everything else are JSON. ``written_at`` is in seconds
-    since 1970.
+    Args:
+        data: The data of the event.
+        routing_key: The routing key. Default: none.
+        headers: The headers. Default: none.
+        serializer: Encodes ``data``. Default: bytes stay bytes; models and all other values are JSON.
+        segment: The segment that the event is in.
+        offset: Where the event starts in the segment, in bytes.
+        written_at: The time of writing, in seconds since 1970.
+        fencing_token: The fencing token of the owner.
     """
     serializer = serializer or _serializer_for(data)
     block = encode_block(

@@ -1,1 +1,1 @@
-"""Reading streams in bulk: ranges between two cuts, in any order and in as many processes as one likes."""
+"""Reads streams in bulk: ranges between two cuts, in any order and in any number of processes."""

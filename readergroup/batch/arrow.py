@@ -1,4 +1,4 @@
-"""The events of a range as Arrow record batches, made from blocks without a step of Python per event."""
+"""Turns the events of a range into Arrow record batches, block by block, without Python code per event."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ try:
 except ImportError as error:
     raise UnsupportedError("Arrow needs pip install 'readergroup[arrow]'") from error
 
-#: Events of one record batch, at most: some megabytes of events of usual size.
+#: The most events in one record batch: some megabytes of events of usual size.
 MAX_ROWS: Final = 32_768
 
 _TYPES: Final[Mapping[str, pyarrow.DataType]] = {
@@ -36,14 +36,18 @@ _TYPES: Final[Mapping[str, pyarrow.DataType]] = {
     "routing_key": pyarrow.string(),
     "written_at": pyarrow.timestamp("us", "UTC"),
 }
-#: What msgpack puts before a ``bin``, by its first byte.
+#: How many bytes msgpack puts before a ``bin``, by the first of them.
 _PREFIX_BYTES: Final = {0xC4: 2, 0xC5: 3, 0xC6: 5}
-#: The columns that there are: the event, its routing key, when it was written, and where it lies.
+#: All columns: the event, its address, its routing key and its time of writing.
 COLUMNS: Final = tuple(_TYPES)
 
 
 def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
-    """The types of these columns, by default of all, in the order given."""
+    """Return the schema of these columns, in the order given; by default of all columns.
+
+    Raises:
+        InvalidArgumentError: A column is unknown or named twice, or there is none.
+    """
     check_type(columns, Sequence, "columns", or_none=True)
     columns = COLUMNS if columns is None else columns
     unknown = [column for column in columns if column not in _TYPES]
@@ -53,7 +57,7 @@ def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
 
 
 class RecordBatches(Iterator[pyarrow.RecordBatch]):
-    """The events of a range, at most `MAX_ROWS` at a time."""
+    """Iterates over the events of a range, at most `MAX_ROWS` at a time."""
 
     def __init__(
         self, streams: StreamManager, segment_range: SegmentRange, columns: Sequence[str] | None = None
@@ -72,7 +76,7 @@ class RecordBatches(Iterator[pyarrow.RecordBatch]):
 
 
 class _Columns:
-    """The columns of what some parts of a range hold."""
+    """The columns of the events in some parts of a range."""
 
     def __init__(self, segment_range: SegmentRange, parts: Sequence[Part]) -> None:
         self._segment = segment_range.segment
@@ -97,7 +101,7 @@ class _Columns:
         keys = list(chain.from_iterable(part.block.keys[part.start : part.stop] for part in self._parts))
         try:
             return pyarrow.array(keys, pyarrow.string())
-        except UnicodeEncodeError:  # half of a surrogate pair is a key, but no text
+        except UnicodeEncodeError:  # half of a surrogate pair is a valid key, but not valid text
             return pyarrow.array([key and key.encode("utf-8", "replace").decode() for key in keys], pyarrow.string())
 
     def written_at(self) -> pyarrow.Array:
@@ -126,9 +130,9 @@ def _constant(value: object, kind: pyarrow.DataType) -> pyarrow.Array:
 
 
 def _table(block: Block) -> NDArray[numpy.void] | None:
-    """The events of the block, those that are left out too, if all are of the same length, and not empty; else None.
+    """Return all events of the block, skipped ones included, if they have one length above 0; else None.
 
-    The first one says where the second one starts; where that begins alike, it says the same of the third one.
+    The prefix of the first event gives the position of the second. If each prefix equals the first, all lengths agree.
     """
     count = len(block) + block.skipped
     packed = memoryview(block.packed_events)
@@ -152,7 +156,7 @@ def _rows_of(part: Part, table: NDArray[numpy.void]) -> NDArray[numpy.void]:
 
 
 def _offsets(part: Part, table: NDArray[numpy.void] | None) -> NDArray[numpy.int64]:
-    """Where each event of the part starts, as `Block.offsets`."""
+    """Return where each event of the part starts, as `Block.offsets` does."""
     block = part.block
     if table is not None:
         size = table.itemsize

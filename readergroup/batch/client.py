@@ -1,4 +1,4 @@
-"""Reading what lies between two cuts, without a reader group: nobody coordinates, so every range may go elsewhere."""
+"""Reads the events between two cuts without a reader group: ranges are independent, so any process may read any."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class BatchClient:
-    """Ranges of streams, and their events. Threads may share it; it belongs to its client."""
+    """Divides streams into ranges and reads their events. Threads may share it; its client creates it."""
 
     def __init__(self, streams: StreamManager) -> None:
         self._streams = streams
@@ -45,10 +45,20 @@ class BatchClient:
         max_bytes: int | None = None,
         timeout: float | None = None,
     ) -> list[SegmentRange]:
-        """What lies between the two cuts: a range of each segment, and none that is empty.
+        """Return the ranges between two cuts: one per segment, without empty ones.
 
-        Ranges stand in an order in which they can be read one after the other: a segment comes after its predecessors.
-        With ``max_bytes`` longer ranges are divided between two blocks, so that each has about that many.
+        A segment comes after its predecessors, so you can read the ranges one after the other.
+
+        Args:
+            stream: The stream, ``scope/name``.
+            start: A cut, ``"head"`` or ``"tail"``. Default: the head.
+            end: A cut, ``"head"`` or ``"tail"``. Default: the tail.
+            max_bytes: Divide longer ranges between two blocks into ranges of about this size. Default: do not divide.
+            timeout: Seconds to wait for the store. Default: the client's.
+
+        Raises:
+            NotFoundError: The stream does not exist.
+            InvalidArgumentError: A cut is not one of this stream, or ``end`` lies before ``start``.
         """
         check_count(max_bytes, "max_bytes", or_none=True)
         state = self._streams.fetch_state(stream, timeout=timeout)
@@ -60,7 +70,7 @@ class BatchClient:
     def ranges_between(
         self, state: StreamState, start: StreamCut, end: StreamCut, *, timeout: float | None = None
     ) -> list[SegmentRange]:
-        """As `segment_ranges`, of cuts that are known to stand at events."""
+        """Return the ranges as `segment_ranges` does, for cuts that are known to stand at events."""
         between = state.segments_between(start, end)
         inner = [number_of(segment) for segment in between if segment not in end.offsets]
         lengths = self._streams.segment_lengths(state, inner, timeout=timeout)
@@ -76,7 +86,7 @@ class BatchClient:
         return [each for each in ranges if each.size]
 
     def divide(self, segment_range: SegmentRange, max_bytes: int) -> Iterator[SegmentRange]:
-        """Parts of the range, divided between two blocks, of about ``max_bytes`` each."""
+        """Iterate over parts of the range of about ``max_bytes`` each, divided between two blocks."""
         check_type(segment_range, SegmentRange, "segment_range")
         check_count(max_bytes, "max_bytes")
         return self._divide(segment_range, max_bytes)
@@ -93,11 +103,19 @@ class BatchClient:
     def next_cut(
         self, cut: StreamCut, about_bytes: int, *, end: StreamCut | None = None, timeout: float | None = None
     ) -> StreamCut:
-        """A cut about ``about_bytes`` further on, at the end of a block in each segment; ``cut`` itself at the tail.
+        """Return a cut about ``about_bytes`` after ``cut``, at the end of a block in each segment.
 
-        A segment's successors come in when ``cut`` stands at the end of all their predecessors, so no cut is more
-        than one scaling further than the one before, and what lies between two of them keeps each key's order.
-        ``end``, if given, takes the place of the tail.
+        The successors of a segment join once ``cut`` stands at the end of all their predecessors. So a cut is at most
+        one scaling further than the one before, and the events between the two keep the order of each key.
+
+        Args:
+            cut: Where to start.
+            about_bytes: How many bytes to advance in all segments together, about.
+            end: Where to stop. Default: the tail.
+            timeout: Seconds to wait for the store. Default: the client's.
+
+        Returns:
+            The next cut; ``cut`` itself if it is at the end.
         """
         check_type(cut, StreamCut, "cut")
         check_type(end, StreamCut, "end", or_none=True)
@@ -106,7 +124,7 @@ class BatchClient:
         offsets = state.check_cut(cut)
         last: Mapping[int, int] = {}
         if end is not None:
-            state.segments_between(cut, end)  # raises if it lies behind the cut
+            state.segments_between(cut, end)  # raises if the end lies before the cut
             last = state.check_cut(end)
         lengths = self._streams.segment_lengths(state, offsets, timeout=timeout)
         done = {number for number, offset in offsets.items() if offset >= lengths[number] and number not in last}
@@ -126,9 +144,10 @@ class BatchClient:
         return state.cut(offsets)
 
     def cut_at(self, stream: str, time: datetime, *, timeout: float | None = None) -> StreamCut:
-        """Where the events written at ``time`` or later begin: in each part of the key range the first block of these.
+        """Return the cut where the events written at ``time`` or later begin, to the block.
 
-        The times are those that writers noted down, by their own clocks; where these differ, so does what is found.
+        In each part of the key range the cut stands at the first block that was written at ``time`` or later, by the
+        clock of its writer. The result is as exact as these clocks agree.
         """
         return cut_at(self._streams, stream, time, timeout=timeout)
 
@@ -139,9 +158,15 @@ class BatchClient:
     @overload
     def read(self, segment_range: SegmentRange, *, serializer: Serializer[T]) -> Events[T]: ...
     def read(self, segment_range: SegmentRange, *, serializer: Serializer[Any] | None = None) -> Events[Any]:
-        """An iterator over the events of the range.
+        """Return an iterator over the events of the range.
 
-        Where data was truncated away it raises `TruncatedError` once; asked again, it goes on where data starts now.
+        Args:
+            segment_range: The range.
+            serializer: Decodes the data of events. Default: data is bytes.
+
+        Raises:
+            TruncatedError: The iterator raises it once where data was truncated; the next call of ``next`` continues
+                where the remaining data starts.
         """
         return Events(self.batches(segment_range, serializer=serializer_or_bytes(serializer)))
 
@@ -154,16 +179,21 @@ class BatchClient:
     def batches(
         self, segment_range: SegmentRange, *, serializer: Serializer[Any] | None = None, max_events: int = MAX_EVENTS
     ) -> Batches[Any]:
-        """An iterator over the events of the range, many at a time; else as `read`."""
+        """Return an iterator over batches of at most ``max_events`` events (default 10,000); otherwise as `read`."""
         check_count(max_events, "max_events")
         return Batches(self._streams, segment_range, serializer_or_bytes(serializer), max_events)
 
     def record_batches(
         self, segment_range: SegmentRange, columns: Sequence[str] | None = None
     ) -> Iterator[pyarrow.RecordBatch]:
-        """An iterator over the events of the range as Arrow record batches; else as `read`.
+        """Return an iterator over the events of the range as Arrow record batches; otherwise as `read`.
 
-        ``columns`` are some of `arrow.COLUMNS`, all of them by default. Without pyarrow it raises `UnsupportedError`.
+        Args:
+            segment_range: The range.
+            columns: Some of `arrow.COLUMNS`, in the order you want. Default: all.
+
+        Raises:
+            UnsupportedError: pyarrow is not installed.
         """
         from .arrow import RecordBatches
 
@@ -172,21 +202,21 @@ class BatchClient:
     # ------------------------------------------------------------------ inside
 
     def _boundary(self, within: SegmentRange, offset: int) -> int:
-        """The first end of a block in the range at or after ``offset``, or the end of the range."""
+        """Return the first end of a block in the range at or after ``offset``, or the end of the range."""
         known = within.start
         while True:
             try:
                 return next_boundary(self._store, within.data_segment, max(offset, known), known=known, end=within.end)
-            except TruncatedError as error:  # what is gone is told to whoever reads it
+            except TruncatedError as error:  # reading the range reports the lost data
                 if error.start_offset >= within.end:
                     return within.end
                 known = error.start_offset
-            except NotFoundError:  # the same, of all of it
+            except NotFoundError:  # all data is lost: reading reports that too
                 return within.end
 
 
 def _shares(left: Mapping[int, int], about_bytes: int) -> Mapping[int, int]:
-    """How many of the bytes that are left each segment contributes; less than a block from none of them."""
+    """Return how many of its remaining bytes each segment contributes: nothing, or on average a block at least."""
     if sum(left.values()) <= about_bytes:
         return left
     longest = sorted((number for number in left if left[number]), key=lambda number: (-left[number], number))

@@ -1,4 +1,4 @@
-"""Arrow arrays of events as the blocks of a stream, made without a step of Python per event."""
+"""Encodes Arrow arrays of events as the blocks of a stream, without Python code per event."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from numpy.typing import NDArray
 
 from ..streams.data.block import MAX_BLOCK_BYTES, are_few_keys, encode_packed_block
 
-#: What goes into a segment in one append, for each of which the store waits for its disk.
+#: The size of one append to a segment. The store waits for its disk once per append.
 BATCH_BYTES: Final = 4 * 1024 * 1024
 
 
 class ArrowBatch:
-    """Events for one segment that go in together."""
+    """Events for one segment that one append writes."""
 
     def __init__(self, segment: int, rows: _Rows, start: int, end: int) -> None:
         self.segment = segment
-        #: Each as it stands in a block: msgpack's ``bin``.
+        #: Each event as a block holds it: a ``bin`` of msgpack.
         self.events = rows.elements[start:end]
         self._rows = rows
         self._start = start
 
     def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes:
-        """The events as blocks; see `encode_block`."""
+        """Return the events as blocks; see `encode_block`."""
         rows, first = self._rows, self._start
         packer = msgpack.Packer()
         return b"".join(
@@ -48,9 +48,9 @@ class ArrowBatch:
 def batches_by_segment(
     events: pyarrow.BinaryArray, keys: pyarrow.StringArray | None, segment_of: Callable[[str | None], int]
 ) -> Iterator[ArrowBatch]:
-    """The events, none of which is null, in batches of some megabytes, each for the segment of its routing keys.
+    """Iterate over the events, none of them null, in batches of some megabytes, each for one segment.
 
-    Those of a segment are in the order in which they are here.
+    The routing key of an event selects its segment. Events of one segment keep their order.
     """
     if not len(events):
         return
@@ -63,7 +63,7 @@ def batches_by_segment(
     segments, ranks = numpy.unique(numpy.array([segment_of(name) for name in names]), return_inverse=True)
     bounds = [0, len(events)]
     if codes is not None and len(segments) > 1:
-        by_segment = ranks.astype(numpy.int16)[codes]  # a stream has fewer segments than that has numbers
+        by_segment = ranks.astype(numpy.int16)[codes]  # a stream has fewer segments than int16 has values
         order = numpy.argsort(by_segment, kind="stable")
         bounds = numpy.searchsorted(by_segment[order], numpy.arange(len(segments) + 1)).tolist()
         events, codes = events.take(pyarrow.array(order)), codes[order]
@@ -74,7 +74,7 @@ def batches_by_segment(
 
 
 class _Rows:
-    """Events packed one behind the other, and which routing key each has."""
+    """Events packed one after another, and the routing key of each."""
 
     def __init__(
         self, events: pyarrow.BinaryArray, names: Sequence[str | None], codes: NDArray[numpy.int32] | None
@@ -87,13 +87,13 @@ class _Rows:
         self._ends = numpy.frombuffer(ends, numpy.int32, len(events) + 1)
         self._names = names
         self._codes = codes
-        #: The bytes of the events before each, and of their keys.
+        #: For each event, the bytes of the events before it and of their keys.
         self._sizes = self._ends.astype(numpy.int64)
         if codes is not None:
             self._sizes[1:] += numpy.array([len(name or "") for name in names])[codes].cumsum()
 
     def runs(self, start: int, end: int, limit: int) -> Iterator[tuple[int, int]]:
-        """From ``start`` to ``end`` in the longest runs of at most ``limit`` bytes, or of one event."""
+        """Divide ``start`` to ``end`` into the longest runs of at most ``limit`` bytes, or of one event."""
         while start < end:
             fitting = int(numpy.searchsorted(self._sizes, self._sizes[start] + limit, "right")) - 1
             stop = min(end, max(start + 1, fitting))
@@ -104,7 +104,7 @@ class _Rows:
         return self._data[self._ends[start] : self._ends[end]]
 
     def columns(self, start: int, end: int) -> Mapping[str, object]:
-        """What a block of these events has beside them: the routing keys, if there are any."""
+        """Return the other columns of a block of these events: the routing keys, if there are any."""
         if self._codes is None:
             return {}
         different, indices = numpy.unique(self._codes[start:end], return_inverse=True)
@@ -115,7 +115,7 @@ class _Rows:
 
 
 def _bin_header(size: int) -> bytes:
-    """What msgpack puts before a ``bin`` of this size."""
+    """Return the bytes that msgpack puts before a ``bin`` of this size."""
     if size < 256:
         return struct.pack(">BB", 0xC4, size)
     if size < 65_536:

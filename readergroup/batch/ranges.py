@@ -1,4 +1,4 @@
-"""Part of a segment, for whoever reads it apart from the rest."""
+"""`SegmentRange`: a part of a segment that one process reads on its own."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ..streams.config import Record, SegmentId, data_segment
 
 
 class SegmentRange(Record):
-    """The events of one segment from offset ``start`` up to ``end``. It pickles, has a JSON form, and no address."""
+    """The events of one segment from offset ``start`` up to ``end``. Has a pickle and a JSON form; names no store."""
 
     segment: SegmentId
-    #: Names this life of the stream: see `StreamCut`.
+    #: The incarnation of the stream: see `StreamCut`.
     incarnation: str
     start: Annotated[int, Field(ge=0)]
     end: Annotated[int, Field(ge=0)]
 
     @property
     def size(self) -> int:
-        """Its bytes, in the store."""
+        """The size of the range in the store, in bytes."""
         return max(0, self.end - self.start)
 
     @property
     def data_segment(self) -> str:
-        """The name, in the store, of the segment that holds the events."""
+        """The name of the segment in the store that holds the events."""
         return data_segment(self.segment, self.incarnation)
 
     def __str__(self) -> str:

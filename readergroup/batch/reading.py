@@ -1,4 +1,4 @@
-"""The iterators over a range. A `TruncatedError` does not end them."""
+"""Iterators over a range. They continue after a `TruncatedError`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .ranges import SegmentRange
 
 T = TypeVar("T")
 
-#: Enough for a block to cost nothing, and few enough for the memory.
+#: Many enough to make the cost of a block negligible, few enough to fit in memory.
 MAX_EVENTS: Final = 10_000
 
 
 class Parts:
-    """What a range is made of, some of it at a time. For one thread."""
+    """Takes the parts of a range, some at a time. For one thread."""
 
     def __init__(self, streams: StreamManager, segment_range: SegmentRange) -> None:
         check_type(segment_range, SegmentRange, "segment_range")
         self._range = segment_range
         self._streams = streams
-        self._is_gone = False  # as was told
+        self._is_gone = False  # a `TruncatedError` has reported that all data is gone
         self._source = Source(
             streams.store,
             segment_range.segment,
@@ -40,7 +40,7 @@ class Parts:
         )
 
     def take(self, max_events: int) -> list[Part]:
-        """The next events, at most ``max_events``; nothing at the end."""
+        """Return the next events, at most ``max_events``; none at the end."""
         try:
             parts = self._source.take_parts(max_events)
         except NotFoundError:
@@ -54,7 +54,7 @@ class Parts:
         return parts
 
     def _explain_missing(self) -> NoReturn:
-        """Raise what became of the segment; if only its data is gone, the next call finds the end of the range."""
+        """Raise the reason why the segment is missing; if only its data is gone, the next call returns the end."""
         state = self._streams.fetch_state(stream_of(self._range.segment))
         if state.incarnation != self._range.incarnation:
             raise NotFoundError(
@@ -72,7 +72,7 @@ class Parts:
 
 
 class Batches(Iterator[EventBatch[T]]):
-    """The events of a range, at most ``max_events`` at a time."""
+    """Iterates over the events of a range, at most ``max_events`` at a time."""
 
     def __init__(
         self, streams: StreamManager, segment_range: SegmentRange, serializer: Serializer[T], max_events: int
@@ -92,7 +92,7 @@ class Batches(Iterator[EventBatch[T]]):
 
 
 class Events(Iterator[Event[T]], Generic[T]):
-    """The events of a range, one by one."""
+    """Iterates over the events of a range, one by one."""
 
     def __init__(self, batches: Batches[T]) -> None:
         self._batches = batches
