@@ -263,7 +263,7 @@ class Client:
             **options: Further arguments of `EventProcessor`. ``consumer_timeout_seconds`` defaults to 10.
 
         Raises:
-            InvalidArgumentError: Both of ``handler`` and ``batch_handler`` are given, or neither; or an option is invalid.
+            InvalidArgumentError: An option is invalid, or ``handler`` and ``batch_handler`` are both given or missing.
         """
         timeout_seconds = options.setdefault("consumer_timeout_seconds", 10.0)
         processor = EventProcessor(

@@ -1,1 +1,1 @@
-"""Readers by the number that is needed: policies, pools of workers, callbacks."""
+"""Scales the readers of a group: policies, pools of workers, callbacks."""

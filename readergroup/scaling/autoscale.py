@@ -1,7 +1,7 @@
-"""`Autoscaling`: calls back with the number of readers that a group should have, whenever that changes.
+"""`Autoscaling`: calls a callback whenever the desired number of readers of a group changes.
 
-Of all processes that registered a callback, one at a time is called: the holder of an `ExclusiveRole`, whose timeout is
-the group's.
+Of all processes that registered a callback, one at a time is called: the holder of an `ExclusiveRole` with the timeout
+of the group.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .scaler import LOOK_SECONDS, Scaler
 ROLE: Final = "autoscale"
 FIRST_PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE_SECONDS: Final = 30.0
-#: How long closing waits for a call that is under way.
+#: How long closing waits for a running call.
 CLOSE_SECONDS: Final = 5.0
 
 _logger = logging.getLogger(__name__)
@@ -41,28 +41,34 @@ Callback = Callable[[ScalingDecision], object]
 
 
 class Told(NamedTuple):
-    """What the holder of the role remembers."""
+    """What the store remembers for the next holder of the role."""
 
-    #: The number that a callback returned from last, and how many segments there were when it still held.
+    #: The number that the last successful call got, and the number of segments when it last held.
     number: int | None = None
     number_of_segments: int | None = None
 
     @property
     def history(self) -> ScalingHistory | None:
-        """What the next holder's decisions begin with."""
+        """The history that the next holder's decisions start from."""
         if self.number is None:
             return None
         return ScalingHistory(self.number, self.number_of_segments, changed_at=float("-inf"), calm_since=None)
 
 
 def forget_history(stored: bytes) -> bytes:
-    """The value of the role in a group that is deleted. Its holder keeps it: the next group of the name has one too."""
+    """Return the value of the role after its group is deleted: without memory, but with the same holder.
+
+    The next group of this name has the role too.
+    """
     value = RoleValue.decode(stored)
     return RoleValue(value.holder, value.counter + 1).encode()
 
 
 class Autoscaling:
-    """A callback that is registered until `close`. Calling it calls the function itself."""
+    """A callback that is registered until `close`. Calling this object calls the callback.
+
+    `ReaderGroup.autoscale` creates it.
+    """
 
     def __init__(self, group: ScaledGroup, policy: ReaderScalingPolicy, callback: Callback) -> None:
         self._group = group
@@ -74,7 +80,7 @@ class Autoscaling:
         self._scaler: Scaler | None = None  # while the role is held
         self._look_at = float("-inf")
         self._call: _Call | None = None
-        self._failures = 0  # in a row
+        self._failures = 0  # consecutive ones
         self._call_at = float("-inf")
         self._wake = Flag()
         self._closed = False
@@ -91,9 +97,9 @@ class Autoscaling:
         return self._callback(decision)
 
     def close(self) -> None:
-        """Call no more, and let another process. Waits a few seconds for a call under way. Twice is no error."""
+        """Stop calling, and release the role. Waits a few seconds for a running call. Can be called twice."""
         if os.getpid() != self._process_id:
-            return  # a forked child: what was opened is the parent's
+            return  # a forked child: the callback belongs to the parent
         self._closed = True
         self._unregister()
         self._wake.set()
@@ -122,10 +128,10 @@ class Autoscaling:
                 self._call.thread.join(CLOSE_SECONDS)
                 self._take_up_call()
             if is_deleted:
-                self._role.record()  # it may have been told before this heard of it, and the next group was not
+                self._role.record()  # a call for the deleted group may be recorded; the next group had none
             self._role.give_up()
         except ClosedError:
-            pass  # it runs out
+            pass  # the role expires
         except ReaderGroupError as error:
             _logger.warning("the role of %s could not be released and expires: %s", self._group.name, error)
         except Exception as error:
@@ -143,7 +149,7 @@ class Autoscaling:
         return self._clock.monotonic() + self._interval_seconds
 
     def _step(self) -> float:
-        """One round; when the next is due."""
+        """Do one round; return when the next is due."""
         due = self._clock.monotonic() + self._interval_seconds
         if not self._role.take(self._timeout_seconds):
             self._scaler = None
@@ -161,7 +167,7 @@ class Autoscaling:
         return min(due, self._call_with(decision, number_of_segments))
 
     def _look(self) -> tuple[ScalingDecision, int | None] | None:
-        """The decision now, as often as it is due, and the number of segments that it was made on."""
+        """Return the decision and the number of segments that it is based on; None if none is due."""
         now = self._clock.monotonic()
         if self._scaler is None:
             self._scaler = Scaler(self._group, self._policy, history=self._told.history)
@@ -171,7 +177,7 @@ class Autoscaling:
         return self._scaler.decide(), self._scaler.number_of_segments
 
     def _call_with(self, decision: ScalingDecision, number_of_segments: int | None) -> float:
-        """Begin a call, in a thread of its own: the role is renewed meanwhile, however long it takes."""
+        """Start a call in its own thread, so that this one can renew the role; return when to look again."""
         now = self._clock.monotonic()
         if now >= self._call_at and now < self._role.valid_until:
             self._call = _Call(self._callback, decision, number_of_segments, self._wake, self._role.times_taken)
@@ -180,7 +186,7 @@ class Autoscaling:
         return self._look_at
 
     def _take_up_call(self) -> bool:
-        """See how the call went; False while it is under way."""
+        """Process the result of the call; return False while it is running."""
         call = self._call
         if call is None or not call.done:
             return False
@@ -188,7 +194,7 @@ class Autoscaling:
         self._look_at = float("-inf")
         if call.error is None:
             self._failures = 0
-            if call.times_taken == self._role.times_taken:  # else it may have been told to a group that is deleted
+            if call.times_taken == self._role.times_taken:  # otherwise the call may be one for a deleted group
                 self._role.record(*Told(call.decision.desired_readers, call.number_of_segments))
             return True
         self._failures += 1

@@ -1,8 +1,8 @@
-"""What a worker process has in hand, where its parent can see it after the worker's death.
+"""Shows a parent process which events its worker process was handling when it died.
 
-The worker writes which batch it has begun into memory that it shares with its parent. A process that is killed leaves
-it as it is. Only where a worker has died over a batch, the next one writes down each event of it: so events cost
-nothing as long as nobody dies, and from the second death on it is known which one it was.
+The worker writes the batch that it begins into memory shared with its parent, which survives a kill. Only after a
+worker has died over a batch does the next worker write down each of its events. So events cost nothing as long as no
+worker dies, and from the second death on the parent knows which event it was.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from ..streams.event import Event, EventBatch, EventPointer
 
 _spawn = multiprocessing.get_context("spawn")
 
-#: More than the names of a segment and of its stream's incarnation take.
+#: More than the name of a segment and the incarnation of its stream need.
 _NAMES_BYTES: Final = 2048
 _NOTHING: Final = -1
 
 
 class InHand(NamedTuple):
-    """An event, or a batch, that a worker did not get done with."""
+    """An event, or a batch, that a worker has not finished."""
 
     segment: SegmentId
     incarnation: str
     offset: int
-    #: Of several events: the offset after them. 0: it is a single one.
+    #: For several events, the offset after the last. 0: a single event.
     end: int = 0
 
     @classmethod
@@ -37,24 +37,25 @@ class InHand(NamedTuple):
 
     @property
     def pointer(self) -> EventPointer:
-        """The event, or the first of several."""
+        """The pointer of the event, or of the first of several."""
         return EventPointer(self.segment, self.incarnation, self.offset)
 
     def overlaps(self, batch: EventBatch[Any]) -> bool:
-        """Whether the batch has events of this."""
+        """Whether the batch contains any of these events."""
         is_same = (self.segment, self.incarnation) == (batch.segment, batch.incarnation)
         return is_same and self.offset < batch.end and batch.start < max(self.end, self.offset + 1)
 
     def is_among(self, several: InHand) -> bool:
-        """Whether this event is one of these."""
+        """Whether this event is one of ``several``."""
         is_same = (self.segment, self.incarnation) == (several.segment, several.incarnation)
         return is_same and several.offset <= self.offset < several.end
 
 
 class SharedHand:
-    """Made by the parent; goes to a child as an argument of its process. The child writes, the parent reads.
+    """Shared memory that the parent creates and passes to its child process. The child writes, the parent reads.
 
-    A child that waits for events still has its last batch in it. To suspect that costs no more than a little time.
+    While the child waits for events, its last batch is still here. A death then leads to a false suspicion, which costs
+    only a little time.
     """
 
     def __init__(self) -> None:
@@ -70,7 +71,7 @@ class SharedHand:
 
     @property
     def found(self) -> InHand | None:
-        """What the child had in hand at its end."""
+        """The events that the child was handling when it ended; None if there were none."""
         offset, end, _ = self._numbers
         if offset == _NOTHING:
             return None
@@ -79,32 +80,32 @@ class SharedHand:
 
     @property
     def reached(self) -> Positions:
-        """What the child has processed before that, in the segment of it."""
+        """The position of the child in that segment: the events before it are processed."""
         found = self.found
         return {} if found is None else {found.segment: Held(self._numbers[2], found.offset)}
 
 
 class Hand:
-    """The child's side."""
+    """The child's side of `SharedHand`."""
 
     def __init__(self, numbers: memoryview, names: Any) -> None:
         self._numbers = numbers
         self._names = names
 
     def take(self, batch: EventBatch[Any]) -> None:
-        """The worker begins with the batch."""
-        self.put_down()  # nothing is in hand while the names change
+        """Record that the worker begins the batch."""
+        self.put_down()  # the parent never sees an offset with half-written names
         self._names.value = f"{batch.segment}\n{batch.incarnation}".encode()
         self._numbers[1] = batch.end if len(batch) > 1 else 0
         self._numbers[2] = batch.fencing_token
         self._numbers[0] = batch.start
 
     def take_one(self, event: Event[Any]) -> None:
-        """Of the batch, the worker begins with this event."""
+        """Record that the worker begins this event of the batch."""
         self.put_down()
         self._numbers[1] = 0
         self._numbers[0] = event.offset
 
     def put_down(self) -> None:
-        """The worker has done with it."""
+        """Record that the worker has finished."""
         self._numbers[0] = _NOTHING

@@ -1,4 +1,4 @@
-"""How many readers a group should have: one pure function of what is seen, what was decided before, and the time."""
+"""Decides how many readers a group should have: a pure function of the load, earlier decisions and the time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,29 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from synchronizer import Revision
 from synchronizer.configuration import Configuration
 
-#: A group is calm while its lag is under this part of the target: between that and the target nothing changes.
+#: A group is calm while its lag is below this fraction of the target. Between that and the target nothing changes.
 CALM: Final = 0.5
 
 
 class ReaderScalingPolicy(Configuration):
-    """Between how many readers a group is to have, and what makes it more or fewer. Durations are seconds.
+    """The bounds for the number of readers of a group, and the lag that changes it. Durations are seconds.
 
-    More than the target of lag: more readers at once, in proportion. As many more as there are more segments, as soon
-    as events wait. Never more than there are segments to read, unless ``min_readers`` asks for it. One fewer when the
-    lag has been under half of the target for the cooldown, and the last change is as long ago. The lag is that of
-    committed positions, so a target under twice the group's ``position_interval_seconds`` is seldom met.
+    - A lag above the target adds readers in proportion, unless the number has changed within the cooldown.
+    - New segments add as many readers, as soon as events wait.
+    - A lag below half of the target for the whole cooldown removes one reader, at most one per cooldown.
+    - There are never more readers than segments to read, except up to ``min_readers``.
+
+    The lag is that of committed positions. A target below twice the group's ``position_interval_seconds`` is rarely
+    met.
+
+    Args:
+        min_readers: The lower bound, 1 or more. Default: 1.
+        max_readers: The upper bound, ``min_readers`` or more.
+        target_lag_seconds: The lag to stay below, above 0. Default: 5.
+        cooldown_seconds: The least time between a change by load and the next change by lag. Default: 30.
+
+    Raises:
+        InvalidArgumentError: A bound or a duration is out of range.
     """
 
     min_readers: Annotated[int, Field(strict=True, ge=1)] = 1
@@ -36,36 +48,36 @@ class ReaderScalingPolicy(Configuration):
 
 
 class ScalingDecision(BaseModel):
-    """How many readers there should be, and why."""
+    """The desired number of readers, and the reason."""
 
     model_config = ConfigDict(frozen=True)
 
     desired_readers: int
     current_readers: int
     reason: str
-    #: Of the group's state that was looked at.
+    #: The revision of the group state that the decision is based on.
     revision: Revision
 
 
 class GroupLoad(NamedTuple):
-    """What a decision looks at."""
+    """The load that a decision is based on."""
 
-    #: The newest ones that are not completed.
+    #: The newest segments that are not completed.
     number_of_segments: int
     number_of_readers: int
     events_behind: int
-    #: Of the segment that is most behind.
+    #: The lag of the segment that is most behind.
     seconds_behind: float
     revision: Revision
 
 
 class ScalingHistory(NamedTuple):
-    """What a decision has to know of those before it. Times are of the clock that `decide` is given."""
+    """The facts about earlier decisions that the next one needs. Times are those of the clock given to `decide`."""
 
     desired_readers: int
-    #: Without those that came while nothing waited. None: not known, so that the next look finds no growth.
+    #: Without segments that came while no events waited. None: unknown, so the next decision sees no growth.
     number_of_segments: int | None
-    #: When load, and not a bound, changed the number.
+    #: When the load, not a bound, last changed the number.
     changed_at: float
     calm_since: float | None
 
@@ -73,8 +85,11 @@ class ScalingHistory(NamedTuple):
 def decide(
     policy: ReaderScalingPolicy, load: GroupLoad, history: ScalingHistory | None, now: float
 ) -> tuple[ScalingDecision, ScalingHistory]:
-    """The decision at ``now``, and the history for the next one. The first has none: it starts from the readers that
-    are there. To decide again on the same load at the same time, with a cooldown, changes nothing."""
+    """Return the decision at ``now`` and the history for the next one.
+
+    The first decision has no history and starts from the present readers. With a cooldown, a second decision on the
+    same load at the same time changes nothing.
+    """
     most = max(policy.min_readers, min(policy.max_readers, load.number_of_segments))
     before = load.number_of_readers if history is None else history.desired_readers
     calm_since = _calm_since(policy, load, history, now)
@@ -84,7 +99,7 @@ def decide(
         reason = _bound(policy, load)
     elif desired > wanted:
         reason = f"at least {_count(policy.min_readers, 'reader')}"
-    # By load, also where a bound would have asked for the same.
+    # The load changes the number, even where a bound would do the same.
     changed = before < min(wanted, desired) or before > max(wanted, desired)
     changed_at = now if changed else float("-inf") if history is None else history.changed_at
     decision = ScalingDecision(
@@ -115,11 +130,11 @@ def _wanted(
     calm_since: float | None,
     now: float,
 ) -> tuple[int, str]:
-    """How many the load asks for, bounds aside, and why."""
+    """Return how many readers the load needs, regardless of bounds, and the reason."""
     settled = history is None or now - history.changed_at >= policy.cooldown_seconds
     lag, target = load.seconds_behind, policy.target_lag_seconds
     if load.events_behind and lag > target and settled:
-        # Who is behind by twice the target reads half as fast as wished, roughly.
+        # Roughly, a group that is behind by twice the target reads half as fast as it should.
         return math.ceil(
             max(1, before) * min(lag / target, policy.max_readers)
         ), f"{lag:.1f} s behind, over {target:g} s"

@@ -1,7 +1,7 @@
-"""`ReaderPool`: as many workers as a policy asks for, each a reader that hands its events to the application.
+"""`ReaderPool`: as many workers as a policy decides, each a reader that hands its events to the application.
 
-One thread, that of `run`, starts, watches and stops the workers. Whatever it is to react to (a notification, a worker
-that ended, `stop`, a signal) sets a flag that it looks at.
+The thread of `run` starts, watches and stops the workers. A notification, an ended worker, `stop` or a signal sets a
+flag that this thread checks.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from .worker_thread import ThreadWorker
 T = TypeVar("T")
 
 DRAIN_SECONDS: Final = 25.0
-#: How often the pool looks after its workers where nothing wakes it.
+#: How often the pool checks its workers if nothing wakes it.
 TICK_SECONDS: Final = 0.1
-#: The pause before a worker that died is replaced: this, doubled with every other death in the last minute.
+#: The pause before a dead worker is replaced; it doubles with each other death in the last minute.
 FIRST_PAUSE_SECONDS: Final = 0.1
 MAX_PAUSE_SECONDS: Final = 10.0
 _DEATHS_SECONDS: Final = 60.0
-#: How many events that killed a worker the pool remembers.
+#: How many of the events that killed a worker the pool remembers.
 _MOST_REMEMBERED: Final = 1000
-#: How long a store is asked to take out a worker that died; if it does not answer, the worker's lease runs out.
+#: How long the pool tries to remove a dead worker from the group; after that the worker's lease expires.
 _TAKE_OUT_SECONDS: Final = 2.0
 
 _logger = logging.getLogger(__name__)
 
 
 class PoolWorker(Protocol):
-    """One worker as the pool sees it. ``failure`` is set once it is not alive any more."""
+    """One worker as the pool sees it. ``failure`` may be set once it is not alive."""
 
     reader_id: str
     stopping: bool
@@ -79,7 +79,10 @@ class PoolWorker(Protocol):
 
 
 class ReaderPool(Generic[T]):
-    """Runs once, in the thread that calls `run`. Threads may share it."""
+    """A pool of workers that read a group. It runs once, in the thread that calls `run`. Threads may share it.
+
+    `ReaderGroup.pool` creates it.
+    """
 
     def __init__(
         self,
@@ -122,28 +125,32 @@ class ReaderPool(Generic[T]):
         self._thread: threading.Thread | None = None
         self._wake = Flag()
         self._stopping = False
-        self._ended = False  # the end of the data was reached
+        self._ended = False  # the group has reached the end of the data
         self._failure: BaseException | None = None
 
-        # All of this is the running thread's; others look at copies.
+        # Only the running thread changes these; other threads read copies.
         self._workers: list[PoolWorker] = []
         self._desired = readers.min_readers
         self._look_at = float("-inf")
         self._deaths: deque[float] = deque()
-        self._died_over: dict[InHand, int] = {}  # how many workers died over each, the last one at the end
+        self._died_over: dict[InHand, int] = {}  # how many workers died over each; the latest is last
         self._start_at = float("-inf")
 
     # ------------------------------------------------------------------ for the application
 
     def run(self, drain_timeout: float = DRAIN_SECONDS) -> None:
-        """Work until the group has read everything, or SIGTERM, SIGINT or `stop`; then drain, and return.
+        """Work until the group has read all data, or SIGTERM, SIGINT or `stop` arrives; then drain, and return.
 
-        Draining: every worker finishes what it has in hand and leaves the group. Workers that have not after
-        ``drain_timeout`` seconds are ended, and what they had in hand is handled again by others. A worker that dies
-        is replaced. Raises `HandlerError`, after draining, for an event that could not be handled nor set aside.
+        To drain, every worker finishes the events in hand and leaves the group. The pool replaces workers that die. In
+        the main thread it handles signals and restores their handlers at the end; a second SIGINT interrupts the drain.
 
-        Signals are heard if this is the main thread; their handlers are put back at the end. A second SIGINT
-        interrupts the draining.
+        Args:
+            drain_timeout: Seconds until unfinished workers are ended. Other readers then handle their events again.
+                Default: 25.
+
+        Raises:
+            HandlerError: An event could not be handled or set aside. Raised after the drain.
+            InvalidArgumentError: The pool has run before.
         """
         check_duration(drain_timeout, "drain_timeout")
         with self._lock:
@@ -163,31 +170,31 @@ class ReaderPool(Generic[T]):
             raise self._failure
 
     def stop(self) -> None:
-        """Let `run` drain and return, or return at once if it was not called yet. From any thread or signal handler."""
-        # Nothing but a flag: the thread that a signal interrupts may be inside of a lock.
+        """Let `run` drain and return, at once if it is called later. Any thread or signal handler may call this."""
+        # Only a flag: the thread that a signal interrupts may hold a lock.
         self._stopping = True
 
     @property
     def workers(self) -> Sequence[PoolWorker]:
-        """The present workers: each has ``reader_id``, ``pid`` and ``alive``, which stays live."""
+        """The present workers, each with ``reader_id``, ``pid`` and a live ``alive``."""
         return tuple(self._workers)
 
     @property
     def desired_readers(self) -> int:
-        """How many workers there should be."""
+        """The number of workers that the pool should have."""
         return self._desired
 
     def close(self) -> None:
-        """`stop`, and wait for `run` to return, unless this is called within it. Twice is no error."""
+        """Stop, and wait for `run` to return, unless `run` itself calls this. Can be called twice."""
         if os.getpid() != self._process_id:
-            return  # a forked child: what was opened is the parent's
+            return  # a forked child: the pool belongs to the parent
         self.stop()
         with self._lock:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             self._returned.wait(2 * DRAIN_SECONDS)
 
-    # ------------------------------------------------------------------ what it reacts to
+    # ------------------------------------------------------------------ signals and notifications
 
     def _check_dead_letters(self) -> None:
         stream = self._retry.dead_letters
@@ -200,7 +207,7 @@ class ReaderPool(Generic[T]):
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and SIGINT stop the pool inside, the first time."""
+        """Stop the pool on the first SIGTERM or SIGINT during the block."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -225,7 +232,7 @@ class ReaderPool(Generic[T]):
 
     @contextmanager
     def _notifications(self) -> Iterator[None]:
-        """Inside, the group's notifications wake the pool."""
+        """Let the group's notifications wake the pool during the block."""
         with ExitStack() as unregistering:
             segments = self._group.segment_notifier.register_listener(lambda _: self._on_segments())
             unregistering.callback(segments)
@@ -276,7 +283,7 @@ class ReaderPool(Generic[T]):
         return [worker for worker in self._workers if not worker.stopping]
 
     def _start_and_stop(self) -> None:
-        """Have as many workers as desired. The newest are stopped first: they have the least to hand over."""
+        """Start or stop workers until there are as many as desired. The newest stop first: they own the least."""
         working = self._working
         for worker in working[self._desired :]:
             worker.stop()
@@ -287,7 +294,7 @@ class ReaderPool(Generic[T]):
                 return
             try:
                 self._workers.append(self._start())
-            except StoreUnavailableError as error:  # there is no thread or process for it now
+            except StoreUnavailableError as error:  # no thread or process is available now
                 return self._start_later(f"a worker cannot be started: {error}")
 
     def _start(self) -> PoolWorker:
@@ -298,7 +305,7 @@ class ReaderPool(Generic[T]):
         return ThreadWorker(self.task, reader_id, self._wake.set)
 
     def _reap(self) -> None:
-        """Take out the workers that have ended, and see why."""
+        """Remove the workers that have ended, and act on the reason."""
         for worker in [worker for worker in self._workers if not worker.alive]:
             self._workers.remove(worker)
             self._judge(worker)
@@ -310,7 +317,7 @@ class ReaderPool(Generic[T]):
                 self._ended = self._group.synchronizer.fetch_updates().end_of_data
             return
         if isinstance(failure, ClosedError) and self._stopping:
-            return  # the client is being closed
+            return  # the client is closing
         if not _may_pass(failure):
             _logger.error("worker %s failed, and the pool drains: %s", worker.reader_id, failure)
             self._failure = self._failure or failure
@@ -331,7 +338,7 @@ class ReaderPool(Generic[T]):
         _logger.warning("the next worker is started in %.3g s: %s", pause, why)
 
     def _count_death(self, worker: PoolWorker) -> None:
-        """Let all workers know what this one died over, before one of them gets it."""
+        """Tell all workers which events this one died over, before one of them gets these events."""
         what = worker.left_in_hand
         if what is None:
             return
@@ -345,7 +352,7 @@ class ReaderPool(Generic[T]):
                 other.tell(Deaths(what, deaths))
 
     def _take_out(self, worker: ProcessWorker) -> None:
-        """Give what a dead process had to others at once: nothing else can go on as this reader."""
+        """Release the segments of a dead worker process at once: no other process can continue as this reader."""
         try:
             self._manager.remove_reader(
                 worker.reader_id, reached=worker.reached, cause="dead", timeout=_TAKE_OUT_SECONDS
@@ -356,7 +363,7 @@ class ReaderPool(Generic[T]):
     # ------------------------------------------------------------------ the end
 
     def _drain(self, timeout: float) -> None:
-        """Let the workers finish and leave, for ``timeout`` seconds; then end those that are left."""
+        """Let the workers finish and leave within ``timeout`` seconds; then end the rest."""
         deadline = Deadline(self._clock, timeout)
         try:
             for worker in self._workers:
@@ -366,7 +373,7 @@ class ReaderPool(Generic[T]):
                 self._wake.clear()
                 self._reap()
         finally:
-            with ExitStack() as ending:  # of every one, also if it is interrupted at another
+            with ExitStack() as ending:  # ends every worker, even if an interrupt hits while ending another
                 for worker in self._workers:
                     _logger.warning(
                         "worker %s did not finish within %.3g s and is ended; others take over its segments",
@@ -374,13 +381,13 @@ class ReaderPool(Generic[T]):
                         timeout,
                     )
                     if isinstance(worker, ProcessWorker):
-                        ending.callback(self._take_out, worker)  # afterwards
+                        ending.callback(self._take_out, worker)  # runs after `worker.end`
                     ending.callback(worker.end)
                 self._workers = []
 
 
 def _may_pass(failure: BaseException) -> bool:
-    """Whether another worker may fare better: a process that was killed, a store that is away, a reader taken out."""
+    """Whether another worker may succeed: a process was killed, a store is away, or a reader was removed."""
     if isinstance(failure, HandlerError | ClosedError):
         return False
     if isinstance(failure, ReaderGroupError):

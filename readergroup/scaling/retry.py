@@ -1,4 +1,4 @@
-"""What is done with an event whose handler fails: it is tried again, and set aside in the end."""
+"""Retries for an event whose handler fails, and dead letters after the last attempt."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from ..streams.event import EventPointer
 
 
 class RetryPolicy(Retries):
-    """How often a handler is called for an event before that is set aside, and where. Durations are seconds.
+    """How often a handler is called for one event, and which stream gets the event after the last attempt.
 
-    Without ``dead_letters``, the name of a stream, nothing is set aside.
+    Durations are seconds.
+
+    Args:
+        dead_letters: The stream for events that failed for the last time. Default: none; such an event stops the pool.
     """
 
     dead_letters: str | None = None
@@ -36,20 +39,20 @@ def _to_base64(value: bytes) -> str:
 
 
 class DeadLetter(BaseModel):
-    """An event that was set aside after its handler had failed for the last time.
+    """An event that was set aside after its handler failed for the last time.
 
-    It lies in the stream of dead letters as JSON, for `PydanticSerializer(DeadLetter)`, with the routing key and the
-    headers of the event.
+    The stream of dead letters holds it as JSON, with the routing key and the headers of the event. Read it with
+    `PydanticSerializer(DeadLetter)`.
     """
 
-    # JSON, because people look at dead letters with general tools such as `readergroup read`, often after the program
-    # that wrote the event has changed. Base64 takes a third more, so an event of more than about 6 MiB does not fit:
-    # the pool then stops with `HandlerError` and does not lose the event.
+    # JSON, because people read dead letters with general tools such as `readergroup read`, often after the program that
+    # wrote the event has changed. Base64 adds a third, so an event above about 6 MiB does not fit: the pool then stops
+    # with `HandlerError` and does not lose the event.
     model_config = ConfigDict(frozen=True)
 
-    #: The event's bytes as they were written; base64 in JSON.
+    #: The bytes of the event as they were written; base64 in JSON.
     data: Annotated[bytes, BeforeValidator(_from_base64), PlainSerializer(_to_base64, when_used="json")]
     pointer: EventPointer
-    #: The type and text of what the last attempt raised.
+    #: The type and text of the exception that the last attempt raised.
     error: str
     attempts: int

@@ -1,4 +1,4 @@
-"""What pools and autoscaling need of a reader group and of its client."""
+"""The parts of a reader group and of its client that pools and autoscaling use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class ScaledGroup(Protocol):
-    """The reader group whose readers are started and stopped."""
+    """The reader group whose number of readers changes."""
 
     name: str
     synchronizer: StateSynchronizer[ReaderGroupState]
@@ -33,7 +33,7 @@ class ScaledGroup(Protocol):
 
 
 class GroupClient(Protocol):
-    """The client of the group. In a worker process it is a new one, which the worker closes."""
+    """The client of the group. A worker process has a client of its own and closes it."""
 
     clock: Clock
     streams: StreamManager

@@ -1,4 +1,4 @@
-"""`Scaler`: looks at a group's load and decides by a policy, remembering what it decided before."""
+"""`Scaler`: checks the load of a group and decides by a policy, with its earlier decisions in mind."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 from .policy import GroupLoad, ReaderScalingPolicy, ScalingDecision, ScalingHistory, decide
 from .scaled_group import ScaledGroup
 
-#: How often those who scale look at the lag.
+#: How often a pool or an autoscaling callback checks the lag.
 LOOK_SECONDS: Final = 2.0
 
 
 class Scaler:
-    """The decisions of one policy for one group. Threads may share it."""
+    """Decides by one policy for one group. Threads may share it."""
 
     def __init__(
         self, group: ScaledGroup, policy: ReaderScalingPolicy, *, history: ScalingHistory | None = None
@@ -24,7 +24,7 @@ class Scaler:
         self._lock = threading.Lock()
 
     def decide(self, *, readers: int | None = None) -> ScalingDecision:
-        """The decision now. ``readers`` are counted in place of those in the group."""
+        """Return the decision now. ``readers`` replaces the number of readers in the group."""
         with self._lock:
             lag = self._group.lag()
             state, revision = self._group.synchronizer.snapshot_of_state
@@ -41,5 +41,5 @@ class Scaler:
 
     @property
     def number_of_segments(self) -> int | None:
-        """As the last decision saw it."""
+        """The number of segments that the last decision was based on."""
         return None if self._history is None else self._history.number_of_segments

@@ -1,6 +1,6 @@
-"""One worker of a pool: a reader, and what is done with each of its events.
+"""One worker of a pool: a reader that hands its events to the handler.
 
-Runs in the thread that calls it, so that threads, processes and tests do the same.
+It runs in its caller's thread, so that worker threads, worker processes and tests run the same code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HandleEvent = Callable[[Event[T]], object]
 HandleBatch = Callable[[EventBatch[T]], object]
 
 MAX_BATCH_EVENTS: Final = 1000
-#: A process may be killed for other reasons than its event, so this many must die before the event is set aside.
+#: How many workers must die over an event before it is set aside: a process may die for other reasons.
 LEAST_DEATHS: Final = 3
 
 _logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Task(Generic[T]):
-    """What all workers of a pool do. Pickles where all of it does; then the client and the group reconnect."""
+    """The work of all workers of a pool. Pickles if its parts do; the client and the group then reconnect."""
 
     client: GroupClient
     group: ScaledGroup
@@ -47,7 +47,7 @@ class Task(Generic[T]):
 
 
 class _StoppedError(Exception):
-    """The worker was stopped while it waited for the next attempt; what is in hand is not processed."""
+    """The worker was stopped while it waited for the next attempt; the events in hand are not processed."""
 
 
 class Worker(Generic[T]):
@@ -64,10 +64,10 @@ class Worker(Generic[T]):
         self._dead_letters: EventWriter[DeadLetter] | None = None
 
     def run(self, on_ready: Callable[[], object]) -> None:
-        """Join the group, call ``on_ready``, and work. The group is left at once at the end, however that comes.
+        """Join the group, call ``on_ready``, and work. Leave the group at the end, however that comes.
 
-        Raises `HandlerError` for an event that failed for the last time and could not be set aside, and what the
-        reader raises.
+        Raises `HandlerError` for an event that failed for the last time and could not be set aside, and the errors of
+        the reader.
         """
         try:
             with self._task.group.reader(self.reader_id, serializer=self._task.serializer) as reader:
@@ -82,22 +82,22 @@ class Worker(Generic[T]):
                 self._dead_letters.close()
 
     def stop(self) -> None:
-        """Let `run` return after the event, or batch, in hand. From any thread."""
+        """Let `run` return after the event, or batch, in hand. Any thread may call it."""
         self._stopping.set()
         if self._reader is not None:
             self._reader.stop()
 
     def leave(self) -> None:
-        """Leave the group now, whatever `run` is in. What is in hand is not processed."""
+        """Leave the group now, even in the middle of `run`. The events in hand are not processed."""
         if self._reader is not None:
             self._reader.close()
 
     def note_deaths(self, what: InHand, deaths: int) -> None:
-        """Record how many workers have died while they had this in hand. From any thread."""
+        """Record how many workers have died over these events. Any thread may call it."""
         self._deaths[what] = deaths
 
     def _work(self, reader: Reader[T]) -> bool:
-        """Handle what comes; False where there is more to come, after a piece that was truncated before it was read."""
+        """Handle events until the end; False if data was truncated before it was read, and reading can continue."""
         try:
             if self._task.handle_batch is not None:
                 for batch in reader.batches(MAX_BATCH_EVENTS):
@@ -124,7 +124,7 @@ class Worker(Generic[T]):
             for event in batch:
                 self._handle_event(self._task.handle, event)
 
-    # ------------------------------------------------------------------ where the parent sees it
+    # ------------------------------------------------------------------ visible to the parent process
 
     def _handle_events_in_sight(self, hand: Hand, handle: HandleEvent[T], events: Iterable[Event[T]]) -> None:
         batch: EventBatch[T] | None = None
@@ -142,7 +142,7 @@ class Worker(Generic[T]):
             hand.put_down()
 
     def _handle_batch_in_sight(self, hand: Hand, handle: HandleBatch[T], batch: EventBatch[T]) -> None:
-        """Where a worker died over events of it, one by one: each is committed, so that it is not repeated."""
+        """Handle the batch; one by one if a worker died over its events, with a commit after each to repeat none."""
         if not self._begin(hand, batch):
             self._handle_batch(handle, batch)
             return
@@ -156,19 +156,22 @@ class Worker(Generic[T]):
             hand.put_down()
 
     def _begin(self, hand: Hand, batch: EventBatch[T]) -> bool:
-        """Begin with the batch; whether a worker died over events of it."""
+        """Record that the batch begins; return whether a worker died over its events."""
         hand.take(batch)
         return bool(self._deaths) and any(each.overlaps(batch) for each in tuple(self._deaths))
 
     def _deaths_over(self, event: Event[T]) -> int:
-        """How many workers died over the event; that over several, of which it is known to be the cause, included."""
+        """Return how many workers died over the event.
+
+        A death over several events counts only if another worker died over this event alone.
+        """
         found = InHand.of(event) if self._deaths else None
         if found is None or found not in self._deaths:
             return 0
         return self._deaths[found] + any(found.is_among(each) for each in tuple(self._deaths))
 
     def _set_aside_if_deadly(self, event: Event[T]) -> bool:
-        """Whether so many workers have died over the event that it is not handled again."""
+        """Set the event aside if too many workers have died over it; return whether it was."""
         deaths = self._deaths_over(event)
         if deaths < max(self._task.retry.attempts, LEAST_DEATHS):
             return False
@@ -196,7 +199,7 @@ class Worker(Generic[T]):
                 return
             if self._task.retry.dead_letters is None:
                 raise self._failed(batch[0], last, self._task.retry.attempts) from last
-            # One by one, once more: only what fails alone is set aside, and not what stood beside it.
+            # Once more, one by one: only events that fail on their own are set aside.
             for index, event in enumerate(batch):
                 self._go_on()
                 try:
@@ -214,7 +217,7 @@ class Worker(Generic[T]):
             self._set_aside(event, last)
 
     def _try_again(self, call: Callable[[], object], event: Event[T], error: Exception) -> Exception | None:
-        """After a first attempt that raised ``error``: call until it returns; the error of the last attempt."""
+        """Retry after a first attempt that raised ``error``; return the error of the last attempt, None on success."""
         retry = self._task.retry
         for attempt in range(1 + self._deaths_over(event), retry.attempts):
             delay = retry.delay_after(attempt)
@@ -240,12 +243,12 @@ class Worker(Generic[T]):
         return error
 
     def _go_on(self) -> None:
-        """Each attempt has the time that the group gives a reader, else many of them would never be over."""
+        """Restart the time that the group gives a reader to handle events, so that each attempt has all of it."""
         if self._reader is not None:
             self._reader.go_on()
 
     def _set_aside(self, event: Event[T], error: Exception, *, attempts: int | None = None) -> None:
-        """Write the event to the dead letters, durably: when this returns it counts as processed."""
+        """Store the event in the dead letters durably, after which it counts as processed."""
         retry = self._task.retry
         attempts = retry.attempts if attempts is None else attempts
         if retry.dead_letters is None:
@@ -276,6 +279,8 @@ class Worker(Generic[T]):
 
 
 def _check_handled(returned: object, event: Event[T]) -> None:
-    """Stop the pool if the handler returned what has not run yet. That is no failure of the event: it would be retried,
-    and then set aside, as all others."""
+    """Stop the pool if the handler returned an awaitable, which has not run yet.
+
+    The event has not failed. A retry would end with setting every event aside.
+    """
     check_returned(returned, "a handler", pointer=str(event.pointer))

@@ -1,8 +1,8 @@
-"""A worker of a pool in a process of its own: the parent's handle on it, and what runs in the child.
+"""A worker of a pool in a process of its own: the parent's handle, and the code of the child.
 
-They talk through a pipe: "stop", "end" and `Deaths` go to the child, `Ready` and `Failure` come back. When the pipe
-breaks, the other side is gone; so a child never outlives its parent for long. What the child has in hand, the parent
-sees in memory that they share.
+Parent and child talk through a pipe: "stop", "end" and `Deaths` go to the child, `Ready` and `Failure` come back. A
+broken pipe means that the other side is gone, so a child never outlives its parent for long. Shared memory shows the
+parent which events the child is handling.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ..group.model.positions import Positions
 from .in_hand import InHand, SharedHand
 from .worker import Task, Worker
 
-#: How long a worker whose parent died may take for what it has in hand.
+#: How long a worker whose parent died may take to finish the events in hand.
 ORPHAN_SECONDS: Final = 10.0
-#: How long a worker that is broken off may take to leave its group before it is killed.
+#: How long an aborted worker may take to leave its group before it is killed.
 LEAVE_SECONDS: Final = 1.0
 
-# Forking a process that has threads and open stores copies their locks as they are.
+# Spawn: a fork would copy the locks of other threads and of open stores in the state that they are in.
 _spawn = multiprocessing.get_context("spawn")
 
 
 def pickled(task: Task[Any]) -> bytes:
-    """The task for a worker process; `InvalidArgumentError` names what cannot go there."""
+    """Return the task as bytes for a worker process; `InvalidArgumentError` names the part that does not pickle."""
     for name in ("handle", "handle_batch", "serializer"):
         value = getattr(task, name)
         try:
@@ -52,7 +52,7 @@ def pickled(task: Task[Any]) -> bytes:
 
 
 class Deaths(NamedTuple):
-    """How many workers have died while they had this in hand."""
+    """How many workers have died over these events."""
 
     what: InHand
     number: int
@@ -60,12 +60,12 @@ class Deaths(NamedTuple):
 
 @dataclass(frozen=True)
 class Ready:
-    """The worker is in the group."""
+    """The worker has joined the group."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An error on its way to another process: pickling alone would lose its cause and traceback."""
+    """An error for another process, with its cause and traceback, which pickling alone would lose."""
 
     error: BaseException
     cause: BaseException | None
@@ -91,7 +91,7 @@ def _picklable(error: BaseException) -> BaseException:
 
 
 class ProcessWorker:
-    """Starts at once. The caller looks at `alive`, which also takes up what the process has sent."""
+    """A worker process that starts at once. Reading `alive` also receives the messages of the process."""
 
     def __init__(self, task: bytes, reader_id: str, deaths: Sequence[Deaths]) -> None:
         self.reader_id = reader_id
@@ -100,7 +100,7 @@ class ProcessWorker:
         self._failure: BaseException | None = None
         self._ready = False
         self._pipe, theirs = _spawn.Pipe()
-        # Daemonic, so that a program that ends without ending its pool is not waited for by its own children.
+        # Daemonic, so that a program that ends without stopping its pool does not wait for its children.
         self._process = _spawn.Process(
             target=work_in_process,
             args=(task, reader_id, theirs, self._hand, deaths),
@@ -129,7 +129,7 @@ class ProcessWorker:
 
     @property
     def failure(self) -> BaseException | None:
-        """What it ended with, if not with the end of the data or because it was asked to."""
+        """The error that ended the worker; None after the end of the data or a stop."""
         code = self._process.exitcode
         if self._failure is not None or not code:
             return self._failure
@@ -151,20 +151,20 @@ class ProcessWorker:
         return self._hand.reached
 
     def tell(self, deaths: Deaths) -> None:
-        """Let it know what workers have died over."""
+        """Send the worker these deaths."""
         self._send(deaths)
 
     def stop(self) -> None:
-        """Ask it to end after the event in hand."""
+        """Ask the worker to end after the event in hand."""
         self.stopping = True
         self._send("stop")
 
     def end(self) -> None:
-        """End it now: break off its handler, and kill it if that is of no use."""
+        """End the worker now: abort its handler, and kill the process if that does not help."""
         try:
             self._send("end")
             self._process.join(LEAVE_SECONDS)
-        finally:  # also if the waiting is interrupted
+        finally:  # even if the wait is interrupted
             self._process.kill()
             self._process.join()
             self._receive()
@@ -192,7 +192,7 @@ class ProcessWorker:
 
 
 def work_in_process(task: bytes, reader_id: str, pipe: Connection, hand: SharedHand, deaths: Sequence[Deaths]) -> None:
-    """The main function of a worker process."""
+    """Run a worker process from start to end."""
     parent = _Parent(pipe)
     signal.signal(signal.SIGINT, lambda number, frame: None)  # a Ctrl-C goes to all; the parent says what to do
     signal.signal(signal.SIGTERM, parent.on_terminate)
@@ -220,10 +220,10 @@ class _Parent:
         self._ending = False
         self._stopped = False
         self._worker: Worker[Any] | None = None
-        self._deaths: list[Deaths] = []  # that were told before there was a worker
+        self._deaths: list[Deaths] = []  # all so far; some may arrive before there is a worker
 
     def work_for(self, worker: Worker[Any]) -> None:
-        """Tell the worker what the parent says, and has said."""
+        """Pass the parent's messages on to the worker, earlier ones too."""
         self._worker = worker
         for each in self._deaths:
             worker.note_deaths(*each)
@@ -235,7 +235,7 @@ class _Parent:
             self._pipe.send(message)
 
     def listen(self) -> None:
-        """Do what the parent says until it is gone, and then see to it that this process ends. In a thread."""
+        """Obey the parent until it is gone, then end this process. Runs in a thread."""
         try:
             while True:
                 message = self._pipe.recv()
@@ -255,11 +255,11 @@ class _Parent:
     def on_terminate(self, number: int, frame: object) -> None:
         if self._ending:
             raise SystemExit("the worker did not end in time")
-        # In a thread: the main thread may be anywhere, also inside the locks that stopping takes.
+        # In a thread: the interrupted main thread may hold the locks that stopping needs.
         BackgroundThread(self._request_stop, name="stop").start()
 
     def _note(self, deaths: Deaths) -> None:
-        self._deaths.append(deaths)  # first: `work_for` may be at it
+        self._deaths.append(deaths)  # first, because `work_for` may be running
         if self._worker is not None:
             self._worker.note_deaths(*deaths)
 
@@ -269,7 +269,7 @@ class _Parent:
             self._worker.stop()
 
     def _break_off(self) -> None:
-        """Raise SystemExit in the main thread, so that it leaves the group without what it has in hand."""
+        """Raise SystemExit in the main thread, so that it leaves the group without finishing the events in hand."""
         self._ending = True
         main = threading.main_thread().ident
         assert main is not None

@@ -16,13 +16,13 @@ _logger = logging.getLogger(__name__)
 
 
 class ThreadWorker:
-    """Starts at once. ``on_end`` is called in its thread when it has ended, or soon will have."""
+    """A worker thread that starts at once. It calls ``on_end`` just before it ends."""
 
     def __init__(self, task: Task[Any], reader_id: str, on_end: Callable[[], object]) -> None:
         self.reader_id = reader_id
         self.pid = os.getpid()
         self.stopping = False
-        #: What the worker ended with, if not with the end of the data or because it was asked to.
+        #: The error that ended the worker; None after the end of the data or a stop.
         self.failure: BaseException | None = None
         self._left = False
         self._on_end = on_end
@@ -36,15 +36,15 @@ class ThreadWorker:
 
     @property
     def left_in_hand(self) -> None:
-        """What a thread has in hand does not end it, unless it ends the process."""
+        """None: an event cannot kill a thread without killing the process."""
 
     def stop(self) -> None:
-        """Ask it to end after the event in hand."""
+        """Ask the worker to end after the event in hand."""
         self.stopping = True
         self._worker.stop()
 
     def end(self) -> None:
-        """Take it out of the group now. A thread cannot be ended: it does when its handler returns."""
+        """Take the worker out of the group now. Its thread ends when the handler returns."""
         self._left = True
         try:
             self._worker.leave()
