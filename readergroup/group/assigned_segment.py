@@ -1,4 +1,4 @@
-"""One assigned segment as its reader sees it: where it stands, and what it hands out next."""
+"""An assigned segment as its reader sees it: its position, and the events to hand out next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Source(Generic[T]):
-    """A segment under one assignment. For the reading thread; others may look at ``held``."""
+    """A segment under one assignment. It belongs to the reading thread; other threads may read ``held``."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class Source(Generic[T]):
         self.segment = segment
         self.data_segment = data_segment(segment, incarnation)
         self.token = token
-        #: Where the next owner would start: before this, everything is processed.
+        #: Where the next owner would start: all events before this are processed.
         self.committed = offset
-        #: Before this, everything was handed out.
+        #: All events before this were handed out.
         self.handed = offset
         self._began = offset
         self._incarnation = incarnation
@@ -44,8 +44,8 @@ class Source(Generic[T]):
         self._reader = SegmentReader(store, self.data_segment, offset)
         self._end = end
         self._ahead: deque[Part] = deque()  # read, and not handed out
-        self._at_end = False  # nothing more is to be read
-        #: Whether the application was told that the segment is given up.
+        self._at_end = False  # there is nothing more to read
+        #: Whether ``on_release`` was called for the segment.
         self.leaving = False
 
     @property
@@ -54,12 +54,12 @@ class Source(Generic[T]):
 
     @property
     def completed(self) -> bool:
-        """Whether everything that the segment will ever hold, or that the group reads of it, is processed."""
+        """Whether every event that the group will read of the segment is processed."""
         return self.exhausted and self.committed >= self.handed
 
     @property
     def exhausted(self) -> bool:
-        """Whether everything that the segment will ever hold was handed out."""
+        """Whether every event that the group will read of the segment was handed out."""
         return self._at_end and not self._ahead
 
     @property
@@ -72,21 +72,21 @@ class Source(Generic[T]):
         return self.committed > self._began
 
     def skip_to_end(self) -> None:
-        """The segment's data is gone for good."""
+        """Treat the segment as read: its data is gone for good."""
         self._ahead.clear()
         self._at_end = True
 
     def take(self, max_events: int) -> EventBatch[T] | None:
-        """The next events, at most ``max_events``; None if there are none now. Else as `take_parts`."""
+        """Return the next events, at most ``max_events``; None if there are none now. Raise as `take_parts`."""
         parts = self.take_parts(max_events)
         if not parts:
             return None
         return EventBatch(parts, self.segment, self._incarnation, self.token, self._serializer)
 
     def take_parts(self, max_events: int) -> list[Part]:
-        """What the next events are in, at most ``max_events``; nothing if there are none now.
+        """Return the parts that hold the next events, at most ``max_events``; an empty list if there are none now.
 
-        Raises `TruncatedError` once where the data is gone, and goes on where the remaining data starts.
+        Raises `TruncatedError` once where data is gone; the next call continues where the remaining data starts.
         """
         parts: list[Part] = []
         wanted = max_events
@@ -100,11 +100,11 @@ class Source(Generic[T]):
         return parts
 
     def put_back(self, parts: Sequence[Part]) -> None:
-        """What was taken last was not handed out: it comes next."""
+        """Put back the parts taken last, which were not handed out. They come next."""
         self._ahead.extendleft(reversed(parts))
 
     def _read_on(self, *, may_ask: bool) -> bool:
-        """Whether there is a further part, for which the store is asked if it ``may_ask``."""
+        """Read a further part ahead, and return whether there is one. Asks the store only if it ``may_ask``."""
         if self._at_end or not (may_ask or self._reader.buffered):
             return False
         if self._is_beyond(self._reader.offset):
@@ -113,7 +113,7 @@ class Source(Generic[T]):
         try:
             block = self._reader.next_block()
         except TruncatedError as error:
-            # What is gone counts as processed: the caller is told, and retention meant it.
+            # Truncated data counts as processed: it was deleted on purpose, and the error tells the caller.
             asked_for, self.committed, self.handed = self.handed, error.start_offset, error.start_offset
             raise TruncatedError(
                 "data was truncated before it was read; the next read goes on behind it",
@@ -134,7 +134,7 @@ class Source(Generic[T]):
         return self._end is not None and offset >= self._end
 
     def _wanted_of(self, block: Block) -> int:
-        """How many of the block's events the group reads."""
+        """Return how many of the block's events the group reads."""
         if self._end is None or block.end <= self._end:
             return len(block)
         return sum(offset < self._end for offset in block.offsets)

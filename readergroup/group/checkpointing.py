@@ -1,4 +1,4 @@
-"""Takes a checkpoint of a group and waits for its readers to pass it."""
+"""Take a checkpoint of a group, and wait for its readers to pass it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .model.state import ReaderGroupState
 from .model.updates import CreateCheckpoint, FailCheckpoint, PassCheckpoint
 from .state_manager import ReaderGroupStateManager, has_room
 
-#: How much longer than asked for a checkpoint that failed is to take, to be given up.
+#: How long giving a checkpoint up may take beyond its timeout.
 _GIVE_UP_SECONDS: Final = 1.0
 
 
 def take_checkpoint(
     manager: ReaderGroupStateManager, name: str, *, silent: bool = False, timeout: float
 ) -> CheckpointState:
-    """Begin a checkpoint, and return it when it is completed; `CheckpointTimeoutError` says who has not passed it."""
+    """Begin a checkpoint, and return it when it is completed. `CheckpointTimeoutError` names the readers that block it."""
     deadline = Deadline(manager.synchronizer.clock, timeout)
     feed = manager.synchronizer.transitions()
     try:
@@ -38,7 +38,7 @@ def take_checkpoint(
 
 
 def _begin(manager: ReaderGroupStateManager, name: str, silent: bool, deadline: Deadline) -> int:
-    """Begin it as soon as it is among those that may be under way; what `begin_checkpoint` returns."""
+    """Begin the checkpoint as soon as the group has room for it, and return what `begin_checkpoint` returns."""
     while (after := manager.begin_checkpoint(name, silent=silent, timeout=deadline.remaining())) is None:
         try:
             manager.synchronizer.wait_for(partial(has_room, silent=silent), timeout=deadline.remaining())
@@ -54,7 +54,7 @@ def _begin(manager: ReaderGroupStateManager, name: str, silent: bool, deadline: 
 
 
 class PendingCheckpoint:
-    """One checkpoint that is under way, as its feed tells of it: a state keeps completed ones for some time only."""
+    """An outstanding checkpoint, followed through a feed, because a state keeps completed ones only for some time."""
 
     def __init__(
         self, manager: ReaderGroupStateManager, name: str, feed: TransitionFeed[ReaderGroupState], after: int
@@ -75,7 +75,7 @@ class PendingCheckpoint:
         return self._seen
 
     def _give_up(self, error: DeadlineExceededError) -> None:
-        """Raises, unless it was completed in the last moment."""
+        """Give the checkpoint up and raise, unless it was completed at the last moment."""
         self._is_completed(self._manager.state)
         seen = self._seen
         if seen is not None and seen.completed:
@@ -90,7 +90,7 @@ class PendingCheckpoint:
         ) from error
 
     def _is_completed(self, state: ReaderGroupState) -> bool:
-        """Whether it is, by all states up to this one."""
+        """Return whether the checkpoint was completed in any state up to this one."""
         for transition in self._feed.drain():
             if self._seen is None or not self._seen.completed:
                 self._look_for(transition)
@@ -121,8 +121,9 @@ class PendingCheckpoint:
 
 
 def _without_others(seen: CheckpointState, transition: Transition[ReaderGroupState]) -> CheckpointState:
-    """What one entry made of the checkpoint, if no other had been there. One of these that was completed by the same
-    entry may have taken its place among those that a state keeps. As it was, if it was given up."""
+    """Return the checkpoint as one entry would leave it without the other checkpoints of the group; unchanged if the
+    entry gave it up. The same entry may complete another checkpoint, which can displace this one from the state.
+    """
     assert transition.before is not None, "it was there before"
     state = transition.before.replace(checkpoints=(seen,))
     for index, update in enumerate(transition.updates):

@@ -17,7 +17,7 @@ from ..streams.data.segment_reader import SegmentReader
 from .model.positions import current_offsets
 from .model.state import ReaderGroupState
 
-#: What is read of a segment to see how old and how large its next events are.
+#: How much of a segment is read to estimate the age and size of its next events.
 _SAMPLE_BYTES: Final = 128 * 1024
 
 
@@ -29,14 +29,14 @@ class SegmentLag(BaseModel):
     owner: str | None
     offset: int
     bytes: int
-    #: Counted where the rest of the segment is small, else reckoned from the size of the next events.
+    #: Counted if the rest of the segment is small, else estimated from the size of the next events.
     events: int
     #: How long ago the next event was written, by the clocks of its writer and of this process; 0 without one.
     seconds: float
 
 
 class GroupLag(BaseModel):
-    """How far the group is behind, per segment and in all, by the positions committed last."""
+    """How far the group is behind, per segment and in total, by the positions committed last."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -52,12 +52,12 @@ class GroupLag(BaseModel):
 
     @property
     def seconds(self) -> float:
-        """That of the segment which is most behind."""
+        """The lag of the segment that is furthest behind."""
         return max((lag.seconds for lag in self.segments.values()), default=0.0)
 
 
 def positions(state: ReaderGroupState, leases: Mapping[str, bytes]) -> Mapping[SegmentId, int]:
-    """Where the group stands in each of its segments: what its readers committed, else where they began."""
+    """Return the group's offset in each of its segments: the last commit, else where the assignment began."""
     offsets = {segment: found.offset for segment, found in state.segments.items()}
     for reader, found in state.readers.items():
         offsets.update(current_offsets(state, reader, lease_value(found, leases)))
@@ -65,7 +65,7 @@ def positions(state: ReaderGroupState, leases: Mapping[str, bytes]) -> Mapping[S
 
 
 def group_lag(state: ReaderGroupState, offsets: Mapping[SegmentId, int], store: SegmentStore, now: float) -> GroupLag:
-    """The lag of a group that stands at ``offsets``. ``now`` is the time of day, in seconds since 1970."""
+    """Return the lag of a group that stands at ``offsets``. ``now`` is the time of day, in seconds since 1970."""
     lags = {}
     for segment, found in sorted(state.segments.items()):
         if not found.completed:
@@ -82,9 +82,9 @@ def _segment_lag(
         offset = max(offset, info.start_offset)
         end = info.length if end is None else min(end, info.length)
         blocks = _next_blocks(store, name, offset) if end > offset else []
-    except NotFoundError:  # truncated away, or its stream deleted
+    except NotFoundError:  # the data was truncated, or the stream deleted
         return SegmentLag(owner=owner, offset=offset, bytes=0, events=0, seconds=0.0)
-    except TruncatedError as error:  # in between
+    except TruncatedError as error:  # between the two calls
         return _segment_lag(store, name, owner, error.start_offset, end, now)
     behind = max(0, end - offset)
     events = sum(bisect_left(block.offsets, end) for block in blocks)
@@ -95,7 +95,7 @@ def _segment_lag(
 
 
 def _next_blocks(store: SegmentStore, name: str, offset: int) -> list[Block]:
-    """Some of the blocks from ``offset`` on, one at least if there are any."""
+    """Return some of the blocks from ``offset`` on, at least one if there are any."""
     reader = SegmentReader(store, name, offset, read_bytes=_SAMPLE_BYTES)
     blocks = []
     while (block := reader.next_block()) is not None:

@@ -1,4 +1,4 @@
-"""What a reader group tells: changes of its segments, the end of its data, readers that come and go, checkpoints."""
+"""The notifications of a reader group: its segments, the end of its data, its readers and its checkpoints."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .state_manager import ReaderGroupStateManager
 
 
 class SegmentNotification(Notification):
-    """The segments that the group reads have changed: a stream was scaled, or some were read to their end."""
+    """The segments of the group have changed: a stream was scaled, or some segments were read to their end."""
 
-    #: Those of the newest epochs that are not completed: the most readers that could be of use.
-    # Not the segments that can be read now, as in Pravega: these change only when the group has read everything before
-    # a scale, which may be long after the load that caused it. A sealed stream counts down to 0.
+    #: Segments of the newest epochs that are not completed: more readers than this would be idle.
+    # Pravega counts the segments that are readable now. These change only after the group has read everything before
+    # a scale, perhaps long after the load that caused it. A sealed stream counts down to 0.
     number_of_segments: int
     number_of_readers: int
     segments: tuple[SegmentId, ...]
@@ -33,7 +33,7 @@ class EndOfDataNotification(Notification):
 
 
 class ReaderNotification(Notification):
-    """Readers came or went; first, those that are there."""
+    """Readers joined or left. The first notification lists the readers that are present."""
 
     readers: tuple[str, ...]
     joined: tuple[str, ...] = ()
@@ -43,10 +43,10 @@ class ReaderNotification(Notification):
 
 
 class SegmentNotifier(PollingNotifier[ReaderGroupState, SegmentNotification]):
-    """Tells of every change of the group's segments, as soon as the stream's metadata says so.
+    """Notify of every change of the group's segments, as soon as the stream's metadata shows it.
 
-    A scale is told when it happens, not when its segments come to be read: before each poll the notifier brings the
-    group's state up to the metadata of its streams, so that there is one order of changes for all who listen.
+    A scale is told when it happens, not when its segments become readable. Before each poll the notifier brings the
+    group's state up to the metadata of its streams, so that all listeners see one order of changes.
     """
 
     def __init__(self, manager: ReaderGroupStateManager, *, source: str) -> None:
@@ -57,7 +57,7 @@ class SegmentNotifier(PollingNotifier[ReaderGroupState, SegmentNotification]):
     def before_poll(self) -> None:
         try:
             self._followed = follow_streams(self._manager)
-        except NotFoundError:  # the group was deleted, and follows nothing
+        except NotFoundError:  # the group was deleted
             self._followed = {}
 
     def watched(self) -> Mapping[str, int]:
@@ -77,7 +77,7 @@ class SegmentNotifier(PollingNotifier[ReaderGroupState, SegmentNotification]):
 
 
 class EndOfDataNotifier(PollingNotifier[ReaderGroupState, EndOfDataNotification]):
-    """Tells once, when the group has read everything; again only if it had something to read in between."""
+    """Notify once, when the group has read everything; again only if it had something to read in between."""
 
     def detect(
         self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
@@ -87,17 +87,17 @@ class EndOfDataNotifier(PollingNotifier[ReaderGroupState, EndOfDataNotification]
 
 
 class ReaderNotifier(PollingNotifier[ReaderGroupState, ReaderNotification]):
-    """Tells which readers joined, left, and were declared dead."""
+    """Notify of readers that joined, left, or were declared dead."""
 
     def detect(
         self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
     ) -> Iterable[ReaderNotification]:
-        # By value: of two threads that apply the same entries at once, each makes its own, and either is told.
+        # By value: two threads that apply the same entries at once make equal states, and either may arrive here.
         if before is not None and before.readers == after.readers:
             return
         joined, left, dead = set(after.readers), set[str](), set[str]()
         if before is not None:
-            # Another incarnation of an id has both left and joined.
+            # A new incarnation of an id means that the old one left and the new one joined.
             left = {reader for reader, each in before.readers.items() if after.readers.get(reader) != each}
             joined = {reader for reader, each in after.readers.items() if before.readers.get(reader) != each}
             dead = {u.reader for u in change.updates if isinstance(u, RemoveReader) and u.cause == "dead"}
@@ -111,15 +111,15 @@ class ReaderNotifier(PollingNotifier[ReaderGroupState, ReaderNotification]):
 
 
 class CheckpointNotification(Notification):
-    """Checkpoints were completed, or given up; first, the last completed ones."""
+    """Checkpoints were completed or given up. The first notification lists the last completed ones."""
 
     completed: tuple[Checkpoint, ...] = ()
-    #: The names of those that were given up.
+    #: The names of the checkpoints that were given up.
     failed: tuple[str, ...] = ()
 
 
 class CheckpointNotifier(PollingNotifier[ReaderGroupState, CheckpointNotification]):
-    """Tells of each checkpoint what became of it."""
+    """Notify of the outcome of each checkpoint."""
 
     def detect(
         self, before: ReaderGroupState | None, after: ReaderGroupState, change: Change
@@ -130,7 +130,7 @@ class CheckpointNotifier(PollingNotifier[ReaderGroupState, CheckpointNotificatio
         new = [each for each in after.completed_checkpoints if each.token not in known]
         there = {each.token for each in after.checkpoints or ()}
         failed: list[str] = []
-        if before is not None and not change.gap:  # else it may have been completed, and displaced by later ones
+        if before is not None and not change.gap:  # else later checkpoints may have displaced a completed one
             given_up = [each for each in before.outstanding_checkpoints if each.token not in there]
             failed = [each.name for each in given_up if not each.silent]
         if new or failed or before is None:

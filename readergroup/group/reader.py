@@ -1,7 +1,7 @@
-"""A reader: hands out the events of the segments that its group has assigned to it.
+"""A reader hands out the events of the segments that its group has assigned to it.
 
-All that may need the reading thread happens in it, between two events: segments are taken over, given up at the right
-place, and completed. The background work for its lease is the `GroupDriver`'s.
+Work that may need the reading thread runs in it, between two events: the reader takes segments over, releases them at
+the right place, and completes them. The `GroupDriver` renews its lease in the background.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
 
-#: How long one look at the store for new events lasts before the reader sees whether it was stopped.
+#: How long one wait at the store lasts before the reader checks whether it was stopped.
 _WAIT_SECONDS: Final = 0.25
-#: How often segments that had nothing are looked at while others keep the reader busy.
+#: How often the reader checks segments that had no events while others keep it busy.
 _LOOK_AT_IDLE_SECONDS: Final = 0.02
 
-#: How many events are taken from a segment at a time when they are handed out one by one.
+#: How many events the reader takes from a segment at a time when it hands them out one by one.
 _EVENTS_AHEAD: Final = 4096
 
-#: The pause between two tries while the store is away.
+#: The pause between two retries while the store is away.
 _PAUSE_SECONDS: Final = 0.02
 
-#: How long closing asks a store that does not answer.
+#: How long ``close`` retries a store that does not answer.
 _CLOSE_SECONDS: Final = 5.0
 
-#: Why a reader that is out of its group does not come back by itself.
+#: Why a reader that is out of its group does not join again by itself.
 _STAYS_OUT: Final[Mapping[str, str]] = {
     "replaced": "another process took over the reader's id; this one stays out",
     "removed": "the reader was removed from the group; open another if it is to read again",
@@ -80,10 +80,10 @@ CheckpointCallback = Callable[[str], object]
 
 
 class Reader(Generic[T]):
-    """One reader of a group. Not to be shared between threads, but for ``stop`` and ``close``.
+    """One reader of a group. It belongs to one thread; only ``stop`` and ``close`` may be called from others.
 
-    An event, or a batch, counts as processed when the next one is asked for or the block is left without an exception;
-    with ``auto_commit=False``, when ``commit`` says so.
+    An event or a batch is processed when you ask for the next one, or leave the block without an exception. With
+    ``auto_commit=False`` it is processed when you call ``commit``.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Reader(Generic[T]):
         self._on_close = on_close
 
         self._thread: int | None = None
-        # Not an event: its lock could be held by the very thread that a signal handler interrupts.
+        # Not a threading.Event: the thread that a signal handler interrupts could hold its lock.
         self._stopped = False
         self._pause = Flag()  # never set
         self._closed = False
@@ -124,25 +124,25 @@ class Reader(Generic[T]):
         self._is_cut_off = False  # from the store, as was logged
         self._gone: ReaderNotInGroupError | None = None  # removed for good
 
-        # What is assigned. The driver's thread looks at it, so it is replaced and not changed.
+        # The assigned segments. The driver's thread reads this mapping, so it is replaced, never changed in place.
         self._sources: Mapping[SegmentId, Source[T]] = {}
         self._ready: deque[Source[T]] = deque()
         self._idle: dict[str, Source[T]] = {}  # by the store's segment
         self._look_at_idle_at = 0.0
-        self._waited_for_idle = False  # a moment ago, and they had nothing
+        self._waited_for_idle = False  # the current call has just waited for them
         self._ending: list[Source[T]] = []  # handed out to their ends
-        #: The checkpoint that the application was told of last, and where the reader stood then.
+        #: The checkpoint last announced to the application, and the reader's positions then.
         self._kept_at: tuple[int, Positions] | None = None
         self._settled: Revision | None = None
         self._look = True  # the group's state, or the lease, may have changed
         self._pace = Pace(self._clock)
 
-        # What is in hand: of this batch, events up to `_handed` were handed out and up to `_done` are processed.
+        # The batch in hand: its events up to `_handed` were handed out, and up to `_done` are processed.
         self._batch: EventBatch[T] | None = None
         self._batch_source: Source[T] | None = None
         self._handed = 0
         self._done = 0
-        #: When the last call, or the last event handed out, left the reader to the application. None: it is in a call.
+        #: When the last call returned or the last event was handed out. None: a call is running.
         self._left_at: float | None = None
         self._is_overdue = False  # as was logged
 
@@ -154,7 +154,7 @@ class Reader(Generic[T]):
             self._join(None)
         except BaseException:
             if self._clock.monotonic() < self._lease.valid_until:
-                self.close()  # it has joined, but there is no thread to renew its lease
+                self.close()  # it has joined, but no thread renews its lease
             else:
                 self._feed.close()
             raise
@@ -163,10 +163,16 @@ class Reader(Generic[T]):
     # ------------------------------------------------------------------ reading
 
     def read(self, timeout: float | None = None) -> Event[T] | None:
-        """The next event, or None if there was none within ``timeout`` seconds or the reader was stopped.
+        """Return the next event, or None if none came in time or the reader was stopped.
 
-        Raises `EndOfDataError` when the whole group has read everything, and `TruncatedError` once where data was
-        truncated before it was read; the next call goes on behind it.
+        Args:
+            timeout: Seconds to wait; 0 does not wait. Default: the client's.
+
+        Raises:
+            EndOfDataError: The whole group has read everything.
+            TruncatedError: Data was truncated before it was read. Raised once; the next call continues behind it.
+            ReaderNotInGroupError: The reader was removed, or another process took over its id.
+            NotFoundError: The group or one of its streams was deleted.
         """
         deadline = self._enter(timeout)
         batch = self._batch
@@ -181,9 +187,14 @@ class Reader(Generic[T]):
         return batch[self._handed - 1]
 
     def read_batch(self, max_events: int = 1000, timeout: float | None = None) -> EventBatch[T]:
-        """The next events of one segment, at most ``max_events``; an empty batch if there were none in time.
+        """Return the next events of one segment, or an empty batch if none came in time.
 
-        Raises what `read` raises.
+        Args:
+            max_events: The most events in the batch, at least 1.
+            timeout: Seconds to wait; 0 does not wait. Default: the client's.
+
+        Raises:
+            ReaderGroupError: As `read`.
         """
         if type(max_events) is not int or max_events < 1:  # the quick test of what is nearly always given
             check_count(max_events, "max_events")
@@ -195,7 +206,7 @@ class Reader(Generic[T]):
         return batch
 
     def batches(self, max_events: int = 1000) -> Iterator[EventBatch[T]]:
-        """Batches, waiting for more, until the end of the data or `stop`."""
+        """Iterate over batches of at most ``max_events``, waiting for more, until the end of the data or `stop`."""
         check_count(max_events, "max_events")
         return self._batches(max_events)
 
@@ -210,7 +221,7 @@ class Reader(Generic[T]):
                 yield batch
 
     def __iter__(self) -> Iterator[Event[T]]:
-        """Events, waiting for more, until the end of the data or `stop`."""
+        """Iterate over events, waiting for more, until the end of the data or `stop`."""
         monotonic = self._clock.monotonic
         self._enter(None)
         while not self._stopped:
@@ -229,24 +240,29 @@ class Reader(Generic[T]):
                 yield Event(batch, index)
                 if self._batch is not batch:  # another read was called in between
                     break
-                # Asked for the next one: this one is processed.
+                # The application asked for the next event, so this one is processed.
                 self._done = index + 1
                 if self._look:
                     break
 
     def stop(self) -> None:
-        """Let iterating end after the event in hand. From any thread, or a signal handler."""
+        """End the iteration after the event in hand. May be called from any thread or a signal handler."""
         self._stopped = True
         self._look = True
 
     # ------------------------------------------------------------------ positions
 
     def commit(self, event: Event[T] | None = None, *, timeout: float | None = None) -> None:
-        """Count everything that was handed out as processed, durably; with ``event``, that and those before it in its
-        segment.
+        """Store durably that the events handed out so far are processed.
 
-        Raises `ReaderNotInGroupError` if the reader was declared dead or removed, or the event's segment is no longer
-        its own: then somebody else reads it, or will, from the last commit.
+        Args:
+            event: Commit only this event and those before it in its segment. Default: all that were handed out.
+            timeout: Seconds to wait for the store. Default: the client's.
+
+        Raises:
+            ReaderNotInGroupError: The reader was declared dead or removed, or the event's segment is no longer its own.
+                Another reader continues from the last commit.
+            DeadlineExceededError: The store did not answer in time.
         """
         deadline = self._enter(timeout)
         if event is None:
@@ -269,21 +285,24 @@ class Reader(Generic[T]):
             self._left_at = self._clock.monotonic()
 
     def position(self) -> Position:
-        """Where the reader stands in each of its segments: before that, everything is processed."""
+        """Return the reader's offset in each of its segments; all events before it are processed."""
         return {segment: held.offset for segment, held in self._held(moved_only=False).items()}
 
     @property
     def assigned_segments(self) -> Collection[SegmentId]:
-        """The segments that the reader hands out events of, now."""
+        """The segments whose events the reader hands out now."""
         return tuple(self._sources)
 
     # ------------------------------------------------------------------ leaving
 
     def close(self, *, at: Position | None = None) -> None:
-        """Leave the group: others go on at once where the reader stands, or at ``at``. Closing twice is no error.
+        """Leave the group. Other readers continue at once. Closing twice is no error.
 
-        A store that is away is waited for a few seconds at most. Then the lease runs out, and others go on from the
-        last commit, which is logged; with ``at`` it is raised.
+        If the store is away, the call waits 5 s at most. Then the lease runs out, and other readers continue from the
+        last commit. The reader logs a warning, or raises if you gave ``at``.
+
+        Args:
+            at: Where other readers continue, instead of where this reader stands.
         """
         if self._closed or os.getpid() != self._process_id:
             return
@@ -313,7 +332,7 @@ class Reader(Generic[T]):
                 self._on_close(self)
 
     def _leave(self, at: Position | None) -> None:
-        """Where others are busy with the group it takes its time, and where the store is away it does not."""
+        """Remove the reader from the group. Wait out contention up to the timeout, but not a store that is away."""
         if at is None and self._driver.is_cut_off:
             raise StoreUnavailableError("the store does not answer")
         deadline = Deadline(self._clock, self._timeout)
@@ -329,7 +348,7 @@ class Reader(Generic[T]):
                 )
                 return
             except DeadlineExceededError as error:
-                self._driver.is_cut_off = isinstance(error.__cause__, StoreUnavailableError)  # the others need not ask
+                self._driver.is_cut_off = isinstance(error.__cause__, StoreUnavailableError)  # spares the other readers
                 if self._driver.is_cut_off or deadline.passed:
                     raise
 
@@ -355,11 +374,11 @@ class Reader(Generic[T]):
 
     @property
     def renewed_at(self) -> float:
-        """When the last renewal that was accepted was sent."""
+        """When the last accepted renewal was sent."""
         return self._lease.renewed_at
 
     def renew_if_due(self) -> float:
-        """Renew the lease if it is due, and return when it is due next. In the driver's thread."""
+        """Renew the lease if it is due, and return when it is due next. Runs in the driver's thread."""
         if self._lease.lost or not self._lease.begun:
             return float("inf")  # until the reader has joined, or joined again
         now, config = self._clock.monotonic(), self._config
@@ -387,12 +406,12 @@ class Reader(Generic[T]):
             )
 
     def go_on(self) -> None:
-        """The application is at work with what it has in hand: from now on its time counts anew. In its thread."""
+        """Restart the clock of ``max_processing_seconds``: the application still works. Runs in the application's thread."""
         self._left_at = self._clock.monotonic()
 
     @contextmanager
     def _in_callback(self) -> Iterator[None]:
-        """Inside a call, the application is at work."""
+        """Count the time in a callback as the application's."""
         self._left_at = self._clock.monotonic()
         try:
             yield
@@ -405,7 +424,7 @@ class Reader(Generic[T]):
         return self._on_checkpoint is not None
 
     def mark_stale(self) -> None:
-        """The group's state has changed: look before the next event is handed out. From any thread."""
+        """Check the group's state before handing out the next event. May be called from any thread."""
         self._look = True
 
     # ------------------------------------------------------------------ the lease
@@ -436,7 +455,7 @@ class Reader(Generic[T]):
         return True
 
     def _renew_until(self, deadline: Deadline) -> None:
-        """Renew, waiting for a store that is away."""
+        """Renew the lease, and wait for a store that is away until the deadline."""
         patience = Patience(self._clock, deadline)
         while True:
             try:
@@ -451,13 +470,13 @@ class Reader(Generic[T]):
                     raise DeadlineExceededError("the positions could not be committed in time") from error
 
     def _held(self, *, moved_only: bool = True) -> Positions:
-        """The reader's positions, of one moment; from any thread."""
+        """Return the reader's positions at one moment. May be called from any thread."""
         sources = self._sources
         held = {segment: source.held for segment, source in sources.items() if source.moved or not moved_only}
         if not self._auto_commit:
             return held
-        # The reading thread sets the batch to None, then the counts to 0, then the new batch: if it is the same batch
-        # before and after, the count belongs to it.
+        # The reading thread sets the batch to None, then the counts to 0, then the new batch. If the batch is the same
+        # before and after reading the count, the count belongs to it.
         batch, source = self._batch, self._batch_source
         done = self._done
         if batch is None or source is None or self._batch is not batch:
@@ -487,12 +506,12 @@ class Reader(Generic[T]):
             raise self._gone
 
     def _finish_and_look(self) -> bool:
-        """Count the event in hand as processed; whether there is something to look at before the next one."""
+        """Count the event in hand as processed, and return whether a check must come before the next one."""
         self._done = self._handed
         return self._look or self._clock.monotonic() >= self._lease.valid_until
 
     def _take_over_progress(self) -> None:
-        """Let the source of the batch in hand know how far that was handed out and processed."""
+        """Tell the source of the batch in hand how far the batch was handed out and processed."""
         batch, source = self._batch, self._batch_source
         if batch is None or source is None:
             return
@@ -502,7 +521,7 @@ class Reader(Generic[T]):
             source.committed = max(source.committed, batch.offset_after(self._done))
 
     def _empty_hand(self) -> None:
-        """Put what was not handed out of the batch back to where it came from."""
+        """Put the rest of the batch in hand back into its source."""
         batch, source, handed = self._batch, self._batch_source, self._handed
         self._take_over_progress()
         self._batch = None
@@ -511,9 +530,9 @@ class Reader(Generic[T]):
             source.put_back(batch.parts_after(handed))
 
     def _next_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
-        """The next batch, which becomes the one in hand with nothing of it handed out; None at the deadline.
+        """Take the next batch in hand, with none of it handed out, and return it; None at the deadline.
 
-        A store that is away is waited for, like events. None as well when another thread stops or closes the reader.
+        Waits for a store that is away as for events. Returns None if another thread stops or closes the reader.
         """
         if self._auto_commit:
             self._done = self._handed
@@ -546,16 +565,16 @@ class Reader(Generic[T]):
         return None
 
     def _try_again_after(self, error: ReaderGroupError, deadline: Deadline) -> None:
-        """A short pause. What became of an update whose answer was lost is seen in the group's state."""
+        """Pause briefly. The group's state shows the outcome of an update whose answer was lost."""
         self._look = True
-        is_away = isinstance(error.__cause__ or error, StoreUnavailableError)  # else a race was lost, no more
+        is_away = isinstance(error.__cause__ or error, StoreUnavailableError)  # else only a race was lost
         if is_away and not self._is_cut_off:
             _logger.warning("reader %s waits for the store: %s", self.reader_id, error)
         self._is_cut_off = is_away
         self._clock.wait(self._pause, deadline.remaining(_PAUSE_SECONDS))
 
     def _look_for_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
-        """The next batch, without waiting for one. Raises `EndOfDataError` if there will be none."""
+        """Return the next batch, without waiting for one. Raise `EndOfDataError` if none will come."""
         while True:
             self._follow_group(deadline)
             if self._complete_segments(deadline):
@@ -568,7 +587,7 @@ class Reader(Generic[T]):
             elif self._clock.monotonic() < self._lease.valid_until:
                 self._batch_source, self._batch = found
                 return self._batch
-            else:  # it took too long
+            else:  # the lease ran out meanwhile
                 source, batch = found
                 source.put_back(batch.parts_after(0))
         if self._synchronizer.state.end_of_data:
@@ -576,14 +595,14 @@ class Reader(Generic[T]):
         return None
 
     def _take(self, max_events: int) -> tuple[Source[T], EventBatch[T]] | None:
-        """The next batch, round robin over the segments; None if there is none, or an assignment comes first."""
+        """Return the next batch, round robin over the segments; None if there is none or a check must come first."""
         now = self._clock.monotonic()
         is_look_due = now >= self._look_at_idle_at if self._ready else not self._waited_for_idle
         if self._idle and is_look_due:
             self._look_at_idle_at = now + _LOOK_AT_IDLE_SECONDS
             self._wake_idle(self._store.wait({name: s.known_length for name, s in self._idle.items()}, 0))
         while self._ready:
-            self._ready.rotate(-1)  # whatever becomes of this one, the others come first then
+            self._ready.rotate(-1)  # whatever this one yields, the others come first next time
             source = self._ready[-1]
             try:
                 batch = source.take(max_events)
@@ -596,7 +615,7 @@ class Reader(Generic[T]):
                 self._ending.append(source)
             else:
                 self._idle[source.data_segment] = source
-            if self._look:  # thousands that have nothing take a while
+            if self._look:  # checking thousands of idle segments takes a while
                 return None
         return None
 
@@ -607,7 +626,7 @@ class Reader(Generic[T]):
                 self._ready.append(source)
 
     def _explain_missing(self, source: Source[T]) -> NoReturn:
-        """The data segment does not exist: raises, once if the stream exists and has only lost this data."""
+        """Raise the reason why the data segment is missing: `TruncatedError`, once, if its stream still exists."""
         stream = stream_of(source.segment)
         metadata = self._manager.streams.fetch_state(stream)
         check_same_stream(metadata, self._synchronizer.state.streams[stream].incarnation)
@@ -620,8 +639,8 @@ class Reader(Generic[T]):
         )
 
     def _wait(self, deadline: Deadline) -> None:
-        """Until there is something new in a segment, or in the group."""
-        # First, so that the reader is woken by all that other threads apply from now on.
+        """Wait until a segment or the group has something new."""
+        # First, so that every update applied by another thread from now on wakes the reader.
         log, log_length = self._synchronizer.segment, self._synchronizer.applied_length
         if self._synchronizer.revision != self._settled:
             self._look = True
@@ -646,10 +665,10 @@ class Reader(Generic[T]):
     # ------------------------------------------------------------------ following the group's decisions
 
     def _follow_group(self, deadline: Deadline) -> None:
-        """Do what the group's state asks for, and make sure of the lease."""
+        """Apply the group's decisions, and make sure of the lease."""
         self._check_not_gone()
         if self._look:
-            self._look = False  # before: what comes during the fetch has to be looked at again
+            self._look = False  # before the fetch: a change that arrives during it needs another check
             try:
                 self._fetch(deadline)
             except BaseException:
@@ -660,7 +679,7 @@ class Reader(Generic[T]):
             if self._clock.monotonic() < self._lease.valid_until:
                 return
             if self._renew():
-                self._driver.join(self)  # where the answer to the joining was lost, there is a lease since now
+                self._driver.join(self)  # if the answer to the join was lost, the lease begins only now
                 return
             state = self._fetch(deadline)
             if self._is_in(state):
@@ -682,14 +701,14 @@ class Reader(Generic[T]):
             ) from error
 
     def _is_in(self, state: ReaderGroupState) -> bool:
-        """Whether the group holds the reader that this is, not another one of its id."""
+        """Return whether the group holds this reader, and not another one with its id."""
         found = state.readers.get(self.reader_id)
         return found is not None and found.lease == self._lease.name
 
     def _settle(self, deadline: Deadline) -> None:
-        """Make what the reader holds what the group's state says: join again, pass a checkpoint, give up, take over.
+        """Follow the group's state: join again, pass a checkpoint, release segments, take segments over, in this order.
 
-        In this order: out of a segment that it was given since a checkpoint it hands out nothing before it has passed.
+        So the reader passes a checkpoint before it hands out events of a segment that was assigned after the checkpoint.
         """
         while True:
             state, revision = self._synchronizer.snapshot_of_state
@@ -713,7 +732,7 @@ class Reader(Generic[T]):
             self._settled = revision
 
     def _join_again(self, state: ReaderGroupState, deadline: Deadline) -> None:
-        """The reader is out: it comes back as a new incarnation, unless somebody meant it to stay out."""
+        """Join as a new incarnation, unless the reader was removed or replaced or its group was deleted."""
         if self._closed:  # by another thread, just now
             raise ClosedError("the reader is closed", reader=self.reader_id)
         self._drop(list(self._sources))
@@ -728,7 +747,7 @@ class Reader(Generic[T]):
         raise self._gone
 
     def _why_it_stays_out(self) -> str | None:
-        """None if this life of the reader was declared dead, or it ended in entries that were compacted unseen."""
+        """Return why the reader stays out; None if it was declared dead, or its end was in entries compacted unseen."""
         for transition in reversed(self._feed.drain()):
             if transition.after is None:
                 return _STAYS_OUT["deleted"]
@@ -740,12 +759,12 @@ class Reader(Generic[T]):
         return None
 
     def _pass(self, checkpoint: CheckpointState, deadline: Deadline) -> None:
-        """Let the application keep what it needs, once, and go on. The state tells when it is done."""
+        """Call ``on_checkpoint`` once per checkpoint, and report it as passed. The state shows when it is done."""
         if self._kept_at is None or self._kept_at[0] != checkpoint.token:
             if self._on_checkpoint is not None and not checkpoint.silent:
                 with self._in_callback():
                     self._on_checkpoint(checkpoint.name)
-            # Whatever is committed until the store has heard of it comes after the checkpoint.
+            # Commits made before the store has this report belong after the checkpoint.
             self._kept_at = checkpoint.token, {segment: source.held for segment, source in self._sources.items()}
         token, held = self._kept_at
         try:
@@ -756,13 +775,13 @@ class Reader(Generic[T]):
             self._fetch(deadline)  # the state says what happened
 
     def _release(self, marked: Mapping[SegmentId, SegmentState], deadline: Deadline) -> None:
-        """Give up segments that are marked for hand-over, where the reader stands. The state tells when it is done."""
+        """Release the segments marked for hand-over, where the reader stands. The state shows when it is done."""
         positions: dict[SegmentId, Held] = {}
         for segment, found in marked.items():
             source = self._sources.get(segment)
             if source is not None:
                 self._announce_release(source)
-            # One that comes and goes again before it was taken over has its place in the state.
+            # A segment that is assigned and marked before the reader took it over has its offset in the state.
             positions[segment] = source.held if source is not None else Held(cast(int, found.token), found.offset)
         try:
             self._manager.release(
@@ -778,7 +797,7 @@ class Reader(Generic[T]):
         source.leaving = True
 
     def _acquire(self, state: ReaderGroupState) -> None:
-        """Take over what is assigned and not here yet."""
+        """Take over the assigned segments that the reader does not have yet."""
         taken_over: dict[SegmentId, Source[T]] = {}
         try:
             for segment, found in state.segments_of(self.reader_id).items():
@@ -796,12 +815,12 @@ class Reader(Generic[T]):
                     found.end,
                     self._serializer,
                 )
-        finally:  # those that the application was told of
+        finally:  # keep those that were announced to the application
             self._sources = {**self._sources, **taken_over}
             self._ready.extend(taken_over.values())
 
     def _drop(self, segments: Collection[SegmentId]) -> None:
-        """Forget these segments, with what was read ahead of them."""
+        """Forget these segments and the events read ahead of them."""
         if not segments:
             return
         dropped = set(segments)
@@ -811,17 +830,17 @@ class Reader(Generic[T]):
         self._ending = [source for source in self._ending if source.segment not in dropped]
 
     def _complete_segments(self, deadline: Deadline) -> bool:
-        """Report the first segment whose last event is processed; whether there was one."""
+        """Report the first segment whose last event is processed, and return whether there was one."""
         return any(self._complete(source, deadline) for source in self._ending if source.completed)
 
     def _complete(self, source: Source[T], deadline: Deadline) -> bool:
-        """Whether the segment is no longer the reader's; the state says what is."""
+        """Report the segment as completed, and return whether it is no longer the reader's."""
         self._announce_release(source)
         arguments = (self.reader_id, self._lease.name, source.segment, source.held)
         try:
             if self._manager.complete(*arguments, timeout=deadline.remaining(self._timeout)):
                 return True
-            # What comes after the segment is not known here yet, or whoever scaled the stream has not finished it.
+            # This process does not know the successors yet, or the client that scaled the stream has not finished.
             self._manager.finish_scale(stream_of(source.segment), timeout=deadline.remaining(self._timeout))
             return self._manager.complete(*arguments, timeout=deadline.remaining(self._timeout))
         except ReaderNotInGroupError:

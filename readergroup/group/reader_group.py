@@ -1,4 +1,4 @@
-"""A reader group as one process has it in hand, and the manager that creates, finds and deletes groups."""
+"""A reader group, as one process handles it, and the manager that creates, finds and deletes groups."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _LOG_PREFIX: Final = "group/"
 
 
 class Distribution(BaseModel):
-    """Which reader has which segments, and those that nobody has."""
+    """The segments of each reader, and the unassigned ones."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -76,7 +76,7 @@ class Distribution(BaseModel):
 
 
 class GroupClient(Protocol):
-    """What a group needs of the client that it belongs to."""
+    """The parts of a client that a group uses."""
 
     store: SegmentStore
     clock: Clock
@@ -90,16 +90,16 @@ class GroupClient(Protocol):
 
 
 class ReaderGroup:
-    """A reader group. Threads may share it; it pickles as the client's address and its name, and reconnects."""
+    """A reader group. Threads may share it. It pickles as the client's address and its name, and reconnects."""
 
     def __init__(self, client: GroupClient, name: str, synchronizer: StateSynchronizer[ReaderGroupState]) -> None:
         self.name = name
         self.synchronizer = synchronizer
         self._client = client
         self._manager = ReaderGroupStateManager(synchronizer, client.streams)
-        #: What the group's readers share. On a clock that is moved by hand it has no threads, and `step` drives it.
+        #: Shared by the group's readers. On a manual clock it has no threads, and `step` drives it.
         self.driver = GroupDriver(self._manager, threads=not is_manual(synchronizer.clock))
-        self._readers: WeakSet[Reader[Any]] = WeakSet()  # one that is forgotten is to be let go
+        self._readers: WeakSet[Reader[Any]] = WeakSet()  # a reader without other references is let go
         self._running: WeakSet[ReaderPool[Any] | Autoscaling] = WeakSet()
         self._recordings: WeakSet[NotificationRecording] = WeakSet()
         self._scalers: dict[ReaderScalingPolicy, Scaler] = {}
@@ -147,12 +147,23 @@ class ReaderGroup:
         on_release: SegmentCallback | None = None,
         on_checkpoint: CheckpointCallback | None = None,
     ) -> Reader[Any]:
-        """A reader that is in the group from now on, a context manager. One that has the same id is replaced.
+        """Open a reader, which joins the group at once. It is a context manager.
 
-        ``on_assign`` and ``on_release`` are called with a segment, in the reading thread, before its first event is
-        handed out and before it is given up or completed. ``on_checkpoint`` is called with the name of a checkpoint,
-        there too, between two events: what the application keeps then is what goes with the checkpoint. A reader that
-        commits by hand commits in there.
+        The callbacks run in the reading thread, between two events.
+
+        Args:
+            reader_id: Replaces a reader of the same id. Default: host, process and a random part.
+            serializer: Decodes the events. Default: bytes.
+            auto_commit: False: only `Reader.commit` counts events as processed.
+            on_assign: Called with a segment before its first event is handed out.
+            on_release: Called with a segment before the reader releases or completes it.
+            on_checkpoint: Called with the name of a checkpoint. What the application keeps now belongs to the checkpoint.
+                With ``auto_commit=False``, commit in this callback.
+
+        Raises:
+            NotFoundError: The group was deleted.
+            ClosedError: The client is closed.
+            InvalidArgumentError: An exclusive reader has the group.
         """
         reader = Reader(
             self._manager,
@@ -210,17 +221,25 @@ class ReaderGroup:
         retry: RetryPolicy | None = None,
         handle_batch: HandleBatch[Any] | None = None,
     ) -> ReaderPool[Any]:
-        """A pool of workers that hand each event to ``handle``, or each batch to ``handle_batch``; ``run`` runs it.
+        """Return a pool of workers that hand each event to ``handle``, or each batch to ``handle_batch``; ``run`` runs it.
 
-        A handler is a plain function. An ``async def`` is refused with `InvalidArgumentError`, and one that returns an
-        awaitable stops the pool with it, with the event unprocessed: nobody would await it.
+        While an event or a batch is retried, all segments of its worker wait. With dead letters, a batch that failed
+        its last attempt is handled once more event by event, and the events that fail alone are set aside. An event
+        that kills its worker processes is set aside after as many deaths as ``retry`` allows attempts, at least three.
 
-        ``readers`` is their number, or the policy that decides it from the segments and the lag; its bounds are those
-        of this pool. Worker processes are spawned, so all that is given here has to pickle, and they may not start
-        processes by ``multiprocessing`` themselves. Without ``retry`` a handler has one attempt, and what fails ends
-        the pool. While an event, or a batch, is retried, all segments of its worker wait. With dead letters, a batch
-        that failed for the last time is handed over once more event by event, and those that fail alone are set aside.
-        An event that its worker processes die over is set aside too, after as many deaths, and three at least.
+        Args:
+            handle: A plain function. A function that returns an awaitable stops the pool with `InvalidArgumentError` and
+                leaves the event unprocessed.
+            serializer: Decodes the events. Default: bytes.
+            readers: Their number, or a policy that sets it by segments and lag. A policy's bounds are those of this pool.
+            workers: "thread" or "process". Processes are spawned: all arguments must pickle, and a worker may not start
+                processes by ``multiprocessing``.
+            retry: Default: one attempt; a failure ends the pool.
+            handle_batch: Like ``handle``, for batches; give one of the two.
+
+        Raises:
+            InvalidArgumentError: A handler is an ``async def``.
+            ClosedError: The client is closed.
         """
         pool = ReaderPool(
             self._client,
@@ -237,12 +256,14 @@ class ReaderGroup:
         return pool
 
     def autoscale(self, policy: ReaderScalingPolicy) -> Callable[[Callback], Autoscaling]:
-        """Decorates a function that is called with a `ScalingDecision` whenever the desired number of readers changes.
+        """Decorate a function to be called with a `ScalingDecision` whenever the desired number of readers changes.
 
-        The first call tells the number at first. Of all processes that registered one for the group, one at a time is
-        called, in a thread of the SDK; what raised is called again, after a growing pause. A call that was not heard to
-        return, because its process died, is made again by another. ``close`` of what this returns ends it, and so does
-        the client's.
+        The first call gives the initial number. Of all processes that register a function for the group, one at a time
+        calls it, in a thread of the SDK. A call that raises is retried with backoff. If the process dies during a call,
+        another process repeats the call. ``close`` of the returned object ends the calls, and so does the client's.
+
+        Args:
+            policy: Decides the desired number of readers.
         """
 
         check_type(policy, ReaderScalingPolicy, "policy")
@@ -255,7 +276,7 @@ class ReaderGroup:
         return register
 
     def scaling_decision(self, policy: ReaderScalingPolicy) -> ScalingDecision:
-        """How many readers the group should have now. Calls with one policy know of those before, in this process."""
+        """Return how many readers the group should have now. Calls in this process that share a policy share its history."""
         check_type(policy, ReaderScalingPolicy, "policy")
         with self._lock:
             scaler = self._scalers.setdefault(policy, Scaler(self, policy))
@@ -278,12 +299,18 @@ class ReaderGroup:
         retention_seconds: float | None = DEFAULT_RETENTION_SECONDS,
         retention_bytes: int | None = DEFAULT_RETENTION_BYTES,
     ) -> NotificationRecording:
-        """Write down what the notifiers tell, for `notification_record`, until ``close`` of what this returns.
+        """Record the group's notifications in `notification_record`, until ``close`` of the returned object.
 
-        However many processes record, each change is written once, and those that came while nobody recorded as well,
-        as far back as the group's log goes; what is beyond that is one notification with ``gap``. Every
-        ``lag_interval_seconds`` one of the processes writes down the lag. What is older than ``retention_seconds``, and
-        the oldest of what is more than ``retention_bytes``, is given up. None turns each of these off.
+        Each change is recorded once, however many processes record. Changes that came while no process recorded follow
+        later, as far back as the group's log goes; one notification with ``gap`` stands for the older ones.
+
+        Args:
+            lag_interval_seconds: How often one of the processes records the lag. None: never.
+            retention_seconds: Older notifications are deleted. None: no limit of age.
+            retention_bytes: Beyond this size the oldest notifications are deleted. None: no limit of size.
+
+        Raises:
+            ClosedError: The client is closed.
         """
         recording = NotificationRecording(
             self,
@@ -303,7 +330,7 @@ class ReaderGroup:
 
     @property
     def state(self) -> ReaderGroupState:
-        """The replicated state as far as this process has applied its log; immutable."""
+        """The replicated state as far as this process has applied its log. Immutable."""
         return self.synchronizer.state
 
     @property
@@ -311,11 +338,11 @@ class ReaderGroup:
         return self.state.config
 
     def online_readers(self) -> Sequence[str]:
-        """The ids of the readers that are in the group now."""
+        """Return the ids of the readers that are in the group now."""
         return sorted(self.synchronizer.fetch_updates().readers)
 
     def distribution(self) -> Distribution:
-        """Who has which segments now."""
+        """Return which reader has which segments now."""
         state = self.synchronizer.fetch_updates()
         return Distribution(
             readers={reader: tuple(sorted(state.segments_of(reader))) for reader in sorted(state.readers)},
@@ -323,13 +350,13 @@ class ReaderGroup:
         )
 
     def lag(self) -> GroupLag:
-        """How far the group is behind its streams now, by what its readers have committed."""
+        """Return how far the group is behind its streams now, by the committed positions of its readers."""
         follow_streams(self._manager)
         offsets, state = self._positions()
         return group_lag(state, offsets, self.synchronizer.store, self.synchronizer.clock.time())
 
     def stream_cuts(self) -> Mapping[str, StreamCut]:
-        """Per stream where the group stands, by what its readers have committed."""
+        """Return the group's cut of each stream, by the committed positions of its readers."""
         offsets, state = self._positions()
         return {
             stream: cut.model_copy(update={"offsets": {segment: offsets[segment] for segment in cut.offsets}})
@@ -337,8 +364,8 @@ class ReaderGroup:
         }
 
     def _positions(self) -> tuple[Mapping[SegmentId, int], ReaderGroupState]:
-        """Where the group stands in each segment, and its state."""
-        # In this order: what was committed before a segment changed hands is in the state that comes after.
+        """Return the group's offset in each segment, and its state."""
+        # Leases first: a commit made before a segment changed hands is then in the state fetched after them.
         leases = self._manager.leases()
         state = self.synchronizer.fetch_updates()
         return positions(state, leases), state
@@ -346,7 +373,14 @@ class ReaderGroup:
     # ------------------------------------------------------------------ changing
 
     def configure(self, **changes: Any) -> ReaderGroupConfig:
-        """Change fields of the config while the group runs, and return the new one. What it reads is fixed."""
+        """Change fields of the config while the group runs, and return the new config.
+
+        Args:
+            **changes: Fields of `ReaderGroupConfig`. ``streams``, ``start`` and ``end`` are fixed.
+
+        Raises:
+            InvalidArgumentError: A field is unknown, fixed or out of range.
+        """
 
         def change(state: ReaderGroupState) -> Iterable[ConfigureGroup]:
             config = ReaderGroupConfig(**{**dict(state.config), **changes})
@@ -355,9 +389,12 @@ class ReaderGroup:
         return self.synchronizer.update_state(change).config
 
     def remove_reader(self, reader: str, *, position: Position | None = None) -> bool:
-        """Take a reader out, for good; whether it was there. Its segments go on where it committed, or at ``position``.
+        """Remove a reader for good, and return whether it was in the group.
 
-        A ``position`` may skip events, or repeat them. It is for somebody who knows better than the last commit.
+        Args:
+            reader: The reader's id.
+            position: Where its segments continue. Default: its last commit. May skip or repeat events; use it only if you
+                know better than the last commit.
         """
         check_type(reader, str, "reader")
         return self._manager.remove_reader(reader, position=position, cause="removed")
@@ -365,11 +402,18 @@ class ReaderGroup:
     # ------------------------------------------------------------------ checkpoints
 
     def checkpoint(self, name: str, *, timeout: float | None = None) -> Checkpoint:
-        """Let all readers pass a checkpoint of this name, and return it when they have.
+        """Start a checkpoint, and return it when all readers have passed it. They do not stop for each other.
 
-        Each calls its ``on_checkpoint`` between two events, and goes on. `CheckpointTimeoutError` names those that have
-        not passed in time; then the checkpoint is given up. A group without readers has passed at once. The last
-        ``max_outstanding_checkpoints`` are kept (see `checkpoints`); one of the same name takes the other's place.
+        Each reader calls its ``on_checkpoint`` between two events. A group without readers passes at once. The group
+        keeps the last ``max_outstanding_checkpoints`` (see `checkpoints`).
+
+        Args:
+            name: Replaces a completed checkpoint of the same name.
+            timeout: Seconds to wait. Default: the client's.
+
+        Raises:
+            CheckpointTimeoutError: It names the readers that did not pass in time. The checkpoint is given up.
+            CheckpointFailedError: The group was reset meanwhile, or its state had no room.
         """
         timeout = self._client.timeout if timeout is None else timeout
         found = take_checkpoint(self._manager, check_name(name, "checkpoint"), timeout=timeout)
@@ -382,29 +426,40 @@ class ReaderGroup:
         return {each.name: state.as_checkpoint(each, group=self.name) for each in state.completed_checkpoints}
 
     def generate_stream_cuts(self, *, timeout: float | None = None) -> Mapping[str, StreamCut]:
-        """Per stream where the group stands when each reader has said so, between two events: not only by its commits.
+        """Return the group's cut of each stream, as each reader reports it between two events: newer than the commits.
 
-        It is a checkpoint that applications are not told of. Raises `CheckpointTimeoutError` as `checkpoint` does.
+        This is a checkpoint that calls no ``on_checkpoint``.
+
+        Args:
+            timeout: Seconds to wait. Default: the client's.
+
+        Raises:
+            CheckpointTimeoutError: As `checkpoint`.
+            CheckpointFailedError: As `checkpoint`.
         """
         timeout = self._client.timeout if timeout is None else timeout
         name = f"cuts-{secrets.token_hex(8)}"
         return self.state.cuts_at(take_checkpoint(self._manager, name, silent=True, timeout=timeout).offsets)
 
     def reset(self, to: Place, *, timeout: float | None = None) -> None:
-        """Let the group go on elsewhere: at a checkpoint, a cut for each stream, "head", "tail" or a time of writing.
+        """Move the group to another place in its streams. Its readers continue from there.
 
-        The readers go on from there as they are: each loses its segments with what it has in hand, and hears
-        ``on_assign`` for those that it gets. What they commit of before has no effect. Streams that are not among the
-        cuts stay where they are. Checkpoints that are under way fail.
+        Each reader loses its segments and the events in hand, and calls ``on_assign`` for the segments that it gets.
+        Commits of earlier positions have no effect. Outstanding checkpoints fail.
+
+        Args:
+            to: A checkpoint, a cut for each stream, "head", "tail", or a time of writing (``datetime``). Streams without a
+                cut stay where they are.
+            timeout: Seconds to wait. Default: the client's.
         """
         reset(self._manager, to, timeout=timeout)
 
     # ------------------------------------------------------------------ without threads
 
     def step(self) -> float:
-        """On a clock that ``is_manual``: one round of what the threads of readers, listeners and recordings do.
+        """Run one round of the threads of readers, listeners and recordings; for a clock that ``is_manual``.
 
-        Returns when, on the clock, the next is due. `Client.step` calls it.
+        Returns when, on the clock, the next round is due. `Client.step` calls it.
         """
         with self._lock:
             recordings = list(self._recordings)
@@ -420,20 +475,20 @@ class ReaderGroup:
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Close pools, autoscaling, readers, recordings and notifiers. The client does it. Twice is no error."""
+        """Close pools, autoscaling, readers, recordings and notifiers. The client calls it. Closing twice is no error."""
         if os.getpid() != self._process_id:
             return  # a forked child: what was opened is the parent's
         with self._lock:
             self._closed = True
             running = list(self._running)
             recordings = list(self._recordings)
-        with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
+        with ExitStack() as closing:  # closes each, whatever the others raise; in reverse order
             for notifier in self._notifiers:
                 closing.callback(notifier.close)
-            closing.callback(self.synchronizer.close)  # which ends polls that wait for a store that is away
+            closing.callback(self.synchronizer.close)  # ends polls that wait for a store that is away
             for notifier in self._notifiers:
                 closing.callback(notifier.unregister_all_listeners)
-            for recording in recordings:  # after the readers, whose leaving is to be recorded
+            for recording in recordings:  # after the readers, so that it records their leaving
                 closing.callback(recording.close)
             closing.callback(self._close_readers)
             for each in running:
@@ -475,10 +530,17 @@ class ReaderGroupManager:
     def create(
         self, name: str, *, streams: Sequence[str] | None = None, config: ReaderGroupConfig | None = None, **fields: Any
     ) -> ReaderGroup:
-        """Create the group, and return it. One that exists with the same config is returned.
+        """Create the group and return it. If it exists with the same config, return it.
 
-        Either ``config``, or ``streams`` and other fields of `ReaderGroupConfig`. A group of the name that has another
-        config raises `ReaderGroupExistsError`.
+        Args:
+            name: Letters, digits, ".", "-" and "_".
+            streams: The streams to read, "scope/name"; instead of ``config``.
+            config: The whole config; then the other arguments are ignored.
+            **fields: Other fields of `ReaderGroupConfig`.
+
+        Raises:
+            ReaderGroupExistsError: A group of this name exists with another config.
+            NotFoundError: One of the streams does not exist.
         """
         check_type(config, ReaderGroupConfig, "config", or_none=True)
         if config is None:
@@ -487,7 +549,7 @@ class ReaderGroupManager:
             group = self.get(name)
         except NotFoundError:
             group = self._open(name, initial_state(config, self._client.streams))
-        if "max_processing_seconds" not in config.model_fields_set:  # its default was another one once
+        if "max_processing_seconds" not in config.model_fields_set:  # older groups have another default
             config = config.model_copy(update={"max_processing_seconds": group.config.max_processing_seconds})
         if group.config != config:
             raise ReaderGroupExistsError(
@@ -499,7 +561,7 @@ class ReaderGroupManager:
         return group
 
     def get(self, name: str) -> ReaderGroup:
-        """The group; `NotFoundError` if there is none of this name."""
+        """Return the group. Raise `NotFoundError` if there is none of this name."""
         group = self._open(name, None)
         try:
             group.synchronizer.fetch_updates()
@@ -510,7 +572,7 @@ class ReaderGroupManager:
         return self._keep(name, group)
 
     def list(self) -> Iterator[str]:
-        """The names of all groups."""
+        """Iterate over the names of all groups."""
         for log in self._deleted.others(list(self._client.store.list(_LOG_PREFIX))):
             name = log.removeprefix(_LOG_PREFIX)
             length = None if name in self._groups else self._deleted.length(log)
@@ -528,9 +590,9 @@ class ReaderGroupManager:
         store, segment = self._client.store, group.synchronizer.segment
 
         def with_them() -> Mapping[str, AttributeChange]:
-            """Without its lease, a reader can commit no more, whether or not it has heard of the end."""
+            """Remove the leases as well: without its lease a reader cannot commit, even before it knows of the deletion."""
             names = list(group._manager.leases())
-            # More than one append can hold go first: a reader that then finds the group alive begins a new life in it.
+            # Leases beyond the limit of one append go first. A reader that still finds the group joins it anew.
             while len(names) > MAX_ATTRIBUTE_CHANGES - 2:  # the role and the record's name come on top
                 first, names = names[:MAX_ATTRIBUTE_CHANGES], names[MAX_ATTRIBUTE_CHANGES:]
                 remove_attributes(store, segment, dict.fromkeys(first, ANY))
@@ -571,7 +633,7 @@ class ReaderGroupManager:
         return self._keep(name, ReaderGroup(self._client, name, synchronizer))
 
     def step(self) -> float:
-        """`ReaderGroup.step` of each group that was opened here, and when, on the clock, the next round is due."""
+        """Call `ReaderGroup.step` of each group opened here, and return when, on the clock, the next round is due."""
         with self._lock:
             groups = self._groups.values()
         return step_each(group.step for group in groups)
@@ -585,7 +647,7 @@ class ReaderGroupManager:
         return group
 
     def close(self) -> None:
-        """Close all groups that were opened here. Twice is no error."""
+        """Close all groups that were opened here. Closing twice is no error."""
         if os.getpid() != self._process_id:
             return  # a forked child: what was opened is the parent's
         with self._lock:

@@ -1,4 +1,4 @@
-"""Where in its streams a group begins, and begins again when it is reset."""
+"""Where in its streams a group begins, and where it continues after a reset."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .model.state import FollowedStream, ReaderGroupState, SegmentState
 from .model.updates import ResetStream
 from .state_manager import ReaderGroupStateManager
 
-#: Where a group can be reset to.
+#: A place that a group can be reset to.
 Place = Checkpoint | Mapping[str, StreamCut] | datetime | Literal["head", "tail"]
 
 
 def initial_state(config: ReaderGroupConfig, streams: StreamManager) -> ReaderGroupState:
-    """The state of a new group: its streams' segments from the start cut on, nobody in it."""
+    """Return the state of a new group: the segments of its streams from the start cuts on, and no readers."""
     followed = {}
     segments: dict[SegmentId, SegmentState] = {}
     for stream in config.streams:
@@ -37,7 +37,7 @@ def initial_state(config: ReaderGroupConfig, streams: StreamManager) -> ReaderGr
 
 
 def reset(manager: ReaderGroupStateManager, to: Place, *, timeout: float | None = None) -> None:
-    """Let the group go on at ``to``: in all of its streams, or in those that are named."""
+    """Move the group to ``to``, in all of its streams or in those that ``to`` names."""
     streams, config = manager.streams, manager.state.config
     deadline = Deadline(manager.synchronizer.clock, manager.synchronizer.timeout if timeout is None else timeout)
     places = _places(streams, config, to, deadline)
@@ -71,7 +71,7 @@ def _places(streams: StreamManager, config: ReaderGroupConfig, to: Place, deadli
 
 
 def _segments(metadata: StreamState, start: StreamCut, end: StreamCut | None) -> Mapping[SegmentId, SegmentState]:
-    """The segments from ``start`` to ``end``, each with those of its neighbours in time that are among them."""
+    """Return the segments from ``start`` to ``end``, each with those of its predecessors and successors that are included."""
     reached = metadata.segments_between(start, end)
     segments = {}
     for segment, predecessors in reached.items():
