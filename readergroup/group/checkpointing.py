@@ -28,7 +28,7 @@ _GIVE_UP_SECONDS: Final = 1.0
 def take_checkpoint(
     manager: ReaderGroupStateManager, name: str, *, silent: bool = False, timeout: float
 ) -> CheckpointState:
-    """Begin a checkpoint, and return it when it is completed. `CheckpointTimeoutError` names the readers that block it."""
+    """Begin a checkpoint, and return it when it is completed. `CheckpointTimeoutError` names readers that block it."""
     deadline = Deadline(manager.synchronizer.clock, timeout)
     feed = manager.synchronizer.transitions()
     try:
@@ -121,8 +121,8 @@ class PendingCheckpoint:
 
 
 def _without_others(seen: CheckpointState, transition: Transition[ReaderGroupState]) -> CheckpointState:
-    """Return the checkpoint as one entry would leave it without the other checkpoints of the group; unchanged if the
-    entry gave it up. The same entry may complete another checkpoint, which can displace this one from the state.
+    """Return the checkpoint as one entry leaves it, apart from the group's other checkpoints. One completed by the same
+    entry may have displaced it from the state. A checkpoint that was given up is returned unchanged.
     """
     assert transition.before is not None, "it was there before"
     state = transition.before.replace(checkpoints=(seen,))

@@ -1,9 +1,9 @@
-"""What the readers of one process do for their group beside reading: two threads for all of them.
+"""The background work of one process for its group: two threads for all its readers.
 
-One renews their leases (which commits their positions) and does nothing else, so that nothing delays it. The other
-follows the group's log and the metadata of its streams, declares readers dead whose leases stand still, and proposes
-the planner's moves, and automatic checkpoints. `GroupDriver.step` is one round of both and says when the next is due;
-tests and simulations call it instead of starting the threads.
+The first thread renews their leases, which commits their positions, and does nothing else, so that nothing delays it.
+The second follows the group's log and the metadata of its streams, declares readers dead whose leases ran out, and
+proposes the planner's moves and automatic checkpoints. `GroupDriver.step` is one round of both and returns when the
+next is due; tests and simulations call it instead of starting the threads.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from .state_manager import ReaderGroupStateManager, newest_checkpoint
 
 _logger = logging.getLogger(__name__)
 
-#: How long hand-overs may take before a group that is not balanced beside them is balanced nevertheless.
+#: How long the driver waits for hand-overs before it balances the group during them.
 HAND_OVER_SECONDS: Final = 0.5
-#: How long an automatic checkpoint waits for readers to pass it, or as long as these may take over an event.
+#: How long an automatic checkpoint waits for readers to pass it; ``max_processing_seconds`` if that is longer.
 CHECKPOINT_SECONDS: Final = 600.0
-#: How soon what has failed is tried again.
+#: The delay before a retry.
 RETRY_SECONDS: Final = 0.1
 
 
 class DrivenReader(Protocol):
-    """What a reader does for its driver."""
+    """The methods of a reader that its driver calls."""
 
     reader_id: str
 
@@ -55,8 +55,9 @@ class DrivenReader(Protocol):
 
 
 class GroupDriver:
-    """Works for the readers that joined it, which it holds weakly: one that is forgotten without being closed is let
-    go, and its lease runs out. The threads begin with the first reader and end with the last one, or the client."""
+    """Drives the readers that joined it, which it holds weakly: a reader forgotten without being closed is let go, and
+    its lease runs out. The threads start with the first reader and end with the last one, or the client.
+    """
 
     def __init__(self, manager: ReaderGroupStateManager, *, threads: bool = True) -> None:
         self._manager = manager
@@ -66,9 +67,9 @@ class GroupDriver:
         self._lock = threading.Lock()
         self._threads: dict[str, threading.Thread] = {}
         self._readers: WeakValueDictionary[str, DrivenReader] = WeakValueDictionary()
-        #: The store did not answer, when it was asked last for a reader's lease.
+        #: Whether the store left the last call for a reader's lease unanswered.
         self.is_cut_off = False
-        self._renewals_changed = Flag()  # another time may be the next
+        self._renewals_changed = Flag()  # the next renewal may be due at another time
         self._pause = Flag()  # never set
         self._complaint: str | None = None  # what was logged last
         self._failed = False  # in this round
@@ -76,16 +77,16 @@ class GroupDriver:
         self._deaths = DeathWatch(self._clock)
         self._follow_at = float("-inf")
         self._followed: Mapping[str, int] = {}  # lengths of the streams' metadata logs, as far as they were followed
-        self._told: Revision | None = None  # of the state that the readers were told to look at
-        self._settled: Revision | None = None  # of the state that there is nothing to propose for
+        self._told: Revision | None = None  # the last one that the readers were told of
+        self._settled: Revision | None = None  # the one that needs no moves
         self._propose_at: float | None = None
         self._newest_checkpoint: tuple[int, float] | None = None  # the newest, and when it was first seen
         self._under_way: tuple[int, float] | None = None  # the automatic checkpoint, and when it was first seen
-        self._proposes_for: Revision | None = None  # the newest when that was decided
+        self._proposes_for: Revision | None = None  # the newest when `_propose_at` was set
 
     def join(self, reader: DrivenReader) -> None:
-        """Work for the reader from now on."""
-        self.is_cut_off = False  # the store has just let the reader in, whatever it did when it was asked before
+        """Drive the reader from now on."""
+        self.is_cut_off = False  # the store has just answered the join
         with self._lock:
             self._readers[reader.reader_id] = reader
             try:
@@ -98,18 +99,18 @@ class GroupDriver:
         self._renewals_changed.set()
 
     def leave(self, reader: DrivenReader) -> None:
-        """Stop working for the reader. Its lease is its own to give up."""
+        """Stop driving the reader. The reader itself removes its lease."""
         with self._lock:
             if self._readers.get(reader.reader_id) is reader:
                 del self._readers[reader.reader_id]
         self._renewals_changed.set()
 
     def _present_readers(self) -> list[DrivenReader]:
-        with self._lock:  # else the iteration fails when another thread joins or leaves
+        with self._lock:  # else the iteration fails when another thread adds or removes a reader
             return list(self._readers.values())
 
     def step(self) -> float:
-        """Do what is due and return when, on the clock, something is due again. Never raises but `ClosedError`."""
+        """Do all due work, and return when, on the clock, more is due. Raises nothing but `ClosedError`."""
         return min(self.renew(), self.work())
 
     # ------------------------------------------------------------------ the threads
@@ -122,7 +123,7 @@ class GroupDriver:
                 clock=self._clock,
                 most_seconds=RETRY_SECONDS,
             )
-            self._threads[name] = thread  # first: an interrupt may come when it has started
+            self._threads[name] = thread  # before the start: an interrupt may follow it
             thread.start()
 
     def _run(self, name: str, step: Callable[[], float], wait: Callable[[float], None]) -> None:
@@ -133,7 +134,7 @@ class GroupDriver:
             _logger.debug("%s was closed", self._synchronizer.name)
 
     def _has_readers(self, name: str) -> bool:
-        """Whether there is a reader to work for. The last look of a thread that ends is under the lock of `join`."""
+        """Return whether there is a reader to drive. A thread makes its last check under the lock of `join`."""
         with self._lock:
             if not self._readers:
                 self._threads.pop(name, None)
@@ -144,16 +145,16 @@ class GroupDriver:
         self._renewals_changed.clear()
 
     def _wait_for_work(self, timeout: float) -> None:
-        """Until the group's log or a stream's metadata grew, or until something is due."""
+        """Wait until the group's log or a stream's metadata grew, or until something is due."""
         if timeout > 0 and (pause := self._pace.pause):
             self._clock.wait(self._pause, min(pause, timeout))
             timeout -= pause
-        # First, so that the driver is woken by all that other threads apply from now on.
+        # First, so that every update applied by another thread from now on wakes the driver.
         known = {**self._followed, self._synchronizer.segment: self._synchronizer.applied_length}
         if timeout <= 0 or self._synchronizer.revision != self._told:
             return
         try:
-            if self._failed:  # what has grown may be what failed
+            if self._failed:  # the failed step may be the one that a grown log would wake again at once
                 self._clock.wait(self._pause, timeout)
             elif grown := self._synchronizer.store.wait(known, timeout) - {self._synchronizer.segment}:
                 self._follow_in_turn(grown)
@@ -164,14 +165,14 @@ class GroupDriver:
             self._clock.wait(self._pause, min(timeout, RETRY_SECONDS))
 
     def _follow_in_turn(self, grown: Collection[str]) -> None:
-        """Follow the streams soon. Whoever is first puts it into the group's state, and the others need not."""
+        """Follow the streams soon, by rank. The first process updates the group's state and spares the others."""
         self._followed = {name: length for name, length in self._followed.items() if name not in grown}
         self._follow_at = min(self._follow_at, self._clock.monotonic() + self._stagger(self._manager.state.readers))
 
     # ------------------------------------------------------------------ leases
 
     def renew(self) -> float:
-        """Renew the leases that are due, and return when the next is. Never raises but `ClosedError`."""
+        """Renew the leases that are due, and return when the next is due. Raises nothing but `ClosedError`."""
         due = float("inf")
         is_cut_off = False
         for reader in self._present_readers():
@@ -180,7 +181,7 @@ class GroupDriver:
             except ClosedError:
                 raise
             except Exception as error:
-                is_cut_off = True  # and stays due
+                is_cut_off = True  # the renewal stays due
                 if not isinstance(error, ReaderGroupError):
                     survive(error, f"{self._synchronizer.name}-leases")
                 _logger.info("reader %s of %s: %s", reader.reader_id, self._synchronizer.name, error)
@@ -191,7 +192,7 @@ class GroupDriver:
     # ------------------------------------------------------------------ the group
 
     def work(self) -> float:
-        """Follow, observe and balance, and return when that is due again. Never raises but `ClosedError`."""
+        """Follow, observe and balance, and return when this is due again. Raises nothing but `ClosedError`."""
         self._failed = False
         due = float("inf")
         for step in (
@@ -216,7 +217,7 @@ class GroupDriver:
         return due
 
     def _complain(self, error: Exception) -> None:
-        """Log it, a trouble that lasts once."""
+        """Log the error. A lasting one is logged once."""
         if not isinstance(error, ReaderGroupError):
             survive(error, f"{self._synchronizer.name}-group")
         elif str(error) != self._complaint:
@@ -228,13 +229,13 @@ class GroupDriver:
             config = self._synchronizer.fetch_updates().config
         except ReaderGroupError as error:
             if not error.retryable:
-                self._look_up()  # to tell those who read: the group was deleted, or its log cannot be applied
+                self._look_up()  # tells the readers that the group was deleted, or its log cannot be applied
             raise
         self._tell()
         return self._clock.monotonic() + config.refresh_interval_seconds
 
     def _tell(self) -> float:
-        """Let the readers look at what is new to them, whoever applied it: this driver, or another thread."""
+        """Make the readers check a revision that is new to them, whether this driver or another thread applied it."""
         revision = self._synchronizer.revision
         if revision != self._told:
             self._told = revision
@@ -248,7 +249,7 @@ class GroupDriver:
         self._renewals_changed.set()
 
     def _observe(self) -> float:
-        """Look at leases and take out those readers that are dead, with the moves that follow."""
+        """Check the leases, and remove dead readers, with the moves that follow."""
         state = self._manager.state
         timeout_seconds = state.config.reader_timeout_seconds
         dead = self._deaths.look(
@@ -268,9 +269,9 @@ class GroupDriver:
         return self._follow_at
 
     def _balance(self) -> float:
-        """Propose the planner's moves, the first by rank at once, so that mostly one process does.
+        """Propose the planner's moves, staggered by rank, so that mostly one process does.
 
-        Not while segments are handed over, if that does not take long: who ends the last hand-over brings the moves.
+        Hand-overs come first if they are quick: the entry that ends the last one brings the moves.
         """
         state, revision = self._synchronizer.snapshot_of_state
         if revision == self._settled:
@@ -280,7 +281,7 @@ class GroupDriver:
             return float("inf")
         now = self._clock.monotonic()
         stagger = self._stagger(state.readers)
-        # To all but the first by rank, any change may mean that somebody acts.
+        # For all but the first by rank, any change may mean that another process acts.
         if self._propose_at is None or (stagger and revision != self._proposes_for):
             is_handing_over = state.marked and not state.unassigned
             self._propose_at = now + stagger + (HAND_OVER_SECONDS if is_handing_over else 0.0)
@@ -291,12 +292,12 @@ class GroupDriver:
         try:
             self._manager.rebalance()
         except StateTooLargeError:
-            self._settled = revision  # there is no room for the moves before the state is another one
+            self._settled = revision  # there is no room for the moves until the state changes
             raise
         return now
 
     def _begin_checkpoint(self) -> float:
-        """Begin a checkpoint when it is time, if a reader here keeps something at it; the first by rank does."""
+        """Begin an automatic checkpoint by rank when it is due, if a reader here saves something at it."""
         if not any(reader.keeps_checkpoints for reader in self._present_readers()):
             self._newest_checkpoint = None
             return float("inf")
@@ -339,7 +340,7 @@ class GroupDriver:
         return now
 
     def _stagger(self, readers: Mapping[str, ReaderState]) -> float:
-        """How long this process leaves to others what one of them has to do."""
+        """Return how long this process leaves shared work to the processes before it by rank."""
         return self._deaths.stagger(readers, self._readers)
 
     @property
@@ -349,7 +350,7 @@ class GroupDriver:
 
 
 def follow_streams(manager: ReaderGroupStateManager) -> Mapping[str, int]:
-    """Follow all streams of the group; the lengths of their metadata logs, as far as that goes, to wait on."""
+    """Follow all streams of the group. Return the lengths of their metadata logs as followed, to wait on."""
     known = {}
     for stream, followed in manager.state.streams.items():
         if followed.ended:
@@ -359,5 +360,5 @@ def follow_streams(manager: ReaderGroupStateManager) -> Mapping[str, int]:
             known[synchronizer.segment] = synchronizer.applied_length
             manager.follow_stream(stream)
         except NotFoundError:
-            _logger.debug("stream %s was deleted", stream)  # its readers are told when they read
+            _logger.debug("stream %s was deleted", stream)  # its readers raise this when they read
     return known

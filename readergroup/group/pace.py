@@ -15,7 +15,7 @@ class Pace:
     """When one thread checks its group again.
 
     When a thousand readers start, hundreds of entries per second arrive. If each reader checked after each entry, that
-    would be hundreds of thousands of calls to the store per second. So a fast series of entries shares one check.
+    would be a million calls of the store per second. So a fast series of entries shares one check.
     """
 
     def __init__(self, clock: Clock) -> None:

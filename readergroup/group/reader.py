@@ -406,7 +406,7 @@ class Reader(Generic[T]):
             )
 
     def go_on(self) -> None:
-        """Restart the clock of ``max_processing_seconds``: the application still works. Runs in the application's thread."""
+        """Restart the clock of ``max_processing_seconds``, for an application that still works. Runs in its thread."""
         self._left_at = self._clock.monotonic()
 
     @contextmanager
@@ -708,7 +708,7 @@ class Reader(Generic[T]):
     def _settle(self, deadline: Deadline) -> None:
         """Follow the group's state: join again, pass a checkpoint, release segments, take segments over, in this order.
 
-        So the reader passes a checkpoint before it hands out events of a segment that was assigned after the checkpoint.
+        So a segment assigned after a checkpoint hands out no event before the reader has passed the checkpoint.
         """
         while True:
             state, revision = self._synchronizer.snapshot_of_state

@@ -157,8 +157,8 @@ class ReaderGroup:
             auto_commit: False: only `Reader.commit` counts events as processed.
             on_assign: Called with a segment before its first event is handed out.
             on_release: Called with a segment before the reader releases or completes it.
-            on_checkpoint: Called with the name of a checkpoint. What the application keeps now belongs to the checkpoint.
-                With ``auto_commit=False``, commit in this callback.
+            on_checkpoint: Called with the name of a checkpoint. What the application keeps in this call belongs to the
+                checkpoint. With ``auto_commit=False``, commit in it.
 
         Raises:
             NotFoundError: The group was deleted.
@@ -221,17 +221,18 @@ class ReaderGroup:
         retry: RetryPolicy | None = None,
         handle_batch: HandleBatch[Any] | None = None,
     ) -> ReaderPool[Any]:
-        """Return a pool of workers that hand each event to ``handle``, or each batch to ``handle_batch``; ``run`` runs it.
+        """Return a pool of workers that hand each event to ``handle``, or each batch to ``handle_batch``.
 
-        While an event or a batch is retried, all segments of its worker wait. With dead letters, a batch that failed
-        its last attempt is handled once more event by event, and the events that fail alone are set aside. An event
-        that kills its worker processes is set aside after as many deaths as ``retry`` allows attempts, at least three.
+        ``run`` runs it. While an event or a batch is retried, all segments of its worker wait. With dead letters, a
+        batch that failed its last attempt is handled once more event by event, and the events that fail alone are set
+        aside. An event that kills its worker processes is set aside after as many deaths as ``retry`` allows attempts,
+        at least three.
 
         Args:
-            handle: A plain function. A function that returns an awaitable stops the pool with `InvalidArgumentError` and
-                leaves the event unprocessed.
+            handle: A plain function. If it returns an awaitable, the pool stops with `InvalidArgumentError` and leaves
+                the event unprocessed.
             serializer: Decodes the events. Default: bytes.
-            readers: Their number, or a policy that sets it by segments and lag. A policy's bounds are those of this pool.
+            readers: Their number, or a policy that sets it by segments and lag. Its bounds are those of this pool.
             workers: "thread" or "process". Processes are spawned: all arguments must pickle, and a worker may not start
                 processes by ``multiprocessing``.
             retry: Default: one attempt; a failure ends the pool.
@@ -276,7 +277,7 @@ class ReaderGroup:
         return register
 
     def scaling_decision(self, policy: ReaderScalingPolicy) -> ScalingDecision:
-        """Return how many readers the group should have now. Calls in this process that share a policy share its history."""
+        """Return how many readers the group should have now. Calls with one policy share a history, in one process."""
         check_type(policy, ReaderScalingPolicy, "policy")
         with self._lock:
             scaler = self._scalers.setdefault(policy, Scaler(self, policy))
@@ -393,8 +394,8 @@ class ReaderGroup:
 
         Args:
             reader: The reader's id.
-            position: Where its segments continue. Default: its last commit. May skip or repeat events; use it only if you
-                know better than the last commit.
+            position: Where its segments continue. It may skip or repeat events; use it only if you know better than the
+                last commit. Default: the last commit.
         """
         check_type(reader, str, "reader")
         return self._manager.remove_reader(reader, position=position, cause="removed")
@@ -402,10 +403,10 @@ class ReaderGroup:
     # ------------------------------------------------------------------ checkpoints
 
     def checkpoint(self, name: str, *, timeout: float | None = None) -> Checkpoint:
-        """Start a checkpoint, and return it when all readers have passed it. They do not stop for each other.
+        """Start a checkpoint, and return it when all readers have passed it.
 
-        Each reader calls its ``on_checkpoint`` between two events. A group without readers passes at once. The group
-        keeps the last ``max_outstanding_checkpoints`` (see `checkpoints`).
+        Each reader calls its ``on_checkpoint`` between two events, and continues. A group without readers passes at
+        once. The group keeps the last ``max_outstanding_checkpoints`` (see `checkpoints`).
 
         Args:
             name: Replaces a completed checkpoint of the same name.
@@ -448,8 +449,8 @@ class ReaderGroup:
         Commits of earlier positions have no effect. Outstanding checkpoints fail.
 
         Args:
-            to: A checkpoint, a cut for each stream, "head", "tail", or a time of writing (``datetime``). Streams without a
-                cut stay where they are.
+            to: A checkpoint, a mapping of streams to cuts, "head", "tail", or a time of writing (``datetime``). Streams
+                without a cut stay where they are.
             timeout: Seconds to wait. Default: the client's.
         """
         reset(self._manager, to, timeout=timeout)
@@ -475,7 +476,7 @@ class ReaderGroup:
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Close pools, autoscaling, readers, recordings and notifiers. The client calls it. Closing twice is no error."""
+        """Close pools, autoscaling, readers, recordings and notifiers. The client calls it. Twice is no error."""
         if os.getpid() != self._process_id:
             return  # a forked child: what was opened is the parent's
         with self._lock:
@@ -534,8 +535,8 @@ class ReaderGroupManager:
 
         Args:
             name: Letters, digits, ".", "-" and "_".
-            streams: The streams to read, "scope/name"; instead of ``config``.
-            config: The whole config; then the other arguments are ignored.
+            streams: The streams to read, each "scope/name".
+            config: The whole config, instead of ``streams`` and ``fields``.
             **fields: Other fields of `ReaderGroupConfig`.
 
         Raises:
@@ -590,7 +591,7 @@ class ReaderGroupManager:
         store, segment = self._client.store, group.synchronizer.segment
 
         def with_them() -> Mapping[str, AttributeChange]:
-            """Remove the leases as well: without its lease a reader cannot commit, even before it knows of the deletion."""
+            """Remove the leases as well: a reader without a lease cannot commit, even if it missed the deletion."""
             names = list(group._manager.leases())
             # Leases beyond the limit of one append go first. A reader that still finds the group joins it anew.
             while len(names) > MAX_ATTRIBUTE_CHANGES - 2:  # the role and the record's name come on top

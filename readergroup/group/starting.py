@@ -71,7 +71,7 @@ def _places(streams: StreamManager, config: ReaderGroupConfig, to: Place, deadli
 
 
 def _segments(metadata: StreamState, start: StreamCut, end: StreamCut | None) -> Mapping[SegmentId, SegmentState]:
-    """Return the segments from ``start`` to ``end``, each with those of its predecessors and successors that are included."""
+    """Return the segments from ``start`` to ``end``, each with its predecessors and successors among them."""
     reached = metadata.segments_between(start, end)
     segments = {}
     for segment, predecessors in reached.items():

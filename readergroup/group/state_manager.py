@@ -1,7 +1,7 @@
-"""What readers do to the state of their group: each method is one conditional update, decided on the newest state.
+"""Readers' changes of their group's state. Each method is one conditional update, decided on the newest state.
 
-Whatever changes who may own what (a reader joins or leaves, a segment is completed) carries the moves that balance the
-group again in the same entry, so that the group is never seen in between.
+An update that changes who may own what (a reader joins or leaves, a segment is completed) carries the moves that
+balance the group again in the same entry, so that no process sees the group in between.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ Updates = Sequence[Update[ReaderGroupState]]
 
 
 class ReaderGroupStateManager:
-    """The updates of one group. Holds nothing but the synchronizer, which it borrows. Threads may share it.
+    """The updates of one group. Holds only the synchronizer, which it borrows. Threads may share it.
 
-    A ``lease`` names one life of a reader: another process that came with the same id has another one.
+    A ``lease`` names one incarnation of a reader: another process with the same id has another lease.
     """
 
     def __init__(self, synchronizer: StateSynchronizer[ReaderGroupState], streams: StreamManager) -> None:
@@ -70,9 +70,9 @@ class ReaderGroupStateManager:
     def add_reader(
         self, reader: str, lease: Lease, *, keeps: bool = False, alone: bool = False, timeout: float | None = None
     ) -> None:
-        """Let the reader in, which ``keeps`` something at checkpoints. One of the same id that is there is replaced.
+        """Add the reader, which ``keeps`` something at checkpoints, and replace a reader of the same id.
 
-        One that is to be ``alone`` in the group takes the place of its like only, and its like takes no other's.
+        An exclusive reader (``alone``) replaces only another exclusive reader of its id, and only one replaces it.
         """
 
         def join(state: ReaderGroupState) -> Proposal[ReaderGroupState, None]:
@@ -100,10 +100,10 @@ class ReaderGroupStateManager:
         cause: Cause = "removed",
         timeout: float | None = None,
     ) -> bool:
-        """Take the reader out, and whether this call did it; its segments go on where it committed.
+        """Remove the reader, and return whether this call did. Its segments continue where it committed.
 
-        ``reached`` are later positions that the reader itself knows of. ``position`` overrules both, in either
-        direction; what it says of other segments has no effect. With a ``lease``, another life of the id is left alone.
+        ``reached`` are later positions that the reader itself knows. ``position`` overrides both, in either direction;
+        its entries for other segments have no effect. With a ``lease``, another incarnation of the id stays.
         """
         if position is not None:
             self.check_position(position, "position")
@@ -118,10 +118,10 @@ class ReaderGroupStateManager:
         return self._update_and_balance(leave, timeout)
 
     def remove_dead(self, dead: Observed, *, timeout: float | None = None) -> list[str]:
-        """Take out these readers, of whom an incarnation and the unchanged value of its lease were observed.
+        """Remove these readers, each observed as an incarnation and its unchanged lease value, and return their ids.
 
-        One that has renewed since, or is another incarnation by now, stays; so do those that are too many for one
-        append. Returns those that were removed.
+        A reader that renewed since, or is another incarnation by now, stays. So do readers beyond the limit of one
+        append.
         """
 
         def evict(state: ReaderGroupState) -> Proposal[ReaderGroupState, list[str]]:
@@ -131,7 +131,7 @@ class ReaderGroupStateManager:
                 if reader in state.readers and state.readers[reader].incarnation == incarnation
             }
             observed_lives = dict(islice(observed_lives.items(), MAX_ATTRIBUTE_CHANGES))
-            # The entry compares with these very values, so that a renewal from now on saves the reader.
+            # The entry is conditional on these exact values, so that a renewal from now on saves the reader.
             values = self.leases(observed_lives.values())
             updates: list[Update[ReaderGroupState]] = []
             removed: list[str] = []
@@ -148,11 +148,11 @@ class ReaderGroupStateManager:
         return self._update_and_balance(evict, timeout)
 
     def leases(self, readers: Iterable[ReaderState] | None = None) -> Mapping[str, bytes]:
-        """The values of the leases of these readers, by attribute; without ``readers``, of all leases of the group."""
+        """Return the lease values of these readers, by attribute; without ``readers``, of the whole group."""
         return read_leases(self.synchronizer.store, self.synchronizer.segment, readers)
 
     def check_position(self, position: Mapping[SegmentId, int], argument: str) -> None:
-        """Refuse a place that no reader could go on from. ``argument`` is what an error calls it."""
+        """Refuse a position that no reader could continue from. Errors call it ``argument``."""
         check_type(position, Mapping, argument)
         state = self.state
         for segment, offset in position.items():
@@ -165,9 +165,9 @@ class ReaderGroupStateManager:
     # ------------------------------------------------------------------ checkpoints
 
     def begin_checkpoint(self, name: str, *, silent: bool = False, timeout: float | None = None) -> int | None:
-        """Begin a checkpoint of this name: it is the first that has the name and a greater token than this returns.
+        """Begin a checkpoint of this name. It is the first that has the name and a greater token than the returned one.
 
-        None: as many as may be are under way.
+        Returns None if too many checkpoints are outstanding.
         """
 
         def begin(state: ReaderGroupState) -> tuple[Updates, int | None]:
@@ -179,7 +179,7 @@ class ReaderGroupStateManager:
         return self.synchronizer.update_state_returning(begin, timeout=timeout)
 
     def begin_automatic_checkpoint(self, *, after: int, timeout: float | None = None) -> None:
-        """Begin one, unless there is one under way, or one newer than that which had the token ``after``."""
+        """Begin an automatic checkpoint, unless one is outstanding or a newer one than ``after``, a token, exists."""
 
         def begin(state: ReaderGroupState) -> Updates:
             if state.outstanding_checkpoints or newest_checkpoint(state) != after:
@@ -191,9 +191,9 @@ class ReaderGroupStateManager:
     def pass_checkpoint(
         self, reader: str, lease: str, checkpoint: int, positions: Positions, *, timeout: float | None = None
     ) -> None:
-        """The reader stands at these positions and has kept what it needs. Nothing if nobody waits for that any more.
+        """Report that the reader has saved its results at these positions. Does nothing if the checkpoint is over.
 
-        For a group that is too large a checkpoint is no reason to stand still: it is given up.
+        If the group's state has no room for it, the checkpoint is given up, so that reading continues.
         """
 
         def go_on(state: ReaderGroupState) -> Updates:
@@ -213,7 +213,7 @@ class ReaderGroupStateManager:
             self.fail_checkpoint(checkpoint, timeout=timeout)
 
     def fail_checkpoint(self, checkpoint: int, *, timeout: float | None = None) -> Collection[str] | None:
-        """Give the checkpoint up: the readers that had not passed it. None: it is not under way."""
+        """Give the checkpoint up, and return the readers that had not passed it; None if it is not outstanding."""
 
         def fail(state: ReaderGroupState) -> tuple[Updates, Collection[str] | None]:
             for each in state.outstanding_checkpoints:
@@ -230,7 +230,7 @@ class ReaderGroupStateManager:
         self.synchronizer.update_state(balance.plan, timeout=timeout)
 
     def release(self, reader: str, lease: str, positions: Positions, *, timeout: float | None = None) -> None:
-        """Give up these segments where the reader stands in them; those that it lost meanwhile are left alone."""
+        """Release these segments where the reader stands in them. Segments that it lost meanwhile are left alone."""
 
         def give_up(state: ReaderGroupState) -> Proposal[ReaderGroupState, None]:
             _check_member(state, reader, lease)
@@ -246,9 +246,9 @@ class ReaderGroupStateManager:
     def complete(
         self, reader: str, lease: str, segment: SegmentId, held: Held, *, timeout: float | None = None
     ) -> bool:
-        """Record that the segment's last event is processed, at ``held``; False where that has to wait.
+        """Record that the segment's last event is processed, at ``held``; return False if that has to wait.
 
-        It has to wait for the stream's metadata to say what comes after the segment: its successors, or the end.
+        It has to wait until the stream's metadata shows the segment's successors, or the end of the stream.
         """
 
         def finish(state: ReaderGroupState) -> Proposal[ReaderGroupState, bool]:
@@ -264,10 +264,10 @@ class ReaderGroupStateManager:
     def _update_and_balance(
         self, propose: Callable[[ReaderGroupState], Proposal[ReaderGroupState, R]], timeout: float | None
     ) -> R:
-        """Apply what ``propose`` answers, and the moves that it calls for, as one entry.
+        """Apply the updates that ``propose`` returns, and the moves that follow, as one entry.
 
-        A state that is over its limit may have no room for the moves. What they are to follow goes in without them:
-        otherwise nobody could leave a group that is too large.
+        A state over its limit may have no room for the moves. Then the updates go in without them: otherwise no reader
+        could leave a group that is too large.
         """
 
         def with_its_moves(state: ReaderGroupState) -> Proposal[ReaderGroupState, R]:
@@ -282,9 +282,9 @@ class ReaderGroupStateManager:
     # ------------------------------------------------------------------ streams
 
     def follow_stream(self, stream: str, *, timeout: float | None = None) -> None:
-        """Bring what the group knows of the stream up to its metadata: new epochs, one entry each, and the end.
+        """Bring the group's view of the stream up to its metadata: new epochs, one entry each, and the end.
 
-        Raises `NotFoundError` where the stream was deleted, or is another one of its name by now.
+        Raises `NotFoundError` if the stream was deleted, or created again since.
         """
         known = self.state.streams[stream]
         if known.ended:
@@ -297,12 +297,12 @@ class ReaderGroupStateManager:
             self.synchronizer.update_state(_ender(stream), timeout=timeout)
 
     def finish_scale(self, stream: str, *, timeout: float | None = None) -> None:
-        """Finish what somebody began with the stream and perhaps died over, a scale or its sealing, and follow that."""
+        """Finish a scale or seal of the stream that a client began and may have died over, and follow it."""
         self.streams.finish_pending(stream, timeout=timeout)
         self.follow_stream(stream, timeout=timeout)
 
     def reset_streams(self, resets: Sequence[tuple[ResetStream, StreamState]], *, timeout: float | None = None) -> None:
-        """Go on elsewhere in these streams, of which this is the metadata."""
+        """Move the group in these streams. Each update comes with the metadata of its stream."""
 
         def reset(state: ReaderGroupState) -> Proposal[ReaderGroupState, None]:
             for each, metadata in resets:
@@ -313,19 +313,20 @@ class ReaderGroupStateManager:
 
 
 def has_room(state: ReaderGroupState, *, silent: bool) -> bool:
-    """Whether another checkpoint may begin: those that applications are told of, and the others, count by themselves,
-    so that whoever asks where the group stands holds up no checkpoint."""
+    """Return whether another checkpoint can begin. Silent checkpoints count separately, so that finding the group's
+    cuts delays no other checkpoint.
+    """
     alike = [each for each in state.outstanding_checkpoints if not each.automatic and bool(each.silent) == silent]
     return len(alike) < state.config.max_outstanding_checkpoints
 
 
 def newest_checkpoint(state: ReaderGroupState) -> int:
-    """The token of the last checkpoint that applications are told of, of those that the state holds; 0: of none."""
+    """Return the token of the last checkpoint in the state that is not silent; 0 if there is none."""
     return max((each.token for each in state.checkpoints or () if not each.silent), default=0)
 
 
 def check_same_stream(metadata: StreamState, incarnation: str) -> None:
-    """Refuse another stream of the name than the one that the group was created for."""
+    """Refuse a stream that was created again under its name after the group was created."""
     if metadata.incarnation != incarnation:
         raise NotFoundError(
             "the stream was deleted and created again; delete the group and create it for the new one",
@@ -341,7 +342,7 @@ def _removal(
     reached: Positions | None = None,
     position: Mapping[SegmentId, int] | None = None,
 ) -> tuple[RemoveReader, Mapping[str, AttributeChange]]:
-    """The update that takes the reader out where it stands by its lease, and the lease's deletion."""
+    """Return the update that removes the reader where it stands by its lease, and the deletion of the lease."""
     found = state.readers[reader]
     value = lease_value(found, leases)
     offsets = current_offsets(state, reader, value)
@@ -354,10 +355,10 @@ def _removal(
 
 
 def with_moves(state: ReaderGroupState, updates: Updates) -> Updates:
-    """``updates`` and, after them, the moves that balance what they make of ``state``.
+    """Return ``updates`` and, after them, the moves that balance the resulting state.
 
-    While segments are being handed over, only those that nobody has are given out. What else there is to move goes into
-    the entry that ends the last hand-over; by then, more readers may have come.
+    During hand-overs, only unassigned segments move. The entry that ends the last hand-over carries the other moves; by
+    then, more readers may have come.
     """
     for index, update in enumerate(updates):
         state = update.apply_to(state, Revision(0, index))
@@ -391,9 +392,9 @@ def _epoch_adder(stream: str, epoch: int, metadata: StreamState) -> Callable[[Re
 
 
 def _comes_next(state: ReaderGroupState, forgotten: SegmentId, keys: KeyRange) -> bool:
-    """Whether a segment of these ``keys`` takes over from one that the stream itself has forgotten, truncated as it is.
+    """Return whether a segment of these ``keys`` succeeds one that the stream itself has truncated and forgotten.
 
-    Those that were between the two may be forgotten as well, so only the keys can tell.
+    The segments between the two may be forgotten as well, so only the keys can tell.
     """
     before = state.segments[forgotten]
     return _overlaps(before, keys) and not any(_overlaps(state.segments[each], keys) for each in before.successors)

@@ -1,10 +1,10 @@
-"""Who should own what: one pure function of the group's state, so that every reader comes to the same plan.
+"""The planner: one pure function of the group's state, so that every reader computes the same target owners.
 
-The planner is part of the protocol: two releases that plan differently would move segments to and fro. So the state
-says which planner its group uses, and a release that has another one proposes nothing.
+The planner is part of the protocol: two releases that plan differently would move segments back and forth. So the
+state names the planner of its group, and a release with another planner proposes nothing.
 
-Every process plans at every change of its group, and mostly there is nothing to do. So what each reader holds is not
-looked at before something is to be taken from it, or given to it.
+Every process plans at every change of its group, and mostly nothing has to move. So the planner reads a reader's
+segments only when one is about to be taken from the reader or given to it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _LEAST_LOAD: Final = 1
 
 
 def plan(state: ReaderGroupState, *, even_out: bool = True) -> list[ReassignSegment]:
-    """The moves that make the group balanced, as few as it takes; none when it is.
+    """Return the fewest moves that balance the group; an empty list if it is balanced.
 
-    Balanced: no segment is without an owner, and none weighs less than the difference between the reader that has it
-    and the one that has least. A segment that is marked for hand-over counts as its target's. Ties go by name, so
-    that ``plan`` of the planned state is empty and every process plans alike.
+    Balanced: every readable segment has an owner, and no segment weighs less than the difference between the load of
+    its reader and the least load. A segment marked for hand-over counts as its target's. Names break ties, so that
+    ``plan`` of the planned state is empty and every process plans alike.
 
-    Not to ``even_out``: only the moves that give out what has no owner.
+    With ``even_out=False`` the moves only assign the unassigned segments.
     """
     if not state.readers or state.planner != PLANNER:
         return []
@@ -55,7 +55,7 @@ def plan(state: ReaderGroupState, *, even_out: bool = True) -> list[ReassignSegm
 
 
 class _Share:
-    """What one reader is to have, by weight; at first that is what it ``held``."""
+    """The planned segments of one reader, by weight; at first those that it ``held``."""
 
     def __init__(self, reader: str, load: int, held: Mapping[SegmentId, int]) -> None:
         self.reader = reader
@@ -86,7 +86,7 @@ class _Share:
 
 
 class _Ranking:
-    """Shares in the order of their loads: the greatest first with ``sign`` -1, else the least."""
+    """Shares in the order of their loads: the greatest first with ``sign`` -1, else the least first."""
 
     def __init__(self, shares: Iterable[_Share], sign: int) -> None:
         self._sign = sign
@@ -94,7 +94,7 @@ class _Ranking:
         heapq.heapify(self._heap)
 
     def put(self, share: _Share) -> None:
-        """Rank the share anew. What it was ranked by before is passed over from now on."""
+        """Rank the share by its present load. An older rank of it is skipped from now on."""
         heapq.heappush(self._heap, (self._sign * share.load, share.reader, share))
 
     def first(self) -> _Share | None:
@@ -107,7 +107,7 @@ class _Ranking:
 
 
 def _given_out(shares: Collection[_Share], free: list[tuple[int, SegmentId]]) -> Iterator[tuple[SegmentId, str]]:
-    """Hand out what is free, the heaviest first, each to the reader that has least."""
+    """Assign the free segments, the heaviest first, each to the reader with the least load."""
     least = _Ranking(shares, 1)
     for weight, segment in sorted(free, key=lambda each: (-each[0], each[1])):
         target = least.first()
@@ -118,16 +118,16 @@ def _given_out(shares: Collection[_Share], free: list[tuple[int, SegmentId]]) ->
 
 
 def _evened_out(shares: Collection[_Share]) -> Iterator[tuple[SegmentId, str]]:
-    """A segment goes from the reader that has most to the one that has least, if it weighs less than their difference.
+    """Move segments from the reader with most load to the one with least, if they weigh less than the difference.
 
-    The least load never falls by that, so a reader that has nothing to give is done with until it is given more.
+    No move lowers the least load, so a reader without a fitting segment is skipped until it is given another one.
     """
     least, most = _Ranking(shares, 1), _Ranking(shares, -1)
     while (source := most.first()) is not None:
         target = least.first()
         assert target is not None
         difference = source.load - target.load
-        if difference <= _LEAST_LOAD:  # and so it is for those that have less
+        if difference <= _LEAST_LOAD:  # so is the difference of every reader with less load
             return
         taken = source.take(below=difference)
         if taken is None:

@@ -1,4 +1,4 @@
-"""What a reader group is configured with."""
+"""The configuration of a reader group."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from synchronizer.configuration import Configuration
 
 
 def new_reader_id() -> str:
-    """Host, process and a random part, so that no two readers have it."""
+    """Return host, process and a random part, so that no two readers have the same id."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:200]
     return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
@@ -35,7 +35,7 @@ def new_reader_id() -> str:
 MAX_PROCESSING_SECONDS: Final = 300.0
 
 Start = StreamCut | Literal["head", "tail"]
-#: Fields that came later, which a release before knows only if they are used.
+#: Newer fields, written only if they differ from the default, so that older releases can read the config.
 _WRITTEN_IF_USED: Final = ("automatic_checkpoint_interval_seconds", "max_outstanding_checkpoints")
 
 
@@ -47,27 +47,27 @@ _SecondsOrNever = Annotated[float, BeforeValidator(_or_never), Field(strict=True
 
 
 class ReaderGroupConfig(Configuration):
-    """What a reader group reads and how it keeps time. Durations are seconds.
+    """What a reader group reads, and its intervals and limits. Durations are seconds.
 
-    ``start`` and ``end`` bound single streams; a stream that is not named there is read from its head and without end.
+    ``start`` and ``end`` bound single streams. A stream without bounds is read from its head and without end.
     """
 
     streams: Annotated[tuple[str, ...], Field(min_length=1)]
     start: Annotated[Mapping[str, Start], AfterValidator(Map), PlainSerializer(dict)] = Map()
     end: Annotated[Mapping[str, StreamCut], AfterValidator(Map), PlainSerializer(dict)] = Map()
-    #: A reader whose lease was not renewed for so long is declared dead and its segments are given to others.
+    #: A reader whose lease was not renewed for this long is declared dead, and other readers get its segments.
     reader_timeout_seconds: Annotated[float, Field(strict=True, gt=0, le=86_400)] = 10.0
     #: How stale a reader's view of the group may be on a store without push.
     refresh_interval_seconds: Annotated[float, Field(strict=True, gt=0, le=3_600)] = 1.0
-    #: How often positions are committed: what a crash may repeat.
+    #: How often positions are committed. A crash may repeat the events of this interval.
     position_interval_seconds: Annotated[float, Field(strict=True, gt=0, le=3_600)] = 1.0
-    #: A reader that was not asked for anything for longer, since its last call returned, stops renewing its lease; so
-    #: it counts as dead, and comes back when it is asked again. None, which is kept as infinity: it may take for ever.
+    #: A reader stops renewing its lease this long after its last call returned. It then counts as dead, and joins
+    #: again at its next call. None, stored as infinity: no limit.
     max_processing_seconds: _SecondsOrNever = MAX_PROCESSING_SECONDS
-    #: How often a checkpoint is taken by itself, while there are readers with ``on_checkpoint``. None, which is kept as
+    #: How often the group takes an automatic checkpoint, while it has readers with ``on_checkpoint``. None, stored as
     #: infinity: never.
     automatic_checkpoint_interval_seconds: _SecondsOrNever = 30.0
-    #: So many checkpoints that were asked for may be under way together; and so many completed ones are kept.
+    #: At most this many requested checkpoints are outstanding at a time, and this many completed ones are kept.
     max_outstanding_checkpoints: Annotated[int, Field(strict=True, ge=1, le=100)] = 3
 
     @model_validator(mode="after")
@@ -94,12 +94,12 @@ class ReaderGroupConfig(Configuration):
 
     @classmethod
     def of(cls, **fields: Any) -> ReaderGroupConfig:
-        """The config with these fields, of which the type checker knows nothing."""
+        """Return the config with these fields, unseen by the type checker."""
         return cls(**fields)
 
 
 def _as_stored(config: object) -> object:
-    """Groups of releases in which nothing limited a reader by default keep what they were created with."""
+    """Keep the original, unlimited ``max_processing_seconds`` of groups that older releases created."""
     return {"max_processing_seconds": None, **config} if isinstance(config, Mapping) else config
 
 

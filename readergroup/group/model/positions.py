@@ -1,4 +1,4 @@
-"""What the lease of a reader holds: its positions, so that renewing it commits them, and the other way round."""
+"""The value of a reader's lease: its positions. So a renewal commits them, and a commit renews the lease."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .state import ReaderGroupState
 
 
 class Held(NamedTuple):
-    """A position of a reader in one segment, and the token of the assignment that it was reached under."""
+    """A position of a reader in one segment, and the token of the assignment under which the reader reached it."""
 
     token: int
     offset: int
@@ -28,8 +28,9 @@ def decode_positions(value: bytes) -> Positions:
 
 
 def current_offsets(state: ReaderGroupState, reader: str, value: bytes | None) -> dict[SegmentId, int]:
-    """Where the reader's segments are to go on, from the value of its lease: only positions of present assignments
-    count, and none goes back behind the place where the assignment began."""
+    """Return where the reader's segments continue, by the value of its lease. A position counts only under the present
+    assignment, and only beyond the offset where that began.
+    """
     if value is None:
         return {}
     offsets = {}

@@ -1,4 +1,4 @@
-"""What follows from the segments of a group's state: kept up step by step, so that nobody has to walk all of them."""
+"""An index over the segments of a group's state, maintained step by step so that no query walks all segments."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ V = TypeVar("V")
 
 
 class SegmentIndex(NamedTuple):
-    """Of some segments: which have something in common. A reader that has none is in none of these."""
+    """Segments grouped by owner, holder and condition. A reader without segments has no key in these maps."""
 
-    #: What each reader owns.
+    #: The segments that each reader owns.
     owned: Map[str, Map[SegmentId, None]] = Map()
-    #: What each reader has, or is to get when it is handed over; with the weights.
+    #: The segments that each reader has, or gets by a hand-over; with the weights.
     held: Map[str, Map[SegmentId, int]] = Map()
-    #: How much work that is, for each reader.
+    #: How much work these are, for each reader.
     loads: Map[str, int] = Map()
-    #: Those marked for hand-over.
+    #: Segments marked for hand-over.
     marked: Map[SegmentId, None] = Map()
-    #: Those that may be read and have no owner.
+    #: Segments that can be read and have no owner.
     unassigned: Map[SegmentId, None] = Map()
-    #: Those of the newest epochs that are not completed.
+    #: Segments of the newest epochs that are not completed.
     newest: Map[SegmentId, None] = Map()
-    #: How many are not completed.
+    #: How many segments are not completed.
     unfinished: int = 0
 
     @classmethod
@@ -49,7 +49,7 @@ class SegmentIndex(NamedTuple):
         )
 
     def after(self, segment: SegmentId, before: SegmentState | None, after: SegmentState | None) -> SegmentIndex:
-        """The overview when ``segment``, that was ``before``, is ``after``; None: it is not there."""
+        """Return the index after ``segment`` changed from ``before`` to ``after``; None: it does not exist."""
         owned, held, loads = self.owned, self.held, self.loads
         if before is not None:
             owned = _without(owned, before.owner, segment)

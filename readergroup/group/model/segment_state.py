@@ -1,4 +1,4 @@
-"""One segment in the state of a group, and what the values of a state have in common."""
+"""One segment in the state of a group, and the base class of the state's values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Value(BaseModel):
 
     @model_serializer
     def _leave_defaults_out(self) -> dict[str, object]:
-        """There are thousands of these in a state, and most of their fields are not used."""
+        """Write only fields that differ from their defaults: a state holds thousands of values, mostly of defaults."""
         defaults = self._defaults
         return {name: value for name, value in self.__dict__.items() if value != defaults[name]}
 
@@ -31,7 +31,8 @@ class SegmentState(Value):
 
     low: float
     high: float
-    #: Where its next owner starts; or its owner started, or last passed a checkpoint; or where it was completed.
+    #: Unassigned: where the next owner starts. Owned: where the owner started or last passed a checkpoint. Completed:
+    #: where the segment was completed.
     offset: int = 0
     owner: str | None = None
     #: The fencing token of the present assignment.
@@ -39,12 +40,12 @@ class SegmentState(Value):
     #: The reader, and its incarnation, that gets the segment when the owner releases it.
     target: str | None = None
     target_incarnation: int | None = None
-    #: How many of its predecessors have to be completed before it may be read; while some have, all of them.
+    #: How many predecessors are not completed. The segment is readable at 0; until then ``predecessors`` has them all.
     waiting_for: int = 0
     predecessors: tuple[SegmentId, ...] = ()
     successors: tuple[SegmentId, ...] = ()
     completed: bool = False
-    #: The group reads it up to here, if the config sets an end cut.
+    #: Where the group stops reading it, if the config sets an end cut.
     end: int | None = None
     #: How much work the segment is, as a power of two.
     weight: int = 0
@@ -56,7 +57,7 @@ class SegmentState(Value):
 
     @property
     def holder(self) -> str | None:
-        """The reader that is to read it: its target, else its owner."""
+        """The reader that reads the segment next: its target, else its owner."""
         return self.target or self.owner
 
     @property
@@ -65,7 +66,7 @@ class SegmentState(Value):
 
     @property
     def newest(self) -> bool:
-        """Whether it is to be read, and nothing that comes after it is known."""
+        """Whether the segment is not completed and has no known successor."""
         return not self.completed and not self.successors
 
     @property

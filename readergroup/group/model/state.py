@@ -1,6 +1,6 @@
-"""The state of a reader group: who is in it, which segments it reads, who owns each of them, and from where.
+"""The state of a reader group: its readers, its segments, and the owner and offset of each segment.
 
-Data and questions only. The transitions are in `updates`, the decision who should own what in `balance`.
+This module holds data and queries. `updates` holds the transitions, `balance` the planner.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ from .segment_state import Value
 class ReaderState(Value):
     """A reader that is in the group."""
 
-    #: Names this life of the reader id: the token of its `AddReader`.
+    #: The token of its `AddReader`.
     incarnation: int
-    #: Names the attribute that holds its lease and positions. None: it was added by hand and has none.
+    #: The name of its lease, which holds its positions. None: it was added by hand and has no lease.
     lease: str | None = None
-    #: It has an application that keeps something at checkpoints.
+    #: Whether its application saves something at checkpoints.
     keeps: bool = False
-    #: So it has something of what it committed, since it joined or the group was reset.
+    #: Whether it ``keeps`` and has committed progress since it joined or the group was reset.
     has_something: bool = False
-    #: None may come in beside it.
+    #: Whether it is an exclusive reader: no other reader can join.
     alone: bool = False
 
 
 class FollowedStream(Value):
     """How far the group has followed a stream's scaling."""
 
-    #: Names this life of the stream.
+    #: The stream's incarnation.
     incarnation: str
     #: The newest epoch whose segments are in the group's state.
     epoch: int
-    #: No further epoch will come: the stream is sealed, or the group reads it up to an end cut.
+    #: No epoch will follow: the stream is sealed, or the group reads it up to an end cut.
     ended: bool = False
 
 
 class ReaderGroupState(State):
-    """Who is in the group, which segments it reads, who owns each of them, and from where."""
+    """The state of a group: its readers, its segments, and the owner and offset of each segment."""
 
     config: StoredConfig
     #: Which `balance.PLANNER` moves the segments of this group.
@@ -59,9 +59,9 @@ class ReaderGroupState(State):
     streams: Map[str, FollowedStream] = Map()
     readers: Map[str, ReaderState] = Map()
     segments: Map[SegmentId, SegmentState] = Map()
-    #: Those under way and the last completed ones, the oldest first.
+    #: The outstanding and the last completed checkpoints, the oldest first.
     checkpoints: tuple[CheckpointState, ...] | None = None
-    #: How many readers were lost that had something, since the group was last reset.
+    #: How many readers with ``has_something`` were lost since the group was last reset.
     lost: int | None = None
 
     #: Derived from ``segments``.
@@ -76,7 +76,7 @@ class ReaderGroupState(State):
 
     @property
     def owned(self) -> Mapping[str, Collection[SegmentId]]:
-        """What each reader owns now, those that own something."""
+        """The segments that each reader owns now. Readers without segments are not in it."""
         return self.segment_index.owned
 
     @property
@@ -85,21 +85,21 @@ class ReaderGroupState(State):
         return self.segment_index.marked
 
     def segments_of(self, reader: str) -> Mapping[SegmentId, SegmentState]:
-        """What the reader owns now."""
+        """Return the segments that the reader owns now."""
         return {segment: self.segments[segment] for segment in self.owned.get(reader, ())}
 
     @property
     def unassigned(self) -> Collection[SegmentId]:
-        """The segments that may be read and have no owner."""
+        """The segments that can be read and have no owner."""
         return self.segment_index.unassigned
 
     @property
     def newest_segments(self) -> frozenset[SegmentId]:
-        """The segments of the newest epochs that are not completed, read already or not yet."""
+        """The segments of the newest epochs that are not completed, whether or not their reading has begun."""
         return frozenset(self.segment_index.newest)
 
     def knows_successors(self, segment: SegmentId) -> bool:
-        """Whether the state says what comes after the segment: segments for all of its keys, or nothing."""
+        """Return whether the state has successors for all keys of the segment, or knows that its stream has ended."""
         found = self.segment(segment)
         if self.streams[stream_of(segment)].ended:
             return True
@@ -112,7 +112,7 @@ class ReaderGroupState(State):
 
     @property
     def number_of_segments(self) -> int:
-        """How many `newest_segments` there are: the most readers that could be of use."""
+        """How many `newest_segments` there are. More readers than this would be idle."""
         return len(self.segment_index.newest)
 
     @property
@@ -121,18 +121,18 @@ class ReaderGroupState(State):
 
     @property
     def reader_alone(self) -> str | None:
-        """The reader that none may come in beside, if there is one."""
+        """The exclusive reader, if there is one."""
         first = next(iter(self.readers), None)
         return first if first is not None and self.readers[first].alone else None
 
     @property
     def end_of_data(self) -> bool:
-        """Whether everything that the group is to read is completed, and nothing more can come."""
+        """Whether all segments of the group are completed, and no more can come."""
         return not self.segment_index.unfinished and all(stream.ended for stream in self.streams.values())
 
     @property
     def cuts(self) -> Mapping[str, StreamCut]:
-        """Per stream the places where the present assignments began: the newest that the state itself knows."""
+        """The cut of each stream where the present assignments began: the newest cuts that the state itself knows."""
         return self.cuts_at(self.offsets)
 
     @property
@@ -141,7 +141,7 @@ class ReaderGroupState(State):
         return {segment: found.offset for segment, found in self.segments.items() if not found.waiting_for}
 
     def cuts_at(self, offsets: Mapping[SegmentId, int]) -> Mapping[str, StreamCut]:
-        """These offsets, which cover all streams, as a cut of each."""
+        """Return these offsets, which cover all streams, as a cut of each stream."""
         by_stream: dict[str, dict[SegmentId, int]] = {}
         for segment, offset in offsets.items():
             by_stream.setdefault(stream_of(segment), {})[segment] = offset
@@ -151,7 +151,7 @@ class ReaderGroupState(State):
         }
 
     def as_checkpoint(self, completed: CheckpointState, *, group: str) -> Checkpoint:
-        """A completed checkpoint as applications get it."""
+        """Return a completed checkpoint in the form for applications."""
         return Checkpoint(
             group=group,
             name=completed.name,
@@ -163,34 +163,34 @@ class ReaderGroupState(State):
 
     @property
     def completed_checkpoints(self) -> Sequence[CheckpointState]:
-        """The last completed ones that applications were told of."""
+        """The last completed checkpoints, without silent ones."""
         return [each for each in self.checkpoints or () if each.completed and not each.silent]
 
     @property
     def outstanding_checkpoints(self) -> Sequence[CheckpointState]:
-        """Those that wait for readers to pass them."""
+        """The checkpoints that wait for readers to pass them."""
         return [each for each in self.checkpoints or () if not each.completed]
 
     def checkpoints_ahead_of(self, reader: str) -> Sequence[CheckpointState]:
-        """Those that wait for this reader."""
+        """Return the checkpoints that wait for this reader."""
         return [each for each in self.checkpoints or () if reader in each.waiting]
 
     def reader(self, reader: str) -> ReaderState:
-        """Raises `ReaderNotInGroupError` where no such reader is in the group."""
+        """Return the reader. Raise `ReaderNotInGroupError` if it is not in the group."""
         found: ReaderState | None = self.readers.get(reader)
         if found is None:
             raise ReaderNotInGroupError("the reader is not in the group", reader=reader)
         return found
 
     def segment(self, segment: SegmentId) -> SegmentState:
-        """Raises `NotFoundError` where the group does not read such a segment."""
+        """Return the segment. Raise `NotFoundError` if the group does not read it."""
         found: SegmentState | None = self.segments.get(segment)
         if found is None:
             raise NotFoundError("the group does not read this segment", segment=segment)
         return found
 
     def owned_segment(self, reader: str, segment: SegmentId) -> SegmentState:
-        """Raises `ReaderNotInGroupError` where the reader does not own it."""
+        """Return the segment. Raise `ReaderNotInGroupError` if the reader does not own it."""
         found = self.segment(segment)
         if found.owner != reader:
             raise ReaderNotInGroupError(
@@ -201,7 +201,7 @@ class ReaderGroupState(State):
     # ------------------------------------------------------------------ steps that updates are made of
 
     def with_segment(self, segment: SegmentId, after: SegmentState | None) -> Self:
-        """The state in which ``segment`` is ``after`` (None: it is gone), with what is derived from it."""
+        """Return the state in which ``segment`` is ``after`` (None: it is removed), with its index."""
         segment_index = self.segment_index.after(segment, self.segments.get(segment), after)
         segments = self.segments.delete(segment) if after is None else self.segments.set(segment, after)
         return self.replace(segments=segments, segment_index=segment_index)

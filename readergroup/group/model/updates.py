@@ -1,7 +1,7 @@
-"""The transitions of a reader group's state. Each is pure, refuses what cannot be right, and has a stable tag.
+"""The updates of a reader group's state. Each is pure, refuses an impossible transition, and has a stable tag.
 
-A fencing token is the token of the revision at which a segment was given to its owner, so the tokens of a segment only
-grow and never meet.
+A fencing token is the token of the revision that assigned a segment to its owner, so the tokens of a segment grow and
+never repeat.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from .state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
 
 Offset = Annotated[int, Field(ge=0)]
 
-#: Why a reader left: it closed; its lease ran out; somebody removed it; its id was taken over by another.
+#: Why a reader left: it closed; its lease ran out; a caller removed it; another reader took over its id.
 Cause = Literal["closed", "dead", "removed", "replaced"]
 
 
 class AddReader(Update[ReaderGroupState], tag="add_reader"):
-    """Let a reader into the group. It owns nothing yet."""
+    """Add a reader to the group. It owns nothing yet."""
 
     reader: str
-    #: The attribute of its lease, created in the same step. The name is random and never used twice. The revision of
-    #: this update would do as well, but is known only when the append is built, and changes with every attempt.
+    #: The name of its lease, whose attribute the same append creates. The name is random and never reused. The revision
+    #: of this update could replace it, but is known only when the append is built, and changes with every attempt.
     lease: str | None = None
-    #: It keeps something at checkpoints.
+    #: Whether its application saves something at checkpoints.
     keeps: bool | None = None
-    #: It reads all by itself: it comes into a group without readers only, and none comes in beside it.
+    #: Whether it is an exclusive reader: it joins only a group without readers, and then no other can join.
     alone: bool | None = None
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
@@ -57,9 +57,9 @@ class AddReader(Update[ReaderGroupState], tag="add_reader"):
 
 
 class RemoveReader(Update[ReaderGroupState], tag="remove_reader"):
-    """Take a reader out of the group. What it owned goes on at ``position``, or where it began.
+    """Remove a reader from the group. Its segments continue at ``position``, or where its assignments began.
 
-    A segment marked for hand-over goes to its target, the others to the unassigned. Marks for the reader are cleared.
+    A segment marked for hand-over goes to its target, the others become unassigned. Marks for the reader are cleared.
     """
 
     reader: str
@@ -83,7 +83,7 @@ class RemoveReader(Update[ReaderGroupState], tag="remove_reader"):
 
 
 class ReassignSegment(Update[ReaderGroupState], tag="reassign"):
-    """Give an unassigned segment to a reader, or mark one that is owned for hand-over to it.
+    """Assign an unassigned segment to a reader, or mark an owned segment for hand-over to it.
 
     Reassigning to the present owner clears the mark.
     """
@@ -109,7 +109,7 @@ class ReassignSegment(Update[ReaderGroupState], tag="reassign"):
 
 
 class ReleaseSegment(Update[ReaderGroupState], tag="release"):
-    """The owner gives a segment up at ``offset``: to its hand-over target if that is in the group, else to nobody."""
+    """The owner releases a segment at ``offset``: to its hand-over target if that is in the group, else unassigned."""
 
     reader: str
     segment: SegmentId
@@ -121,7 +121,7 @@ class ReleaseSegment(Update[ReaderGroupState], tag="release"):
 
 
 class CompleteSegment(Update[ReaderGroupState], tag="complete"):
-    """The last event of a segment counts as processed. Successors become readable after all their predecessors."""
+    """The last event of a segment is processed. A successor is readable when all its predecessors are completed."""
 
     reader: str
     segment: SegmentId
@@ -152,7 +152,7 @@ class CompleteSegment(Update[ReaderGroupState], tag="complete"):
 
 
 class NewSegment(BaseModel):
-    """A segment of a new epoch, with those of its predecessors that the group still knows."""
+    """A segment of a new epoch, with the predecessors that the group still knows."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -162,7 +162,7 @@ class NewSegment(BaseModel):
 
 
 class AddEpoch(Update[ReaderGroupState], tag="add_epoch"):
-    """A stream was scaled: its new segments wait for their predecessors to be completed."""
+    """A stream was scaled. Its new segments wait until their predecessors are completed."""
 
     stream: str
     epoch: int
@@ -192,7 +192,7 @@ class AddEpoch(Update[ReaderGroupState], tag="add_epoch"):
 
 
 class EndStream(Update[ReaderGroupState], tag="end_stream"):
-    """A stream was sealed: after the segments of its last epoch nothing more comes."""
+    """A stream was sealed. No segments follow those of its last epoch."""
 
     stream: str
 
@@ -202,7 +202,7 @@ class EndStream(Update[ReaderGroupState], tag="end_stream"):
 
 
 class RecordWeights(Update[ReaderGroupState], tag="record_weights"):
-    """How much work segments are, as powers of two. The planner weighs by these alone."""
+    """Set how much work segments are, as powers of two. The planner weighs by these alone."""
 
     weights: Mapping[SegmentId, Annotated[int, Field(ge=0, le=40)]]
 
@@ -213,7 +213,7 @@ class RecordWeights(Update[ReaderGroupState], tag="record_weights"):
 
 
 class ConfigureGroup(Update[ReaderGroupState], tag="configure"):
-    """Change how the group keeps time. What it reads stays."""
+    """Change the group's intervals and limits. Its streams and bounds stay."""
 
     config: StoredConfig
 
@@ -227,10 +227,10 @@ class ConfigureGroup(Update[ReaderGroupState], tag="configure"):
 
 
 class CreateCheckpoint(Update[ReaderGroupState], tag="create_checkpoint"):
-    """Begin a checkpoint: all readers that are in the group are to pass it. Without a name it is an automatic one."""
+    """Begin a checkpoint that all present readers have to pass. Without a name it is an automatic one."""
 
     name: str | None = None
-    #: Applications are not told of it.
+    #: Whether it calls no ``on_checkpoint``.
     silent: bool | None = None
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
@@ -248,7 +248,7 @@ class CreateCheckpoint(Update[ReaderGroupState], tag="create_checkpoint"):
 
 
 class PassCheckpoint(Update[ReaderGroupState], tag="pass_checkpoint"):
-    """A reader has kept what it needs, and goes on at ``position`` in its segments. The last one completes it."""
+    """A reader has saved its results, and stands at ``position`` in its segments. The last completes the checkpoint."""
 
     reader: str
     #: The token of its beginning.
@@ -272,7 +272,7 @@ class PassCheckpoint(Update[ReaderGroupState], tag="pass_checkpoint"):
 
 
 class FailCheckpoint(Update[ReaderGroupState], tag="fail_checkpoint"):
-    """Give a checkpoint up: nobody has to pass it any more."""
+    """Give a checkpoint up: readers no longer have to pass it."""
 
     #: The token of its beginning.
     checkpoint: int
@@ -285,17 +285,17 @@ class FailCheckpoint(Update[ReaderGroupState], tag="fail_checkpoint"):
 
 
 class ResetStream(Update[ReaderGroupState], tag="reset_stream"):
-    """Go on elsewhere in a stream: with these segments, which nobody owns yet. Checkpoints that are under way fail.
+    """Move the group to another place in a stream, with these segments, all unassigned. Outstanding checkpoints fail.
 
-    What was said under the tokens of before has no effect any more.
+    Commits and releases under earlier tokens have no effect any more.
     """
 
     stream: str
-    #: The newest epoch whose segments are among these.
+    #: The newest epoch with segments among these.
     epoch: int
     ended: bool
     segments: Mapping[SegmentId, SegmentState]
-    #: Other streams of the group stay where they are, and so does what was lost of them.
+    #: Whether other streams of the group stay where they are. Then ``lost`` stays too.
     partial: bool | None = None
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
@@ -319,7 +319,7 @@ class ResetStream(Update[ReaderGroupState], tag="reset_stream"):
         return state.replace(readers=readers, lost=None)
 
 
-#: Every class of updates that the log of a group may hold.
+#: Every class of updates that the log of a group can hold.
 UPDATES: Final[tuple[type[Update[Any]], ...]] = (
     AddReader,
     RemoveReader,
@@ -338,7 +338,7 @@ UPDATES: Final[tuple[type[Update[Any]], ...]] = (
 
 
 def _forward(found: SegmentState, segment: SegmentId, offset: int) -> int:
-    """``offset``, unless it is before the place where the assignment began: positions do not go backwards."""
+    """Return ``offset``; refuse one before the place where the assignment began, since positions do not go back."""
     if offset < found.offset:
         raise InvalidArgumentError(
             "a position does not go back within an assignment", segment=segment, offset=offset, began_at=found.offset
@@ -349,10 +349,10 @@ def _forward(found: SegmentState, segment: SegmentId, offset: int) -> int:
 def _hand_over(
     state: ReaderGroupState, segment: SegmentId, found: SegmentState, offset: int, revision: Revision
 ) -> ReaderGroupState:
-    """The owner leaves the segment at ``offset``."""
+    """Release the segment at ``offset``, to its target if that is in the group."""
     state = _record(state, segment, found, offset)
     target = state.readers.get(found.target) if found.target is not None else None
-    # The mark was for one incarnation. A reader of the same id that came later has to be chosen anew.
+    # The mark names one incarnation. The planner has to choose a later reader of the same id anew.
     if target is not None and target.incarnation == found.target_incarnation:
         after = found.changed(
             offset=offset, owner=found.target, token=revision.token, target=None, target_incarnation=None
@@ -363,7 +363,7 @@ def _hand_over(
 
 
 def _record(state: ReaderGroupState, segment: SegmentId, found: SegmentState, offset: int) -> ReaderGroupState:
-    """The owner leaves the segment: there it passes the checkpoints that its owner has not passed."""
+    """Record that the segment, which its owner leaves, passes there the checkpoints that the owner has not passed."""
     assert found.owner is not None
     state = _note_progress(state, found, offset)
     for checkpoint in state.checkpoints_ahead_of(found.owner):
@@ -373,7 +373,7 @@ def _record(state: ReaderGroupState, segment: SegmentId, found: SegmentState, of
 
 
 def _note_progress(state: ReaderGroupState, found: SegmentState, offset: int) -> ReaderGroupState:
-    """The owner of the segment has committed up to ``offset``."""
+    """Note that the owner of the segment has committed up to ``offset``."""
     assert found.owner is not None
     owner: ReaderState = state.readers[found.owner]
     if not owner.keeps or owner.has_something or offset <= found.offset:
@@ -387,7 +387,7 @@ def _token(found: SegmentState) -> int:
 
 
 def _with_checkpoint(state: ReaderGroupState, checkpoint: CheckpointState) -> ReaderGroupState:
-    """The state with another value of one of its checkpoints."""
+    """Return the state with a new value of one of its checkpoints."""
     assert state.checkpoints is not None
     if checkpoint.completed:
         checkpoint = checkpoint.model_copy(update={"lost": state.lost})
@@ -398,7 +398,7 @@ def _with_checkpoint(state: ReaderGroupState, checkpoint: CheckpointState) -> Re
 
 
 def _drop_finished(state: ReaderGroupState, completed: Iterable[SegmentId]) -> ReaderGroupState:
-    """Forget completed segments once all their successors are readable: until then they stand in every cut."""
+    """Forget completed segments once all their successors are readable. Until then, they belong to every cut."""
     for segment in completed:
         found = state.segments.get(segment)
         if found is None or not found.successors:
