@@ -1,4 +1,4 @@
-"""Connections to a PostgreSQL server: how an address is read, what each connection is told, and what errors mean."""
+"""Connections to a PostgreSQL server: address parsing, connection settings, the pool, and error translation."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from synchronizer.threads.flag import Flag
 from ..forking import own
 
 T = TypeVar("T")
-#: What `Connection.plain_rows` sends.
+#: The values that `Connection.plain_rows` can send.
 Plain = str | bytes | int | bool | None
 
 _DEFAULT_SCHEMA: Final = "readergroup"
 _SCHEMA_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
-#: What libpq is told unless the address says otherwise: give up on a host that does not answer.
+#: Settings of libpq unless the address overrides them: give up on a host that does not answer.
 _LIBPQ_DEFAULTS: Final = {
     "connect_timeout": "5",
     "keepalives_idle": "5",
@@ -55,18 +55,18 @@ _LIBPQ_DEFAULTS: Final = {
     "fallback_application_name": "readergroup",
 }
 _SECRETS: Final = frozenset({"password", "sslpassword", "oauth_client_secret"})
-#: How much longer than the server the client waits before it cuts the connection.
+#: The client waits this much longer than the server's timeout before it cuts the connection.
 _GRACE_SECONDS: Final = 5.0
 _MAX_IDLE_SECONDS: Final = 600.0
 _LOOK_SECONDS: Final = 0.25
 _BOOLEANS: Final = (b"\0", b"\1")
 _BIGINT: Final = struct.Struct("!q")
-# These waits are for a server, which no clock of a test can move.
+# These waits are for a server, which a test's clock cannot move.
 _CLOCK: Final = SystemClock()
 
 
 class Address(NamedTuple):
-    """What an address says. ``conninfo`` may hold a password, ``url`` does not."""
+    """A parsed address. ``conninfo`` may hold a password, ``url`` does not."""
 
     url: str
     conninfo: tuple[tuple[str, str], ...]
@@ -85,11 +85,11 @@ _OWN_OPTIONS: Final = ("schema", "pooler", "pool_size", "statement_timeout")
 
 
 def parse_address(url: str) -> Address:
-    """``postgresql://user:password@host:port/database?schema=...``; what is not our option is libpq's."""
+    """Parse ``postgresql://user:password@host:port/database?schema=...``. Options of libpq are passed on."""
     _, _, rest = url.partition("://")
     location, _, query = rest.partition("?")
     if "@" in location.partition("@")[2] or "@" in query.partition("=")[0]:
-        # Libpq would take a part of the password for a host or an option, and name it in errors.
+        # libpq would take part of the password for a host or an option, and name it in errors.
         raise InvalidArgumentError("the address holds an @ too many; write special characters of a password as %xx")
     options = dict(parse_qsl(query, keep_blank_values=True))
     own: dict[str, str] = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
@@ -107,7 +107,7 @@ def parse_address(url: str) -> Address:
         for_libpq = f"postgresql://{location}?{urlencode(options, quote_via=quote)}"
         conninfo = {**_LIBPQ_DEFAULTS, **{name: str(value) for name, value in conninfo_to_dict(for_libpq).items()}}
     except psycopg.Error:
-        # What libpq says may quote a part of the password.
+        # The message of libpq may quote part of the password.
         raise InvalidArgumentError(
             "libpq cannot read the address; write special characters of a password as %xx", url=_shown(location, query)
         ) from None
@@ -115,7 +115,7 @@ def parse_address(url: str) -> Address:
 
 
 def _shown(location: str, query: str) -> str:
-    """The address without secrets."""
+    """Return the address without secrets."""
     credentials, at, place = location.rpartition("@")
     user = credentials.partition(":")[0]
     public = [pair for pair in query.split("&") if pair and pair.partition("=")[0] not in _SECRETS]
@@ -143,7 +143,7 @@ def _checked(own: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _has_parts_of_plain_rows() -> bool:
-    """Whether this release of psycopg has what `Connection.plain_rows` uses of its inner parts."""
+    """Return whether this release of psycopg has the internals that `Connection.plain_rows` uses."""
     try:
         return (
             list(inspect.signature(generators.execute).parameters) == ["pgconn"]
@@ -158,27 +158,27 @@ def _has_parts_of_plain_rows() -> bool:
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
-    """A connection on which no call lasts for ever, also when the server stops without closing it."""
+    """A connection with a timeout on every call, also when the server stops without closing it."""
 
-    #: Where not, `plain_rows` goes the documented way, which takes longer.
+    #: If False, `plain_rows` uses the documented API, which is slower.
     has_plain_rows: ClassVar[bool] = _has_parts_of_plain_rows()
     call_timeout: float = 0.0
     idle_since: float = 0.0
-    #: Whether the statement of the present call went to the server, or may have.
+    #: Whether the current call's statement went to the server, or may have.
     has_sent: bool = False
     _poll: select.poll | None = None
     _cursor: psycopg.Cursor[tuple[Any, ...]] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._plain_names: dict[str, bytes] = {}  # by the statements that were prepared
-        # No name is used twice: an interrupt may have left one that the server knows and this object does not.
+        self._plain_names: dict[str, bytes] = {}  # of prepared statements, by statement
+        # A name is never reused: after an interrupt the server may know a name that this object does not.
         self._numbers = itertools.count()
         if self.has_plain_rows:
             self._plain_reader = Transformer(self)
 
     def rows(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Sequence[tuple[Any, ...]]:
-        """What a statement returns, in the binary format. One cursor serves all: to make one takes its time."""
+        """Return the rows of a statement, in the binary format. All calls share one cursor: creating one is slow."""
         if self._cursor is None:
             self._cursor = self.cursor(binary=True)
         self.has_sent = True
@@ -188,9 +188,9 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         return rows
 
     def plain_rows(self, statement: str, values: Iterable[Plain]) -> Sequence[tuple[Any, ...]]:
-        """The same where the places of the values are $1, $2 and so on, and an integer is a bigint.
+        """Return the rows of a statement with the placeholders $1, $2 and so on; an integer is a bigint.
 
-        It takes a fraction of the driver's time, which goes into choosing types and statements by the values.
+        It is much faster than `rows`: the driver spends its time on choosing types and statements by the values.
         """
         if not self.has_plain_rows:
             return self._documented_rows(statement, list(values))
@@ -221,13 +221,13 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         return name
 
     def _deallocate(self, name: bytes | None) -> PQGen[None]:
-        if name is None:  # psycopg gives up all prepared statements, as after a rollback
+        if name is None:  # psycopg drops all prepared statements, as after a rollback
             self._plain_names.clear()
         return super()._deallocate(name)
 
     def _plain_result(self, expected: pq.ExecStatus) -> PGresult:
         results: Sequence[PGresult] = self.wait(generators.execute(self.pgconn))
-        for result in results:  # the second, where the statement was complete and its commit failed
+        for result in results:  # there is a second one if the statement succeeded and its commit failed
             if result.status != expected:
                 raise error_from_result(result)
         if len(results) != 1:
@@ -240,9 +240,9 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         return super().wait(_bounded(gen, Deadline(_CLOCK, self.call_timeout)), *args, **kwargs)
 
     def in_transaction(self, work: Callable[[], T], *settings: str) -> T:
-        """What ``work`` returns, in one transaction with these settings.
+        """Return the result of ``work``, run in one transaction with these settings.
 
-        Not the driver's `transaction`: after an interrupt that counts wrongly, and the connection is of no more use.
+        The driver's `transaction` loses count of its nesting after an interrupt, which makes the connection unusable.
         """
         try:
             self.execute("; ".join(("BEGIN", *(f"SET LOCAL {each}" for each in settings))), prepare=False)
@@ -256,18 +256,18 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is open and in no transaction."""
+        """Whether the connection is open and in no transaction."""
         return self.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
 
     @property
     def is_stale(self) -> bool:
-        """Whether the server has said something since the last call, which is most likely its farewell."""
+        """Whether the server has sent data since the last call: most likely it has closed the session."""
         try:
             if self._poll is None:
                 self._poll = select.poll()
                 self._poll.register(self.pgconn.socket, select.POLLIN)
             return bool(self._poll.poll(0))
-        except (psycopg.Error, OSError):  # it has no socket any more
+        except (psycopg.Error, OSError):  # the socket is closed
             return True
 
 
@@ -280,7 +280,7 @@ def _binary(value: Plain) -> bytes | None:
 
 
 def _bounded(gen: PQGen[T], deadline: Deadline) -> PQGen[T]:
-    """The same steps, until the deadline: then the connection is in the middle of something and of no more use."""
+    """Do the same steps until the deadline. After it the connection is in the middle of a call, and unusable."""
     try:
         step = next(gen)
         while True:
@@ -293,39 +293,39 @@ def _bounded(gen: PQGen[T], deadline: Deadline) -> PQGen[T]:
 
 
 class Loan:
-    """A connection of a pool in the hands of one thread, and its place among those that may be.
+    """One thread's loan of a connection of the pool, and its place in the queue for one.
 
-    An interrupt may come at any point of a function of Python, also at its beginning. So ``end`` is none: it is a call
-    in C, and once it was called the connection is idle and the place free. Calling it again changes nothing.
+    An interrupt may come at any point of a Python function, also at its start. So ``end`` is a call in C: once it was
+    called, the connection is idle and the place free. Calling it again changes nothing.
     """
 
     __slots__ = ("end", "has_place")
 
     def __init__(self, loans: dict[Loan, Connection | None], idle: deque[Connection]) -> None:
-        self.has_place: Flag | None = None  # where it has to be waited for
+        self.has_place: Flag | None = None  # of a loan that had to wait for its place
         self.end: Final = partial(idle.extend, filter(None, map(loans.pop, (self,), (None,))))
 
 
 class Connections:
-    """Connections that the threads of one store share. Each is used by one thread at a time.
+    """A pool of connections that the threads of one store share. One thread at a time uses a connection.
 
-    Not `psycopg_pool`: after an outage that one connects again only when its growing pause is over, looks at dead
-    connections with growing pauses as well, and keeps the reason to itself; here a call tries at once and tells why
-    it failed. It needs no threads either.
+    `psycopg_pool` reconnects after an outage only when its backoff is over, checks dead connections with a backoff as
+    well, and does not report the reason. Here a call tries at once and reports why it failed. This pool needs no
+    threads either.
     """
 
     def __init__(self, address: Address, *, places: int | None = None, most_idle: int | None = None) -> None:
-        """``places`` limits the loans, by default as the address says; ``most_idle`` the idle connections."""
+        """Create a pool of at most ``places`` loans (default: the address's) and ``most_idle`` idle connections."""
         self.address = address
         self._places = address.pool_size if places is None else places
         self._most_idle = self._places if most_idle is None else most_idle
         self._idle: deque[Connection] = deque()
         self._closed = False
-        #: In the order of their coming: the first have the places. And the connection of each, once it has one.
+        #: The connection of each loan, once it has one. In order of arrival: the first loans have the places.
         self._loans: dict[Loan, Connection | None] = {}
 
     def call(self, work: Callable[[Connection], T]) -> T:
-        """What ``work`` returns, which it is given a connection for that is in no transaction."""
+        """Call ``work`` with a connection outside any transaction, and return its result."""
         loan = self.loan()
         try:
             return work(self.take(loan))
@@ -337,17 +337,17 @@ class Connections:
                 self.go_on()
 
     def loan(self) -> Loan:
-        """For one connection: `take` it, and whatever happens `look_at` it, `end` the loan, and let others `go_on`."""
+        """Return a loan for one connection: `take` it, then in any case `look_at` it, `end` the loan, and `go_on`."""
         return Loan(self._loans, self._idle)
 
     def take(self, loan: Loan) -> Connection:
-        """A connection outside any transaction, in the ``try`` whose ``finally`` ends the loan."""
+        """Return a connection outside any transaction. Call it in the ``try`` whose ``finally`` ends the loan."""
         self._loans[loan] = None
         if len(self._loans) > self._places:
             self._wait_for_place(loan)
         with suppress(IndexError):  # none is idle
             while True:
-                # In C from the deque to the dictionary, so that no interrupt comes between and loses one.
+                # One call in C from the deque to the dictionary, so that no interrupt in between loses a connection.
                 self._loans.update(zip((loan,), iter(self._idle.pop, None), strict=False))
                 connection = self._loans[loan]
                 assert connection is not None
@@ -359,7 +359,7 @@ class Connections:
         return connection
 
     def look_at(self, loan: Loan) -> None:
-        """Close what cannot be used again. Never raises: the answer of the call is there."""
+        """Close the connection if it cannot be reused. Never raises, because the call already has its result."""
         try:
             connection = self._loans.get(loan)
             if connection is None:
@@ -383,14 +383,14 @@ class Connections:
                     url=self.address.url,
                     pool_size=self.address.pool_size,
                 )
-            # A thread that was interrupted when its loan had ended has told nobody.
+            # Poll: a thread interrupted right after the end of its loan has woken no other.
             _CLOCK.wait(loan.has_place, deadline.remaining(_LOOK_SECONDS))
 
     def _has_place(self, loan: Loan) -> bool:
         return loan in islice(self._loans, self._places)
 
     def go_on(self) -> None:
-        """Wake those who got a place because a loan has ended. After `close` it was the last use of its connection."""
+        """Wake the loans that got a place because another ended. After `close`, close the returned connection."""
         if len(self._loans) >= self._places:
             for loan in list(islice(self._loans, self._places)):
                 if loan.has_place is not None:
@@ -399,7 +399,7 @@ class Connections:
             self.close()
 
     def connect(self) -> Connection:
-        """A new connection, told what it has to know."""
+        """Return a new connection with its session settings."""
         options = dict(self.address.conninfo)
         try:
             connection = Connection.connect(**options, autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
@@ -427,8 +427,8 @@ class Connections:
     def close(self) -> None:
         self._closed = True
         for connection in list(self._idle):
-            connection.close()  # an idle one still: if this is interrupted, it is found again
-            with suppress(ValueError):  # a call has taken it, and sees that it is closed
+            connection.close()  # it is still in the list: after an interrupt, the next `close` finds it
+            with suppress(ValueError):  # a call has taken it, and will see that it is closed
                 self._idle.remove(connection)
 
     def _settings(self) -> Sequence[str]:
@@ -437,9 +437,9 @@ class Connections:
             f"SET statement_timeout = {milliseconds}",
             f"SET lock_timeout = {milliseconds}",
             f"SET idle_in_transaction_session_timeout = {2 * milliseconds}",
-            # Each statement of a function must see what was committed before it.
+            # Each statement of a function must see all earlier commits.
             "SET default_transaction_isolation = 'read committed'",
-            # All statements are look-ups by key: planning them again gains nothing.
+            # All statements are look-ups by key: replanning gains nothing.
             "SET plan_cache_mode = force_generic_plan",
             "SET enable_seqscan = off",
             "SET jit = off",
@@ -447,21 +447,21 @@ class Connections:
 
     def _close_unused(self, now: float) -> None:
         with suppress(IndexError):
-            if now - self._idle[0].idle_since > _MAX_IDLE_SECONDS:  # the first is unused for the longest time
+            if now - self._idle[0].idle_since > _MAX_IDLE_SECONDS:  # the first one has been idle the longest
                 self._idle.popleft().close()
 
 
 def failure(error: Exception, connection: Connection, url: str, *, is_append: bool) -> ReaderGroupError:
-    """What a call raises in place of ``error``: the one place where it is decided whether an append is settled."""
+    """Return the error to raise for ``error``. Only here is decided whether the outcome of an append is known."""
     if is_append and not is_settled(connection, error):
         return unknown(error, url)
     return translated(error, url)
 
 
 def is_settled(connection: Connection, error: Exception) -> bool:
-    """Whether a statement that failed like this is certain to have had no effect.
+    """Return whether the failed statement certainly had no effect.
 
-    The server may end the session when the statement is complete, before, during or after its commit.
+    The server may end the session after the statement is complete: before, during or after its commit.
     """
     if not connection.has_sent:
         return True
@@ -482,7 +482,7 @@ def unknown(error: Exception, url: str) -> OutcomeUnknownError:
 
 
 def translated(error: Exception, url: str) -> ReaderGroupError:
-    """What an error of the driver means for the caller. The one place where such errors are told apart."""
+    """Return the error to raise for an error of the driver. All such errors are classified here."""
     if isinstance(error, ReaderGroupError):
         return error
     if not isinstance(error, psycopg.Error):

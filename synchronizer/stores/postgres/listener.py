@@ -1,12 +1,12 @@
-"""One listening connection per process and schema, which tells all waiters of the process what was announced.
+"""One listening connection per process and schema, which wakes all waiters of the process.
 
-A NOTIFY costs its transaction a lock of the whole server and wakes every listener of the database. So an append
-announces itself only if somebody waits: who waits holds, in shared mode, the advisory lock of the slot that the
-segment's name falls into, and the append tries to take that lock alone for a moment. The locks end with the connection
+A NOTIFY costs its transaction a lock of the whole server and wakes every listener of the database. So an append sends
+a NOTIFY only if a process waits. The name of a segment hashes to a slot with an advisory lock. A waiting process holds
+that lock in shared mode, and an append briefly tries to take it in exclusive mode. The locks end with the connection
 that holds them, and cost neither a row nor a write.
 
-No append slips through: after the slot is locked, the segment's own lock is taken alone once, which waits for the
-appends that had looked before. What is appended then is announced, what was appended before can be read.
+No append is missed: after the slot's lock, the listener takes the segment's own lock once in exclusive mode, which
+waits for the appends that had tried the slot before. Later appends are announced, earlier ones can be read.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from .schema import Names
 _logger = logging.getLogger(__name__)
 _CLOCK: Final = SystemClock()
 
-#: For so long after the last wait a segment's appends are still announced: who waits again need not register again.
+#: A segment's appends are announced for this time after its last wait, so that the next wait need not register.
 _LINGER_SECONDS: Final = 5.0
-#: How long a waiter is kept from looking by a server that is slow to take its interest; then it polls.
+#: How long a waiter waits for its registration on a slow server before it polls.
 _PATIENCE_SECONDS: Final = 2.0
 #: How long new appends may queue behind a registration that waits for a long append.
 _LOCK_MILLISECONDS: Final = 500
@@ -43,7 +43,7 @@ _POLL_SECONDS: Final = 0.02
 
 
 class Subscription:
-    """The watch of one store: what was announced since it last looked."""
+    """The watch of one store: collects the announcements since the last `wait`."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -79,7 +79,7 @@ class Subscription:
 
 
 class PollingWatch:
-    """Where a connection is no session, nobody can listen: look fifty times a second."""
+    """Polls fifty times a second, for connections that are no sessions and so cannot listen."""
 
     def __init__(self) -> None:
         self._woken = Flag()
@@ -95,13 +95,13 @@ class PollingWatch:
 
 
 class Listener:
-    """The thread that listens, from the first subscription to the last."""
+    """The thread that listens while stores of this process use it."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._names = Names(address.schema)
         self._lock = threading.Lock()
-        self._changed = Bell()  # of `_registered` and `_is_failing`
+        self._changed = Bell()  # rings for `_registered` and `_is_failing`
         self._subscriptions: set[Subscription] = set()
         self._expected_until: dict[str, float] = {}
         self._registered: set[str] = set()
@@ -113,7 +113,7 @@ class Listener:
         self._thread = BackgroundThread(self._run, name="postgres-listener", stopping=self._is_closed)
 
     def start(self) -> None:
-        """Begin to listen. Only a listener that has not been started."""
+        """Start the thread. Call it once."""
         self._thread.start()
 
     def subscribe(self) -> Subscription:
@@ -127,7 +127,7 @@ class Listener:
             self._subscriptions.discard(subscription)
 
     def expect(self, names: Collection[str]) -> None:
-        """Return when appends to these segments are announced. If that cannot be now, the caller has to poll."""
+        """Return when appends to these segments are announced, or after 2 s or a failure: then the caller polls."""
         deadline = Deadline(_CLOCK, _PATIENCE_SECONDS)
         until = _CLOCK.monotonic() + _LINGER_SECONDS
         with self._lock:
@@ -147,20 +147,20 @@ class Listener:
         return self._is_closed.is_set()
 
     def stop(self) -> None:
-        """Let the thread end. Twice is no error."""
+        """Let the thread end. It may be called twice."""
         self._is_closed.set()
         self._wake()
 
     def close(self) -> None:
-        """After `stop`: wait for the thread. If that is interrupted, it ends all the same."""
-        with contextlib.suppress(RuntimeError):  # it has not begun, and ends when it does
+        """Wait for the thread, after `stop`. The thread ends even if this call is interrupted."""
+        with contextlib.suppress(RuntimeError):  # the thread has not started, and will end when it does
             self._thread.join()
         self._wake_reader.close()
         self._wake_writer.close()
 
     def _wake(self) -> None:
-        with contextlib.suppress(ValueError):  # it is closed
-            self._wake_writer.write(b"\n")  # or nothing, if there is enough to read already
+        with contextlib.suppress(ValueError):  # the pipe is closed
+            self._wake_writer.write(b"\n")  # a full pipe wakes the thread as well
 
     def _run(self) -> None:
         failures = 0
@@ -172,7 +172,7 @@ class Listener:
                     connection.add_notify_handler(lambda notify: self._publish([notify.payload]))
                     self._start_over(is_failing=False)
                     failures = 0
-                    self._publish(None)  # what was announced meanwhile is lost
+                    self._publish(None)  # announcements during the outage are lost
                     self._listen(connection)
                 finally:
                     connection.close()
@@ -204,7 +204,7 @@ class Listener:
 
     def _listen(self, connection: Connection) -> None:
         connection.execute(f"SET lock_timeout = {_LOCK_MILLISECONDS}")
-        # Who looks at pg_stat_activity sees what this connection is for.
+        # Shows in pg_stat_activity what this connection is for.
         connection.execute(
             "SELECT set_config('application_name', current_setting('application_name') || ' listener', false)"
         )
@@ -229,10 +229,10 @@ class Listener:
         if names:
             self._publish(names)
         else:
-            connection.execute("SELECT")  # so that a farewell of the server becomes an error
+            connection.execute("SELECT")  # raises if the server has closed the session
 
     def _update_interest(self, connection: Connection, is_listening: bool) -> bool:
-        """Make the locks and the LISTEN match what is expected; return whether anything is."""
+        """Make the locks and the LISTEN match the expected segments; return whether there are any."""
         now = _CLOCK.monotonic()
         with self._lock:
             expired = [name for name, until in self._expected_until.items() if until < now]
@@ -257,7 +257,7 @@ class Listener:
 
     def _register(self, connection: Connection, names: list[str]) -> None:
         connection.execute(self._names.fill(_EXPECT), (names,))
-        with contextlib.suppress(psycopg.errors.LockNotAvailable):  # a long append; who waits polls as well
+        with contextlib.suppress(psycopg.errors.LockNotAvailable):  # a long append; waiters poll as well
             connection.execute(self._names.fill(_LET_APPENDS_PASS), (names,))
 
 
@@ -269,7 +269,7 @@ _LET_APPENDS_PASS: Final = (
 
 
 class _Shared:
-    """A listener and which stores of this process use it."""
+    """A listener and the stores of this process that use it."""
 
     def __init__(self, listener: Listener) -> None:
         self.listener = listener
@@ -278,7 +278,7 @@ class _Shared:
 
 _listeners: dict[tuple[object, ...], _Shared] = {}
 _lock = threading.Lock()
-#: What a forked child inherited, kept so that it does not close it.
+#: The listeners that a forked child inherited. It keeps them so that it does not close them.
 _inherited: list[object] = []
 
 
@@ -287,7 +287,7 @@ def _key(address: Address) -> tuple[object, ...]:
 
 
 def acquire_listener(address: Address, user: object) -> Listener:
-    """The listener of this process for the address, until the user releases it, also where this is interrupted."""
+    """Return the listener of this process for the address. Release it, also if this call is interrupted."""
     key = _key(address)
     with _lock:
         shared = _listeners.get(key)
@@ -299,13 +299,13 @@ def acquire_listener(address: Address, user: object) -> Listener:
         try:
             shared.listener.start()
         except BaseException:
-            shared.listener.stop()  # the next who needs one makes another
+            shared.listener.stop()  # the next caller starts another
             raise
         return shared.listener
 
 
 def release_listener(address: Address, user: object) -> None:
-    """Twice is no error, and if it was interrupted it can be called again."""
+    """Stop the listener if this was its last user. It may be called twice, also after an interrupt."""
     with _lock:
         shared = _listeners.get(_key(address))
         if shared is None or user not in shared.users:

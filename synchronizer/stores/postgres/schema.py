@@ -1,16 +1,16 @@
-"""What the PostgreSQL store keeps in its schema, and the functions that change it: each is one step.
+"""The tables of the PostgreSQL store, and the functions that change them. Each function is one atomic step.
 
-The compare-and-set of an append is the insertion of its first chunk under the unique key (segment, start_offset): no
-row is updated, so contenders wait for the winner's commit at most, and nothing is left to clean up. Beside it every
-step holds an advisory lock of its transaction on the segment's name. Appends share that lock; whoever must not meet an
-append halfway has it alone: seal, delete, the first step of truncate, an append of attributes only that expects an
-offset (it inserts no chunk that could collide), and a copy.
+An append inserts its first chunk under the unique key (segment, start_offset): that is its compare-and-set. It updates
+no row, so contenders wait at most for the winner's commit, and there is nothing to clean up. Changes of a segment also
+hold an advisory lock of their transaction on its name. Appends share that lock. Steps that must not run during an
+append hold it exclusively: seal, delete, the first step of truncate, concat, and an append of attributes only that
+expects an offset (it inserts no chunk that could collide).
 
-Locks are taken in one order, so that steps never wait for each other in a circle: advisory locks by their numbers,
-then attributes by segment and name, then chunks by segment.
+All steps take their locks in the same order, which prevents deadlocks: advisory locks by number, then attributes by
+segment and name, then chunks by segment.
 
-Each statement of these functions sees what was committed before the statement began (the isolation level is READ
-COMMITTED), so what is read after a lock was obtained is what the last holder left.
+The isolation level is READ COMMITTED: each statement of these functions sees all earlier commits. So a statement after
+a lock was obtained sees what the last holder wrote.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Final
 
 from synchronizer.store import MAX_DELTA_BYTES
 
-#: Rows of more bytes are split: the server reads and frees large values in portions as well.
+#: Larger data is split into several rows, because the server reads and frees large values in portions as well.
 CHUNK_BYTES: Final = 64 * 1024
-#: How many kinds of interest there are; segments share one by their hash. See `postgres_listener`.
+#: The number of slots for waiters; segments share a slot by hash (module `listener`).
 INTEREST_SLOTS: Final = 64
 FORMAT: Final = 1
 
@@ -57,12 +57,12 @@ CREATE TABLE {schema}.attribute (
 CREATE TABLE {schema}.store (format integer NOT NULL);
 """
 
-# The length of the segment `s`: where its last chunk ends. When all of it is truncated there is no chunk.
+# The length of the segment `s`: the end of its last chunk. A segment that is truncated to its end has no chunk.
 LENGTH: Final = (
     "COALESCE((SELECT c.end_offset FROM {schema}.chunk c WHERE c.segment = s.id"
     " ORDER BY c.start_offset DESC LIMIT 1), s.start_offset)"
 )
-# Where the chunk begins that holds the byte at an offset.
+# The start of the chunk that holds the byte at an offset.
 _FIRST_CHUNK: Final = (
     "(SELECT b.start_offset FROM {schema}.chunk b WHERE b.segment = {id} AND b.start_offset <= {offset}"
     " ORDER BY b.start_offset DESC LIMIT 1)"
@@ -458,12 +458,12 @@ END $$;
 )
 
 
-#: What makes a store of each older format one of the next.
+#: The statements that migrate a store from each older format to the next.
 MIGRATIONS: Final[Mapping[int, str]] = {}
 
 
 class Names:
-    """What the statements of one schema are filled in with."""
+    """Fills in the placeholders in the statements of one schema."""
 
     def __init__(self, schema: str) -> None:
         self.schema = f'"{schema}"'
@@ -493,17 +493,17 @@ class Names:
         return statement
 
     def creation(self) -> str:
-        """All that makes an empty schema a store."""
+        """Return the statements that turn an empty schema into a store."""
         insert = f"INSERT INTO {self.schema}.store VALUES ({FORMAT});"
         return self.fill("\n".join((_TABLES, *_FUNCTIONS))) + insert
 
     def migration(self, found: int) -> str:
-        """All that makes a store of an older format one of this release's."""
+        """Return the statements that migrate a store of an older format to this release's."""
         steps = [MIGRATIONS[format] for format in range(found, FORMAT)]
         return self.fill("\n".join(steps)) + f"UPDATE {self.schema}.store SET format = {FORMAT};"
 
 
 def _number(purpose: str, schema: str) -> int:
-    """The same in every release and process, and hardly ever that of somebody else in the same database."""
+    """Return a lock number: the same in every release and process, and unlikely to collide in the database."""
     digest = hashlib.blake2b(f"readergroup {purpose} {schema}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True) >> 1  # so that a slot can be added
+    return int.from_bytes(digest, "big", signed=True) >> 1  # leaves room to add a slot

@@ -1,10 +1,10 @@
-"""A store in a PostgreSQL database: for many machines, on the server that is there already.
+"""A store in a PostgreSQL database: for many machines, on a server that you already run.
 
-The store lives in a schema of its own, which the first process to open it creates. What it holds, and why an append is
-an insertion, says `postgres_schema`; how processes wake each other, `postgres_listener`.
+The store lives in a schema of its own, which the first process to open it creates. Module `schema` describes the
+tables and why an append is an insertion, module `listener` how processes wake each other.
 
-Behind PgBouncer in its transaction mode write ``pooler=transaction`` into the address: all verbs work there, but
-nothing that needs a session: statements are not prepared, `wait` polls, and there is no fair lock.
+Behind PgBouncer in transaction mode, write ``pooler=transaction`` into the address. All verbs work there, but features
+that need a session do not: statements are not prepared, `wait` polls, and there is no fair lock.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from .schema import Names
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-#: Names are keys of an index, whose entries the server limits.
+#: Names are keys of an index, and the server limits the size of an index entry.
 _MAX_NAME_BYTES: Final = 2600
-#: How many chunks one step frees at most: 8 MB.
+#: One step frees at most this many chunks: 8 MB.
 _FREE_CHUNKS: Final = 128
 _NAMES_PER_PAGE: Final = 1000
-#: A copy takes as long as it takes, but not for ever.
+#: The timeout of a copy, which may take much longer than other statements.
 _COPY_SECONDS: Final = 600.0
 _IDLE_LOCK_SESSIONS: Final = 2
 _MAX_OFFSET: Final = 2**63 - 1
@@ -68,15 +68,15 @@ _OLDEST_SERVER: Final = 130000
 
 
 def _numbered(statement: str) -> str:
-    """A statement as `Connection.plain_rows` takes it."""
+    """Return the statement with $1, $2, ... as placeholders, for `Connection.plain_rows`."""
     first, *rest = statement.split("%s")
     return first + "".join(f"${number}{part}" for number, part in enumerate(rest, 1))
 
 
 _APPEND: Final = "SELECT * FROM {schema}.append(%s::text, %s::bytea, %s::text, %s::bigint, "
-#: So many attributes go to the server one by one, which makes the arrays of them in a tenth of the driver's time.
+#: Up to this many attributes are sent one by one, and the server makes the arrays: a tenth of the driver's time.
 _FEW_ATTRIBUTES: Final = 4
-_SIDES: Final = ("text", "bytea", "boolean", "bytea")  # of an attribute: name, expectation, whether any will do, value
+_SIDES: Final = ("text", "bytea", "boolean", "bytea")  # of an attribute: name, expected value, whether any will do, new
 _APPENDS: Final = [_numbered(_APPEND + "NULL, NULL, NULL, NULL)")] + [
     _numbered(_APPEND + ", ".join(f"ARRAY[{', '.join(['%s'] * count)}]::{kind}[]" for kind in _SIDES) + ")")
     for count in range(1, _FEW_ATTRIBUTES + 1)
@@ -86,7 +86,7 @@ _APPEND_TOGETHER: Final = (
     "SELECT * FROM {schema}.append_together(%s::text[], %s::bytea[], %s::bigint[],"
     " %s::integer[], %s::text[], %s::bytea[], %s::boolean[], %s::bytea[])"
 )
-# The rows of a copy. In one order, so that two copies of the same never wait for each other in a circle.
+# The rows of a copy. They are inserted in one order, so that two copies of the same segments cannot deadlock.
 _COPIES: Final = (
     "unnest(%(sources)s::text[], %(segments)s::text[], %(starts)s::bigint[], %(ends)s::bigint[]) WITH ORDINALITY"
     ' AS k (source, segment, first, "end", i)'
@@ -113,7 +113,7 @@ _INFO: Final = "SELECT s.start_offset, {length}, s.sealed FROM {schema}.segment 
 _NAMES: Final = (
     "SELECT name FROM {schema}.segment WHERE name >= %s AND name > %s AND NOT deleted ORDER BY name LIMIT %s::integer"
 )
-# One row at least if the segment exists. All of one moment, so the chunks fit the length.
+# Returns at least one row if the segment exists. It reads one snapshot, so the chunks match the length.
 _READ: Final = """
     WITH s AS MATERIALIZED (
         SELECT s.id, s.start_offset, {length} AS length,
@@ -139,7 +139,7 @@ _ATTRIBUTES_NAMED: Final = (
 _CHANGED: Final = (
     "SELECT s.name, {length}, s.sealed OR s.deleted FROM {schema}.segment s WHERE s.name = ANY(%s::text[])"
 )
-# Not with to_regclass, which may remember that there was no such table.
+# Without to_regclass, which may have cached that the table does not exist.
 _INSPECT: Final = """
     SELECT current_setting('server_version_num'), current_setting('server_encoding'),
         current_setting('default_transaction_isolation'), current_setting('transaction_read_only')::boolean,
@@ -149,7 +149,7 @@ _INSPECT: Final = """
             WHERE n.nspname = {channel} AND c.relname = 'store')
 """
 _TO_FREE: Final = "SELECT id FROM {schema}.segment WHERE deleted AND NOT freed LIMIT 100"
-# Whether a deleted segment is gone, or more chunks are left than one statement deletes. Nobody appends to it any more.
+# Returns whether the deleted segment is gone; else more chunks are left. No process appends to it any more.
 _FORGET: Final = """
     WITH s AS (SELECT id FROM {schema}.segment WHERE name = %(segment)s AND deleted),
         c AS (DELETE FROM {schema}.chunk WHERE ctid = ANY (ARRAY(
@@ -161,13 +161,24 @@ _FORGET: Final = """
 
 
 class PostgresStore(SegmentStore):
-    """Segments in a schema of the database at ``url``, an address as libpq takes it, with TLS and all it knows.
+    """Segments in a schema of a PostgreSQL database. Durable if the server is: see ``guarantees``.
 
-    Four options are this store's own. ``schema`` (``readergroup``) separates stores in one database; it is created
-    when it does not exist. ``pool_size`` (8) limits the connections of this store; waiting and each fair lock take one
-    more. ``statement_timeout`` (15 seconds) limits each statement. ``pooler=transaction`` is for PgBouncer.
+    Names of more than 2600 bytes in UTF-8 are refused.
 
-    It is durable if the server is: see ``guarantees``. Names of more than 2600 bytes in UTF-8 are refused.
+    Args:
+        url: An address of libpq (``postgresql://…``) with all its options, such as those for TLS, and four more:
+            ``schema`` (default ``readergroup``) separates stores in one database and is created if missing;
+            ``pool_size`` (8) limits the connections, and waiting and each fair lock take one more;
+            ``statement_timeout`` (15 seconds) limits each statement; ``pooler=transaction`` is for PgBouncer.
+        clock: The clock for waits.
+        must_exist: Create nothing, and raise `NotFoundError` if the schema holds no store.
+
+    Raises:
+        InvalidArgumentError: The address is wrong.
+        StoreUnavailableError: The server cannot be reached, refuses the connection, or is read-only.
+        UnsupportedError: The server is older than PostgreSQL 13, a setting of it does not fit, or a newer release
+            wrote the store.
+        CorruptStoreError: The schema is not a store of this SDK, or is damaged.
     """
 
     def __init__(self, url: str, *, clock: Clock | None = None, must_exist: bool = False) -> None:
@@ -196,7 +207,7 @@ class PostgresStore(SegmentStore):
             server_side_copy=True,
             fair_lock=address.has_sessions,
         )
-        # Beside those of the pool: the holder of a lock needs one of them while it holds it.
+        # Separate from the pool: the holder of a lock needs a connection of the pool while it holds it.
         self._lock_connections = Connections(address, places=sys.maxsize, most_idle=_IDLE_LOCK_SESSIONS)
         self._listener: Listener | None = None
         self._waiters = Waiters(self._open_watch, self._changed, self._clock, expect=self._expect)
@@ -349,7 +360,7 @@ class PostgresStore(SegmentStore):
     def close(self) -> None:
         if os.getpid() != self._process_id:
             return
-        self._closed = True  # what is interrupted from here on can be called again
+        self._closed = True  # if an interrupt comes after this, `close` can be called again
         self._waiters.close()
         release_listener(self._address, self)
         self._connections.close()
@@ -366,9 +377,9 @@ class PostgresStore(SegmentStore):
         ask: Callable[[Connection, str, Any], Sequence[tuple[Any, ...]]] = Connection.rows,
         seconds: float | None = None,
     ) -> Sequence[tuple[Any, ...]]:
-        """The rows that one statement returns: one round trip, and one transaction of its own.
+        """Return the rows of one statement: one round trip, and one transaction of its own.
 
-        With ``seconds`` it may take longer than other statements, and takes a few more round trips.
+        ``seconds`` replaces the statement timeout, at the cost of a few more round trips.
         """
         self._check_open()
 
@@ -430,7 +441,7 @@ class PostgresStore(SegmentStore):
             raise translated(error, self.url) from error
 
     def _copy(self, connection: Connection, copies: Sequence[SegmentCopy]) -> bool:
-        """Within a transaction. No lock: what is before the end of a source stays as it is, or is gone for good."""
+        """Copy within a transaction. It needs no lock: bytes of a source never change, they can only be truncated."""
         parameters = {
             "sources": [each.source for each in copies],
             "segments": [each.segment for each in copies],
@@ -445,7 +456,7 @@ class PostgresStore(SegmentStore):
         connection.execute(self._filled(_COPY_CHUNKS), parameters)
         self._check_sources(
             connection, copies, parameters
-        )  # what is truncated may have been freed before it was copied
+        )  # bytes truncated meanwhile may have been freed before they were copied
         return True
 
     def _check_sources(
@@ -458,7 +469,7 @@ class PostgresStore(SegmentStore):
             contract.check_copy(each, start_offset, length)
 
     def _free(self, segment_id: int) -> None:
-        """Delete the chunks that nothing refers to any more, in portions, so that no transaction is long."""
+        """Delete unused chunks in portions, so that no transaction is long."""
         try:
             while self._call("SELECT {schema}.free_chunks(%s::bigint, %s::integer)", (segment_id, _FREE_CHUNKS))[0][0]:
                 pass
@@ -497,7 +508,7 @@ class PostgresStore(SegmentStore):
     # Opening
 
     def _prepare(self, must_exist: bool) -> bool:
-        """Make sure that the schema is a store of this release; return whether the server is durable."""
+        """Create or migrate the store if needed; return whether the server is durable."""
         return self._connections.call(partial(self._prepare_on, must_exist))
 
     def _prepare_on(self, must_exist: bool, connection: Connection) -> bool:
@@ -519,7 +530,7 @@ class PostgresStore(SegmentStore):
         return is_durable
 
     def _inspect(self, connection: Connection) -> tuple[bool, bool]:
-        """Whether the schema holds a store, and whether what the server commits survives the loss of power."""
+        """Return whether the schema holds a store, and whether the server's commits survive a power loss."""
         row = connection.execute(self._names.fill(_INSPECT)).fetchone()
         assert row
         version, encoding, isolation, is_read_only, is_durable, is_store = row
@@ -553,7 +564,7 @@ class PostgresStore(SegmentStore):
         return int(row[0])
 
     def _create_or_migrate(self, connection: Connection) -> None:
-        """In a transaction. One process at a time; who comes second finds it done."""
+        """Create or migrate the store, in a transaction. One process at a time does it; the next one finds it done."""
         connection.execute(f"SELECT pg_advisory_xact_lock({self._names.creation_lock})")
         is_store, _ = self._inspect(connection)
         if is_store:
@@ -588,7 +599,7 @@ def _answer(
 
 
 def _columns(names: Sequence[str], changes: Mapping[str, AttributeChange]) -> tuple[Any, ...]:
-    """Attributes as the functions take them: an array of each of their sides."""
+    """Return the attributes as the SQL functions take them: one array for each of `_SIDES`."""
     chosen = [changes[name] for name in names]
     return (
         names,
@@ -599,12 +610,12 @@ def _columns(names: Sequence[str], changes: Mapping[str, AttributeChange]) -> tu
 
 
 def _bounded(offset: int | None) -> int | None:
-    """An offset that the server can take; nothing is as long as the largest."""
+    """Return the offset, limited to the largest bigint, which no segment reaches."""
     return None if offset is None else min(offset, _MAX_OFFSET)
 
 
 def _cut(segment: str, chunks: Sequence[tuple[int, bytes]], offset: int, end: int) -> bytes:
-    """The bytes from ``offset`` up to ``end`` out of the chunks that hold them."""
+    """Return the bytes from ``offset`` up to ``end`` out of the chunks that hold them."""
     if offset == end:
         return b""
     parts = [data for _, data in chunks if data is not None]
@@ -632,7 +643,7 @@ def _check_name(segment: str) -> None:
 
 
 def _longer(connection: Connection, seconds: float, work: Callable[[], T]) -> T:
-    """What ``work`` returns, in a transaction whose statements may take ``seconds``."""
+    """Return the result of ``work``, run in a transaction whose statements may take ``seconds``."""
     usual, milliseconds = connection.call_timeout, int(seconds * 1000)
     try:
         connection.call_timeout = seconds + usual
@@ -647,9 +658,9 @@ def _longer(connection: Connection, seconds: float, work: Callable[[], T]) -> T:
 
 
 class _FairLock(AbstractContextManager[bool]):
-    """A lock of a session of the server, which it ends with, while it is waited for and held.
+    """An advisory lock of a session on the server. It ends with the session.
 
-    It may be left twice, and before it was entered to the end: so whoever is interrupted lets go for certain.
+    It may be exited twice, and before its entry is complete, so an interrupted thread always releases the lock.
     """
 
     def __init__(self, connections: Connections, filled: Callable[[str], str], segment: str, timeout: float) -> None:
@@ -658,7 +669,7 @@ class _FairLock(AbstractContextManager[bool]):
         self._segment = segment
         self._timeout = timeout
         self._loan = connections.loan()
-        #: One that has the lock, or may have got it a moment before.
+        #: The connection that has the lock, or may have it after an interrupt.
         self._locked: Connection | None = None
 
     def __enter__(self) -> bool:
@@ -678,7 +689,7 @@ class _FairLock(AbstractContextManager[bool]):
 
     def __exit__(self, *exc_info: object) -> None:
         if self._locked is not None:
-            # A statement of its own: what was appended meanwhile is committed and seen by the next holder.
+            # A separate statement: all appends under the lock are committed, so the next holder sees them.
             with suppress(Exception):
                 self._locked.execute(self._filled("SELECT pg_advisory_unlock({fair_key})"), (self._segment,))
                 self._locked = None
@@ -701,7 +712,7 @@ class _FairLock(AbstractContextManager[bool]):
     def _end(self) -> None:
         try:
             if self._locked is not None:
-                self._locked.close()  # and with it the lock
+                self._locked.close()  # which releases the lock
             self._connections.look_at(self._loan)
         finally:
             self._loan.end()
