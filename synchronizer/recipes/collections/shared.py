@@ -1,4 +1,4 @@
-"""What the shared collections have in common: a synchronizer of their own, and who listens to it."""
+"""The common part of the shared collections: a synchronizer of their own, and its listeners."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from synchronizer.state_synchronizer import StateSynchronizer
 from synchronizer.store import SegmentStore
 
 T = TypeVar("T")
-C = TypeVar("C")  # a change, as a listener hears it
+C = TypeVar("C")  # the change that a listener receives
 
 _logger = logging.getLogger(__name__)
 
 
 class SynchronizerOptions(TypedDict, total=False):
-    """Arguments of `StateSynchronizer` that its recipes pass on."""
+    """Keyword arguments that the recipes pass on to `StateSynchronizer`."""
 
     clock: Clock | None
     timeout: float
@@ -35,7 +35,7 @@ class SynchronizerOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ValueChange(Generic[T]):
-    """A value that is another one since ``revision``."""
+    """A value that changed at ``revision``."""
 
     before: T
     after: T
@@ -43,17 +43,17 @@ class ValueChange(Generic[T]):
 
 
 class Shared(Generic[S]):
-    """A state that is read and changed through the methods of a subclass. Threads may share it.
+    """A shared state with the methods of a subclass. Threads may share it. The store is borrowed and never closed.
 
-    Reads are of the copy in this process, ask nobody and never block. Changes are decided on the newest state, which
-    the copy then is; `refresh` brings it up to date without a change, and a listener or ``watch`` does so as changes
-    come. The store is borrowed and never closed.
+    Reads use the copy in this process: they never block and make no call to the store. A change is decided on the
+    newest state and leaves the copy up to date. `refresh` updates the copy without a change; a listener or ``watch``
+    updates it as changes come.
 
-    A listener hears the changes in order, whoever made them, in a thread of its own. Where it raises, that is logged,
-    and it hears the next one. Changes that a compaction hides from it come as one.
+    A listener receives the changes of all processes in order, in a thread of its own. Its errors are logged, and it
+    receives the next change. Changes that were compacted before it saw them arrive as one.
     """
 
-    kind: ClassVar[str]  # the name begins with it in the store: a map and a set of one name are two
+    kind: ClassVar[str]  # the prefix of the name in the store: a map and a set may have the same name
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class Shared(Generic[S]):
         self.synchronizer.fetch_updates(timeout=timeout)
 
     def step(self) -> float:
-        """On a clock that ``is_manual``: call the listeners with what is new to them. Returns inf, as the
-        synchronizer's `StateSynchronizer.step` does."""
+        """On a clock that ``is_manual``: call the listeners with the new changes. Return inf, like
+        `StateSynchronizer.step`."""
         return self.synchronizer.step()
 
     def close(self) -> None:
-        """End the listeners and watchers, and refuse changes. The last copy can still be read. Twice is no error."""
+        """End listeners and watchers and refuse changes. Reads still work. Closing twice is no error."""
         self.synchronizer.close()
 
     def __enter__(self) -> Self:
@@ -95,10 +95,10 @@ class Shared(Generic[S]):
         read: Callable[[S], T],
         tell: Callable[[Callable[[C], object], T, T, AppliedUpdate[S]], None],
     ) -> Callable[[], None]:
-        """Call ``tell`` with what ``read`` makes of the states before and after each update from the present copy on.
+        """Call ``tell`` for each update after the present copy, with what ``read`` returns for the states around it.
 
-        ``tell`` calls the listener that it is given; the name of ``listener`` is logged where that raises. A state that
-        cannot be read is logged, and passed over.
+        ``tell`` calls the listener that it is given. If that raises, the log names ``listener``. A state that cannot be
+        read is logged and skipped.
         """
         told = checked(listener, "a listener")
         state, revision = self.synchronizer.snapshot_of_state
@@ -120,5 +120,5 @@ class Shared(Generic[S]):
 
 
 def whole(state: S) -> S:
-    """What to read of a state: all."""
+    """Return the state itself: read all of it."""
     return state

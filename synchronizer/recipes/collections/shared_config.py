@@ -1,4 +1,4 @@
-"""`SharedConfig`: a pydantic model whose fields processes set, and that is valid at every moment."""
+"""`SharedConfig`: a pydantic model whose fields all processes can set, and which is always valid."""
 
 from __future__ import annotations
 
@@ -23,17 +23,25 @@ from .values import ValueCodec, reason
 M = TypeVar("M", bound=BaseModel)
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-#: Where an update that is tried out would be: no update of a map depends on it.
+#: The revision for trying out an update; no update of a map depends on it.
 _NOWHERE: Final = Revision(0, 0)
 
 
 class SharedConfig(Shared[MapState], Generic[M]):
-    """A configuration that processes share: a pydantic ``model`` of whose fields some were put, the others default.
+    """A shared configuration: a pydantic model in which fields that were never put have their defaults.
 
-    ``value`` is the copy in this process; `refresh` brings it up to date. Every change is decided on the newest state
-    and refused with `InvalidArgumentError` if the model would not be valid with it. Each field of the model has a
-    default. Fields that are stored and that the model does not have are left alone, so that releases with different
-    fields can share it.
+    ``value`` is the copy in this process; `refresh` brings it up to date. A change is decided on the newest state, and
+    refused with `InvalidArgumentError` if the model would be invalid with it. Stored fields that the model does not
+    have are left alone, so releases with different fields can share a configuration.
+
+    Args:
+        store: Holds the configuration.
+        name: The same in all processes that share it.
+        model: A pydantic model with a default for every field, and at most one alias for each.
+        **options: See `SynchronizerOptions`.
+
+    Raises:
+        InvalidArgumentError: A field of the model has no default, or several aliases.
     """
 
     kind = "config"
@@ -57,7 +65,7 @@ class SharedConfig(Shared[MapState], Generic[M]):
 
     @property
     def value(self) -> M:
-        """The configuration as this process knows it. A copy: to change it, put fields."""
+        """The configuration as this process knows it. To change it, put fields: this is a copy."""
         return self._read(self.synchronizer.state)
 
     # ------------------------------------------------------------------ changes
@@ -68,24 +76,24 @@ class SharedConfig(Shared[MapState], Generic[M]):
         self.synchronizer.update_state(lambda state: self._valid(state, [put]), timeout=timeout)
 
     def update(self, fields: Mapping[str, Any] = _NOTHING, /, **more: Any) -> None:
-        """Set all these fields in one step: nobody sees some of them without the others."""
+        """Set all these fields in one step: no process sees some of them without the others."""
         check_type(fields, Mapping, "fields")
         puts = [self._put(field, value) for field, value in {**fields, **more}.items()]
         self.synchronizer.update_state(lambda state: self._valid(state, puts))
 
     def put_if_absent(self, field: str, value: Any, *, timeout: float | None = None) -> bool:
-        """Set a field that nobody has put; whether this call did it."""
+        """Set a field that has not been put; return whether this call set it."""
         put = self._put(field, value)
         return self._change_if(lambda state: field not in state.entries, put, timeout)
 
     def replace(self, field: str, new: Any, expected: Any, *, timeout: float | None = None) -> bool:
-        """Set a field if its value, put or default, is ``expected``; whether this call did it."""
+        """Set a field if its value, put or default, is ``expected``; return whether this call set it."""
         put = self._put(field, new)
         wanted = self._codec(field).checked(expected, field=field)
         return self._change_if(lambda state: self._value_of(field, state) == wanted, put, timeout)
 
     def remove(self, field: str, expected: Any | Literal[AnyValue.ANY] = ANY, *, timeout: float | None = None) -> bool:
-        """Let a field that was put, and is ``expected``, have its default again; whether this call did it."""
+        """Reset a field that was put to its default if its value is ``expected``; return whether this call did so."""
         codec = self._codec(field)
         wanted = expected if expected is ANY else codec.checked(expected, field=field)
 
@@ -95,21 +103,21 @@ class SharedConfig(Shared[MapState], Generic[M]):
         return self._change_if(is_there, RemoveEntry(key=field), timeout)
 
     def clear(self, *, timeout: float | None = None) -> None:
-        """Let all fields have their defaults again, as one step."""
+        """Reset all fields to their defaults in one step."""
         self.synchronizer.update_state(lambda state: [ClearMap()] if state.entries else [], timeout=timeout)
 
     # ------------------------------------------------------------------ listening
 
     def watch(self) -> Iterator[M]:
-        """The configuration now, then the newest whenever it has changed, until it is closed."""
+        """Yield the configuration now, then the newest one after each change, until it is closed."""
         return map(self._read, self.synchronizer.watch())
 
     def register_listener(
         self, listener: Callable[[ValueChange[M]], object], *, field: str | None = None
     ) -> Callable[[], None]:
-        """Call ``listener`` with every change after the present copy; returns the function that ends it.
+        """Call ``listener`` with every change after the present copy; return a function that ends it.
 
-        With ``field`` it hears when that one changes.
+        With ``field``, only when that field changes.
         """
         if field is not None:
             self._codec(field)
@@ -133,7 +141,7 @@ class SharedConfig(Shared[MapState], Generic[M]):
         return self.synchronizer.update_state_returning(decide, timeout=timeout)
 
     def _valid(self, state: MapState, changes: Iterable[Update[MapState]]) -> Iterable[Update[MapState]]:
-        """``changes``, if the model is valid with them."""
+        """Return ``changes`` if the model is valid with them; raise `InvalidArgumentError` otherwise."""
         for change in changes:
             state = change.apply_to(state, _NOWHERE)
         self._read(state)
@@ -166,14 +174,14 @@ class SharedConfig(Shared[MapState], Generic[M]):
 
 
 def _input_name(field: str, info: FieldInfo) -> str:
-    """What the field is called where the model is made of it."""
+    """Return the name of the field in the input of the model: its alias, if it has one."""
     if info.validation_alias is None or isinstance(info.validation_alias, str):
         return info.validation_alias or field
     raise InvalidArgumentError("a field of a shared configuration has one alias at most", field=field)
 
 
 class ConfigEntries(SharedMap[object]):
-    """What was put into a `SharedConfig`, for those who do not have its model: nothing checks what they put."""
+    """The entries of a `SharedConfig`, for programs without its model. New values are not validated."""
 
     kind = SharedConfig.kind
 

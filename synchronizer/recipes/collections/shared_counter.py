@@ -1,4 +1,4 @@
-"""`SharedCounter`: a whole number that processes add to."""
+"""`SharedCounter`: an integer that all processes can add to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from synchronizer.store import ANY, AnyValue, SegmentStore
 
 from .shared import Shared, SynchronizerOptions, ValueChange
 
-#: What the stored form can hold.
+#: The largest value of the stored form.
 _LARGEST: Final = 2**63 - 1
 
 
@@ -39,9 +39,15 @@ COUNTER_UPDATES: Final[list[type[Update[CounterState]]]] = [AddToCounter, SetCou
 
 
 class SharedCounter(Shared[CounterState]):
-    """A whole number of 64 bits, 0 to begin with, that processes share.
+    """A shared integer of 64 bits, initially 0.
 
-    ``value`` is the copy in this process; `refresh` brings it up to date. An addition is stored, once, when it returns.
+    ``value`` is the copy in this process; `refresh` brings it up to date. `add` returns when the addition is stored;
+    it is stored once.
+
+    Args:
+        store: Holds the counter.
+        name: The same in all processes that share it.
+        **options: See `SynchronizerOptions`.
     """
 
     kind = "counter"
@@ -55,7 +61,7 @@ class SharedCounter(Shared[CounterState]):
         return self.synchronizer.state.value
 
     def add(self, amount: int = 1, *, timeout: float | None = None) -> int:
-        """Add ``amount``, which may be negative; the value that this made. Two callers who add 1 never get the same."""
+        """Add ``amount``, which may be negative, and return the result. Two calls that add 1 never get the same."""
         update = AddToCounter(amount=_checked(amount, "amount"))
         return self.synchronizer.update_state_unconditionally(update, timeout=timeout).value
 
@@ -64,7 +70,7 @@ class SharedCounter(Shared[CounterState]):
         self.replace(_checked(value), timeout=timeout)
 
     def replace(self, new: int, expected: int | Literal[AnyValue.ANY] = ANY, *, timeout: float | None = None) -> bool:
-        """Set the value if it is ``expected``; whether this call did it."""
+        """Set the value if it is ``expected``; return whether this call set it."""
         update = SetCounter(value=_checked(new, "new"))
         if expected is not ANY:
             _checked(expected, "expected")
@@ -75,11 +81,11 @@ class SharedCounter(Shared[CounterState]):
         return self.synchronizer.update_state_returning(decide, timeout=timeout)
 
     def watch(self) -> Iterator[int]:
-        """The value now, then the newest whenever it has changed, until the counter is closed."""
+        """Yield the value now, then the newest one after each change, until the counter is closed."""
         return (state.value for state in self.synchronizer.watch())
 
     def register_listener(self, listener: Callable[[ValueChange[int]], object]) -> Callable[[], None]:
-        """Call ``listener`` with every change after the present copy; returns the function that ends it."""
+        """Call ``listener`` with every change after the present copy; return a function that ends it."""
 
         def tell(
             told: Callable[[ValueChange[int]], object], before: int, after: int, applied: AppliedUpdate[CounterState]

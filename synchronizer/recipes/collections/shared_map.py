@@ -23,7 +23,7 @@ V = TypeVar("V")
 
 
 class MapState(State):
-    """Keys with their values as bytes: a process that does not know the type of a value holds it as well."""
+    """Keys with their values as bytes, so that a process can hold a value whose type it does not know."""
 
     entries: Map[str, bytes] = Map()
 
@@ -49,13 +49,13 @@ class ClearMap(Update[MapState], tag="clear"):
 
 
 MAP_UPDATES: Final[list[type[Update[MapState]]]] = [PutEntry, RemoveEntry, ClearMap]
-#: What a decision on a state comes to: updates, and the answer to the caller.
+#: The result of a decision on a state: updates, and the answer to the caller.
 Decided = tuple[Iterable[Update[MapState]], V]
 
 
 @dataclass(frozen=True)
 class EntryChange(Generic[V]):
-    """A key whose value is another one since ``revision``. None stands for no value."""
+    """A key whose value changed at ``revision``. None stands for no value."""
 
     key: str
     before: V | None
@@ -64,11 +64,17 @@ class EntryChange(Generic[V]):
 
 
 class SharedMap(Shared[MapState], MutableMapping[str, V]):
-    """A mapping from ``str`` to values of ``value_type`` that processes share, for as many entries as fit a state.
+    """A shared mapping from ``str`` to values of one type, with as many entries as fit into a state.
 
-    Reads are of the copy in this process; `refresh` brings it up to date. Every change is decided on the newest state
-    and stored when it returns; it leaves the copy up to date, also when it was refused. Keys are iterated in order.
-    A value that is read is the caller's own: to change it, put it back.
+    Reads use the copy in this process; `refresh` brings it up to date. A change is decided on the newest state and
+    stored when it returns. It leaves the copy up to date, also if it was refused. Iteration is in order of the keys. A
+    value that you read is your own copy: to change the map, put it back.
+
+    Args:
+        store: Holds the map.
+        name: The same in all processes that share it.
+        value_type: The type of the values; see `ValueCodec` for the types that can be shared.
+        **options: See `SynchronizerOptions`.
     """
 
     kind = "map"
@@ -94,7 +100,7 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
         return len(self.synchronizer.state.entries)
 
     def copy(self) -> dict[str, V]:
-        """All entries of one moment, as those of ``items`` and ``values`` are, whatever comes in meanwhile."""
+        """Return all entries at one revision. `items` and `values` are consistent in the same way."""
         return self._decoded(self.synchronizer.state)
 
     def items(self) -> ItemsView[str, V]:
@@ -110,7 +116,7 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
         self.synchronizer.update_state_unconditionally(self._put(key, value), timeout=timeout)
 
     def put_if_absent(self, key: str, value: V, *, timeout: float | None = None) -> bool:
-        """Set the value of ``key`` if it has none; whether this call did it."""
+        """Set the value of ``key`` if it has none; return whether this call set it."""
         put = self._put(key, value)
 
         def decide(state: MapState) -> Decided[bool]:
@@ -121,26 +127,26 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
     def replace(
         self, key: str, new: V, expected: V | Literal[AnyValue.ANY] = ANY, *, timeout: float | None = None
     ) -> bool:
-        """Set the value of ``key`` if it has one, and that is ``expected``; whether this call did it."""
+        """Set the value of ``key`` if it has one and that is ``expected``; return whether this call set it."""
         return self._change_if(key, expected, self._put(key, new), timeout)
 
     def remove(self, key: str, expected: V | Literal[AnyValue.ANY] = ANY, *, timeout: float | None = None) -> bool:
-        """Remove ``key`` if it is there, with the value ``expected``; whether this call did it."""
+        """Remove ``key`` if its value is ``expected``; return whether this call removed it."""
         return self._change_if(key, expected, RemoveEntry(key=_checked(key)), timeout)
 
     def clear(self, *, timeout: float | None = None) -> None:
-        """Remove all entries, as one step."""
+        """Remove all entries in one step."""
         self.synchronizer.update_state(lambda state: [ClearMap()] if state.entries else [], timeout=timeout)
 
     def update(  # type: ignore[override]
         self, other: Mapping[str, V] | Iterable[tuple[str, V]] = (), /, **entries: V
     ) -> None:
-        """Set all these values in one step: nobody sees some of them without the others."""
+        """Set all these values in one step: no process sees some of them without the others."""
         puts = [self._put(key, value) for key, value in {**dict(other), **entries}.items()]
         self.synchronizer.update_state_unconditionally(*puts)
 
     def setdefault(self, key: str, default: V) -> V:
-        """The value of ``key``, which is ``default`` where it had none."""
+        """Return the value of ``key``; if it has none, set it to ``default`` and return that."""
         put = self._put(key, default)
 
         def decide(state: MapState) -> Decided[bytes]:
@@ -154,7 +160,7 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
     @overload
     def pop(self, key: str, /, default: T) -> V | T: ...
     def pop(self, key: str, /, default: Any = ANY) -> Any:
-        """Remove ``key`` and return its value; `KeyError` where it is not there and no default is given."""
+        """Remove ``key`` and return its value, or ``default`` if it has none; `KeyError` without a default."""
 
         def decide(state: MapState) -> Decided[bytes | None]:
             present = state.entries.get(key)
@@ -168,7 +174,7 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
         return self._values.decode(removed, key=key)
 
     def popitem(self) -> tuple[str, V]:
-        """Remove the first entry and return it: each goes to one process. `KeyError` where there is none."""
+        """Remove the first entry and return it; each entry goes to one caller. `KeyError` if the map is empty."""
 
         def decide(state: MapState) -> Decided[tuple[str, bytes] | None]:
             if not state.entries:
@@ -191,15 +197,15 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
     # ------------------------------------------------------------------ listening
 
     def watch(self) -> Iterator[dict[str, V]]:
-        """All entries now, then the newest whenever they have changed, until the map is closed."""
+        """Yield all entries now, then the newest ones after each change, until the map is closed."""
         return map(self._decoded, self.synchronizer.watch())
 
     def register_listener(
         self, listener: Callable[[EntryChange[V]], object], *, key: str | None = None
     ) -> Callable[[], None]:
-        """Call ``listener`` with every change after the present copy; returns the function that ends it.
+        """Call ``listener`` with every change after the present copy; return a function that ends it.
 
-        With ``key`` it hears of that one alone.
+        With ``key``, only with changes of that key.
         """
         check_type(key, str, "key", or_none=True)
         wanted = key
@@ -225,7 +231,7 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
     def _change_if(
         self, key: str, expected: V | Literal[AnyValue.ANY], change: Update[MapState], timeout: float | None
     ) -> bool:
-        # One of another type would be refused without a word.
+        # Without the check, an expected value of another type would silently never match.
         wanted = expected if expected is ANY else self._values.checked(expected, key=key)
 
         def decide(state: MapState) -> Decided[bool]:
@@ -250,7 +256,7 @@ def _checked(key: object) -> str:
 
 
 def _changed(before: MapState, after: MapState, applied: AppliedUpdate[MapState]) -> Iterable[str]:
-    """The keys that may have changed: few where the update says it."""
+    """Return the keys that may have changed: one if the update names it, otherwise all."""
     if isinstance(applied.update, PutEntry | RemoveEntry):
         return [applied.update.key]
     return sorted({*before.entries, *after.entries})

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class SetState(State):
-    """The items as bytes: items are the same where they are written alike."""
+    """The items as bytes: two items are equal if their bytes are."""
 
     items: Map[bytes, bool] = Map()  # a persistent set, so that adding one does not copy the others
 
@@ -53,7 +53,7 @@ SET_UPDATES: Final[list[type[Update[SetState]]]] = [AddItem, DiscardItem, ClearS
 
 @dataclass(frozen=True)
 class SetChange(Generic[T]):
-    """What came into a set and what went out of it at ``revision``."""
+    """The items that were added and removed at ``revision``."""
 
     added: frozenset[T]
     removed: frozenset[T]
@@ -61,11 +61,17 @@ class SetChange(Generic[T]):
 
 
 class SharedSet(Shared[SetState], MutableSet[T]):
-    """A set of items of ``item_type`` that processes share, for as many as fit a state.
+    """A shared set of items of one type, with as many as fit into a state.
 
-    Reads are of the copy in this process; `refresh` brings it up to date. Every change is decided on the newest state
-    and stored when it returns, with the copy up to date. ``|``, ``&``, ``-`` and ``^`` make a ``frozenset``, and with
-    ``=`` they change the set in one step.
+    Reads use the copy in this process; `refresh` brings it up to date. A change is decided on the newest state and
+    stored when it returns, with the copy up to date. ``|``, ``&``, ``-`` and ``^`` return a ``frozenset``; ``|=``,
+    ``&=``, ``-=`` and ``^=`` change the set in one step.
+
+    Args:
+        store: Holds the set.
+        name: The same in all processes that share it.
+        item_type: The type of the items, which are hashable; see `ValueCodec` for the types that can be shared.
+        **options: See `SynchronizerOptions`.
     """
 
     kind = "set"
@@ -88,7 +94,7 @@ class SharedSet(Shared[SetState], MutableSet[T]):
         return len(self.synchronizer.state.items)
 
     def copy(self) -> frozenset[T]:
-        """All items of one moment."""
+        """Return all items at one revision."""
         return self._decoded(self.synchronizer.state.items)
 
     @classmethod
@@ -98,22 +104,22 @@ class SharedSet(Shared[SetState], MutableSet[T]):
     # ------------------------------------------------------------------ changes
 
     def add(self, item: T, *, timeout: float | None = None) -> bool:  # type: ignore[override]
-        """Put ``item`` in; whether this call did it. Of many callers, one hears True."""
+        """Add ``item``; return whether this call added it. Of concurrent callers, one gets True."""
         data = self._encoded(item)
         return self._change(lambda items: [] if data in items else [AddItem(item=data)], timeout)
 
     def discard(self, item: T, *, timeout: float | None = None) -> bool:  # type: ignore[override]
-        """Take ``item`` out if it is there; whether this call did it. Of many callers, one hears True."""
+        """Remove ``item`` if present; return whether this call removed it. Of concurrent callers, one gets True."""
         data = self._encoded(item)
         return self._change(lambda items: [DiscardItem(item=data)] if data in items else [], timeout)
 
     def remove(self, item: T) -> None:
-        """Take ``item`` out; `KeyError` where it is not there."""
+        """Remove ``item``; `KeyError` if it is not in the set."""
         if not self.discard(item):
             raise KeyError(item)
 
     def pop(self) -> T:
-        """Take an item out and return it: each goes to one process. `KeyError` where there is none."""
+        """Remove an item and return it; each item goes to one caller. `KeyError` if the set is empty."""
 
         def decide(state: SetState) -> tuple[Iterable[Update[SetState]], bytes | None]:
             item = min(state.items, default=None)
@@ -125,11 +131,11 @@ class SharedSet(Shared[SetState], MutableSet[T]):
         return self._values.decode(item)
 
     def clear(self, *, timeout: float | None = None) -> None:
-        """Take all items out, as one step."""
+        """Remove all items in one step."""
         self._change(lambda items: [ClearSet()] if items else [], timeout)
 
     def update(self, *others: Iterable[T], timeout: float | None = None) -> None:
-        """Put all these items in, as one step: nobody sees some of them without the others."""
+        """Add all these items in one step: no process sees some of them without the others."""
         for other in others:
             check_type(other, Iterable, "each of others")
         data = {self._encoded(item) for other in others for item in other}
@@ -161,11 +167,11 @@ class SharedSet(Shared[SetState], MutableSet[T]):
     # ------------------------------------------------------------------ listening
 
     def watch(self) -> Iterator[frozenset[T]]:
-        """All items now, then the newest whenever they have changed, until the set is closed."""
+        """Yield all items now, then the newest ones after each change, until the set is closed."""
         return (self._decoded(state.items) for state in self.synchronizer.watch())
 
     def register_listener(self, listener: Callable[[SetChange[T]], object]) -> Callable[[], None]:
-        """Call ``listener`` with every change after the present copy; returns the function that ends it."""
+        """Call ``listener`` with every change after the present copy; return a function that ends it."""
 
         def tell(
             told: Callable[[SetChange[T]], object], before: SetState, after: SetState, applied: AppliedUpdate[SetState]
@@ -184,7 +190,7 @@ class SharedSet(Shared[SetState], MutableSet[T]):
     # ------------------------------------------------------------------ steps
 
     def _change(self, decide: Callable[[Map[bytes, bool]], Iterable[Update[SetState]]], timeout: float | None) -> bool:
-        """Apply what ``decide`` finds to do with the newest items; whether there was anything."""
+        """Apply the updates that ``decide`` returns for the newest items; return whether there were any."""
 
         def propose(state: SetState) -> tuple[Iterable[Update[SetState]], bool]:
             updates = list(decide(state.items))
@@ -200,7 +206,7 @@ class SharedSet(Shared[SetState], MutableSet[T]):
         return self._values.encode(item)
 
     def _possible(self, items: Iterable[Any]) -> set[bytes]:
-        """Those of the items that can be in the set."""
+        """Return the encoded form of the items that fit the item type; others cannot be in the set."""
         found = set()
         for item in items:
             with suppress(InvalidArgumentError):

@@ -1,4 +1,4 @@
-"""Values of a shared collection to and from bytes: of one type, checked where they enter."""
+"""Encodes values of a shared collection as bytes and decodes them. Each value is checked against the type."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ V = TypeVar("V")
 
 
 class ValueCodec(Generic[V]):
-    """Values of one type: ``str``, ``int``, ``float``, ``bool``, ``bytes``, None, lists and dicts of them, pydantic
-    models, and what pydantic writes as one of these, such as a ``datetime``.
+    """Encodes and decodes values of one type.
 
-    What is written is the value alone, so that a type may grow: a model with a new field that has a default reads what
-    was written without it.
+    The type may be ``str``, ``int``, ``float``, ``bool``, ``bytes``, None, lists and dicts of these, a pydantic model,
+    and any type that pydantic serializes as one of these, such as ``datetime``.
+
+    The stored form holds the value without its type, so a type may grow: a model with a new field that has a default
+    reads values that were written without it.
     """
 
     def __init__(self, value_type: Any, name: str = "value_type") -> None:
-        """``name`` is what an error calls the type."""
-        if value_type is None or isinstance(value_type, str):  # which pydantic takes for types
+        """Errors call the type ``name``."""
+        if value_type is None or isinstance(value_type, str):  # pydantic accepts these as types
             raise InvalidArgumentError(f"{name} is a type, such as int", found=repr(value_type))
         bare = get_args(value_type)[0] if get_origin(value_type) is Annotated else value_type
         self._name = bare.__name__ if isinstance(bare, type) else str(bare)
         try:
             self._adapter: TypeAdapter[V] = TypeAdapter(value_type)
-        except Exception as error:  # pydantic has many for what is no type, and of a type it runs code
+        except Exception as error:  # pydantic raises many kinds here, and runs code of the type
             raise InvalidArgumentError(
                 f"{name} is no type whose values can be shared: {error}", type=self._name
             ) from error
 
     def encode(self, value: V, **facts: object) -> bytes:
-        """The bytes of ``value``, which come back equal. ``facts`` tell in an error what the value is for."""
+        """Return bytes that decode to an equal value. An error shows ``facts``, which say where the value belongs."""
         try:
             checked = self._adapter.validate_python(value, strict=True)
         except ValidationError as error:
@@ -61,7 +63,7 @@ class ValueCodec(Generic[V]):
         )
 
     def checked(self, value: V, **facts: object) -> V:
-        """``value`` as it would come back, to be compared with what is stored."""
+        """Return ``value`` as it would be decoded, to compare it with a stored value."""
         return self.decode(self.encode(value, **facts))
 
     def decode(self, data: bytes, **facts: object) -> V:
@@ -80,14 +82,14 @@ class ValueCodec(Generic[V]):
 
 
 def reason(error: ValidationError) -> str:
-    """What the first mistake is, without the value, which may be a secret."""
+    """Return the text of the first validation error, without the value, which may be a secret."""
     first = error.errors(include_url=False, include_input=False)[0]
     place = ".".join(map(str, first["loc"]))
     return f"{place}: {first['msg']}" if place else first["msg"]
 
 
 def _plain(value: Any) -> Any:
-    """What msgpack does not know but pydantic reads back. Equal sets are written alike."""
+    """Convert a value that msgpack does not know to one that pydantic reads back. Equal sets get equal bytes."""
     if isinstance(value, set | frozenset):
         return sorted(value, key=lambda item: bytes(msgpack.packb(item, default=_plain)))
     return to_jsonable_python(value)

@@ -1,8 +1,8 @@
-"""The consumer of a queue, a round at a time: who holds the role, which events come next, up to where they are handled.
+"""The consumer of a queue, a round at a time: take the role, handle the next events, store the position.
 
-The offset up to which events are handled is what the holder of the role remembers, with its timeout. So a consumer that
-has lost the role changes nothing, and whoever comes next goes on there. The offset moves first, and then the events are
-given up.
+The position is the offset up to which events are handled. It is part of the role's payload, with the holder's timeout.
+So a consumer that has lost the role changes nothing, and the next consumer continues there. The position is stored
+before the handled events are truncated.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from .event_queue import CONSUMER, handled_upto
 from .frames import Frame, read_frames
 from .producer import ADDERS
 
-#: The position is stored this often while events are handled, besides after each batch.
+#: The position is stored after each batch, and this often within one.
 POSITION_SECONDS: Final = 1.0
-#: So many bytes of handled events are kept at most.
+#: Handled events are truncated when they take this many bytes.
 TRUNCATE_BYTES: Final = 256 * 1024
-#: A process that has not added anything for so long is forgotten; then it begins anew. Far more than a call takes.
+#: The number of a process that has added nothing for this long is removed. It is far longer than a call takes. If the
+#: process adds again, it starts with a new number.
 FORGET_ADDERS_SECONDS: Final = 600.0
-#: How many calls of the handler the latency is that of.
+#: The latency is that of the last N calls of the handler.
 _CALLS_MEASURED: Final = 1000
 
 _logger = logging.getLogger(__name__)
@@ -43,7 +44,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class QueuedEvent:
-    """An event as its handler gets it. ``offset`` grows from event to event, and is the same whenever it comes."""
+    """An event as its handler gets it. ``offset`` grows from event to event and is the same at every delivery."""
 
     data: bytes
     queue: str
@@ -51,13 +52,13 @@ class QueuedEvent:
 
     @property
     def key(self) -> str:
-        """Unique, and the same at every delivery: the key of an idempotent sink."""
+        """A unique key, the same at every delivery: use it in an idempotent sink."""
         return f"{self.queue}@{self.offset}"
 
 
 @dataclass(frozen=True, slots=True)
 class HandlingLatency:
-    """How long the last thousand calls of the handler took, in seconds."""
+    """The duration of the last 1000 calls of the handler, in seconds."""
 
     mean_seconds: float = 0.0
     p99_seconds: float = 0.0
@@ -68,7 +69,7 @@ BatchHandler = Callable[[Sequence[QueuedEvent]], object]
 
 
 class Consumer:
-    """One process' consumer. `step` is for one thread, `renew` for another; the rest is for all."""
+    """The consumer of one process. One thread calls `step`, another one `renew`; any thread may call the rest."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class Consumer:
         on_handled: Callable[[int], None],
     ) -> None:
         self.active = False
-        #: Events before this offset are handled, and so much of it is stored.
+        #: Events before ``handled`` are handled. ``committed`` is the stored position.
         self.handled = self.committed = 0
         self.processed_events = 0
         self.processed_bytes = 0
@@ -103,7 +104,7 @@ class Consumer:
         self._clock = clock
         self._on_handled = on_handled
         self._role = ExclusiveRole(store, segment, CONSUMER, clock)
-        self._recording = threading.Lock()  # of the position, and of who holds the role
+        self._recording = threading.Lock()  # held while the position or the role changes
         self._times_taken = 0
         self._recorded_at = float("-inf")
         self._truncated = 0
@@ -112,12 +113,12 @@ class Consumer:
         self._alone_until = 0  # events before this offset were in a batch that failed
         self._retry_at = float("-inf")
         self._durations: deque[float] = deque(maxlen=_CALLS_MEASURED)
-        self._adders: dict[str, bytes] = {}  # as they were seen last
+        self._adders: dict[str, bytes] = {}  # as last read
         self._forget_at = clock.monotonic() + FORGET_ADDERS_SECONDS
 
     @property
     def has_events(self) -> bool:
-        """Whether events were read that are not handled."""
+        """Whether there are events that were read and not handled."""
         return bool(self._frames)
 
     @property
@@ -128,15 +129,15 @@ class Consumer:
         return HandlingLatency(sum(durations) / len(durations), durations[len(durations) * 99 // 100])
 
     def step(self) -> float:
-        """Handle the next events, if there are any and this consumer holds the role; when there is more to do.
+        """Handle the next events if this consumer holds the role; return when the next round is due.
 
-        Raises `HandlerError` for an event that failed for the last time and is not to be set aside,
-        `InvalidArgumentError` for a handler that returned what has not run yet, and what the store raises.
+        Raise `HandlerError` if the last attempt of an event failed and events are not set aside,
+        `InvalidArgumentError` if the handler returned an awaitable or a generator, and the errors of the store.
         """
         now = self._clock.monotonic()
         if not self._take_turn():
             return now + observe_interval(self._agreed_timeout())
-        if self.handled > self.committed:  # the store did not take it
+        if self.handled > self.committed:  # the last commit failed
             self._commit()
         if now < self._retry_at:
             return min(self._retry_at, now + observe_interval(self._timeout_seconds))
@@ -152,14 +153,14 @@ class Consumer:
         return max(now, self._retry_at)
 
     def renew(self) -> None:
-        """Keep the role while a handler takes its time."""
+        """Renew the role while a handler runs for long."""
         with self._recording:
             left = self._role.valid_until - self._clock.monotonic()
             if self.active and left < STOP_AFTER * self._timeout_seconds / 2:
                 self._record()
 
     def leave(self) -> None:
-        """Store the position, and let the next consumer go on there at once."""
+        """Store the position and release the role, so that the next consumer continues there at once."""
         with self._recording:
             if self.active:
                 self._record()
@@ -185,7 +186,7 @@ class Consumer:
             self._frames.clear()
             self._failures = self._alone_until = 0
             self._retry_at = float("-inf")
-            self._role.take(self._timeout_seconds)  # from now on it is this one's
+            self._role.take(self._timeout_seconds)  # from here on with this consumer's timeout
             self._record()
             if not self.active:
                 return False
@@ -193,13 +194,13 @@ class Consumer:
             return True
 
     def _agreed_timeout(self) -> float:
-        """That of the holder: another one would judge it by a time that it does not know of."""
+        """Return the holder's timeout. The holder renews by it, so other consumers must judge it by the same."""
         value = self._role.value
-        is_known = value.holder and len(value.payload) > 1  # a queue that was cleared may have a position alone
+        is_known = value.holder and len(value.payload) > 1  # `clear` may leave a position alone
         return value.payload[1] if is_known else self._timeout_seconds
 
     def _record(self) -> None:
-        """Store the position, which renews the role. Lock held."""
+        """Store the position, which renews the role. The caller holds the lock."""
         position = self.handled
         self.active = self._role.record(position, self._timeout_seconds)
         if self.active:
@@ -227,10 +228,10 @@ class Consumer:
                 self._record()
             if self.active:
                 raise
-            return ()  # by the consumer that has taken over while this one was stopped
+            return ()  # truncated by the consumer that took over during a pause of this one
 
     def _handle_batch(self) -> HandlerError | None:
-        """Hand out so many events that the position is to be stored then; the error to stop with, if one has failed."""
+        """Handle up to ``max_batch`` events; return the error to stop with, if there is one."""
         end = self.processed_events + self._max_batch
         while self._frames and self.processed_events < end and self._may_handle():
             frames = self._next_frames(end - self.processed_events)
@@ -263,7 +264,7 @@ class Consumer:
             return error
         finally:
             self._durations.append(self._clock.monotonic() - began)
-        if returned is not None:  # no failure of the event: it would be as that of all others
+        if returned is not None:  # not a failure of this event: all others would fail the same way
             check_returned(returned, "a handler", queue=self._queue, offset=frames[0].offset)
         return None
 
@@ -278,7 +279,7 @@ class Consumer:
     # ------------------------------------------------------------------ when the handler fails
 
     def _part(self, frames: Sequence[Frame], error: Exception) -> None:
-        """Let the events of a batch come one by one, so that only what fails alone is retried, and set aside."""
+        """Deliver the events of a failed batch one by one, so that only events that fail alone are retried."""
         self._alone_until = frames[-1].end
         delay = self._pause(1)
         _logger.warning(
@@ -323,10 +324,10 @@ class Consumer:
         _logger.error("%s: the event at offset %d is set aside", self._queue, frame.offset, exc_info=error)
         self._done([frame])
 
-    # ------------------------------------------------------------------ those who add
+    # ------------------------------------------------------------------ the processes that add
 
     def _forget_adders(self, now: float) -> None:
-        """Remove the numbers of processes that have added nothing since they were looked at the last time."""
+        """Remove the numbers of the processes that have added nothing since the last check."""
         if now < self._forget_at:
             return
         self._forget_at = now + FORGET_ADDERS_SECONDS
@@ -334,11 +335,11 @@ class Consumer:
         silent = [name for name, number in self._adders.items() if before.get(name) == number]
         if silent:
             known = {name: self._adders[name] for name in silent[:MAX_ATTRIBUTE_CHANGES]}
-            remove_attributes(self._store, self._segment, known)  # if one was changed: next time
+            remove_attributes(self._store, self._segment, known)  # if one has changed, nothing is removed: next time
 
 
 def _text_of(error: Exception) -> str:
-    """Whatever the error is, there is a text of it that can be stored."""
+    """Return a text of the error that can be stored, even if its ``__str__`` raises."""
     try:
         text = f"{type(error).__name__}: {error}"
     except Exception:

@@ -1,4 +1,4 @@
-"""The dead letters of a queue: the events that its handler failed on for the last time, in a segment of their own."""
+"""The dead letters of a queue: the events whose last attempt failed, in a segment of their own."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from synchronizer.store import SegmentStore
 from ...compare_and_set import Cell, Outcome
 from .frames import encode_frame, read_frames
 
-#: So much more than its event a dead letter may take, with this much of an error's text.
+#: The space that a dead letter may take in addition to its event. The text of the error is cut to fit.
 ROOM_BYTES: Final = 64 * 1024
 MAX_ERROR_LENGTH: Final = 10_000
-#: The attribute that says which consumer may set events aside, and which event was the last one.
+#: The attribute with the consumer that may set events aside and the offset of the last event set aside.
 _LAST = "last"
 
 
 @dataclass(frozen=True, slots=True)
 class DeadEvent:
-    """An event that was set aside: its bytes, its offset in the queue, and what its handler raised at last."""
+    """An event that was set aside: its bytes, its offset in the queue, and the last error of its handler."""
 
     data: bytes
     offset: int
     error: str
     attempts: int
-    #: Where it stands among the dead letters.
+    #: Its start and end offsets in the segment of the dead letters.
     place: int
     end: int
 
@@ -46,14 +46,14 @@ def encode_dead_event(*, data: bytes, offset: int, error: str, attempts: int) ->
 
 
 class DeadLetters:
-    """Those of one queue. Each event is set aside once, and only by the consumer that came last."""
+    """The dead letters of one queue. Each event is set aside once, and only by the latest consumer."""
 
     def __init__(self, store: SegmentStore, segment: str) -> None:
         self.segment = segment
         self._store = store
 
     def take_over(self, holder: bytes) -> None:
-        """From now on only this consumer sets events aside."""
+        """Make this consumer the only one that can set events aside."""
         self._store.create(self.segment)
         cell = Cell(self._store, self.segment, _LAST)
         while True:
@@ -63,7 +63,7 @@ class DeadLetters:
                 return
 
     def put(self, holder: bytes, event: bytes, offset: int) -> bool:
-        """Append an event, encoded, unless it is there; False if another consumer has taken over."""
+        """Append an encoded event, unless it is stored already; return False if another consumer has taken over."""
         cell = Cell(self._store, self.segment, _LAST)
         last = cell.load()
         present, last_offset = (b"", -1) if last is None else msgpack.unpackb(last)
@@ -72,14 +72,14 @@ class DeadLetters:
         return last_offset >= offset or cell.change(_encode_last(holder, offset), event) is Outcome.STORED
 
     def read(self) -> Iterator[DeadEvent]:
-        """All that are there, the oldest first."""
-        with suppress(NotFoundError):  # there never was one
+        """Yield all dead letters, the oldest first."""
+        with suppress(NotFoundError):  # no event was ever set aside
             at = self._store.info(self.segment).start_offset
             while True:
                 try:
                     frames = read_frames(self._store, self.segment, at)
                 except TruncatedError as error:
-                    at = error.start_offset  # they were forgotten meanwhile
+                    at = error.start_offset  # another process forgot them
                     continue
                 if not frames:
                     return

@@ -22,7 +22,7 @@ from synchronizer.threads.flag import Flag
 from .consumer import BatchHandler, Consumer, Handler, HandlingLatency, QueuedEvent
 from .event_queue import MAX_OUTSTANDING_BYTES, EventQueue
 
-#: How long one wait for growth lasts: closing is noticed after it.
+#: The longest single wait for growth; a processor notices `close` after it.
 _WAIT_SECONDS: Final = 0.25
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _MAX_PAUSE_SECONDS: Final = 2.0
@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 
 class EventProcessorOptions(TypedDict, total=False):
-    """Arguments of `EventProcessor` that a client passes on."""
+    """Keyword arguments of `EventProcessor` that a client passes on."""
 
     batch_handler: BatchHandler
     max_batch: int
@@ -42,17 +42,32 @@ class EventProcessorOptions(TypedDict, total=False):
 
 
 class EventProcessor(EventQueue):
-    """The queue ``name`` on ``store``, and its consumer: ``handler`` is called with each event, in order.
+    """A queue and its consumer: calls a handler with each event, in order, at least once.
 
-    Or ``batch_handler`` with several at a time, up to ``max_batch``. An event is handled when the call returns; if it
-    raises, it is called again, as ``retries`` say, and later events wait. After the last attempt the processor stops
-    with `HandlerError`, or with ``set_aside`` the event goes to the dead letters. A batch that fails comes again event
-    by event, so that only what fails alone is set aside.
+    An event is handled when the call returns. If the handler raises, it is called again after a backoff, and later
+    events wait. A batch that fails is delivered again event by event.
 
-    Of all processors of a name one at a time handles events; the others wait, and one of them takes over when it is
-    closed, or has been silent for ``consumer_timeout_seconds``. Events since the last stored position come again then:
-    up to ``max_batch`` and those of a second. Two threads are its own, or none with ``threads=False``, for tests, which
-    call `step`.
+    One processor of a queue at a time handles events. Another one takes over when it closes or dies, and repeats the
+    events since the last stored position: at most ``max_batch``. The position is stored after each batch, and every
+    second within one. Two background threads do the work.
+
+    Args:
+        store: Holds the queue. It is borrowed and never closed.
+        name: The name of the queue.
+        handler: Called with one `QueuedEvent` at a time. Give either this or ``batch_handler``.
+        batch_handler: Called with a list of up to ``max_batch`` events.
+        max_batch: The number of events in a batch, at most.
+        retries: Attempts per event, and the delays between them; by default 5 attempts.
+        set_aside: Move an event to the dead letters when its last attempt fails. By default the processor stops with
+            `HandlerError` and the event stays in the queue.
+        consumer_timeout_seconds: Another processor takes over from one that has been silent for this long.
+        max_outstanding_bytes: Adding waits while more bytes than this are not handled.
+        clock: The system's clock by default.
+        timeout: The default of all calls, in seconds.
+        threads: False in tests, which call `step`.
+
+    Raises:
+        InvalidArgumentError: Neither or both of ``handler`` and ``batch_handler`` are given.
     """
 
     def __init__(
@@ -110,37 +125,45 @@ class EventProcessor(EventQueue):
                 self._thread.start()
                 keeping.start()
             except BaseException:
-                self._consumer.stopping.set()  # of the one that has started
+                self._consumer.stopping.set()  # for the thread that has started
                 super().close()
                 raise
 
     @property
     def active(self) -> bool:
-        """Whether it is this one that handles the events, as far as it knows."""
+        """Whether this processor handles the events, as far as it knows."""
         return self._consumer.active
 
     @property
     def error(self) -> BaseException | None:
-        """What it stopped with; None while it works, and if it was closed."""
+        """The error that stopped the processor; None while it works, and after `close`."""
         return self._error
 
     @property
     def latency(self) -> HandlingLatency:
-        """How long the last thousand calls of the handler took."""
+        """The duration of the last 1000 calls of the handler."""
         return self._consumer.latency
 
     @property
     def processed_events(self) -> int:
-        """How many events were handled here, or set aside."""
+        """The number of events that this processor handled or set aside."""
         return self._consumer.processed_events
 
     @property
     def processed_bytes(self) -> int:
-        """The bytes of the segment that these events took."""
+        """The size of these events in the segment, in bytes."""
         return self._consumer.processed_bytes
 
     def drain(self, *, timeout: float | None = None) -> None:
-        """Return when all that was added before is handled, here or elsewhere; raise what this one stopped with."""
+        """Wait until all events added before the call are handled, by this or another processor.
+
+        Args:
+            timeout: Seconds to wait; by default the processor's ``timeout``.
+
+        Raises:
+            DeadlineExceededError: Some events were not handled in time.
+            HandlerError: This processor has stopped; likewise any other `error` that stopped it.
+        """
         deadline = self._deadline(timeout)
         patience = Patience(self.clock, deadline)
         _, target = patience.call(self._look)
@@ -154,21 +177,28 @@ class EventProcessor(EventQueue):
             self.clock.wait(self._stopped, deadline.remaining(pause))
 
     def join(self, timeout: float | None = None) -> bool:
-        """Wait until the processor has stopped, and raise what it stopped with; False if it goes on."""
+        """Wait until the processor stops and raise its `error`, if there is one; return False if it still works.
+
+        Args:
+            timeout: Seconds to wait; None waits until it stops.
+        """
         check_duration(timeout, "timeout", or_none=True)
         stopped = self._stopped.wait(timeout)
         self._check_error()
         return stopped
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Stop after the event, or batch, in hand, which is waited for; the next consumer goes on behind it.
+        """Stop after the current event or batch; the next consumer continues after it.
 
-        If that takes longer than ``timeout``, the processor's by default, this returns, and nobody else gets the event
-        while this process and the store live. To handle first what is there, call `drain`.
+        To handle all queued events first, call `drain`.
+
+        Args:
+            timeout: Seconds to wait for the running handler; by default the processor's ``timeout``. If the handler
+                still runs then, return; this process keeps the role until the handler returns.
         """
         check_duration(timeout, "timeout", or_none=True)
         if os.getpid() != self._process_id:
-            return  # a forked child: what was opened is the parent's
+            return  # a forked child: the role belongs to the parent
         self._consumer.stopping.set()
         if self._thread is None:
             self._leave()
@@ -179,7 +209,7 @@ class EventProcessor(EventQueue):
         super().close()
 
     def step(self) -> int:
-        """One round, without threads: handle the next events, if this process holds the role; how many there were."""
+        """Without threads: handle the next events if this process holds the role; return how many there were."""
         before = self.processed_events
         self._consumer.step()
         return self.processed_events - before
@@ -207,18 +237,18 @@ class EventProcessor(EventQueue):
         except ClosedError as error:
             if not stopping.is_set():
                 self._error = error
-        except BaseException as error:  # also what ends a process: here it ends this thread alone
+        except BaseException as error:  # also SystemExit: it ends this thread, not the process
             self._error = error
             _logger.error("%s: no more events are handled here: %s", self.name, error)
         finally:
-            if failures:  # the store does not answer: what was handled since the position was stored last comes again
+            if failures:  # the store does not answer: events since the last stored position come again
                 _logger.warning("%s: the role could not be released and expires", self.name)
             else:
                 self._leave()
             self._stopped.set()
 
     def _wait(self, due: float) -> None:
-        """Until something is due, or the queue has grown, if that is what it waits for."""
+        """Wait until the next round is due or, if all events are handled, until the queue has grown."""
         timeout = due - self.clock.monotonic()
         if timeout <= 0:
             return
@@ -242,7 +272,7 @@ class EventProcessor(EventQueue):
         try:
             self._consumer.leave()
         except ClosedError:
-            return  # it runs out
+            return  # the role expires
         except ReaderGroupError as error:
             _logger.warning("%s: the role could not be released and expires: %s", self.name, error)
 

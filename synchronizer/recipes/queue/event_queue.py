@@ -1,4 +1,4 @@
-"""`EventQueue`: the durable queue that one `EventProcessor` consumes, as those see it who add to it."""
+"""`EventQueue`: adds events to a durable queue, which an `EventProcessor` consumes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 MAX_OUTSTANDING_BYTES: Final = 64 * 1024 * 1024
 
-#: The attribute with the role of the consumer. What that remembers is the offset up to which events are handled.
+#: The attribute with the role of the consumer. Its payload begins with the offset up to which events are handled.
 CONSUMER: Final = "consumer"
 
 
@@ -32,11 +32,16 @@ def handled_upto(role: RoleValue) -> int:
 
 
 class EventQueue:
-    """The queue ``name`` on ``store``, for those who add events. Threads may share it; it borrows the store.
+    """Adds events to a durable queue. Threads may share it. The store is borrowed and never closed.
 
-    What was added waits until an `EventProcessor` of the same name handles it, in this process or another, now or
-    later. When more than ``max_outstanding_bytes`` wait, adding waits too. ``timeout`` is the default of all calls, in
-    seconds.
+    Events wait until an `EventProcessor` of the same name handles them, in this process or another, now or later.
+
+    Args:
+        store: Holds the queue.
+        name: The name of the queue.
+        max_outstanding_bytes: Adding waits while more bytes than this are not handled.
+        clock: The system's clock by default.
+        timeout: The default of all calls, in seconds.
     """
 
     def __init__(
@@ -64,15 +69,21 @@ class EventQueue:
         self._patiently(lambda: store.create(self.segment), None)
 
     def add(self, event: bytes, *, timeout: float | None = None) -> None:
-        """Return when the event is stored, durably as far as the store's guarantees say, and once.
+        """Store an event exactly once, as durably as the store guarantees.
 
-        At the deadline it raises `DeadlineExceededError`, with nothing written: the store is away, or the queue is
-        full; or `OutcomeUnknownError`.
+        Args:
+            event: Bytes; see the store's ``guarantees.largest_append`` for the limit.
+            timeout: Seconds to wait while the store is unavailable or the queue is full; by default the queue's.
+
+        Raises:
+            DeadlineExceededError: The store is unavailable, or the queue is full. Nothing was written.
+            OutcomeUnknownError: The event may be stored or not.
+            ClosedError: The queue is closed.
         """
         self.add_many([event], timeout=timeout)
 
     def add_many(self, events: Iterable[bytes], *, timeout: float | None = None) -> None:
-        """As `add`, for several that are handled one after the other, with no other one between. All or none."""
+        """Store several events, all or none. They are handled in order, with no other event between them. See `add`."""
         if type(events) is not list:
             check_type(events, Iterable, "events")
         frames = []
@@ -91,19 +102,20 @@ class EventQueue:
 
     @property
     def handled_upto(self) -> int:
-        """Events that begin before this offset of the segment are handled, and given up. Asked of the store."""
+        """The stored position: the offset up to which events are handled, read from the store."""
         return self._patiently(self._look, None).handled
 
     @property
     def outstanding_bytes(self) -> int:
-        """How many bytes of the segment are not known to be handled, asked of the store."""
+        """The number of bytes after the stored position of the consumer, read from the store."""
         handled, length = self._patiently(self._look, None)
         return length - handled
 
     def clear(self, *, timeout: float | None = None) -> None:
-        """Give up all that is in the queue, handled or not, and the dead letters. Offsets go on.
+        """Discard all events of the queue and its dead letters. Offsets continue.
 
-        A consumer may still handle what it has begun, up to its ``max_batch``.
+        A consumer may still handle the batch that it has begun. `DeadlineExceededError` if it keeps storing its
+        position until the deadline.
         """
         patience = Patience(self.clock, self._deadline(timeout))
         while not patience.call(self._skip_to_end):
@@ -113,7 +125,7 @@ class EventQueue:
         patience.call(self._dead_letters.clear)
 
     def _skip_to_end(self) -> bool:
-        """Put the position to the end, as if by a consumer that came and went; False if another one was faster."""
+        """Set the position to the end of the segment and free the role; return False if another process was faster."""
         cell = Cell(self.store, self.segment, CONSUMER)
         role = RoleValue.decode(cell.load())
         length = self.store.info(self.segment).length
@@ -121,16 +133,16 @@ class EventQueue:
         return cell.change(skipped.encode()) is Outcome.STORED
 
     def dead_letters(self) -> Iterator[DeadEvent]:
-        """The events that were set aside, the oldest first."""
+        """Yield the events that were set aside, the oldest first."""
         return self._dead_letters.read()
 
     def forget_dead_letters(self, upto: DeadEvent) -> None:
-        """Give up this event that was set aside, and those before it."""
+        """Discard the dead letters up to and including ``upto``."""
         check_type(upto, DeadEvent, "upto")
         self._patiently(lambda: self._dead_letters.forget(upto), None)
 
     def close(self) -> None:
-        """Take nothing more. What was added stays. The store stays open. Twice is no error."""
+        """Refuse further events. Stored events stay, and the store stays open. Closing twice is no error."""
         self._producer.close()
 
     def __enter__(self) -> Self:
@@ -143,7 +155,7 @@ class EventQueue:
         return f"{type(self).__name__}({self.name!r}, {self.store.url!r})"
 
     def _look(self) -> Extent:
-        # The position first: what is handled later is not before the length that is seen then.
+        # Read the position before the length, so that it never lies past the length.
         role = self.store.attributes(self.segment, names=[CONSUMER]).get(CONSUMER)
         return Extent(handled_upto(RoleValue.decode(role)), self.store.info(self.segment).length)
 

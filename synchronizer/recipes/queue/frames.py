@@ -1,6 +1,6 @@
-"""How an event lies in the segment of its queue: length, checksum, format version, bytes.
+"""The frame of an event in the segment of its queue: length, checksum, format version, bytes.
 
-Appends are whole frames, so a segment ends with a whole one.
+Every append consists of whole frames, so a segment ends with a whole frame.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _READ_BYTES: Final = 1024 * 1024
 
 
 class Frame(NamedTuple):
-    """One event, as read: its bytes, and where it begins and ends in the segment."""
+    """One event as read: its bytes, and the offsets of its start and end in the segment."""
 
     offset: int
     end: int
@@ -37,9 +37,9 @@ def encode_frame(data: bytes) -> bytes:
 
 
 def decode_frames(segment: str, data: bytes, offset: int) -> list[Frame]:
-    """The whole frames at the start of ``data``, which was read at ``offset``.
+    """Return the whole frames at the start of ``data``, which was read at ``offset``.
 
-    A damaged one raises `CorruptStoreError`. An incomplete one at the end is left out.
+    A damaged frame raises `CorruptStoreError`. An incomplete frame at the end is left out.
     """
     frames = []
     at = 0
@@ -65,7 +65,7 @@ def decode_frames(segment: str, data: bytes, offset: int) -> list[Frame]:
 
 
 def read_frames(store: SegmentStore, segment: str, offset: int) -> Sequence[Frame]:
-    """Some frames from ``offset`` on; none exactly at the end. Raises `CorruptStoreError` for what is not intact."""
+    """Return some frames from ``offset`` on, none only at the end. Raise `CorruptStoreError` if data is damaged."""
     size = _READ_BYTES
     while True:
         try:
@@ -79,7 +79,7 @@ def read_frames(store: SegmentStore, segment: str, offset: int) -> Sequence[Fram
         frames = decode_frames(segment, data, offset)
         if frames or not data:
             return frames
-        # Not one whole frame: it is longer than what was asked for, or it is cut off at the end.
+        # No whole frame: the frame is longer than the read, or cut off at the end of the segment.
         if offset + len(data) >= store.info(segment).length:
             raise _damaged(segment, offset)
         size = min(2 * max(size, len(data)), 2 * MAX_APPEND_BYTES)

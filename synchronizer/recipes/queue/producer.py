@@ -1,8 +1,9 @@
-"""Adding to a queue: threads that add at the same moment share an append, and each append is stored once.
+"""`QueueProducer`: adds to a queue. Threads that add at the same moment share an append, which is stored once.
 
-As a writer of a stream does, a process keeps the number of its last append in an attribute of its own. Every append
-moves that on, or does nothing; so one whose answer was lost is sent again, and it is never there twice. Numbers grow,
-and the first is put there without events: so none that arrives late is stored once the attribute was removed.
+Like a writer of a stream, a process keeps the number of its last append in an attribute of its own. An append changes
+this number by compare-and-set, so it can be sent again after a lost answer and is still stored once. Numbers grow, and
+the first one is stored without events. So after the attribute is removed, a delayed append finds no match and stores
+nothing.
 """
 
 from __future__ import annotations
@@ -32,24 +33,24 @@ from ...compare_and_set import Cell, Outcome, remove_attributes
 
 #: The attributes that hold the numbers of the processes that add.
 ADDERS: Final = "adder/"
-#: So many bytes go into one append, or those of one call if they are more.
+#: The largest shared append. One call with more bytes is an append of its own.
 BATCH_BYTES: Final = 1024 * 1024
-#: How often a queue that is full is looked at again. A consumer in this process is heard at once.
+#: The pauses between checks of a full queue. A consumer in this process ends them at once.
 _FIRST_LOOK_SECONDS: Final = 0.005
 _LAST_LOOK_SECONDS: Final = 0.25
 
 
 class Extent(NamedTuple):
-    """What is outstanding in a segment: from the first offset that is not handled to its length."""
+    """The outstanding part of a segment: from the first offset that is not handled to its length."""
 
     handled: int
     length: int
 
 
 class Backpressure:
-    """How much more may be outstanding, as far as this process knows. Threads share it.
+    """Limits the outstanding bytes, as far as this process knows them. Threads share it.
 
-    What others add meanwhile is heard of with the next append, so each process may go over the limit by one.
+    A process learns of the appends of others with its own next append, so each may exceed the limit by one append.
     """
 
     def __init__(self, segment: str, limit_bytes: int, clock: Clock, look: Callable[[], Extent]) -> None:
@@ -63,19 +64,19 @@ class Backpressure:
         self._closed = False
 
     def has(self, size: int) -> bool:
-        """Whether so much may be added. What alone is over the limit may come when nothing else is there."""
+        """Return whether ``size`` bytes may be added. An append above the limit may be added to an empty queue."""
         if self._known is None:
             return False
         outstanding = self._known.length - self._known.handled
         return outstanding == 0 or outstanding + size <= self.limit_bytes
 
     def learn(self, *, handled: int = 0, length: int = 0) -> None:
-        """Both only grow."""
+        """Take note of newer offsets. Both only grow."""
         self._take_up(Extent(handled, length))
         self._moved.set()
 
     def wait(self, size: int, deadline: Deadline) -> None:
-        """Return when there is room, as the store says it."""
+        """Wait until ``size`` bytes may be added, according to the store."""
         pause = _FIRST_LOOK_SECONDS
         patience = Patience(self._clock, deadline)
         while not self.has(size):
@@ -113,14 +114,14 @@ class _Status(enum.Enum):
 
 
 class _Batch:
-    """What the calls of several threads put into one append."""
+    """The data that the calls of several threads share in one append."""
 
     def __init__(self) -> None:
         self.parts: dict[_Call, bytes] = {}  # in order
         self.callers: set[_Call] = set()
         self.status = _Status.UNDECIDED
         self.error: ReaderGroupError | None = None
-        self.number: bytes | None = None  # when it is sent
+        self.number: bytes | None = None  # set when it is sent
         self.lost_answer: BaseException | None = None
 
     @property
@@ -128,15 +129,12 @@ class _Batch:
         return sum(map(len, self.parts.values()))
 
     def add(self, call: _Call, data: bytes) -> None:
-        call.batch = self  # first: so whoever is interrupted leaves it
+        call.batch = self  # first, so that an interrupted call leaves the batch
         self.callers.add(call)
         self.parts[call] = data
 
     def leave(self, call: _Call) -> None:
-        """The call has its answer or gives up; without one, what it brought is taken out, unless it may be stored.
-
-        It may be called twice.
-        """
+        """Remove a call that is finished or gives up, and its data, unless the data may be stored. May be repeated."""
         self.callers.discard(call)
         if self.status is _Status.UNDECIDED and self.lost_answer is None:
             self.parts.pop(call, None)
@@ -147,14 +145,14 @@ class _Batch:
 
 
 class _Call:
-    """One call of `QueueProducer.add`, and the batch that it is in."""
+    """One call of `QueueProducer.add`, and its batch."""
 
     def __init__(self) -> None:
         self.batch: _Batch | None = None
 
 
 class QueueProducer:
-    """The appends of one process to ``segment``, each when there is ``room``. Threads share it."""
+    """Appends to ``segment`` for one process, as ``backpressure`` allows. Threads share it."""
 
     def __init__(self, store: SegmentStore, segment: str, clock: Clock, backpressure: Backpressure) -> None:
         self._store = store
@@ -167,14 +165,14 @@ class QueueProducer:
         self._changed = Bell()
         self._open = _Batch()
         self._sending: _Batch | None = None
-        self._leader: _Call | None = None  # sends, or waits for room
-        self._cell = Cell(store, segment, ADDERS + secrets.token_hex(8))  # the number that the segment has
+        self._leader: _Call | None = None  # sends, or waits until the queue has space
+        self._cell = Cell(store, segment, ADDERS + secrets.token_hex(8))  # the number of the last stored append
         self._numbers = 0
         self._process = os.getpid()
 
     def add(self, data: bytes, deadline: Deadline) -> None:
-        """Return when ``data`` is stored, durably, in one piece and once."""
-        if self._is_forked:  # where whoever held the lock, or was sending, is no more
+        """Store ``data`` durably, in one piece, exactly once."""
+        if self._is_forked:  # the thread that held the lock or was sending does not exist here
             raise ClosedError(
                 "the queue belongs to the process that this one was forked from; open it here anew",
                 segment=self._segment,
@@ -193,7 +191,7 @@ class QueueProducer:
             raise batch.error
 
     def close(self) -> None:
-        """Take nothing more, and remove what the segment remembers of this process. Twice is no error."""
+        """Refuse further data and remove this process's number from the segment. Closing twice is no error."""
         if self._closing.is_set() or self._is_forked:
             return
         self._closing.set()
@@ -201,7 +199,7 @@ class QueueProducer:
         with self._lock:
             self._changed.ring()
         if self._cell.stored is not None:
-            with suppress(ReaderGroupError):  # it is forgotten in time
+            with suppress(ReaderGroupError):  # the consumer removes it later
                 remove_attributes(self._store, self._segment, {self._cell.attribute: self._cell.stored})
 
     @property
@@ -225,12 +223,12 @@ class QueueProducer:
             change.wait(deadline.remaining(1.0))
 
     def _await(self, batch: _Batch, call: _Call, deadline: Deadline) -> None:
-        """Return when the batch is decided, sending it if it is the next to go and nobody else does."""
+        """Wait until the batch has its outcome. Send it if it is the next batch and no other call does."""
         while True:
             with self._lock:
                 if batch.status is not _Status.UNDECIDED:
                     return
-                if batch is self._open:  # else it may be stored
+                if batch is self._open:  # otherwise it may be stored
                     self._check_open()
                 if self._leader is None and (self._sending or self._open) is batch:
                     self._leader = call
@@ -244,7 +242,7 @@ class QueueProducer:
                 change.wait(deadline.remaining(1.0))
 
     def _give_up(self, batch: _Batch) -> None:
-        """The deadline of a caller who is not sending the batch himself. Lock held."""
+        """Raise the error of a call that does not send the batch itself, at its deadline. The caller holds the lock."""
         if self._sending is batch:
             batch.lost_answer = batch.lost_answer or DeadlineExceededError("it was on its way")
             raise OutcomeUnknownError(
@@ -253,7 +251,7 @@ class QueueProducer:
         raise DeadlineExceededError("the deadline came before the events were sent", segment=self._segment)
 
     def _leave(self, call: _Call) -> None:
-        """The call has its answer, or gives up. It may be called twice."""
+        """Take a call that is finished or gives up out of its batch. May be repeated."""
         batch = call.batch
         if batch is None or (batch.status is not _Status.UNDECIDED and self._leader is not call):
             return
@@ -261,13 +259,13 @@ class QueueProducer:
         with self._lock:
             batch.leave(call)
             if self._sending is batch and not batch.callers and self._leader is None:
-                self._sending = None  # nobody is left who asks what became of it; the next number settles it
+                self._sending = None  # no call waits for its outcome any more; the next number decides it
             self._changed.ring()
 
     def _end_leading(self, call: _Call) -> None:
-        """Let everyone in the batch know what became of it. What was raised is this caller's alone: the others go on.
+        """Stop leading and wake the other calls. Only this call gets its error; another one continues to send.
 
-        It may be called twice.
+        May be repeated.
         """
         with self._lock:
             if self._leader is call:
@@ -280,7 +278,7 @@ class QueueProducer:
         while self._sending is None:
             self._backpressure.wait(batch.size, deadline)
             with self._lock:
-                if self._backpressure.has(batch.size):  # others may have joined it
+                if self._backpressure.has(batch.size):  # other calls may have joined it
                     self._sending, self._open = batch, _Batch()
         with self._lock:
             data = b"".join(batch.parts.values())
@@ -294,7 +292,7 @@ class QueueProducer:
                 segment=self._segment,
             ) from error
         except BaseException as error:
-            batch.lost_answer = error  # an interrupt may come when the store has the events
+            batch.lost_answer = error  # the store may have the events when an interrupt comes
             raise
 
     def _append(self, batch: _Batch, data: bytes, deadline: Deadline) -> None:
@@ -303,7 +301,7 @@ class QueueProducer:
             problem: BaseException
             try:
                 if self._cell.stored is None:
-                    self._cell.change(self._next_number())  # or there is another one by now
+                    self._cell.change(self._next_number())  # a conflict is fine: then there is a number
                 batch.number = batch.number or self._next_number()
                 outcome = self._cell.change(batch.number, data)
             except (StoreUnavailableError, StoreFullError) as error:
@@ -319,7 +317,7 @@ class QueueProducer:
                     return self._end_stored(batch)
                 if self._cell.stored is None and batch.lost_answer is not None:
                     raise OutcomeUnknownError("the segment has forgotten this process meanwhile", segment=self._segment)
-                continue  # there is the number of a batch that everybody had given up
+                continue  # the segment has the number of a batch that all its calls gave up
             if not patience.wait():
                 self._check_open()
                 raise DeadlineExceededError(
