@@ -58,7 +58,7 @@ def stored(store: SegmentStore) -> list[bytes]:
 
 def waiting(queue: EventQueue, number: int) -> None:
     """Wait until so many calls are in the append that goes next."""
-    until(lambda: len(queue._adding._open.parts) == number, f"{number} calls in the open batch")
+    until(lambda: len(queue._producer._open.parts) == number, f"{number} calls in the open batch")
 
 
 @pytest.mark.stores(in_turn=True)
@@ -157,7 +157,7 @@ def test_who_gives_up_takes_his_event_with_him_and_the_others_go_on(store: LateS
     store.unavailable = True
     with threads(2) as pool:
         leader = pool.submit(jobs.add, b"hasty", timeout=1)
-        until(lambda: jobs._adding._sending is not None, "the first is being sent")
+        until(lambda: jobs._producer._sending is not None, "the first is being sent")
         other = pool.submit(jobs.add, b"patient", timeout=100)
         waiting(jobs, 1)
         clock.advance(1.5)
@@ -266,7 +266,7 @@ def test_a_forked_child_is_refused_whatever_was_going_on(store: LateStore) -> No
     held, forked = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with jobs._adding._lock:
+        with jobs._producer._lock:
             held.set()
             forked.wait(20)
 
@@ -377,7 +377,7 @@ def test_who_does_not_wait_so_long_for_room_takes_his_event_out(store: LateStore
     jobs.add(bytes(21))
     with threads(2) as pool:
         hasty = pool.submit(jobs.add, b"hst", timeout=1)
-        until(lambda: jobs._adding._leader, "it waits for room")
+        until(lambda: jobs._producer._leader, "it waits for room")
         patient = pool.submit(jobs.add, b"ptt", timeout=100)
         waiting(jobs, 2)
         clock.advance(1.5)
@@ -426,7 +426,7 @@ def test_what_waits_for_room_ends_with_the_queue(store: LateStore) -> None:
     jobs.add(b"1")
     with threads(2) as pool:
         waiters = [pool.submit(jobs.add, b"too much") for _ in range(2)]
-        until(lambda: jobs._adding._leader, "somebody waits for room")
+        until(lambda: jobs._producer._leader, "somebody waits for room")
         jobs.close()
         for waiter in waiters:
             assert isinstance(waiter.exception(20), ClosedError)

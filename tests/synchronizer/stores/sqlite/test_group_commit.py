@@ -92,7 +92,7 @@ def test_a_commit_of_a_step_that_is_alone_admits_no_other(commits: Commits) -> N
         first = threads.submit(commits.add, 0)
         assert commits.is_committing.wait(LONG)
         alone = threads.submit(commits.add, 1, alone=True)
-        until(lambda: len(commits.group._line) == 2)
+        until(lambda: len(commits.group._queue) == 2)
         others = commits.queue_up(threads, range(2, 4))
         commits.may_commit.set()
         assert [future.result(LONG) for future in [first, alone, *others]] == [0, 10, 20, 30]
