@@ -1,4 +1,4 @@
-"""What an address ``nats://…`` says: where the servers are, who asks, and how the store is to be."""
+"""Parses an address ``nats://…``: the servers, the login, TLS, and the options of the store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from synchronizer.errors import InvalidArgumentError
 
 _DEFAULT_PORT: Final = 4222
 _STREAM_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
-_SUBJECT: Final = re.compile(r"[!-)+-\-/-=?-~]+(\.[!-)+-\-/-=?-~]+)*")  # tokens without . * >
+_SUBJECT: Final = re.compile(r"[!-)+-\-/-=?-~]+(\.[!-)+-\-/-=?-~]+)*")  # tokens that contain none of . * >
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")
 _OPTIONS: Final = (
     "stream",
@@ -53,11 +53,11 @@ class NatsAddress:
 
 
 def parse_address(url: str) -> NatsAddress:
-    """The parts of ``nats://user:password@host:port,host:port?option=value``. No error shows a password."""
+    """Parse ``nats://user:password@host:port,host:port?option=value``. No error shows a password."""
     rest, _, query = url.partition("://")[2].partition("?")
     login, _, hosts = rest.rpartition("@")
     if "@" in login or "@" in query:
-        # A part of the password would be taken for a host or an option, and named in errors.
+        # Part of the password would be taken for a host or an option, and named in errors.
         raise InvalidArgumentError(
             "the address holds an @ too many; user and password stand once, before the first host, with special"
             " characters written as %xx, and so does an @ in an option"
@@ -94,7 +94,7 @@ def _options(query: str) -> Mapping[str, str]:
 
 
 def _login(login: str) -> tuple[str | None, str | None, str | None]:
-    """User and password, or a token."""
+    """Return user, password and token: either the first two or the last."""
     if not login:
         return None, None, None
     user, colon, password = login.partition(":")
@@ -104,12 +104,12 @@ def _login(login: str) -> tuple[str | None, str | None, str | None]:
 
 
 def _shown(login: str, hosts: str, query: str) -> str:
-    user = login.partition(":")[0] + "@" if ":" in login else ""  # what has no colon is a token, and secret
+    user = login.partition(":")[0] + "@" if ":" in login else ""  # a login without a colon is a token, and secret
     return f"nats://{user}{hosts}" + (f"?{query}" if query else "")
 
 
 def _server(host: str) -> str:
-    host = host.strip().removeprefix("nats://")  # which may stand before each of them
+    host = host.strip().removeprefix("nats://")  # each server may have it
     name, colon, port = host.rpartition(":")
     if not colon or port.endswith("]"):  # the end of an IPv6 address
         name, port = host, str(_DEFAULT_PORT)
@@ -175,7 +175,7 @@ def _file(options: Mapping[str, str], name: str) -> str | None:
 
 
 def _tls(options: Mapping[str, str]) -> ssl.SSLContext | None:
-    """How to speak TLS, if an option asks for it."""
+    """Return the TLS context; None if no option asks for TLS."""
     if not any(name.startswith("tls") for name in options):
         return None
     if options.get("tls", "require") != "require":

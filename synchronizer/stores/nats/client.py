@@ -1,7 +1,7 @@
-"""The client of nats-py, with two ways for what is sent and answered: its own, and a shorter one past its queues.
+"""The client of nats-py, with two ways to send and receive: its public API, and a shorter path past its queues.
 
-The shorter one uses parts of nats-py that are not public. Whether they are there, in the shape that is known, is looked
-up when this module is imported. Where they are not, everything goes the public way, slower.
+The shorter path uses internals of nats-py. This module checks at import whether they exist with the expected
+signatures. If they do not, everything uses the public API, which is slower.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .frames import Answer, Outgoing, answer_of
 
 _logger = logging.getLogger(__name__)
 
-#: Takes the subject of an answer and the answer, in the hidden thread, and never raises.
+#: Takes the subject of an answer and the answer. It is called in the hidden thread and never raises.
 OnAnswer = Callable[[bytes, Answer], None]
 OnDamage = Callable[[Exception], None]
 OnDeaf = Callable[[], None]
 
 
 class Sendable(NamedTuple):
-    """A message, where its answer goes, if it has one, and both as a frame."""
+    """A message, the subject for its answer (empty: no answer), and both as a frame."""
 
     message: Outgoing
     reply: bytes
@@ -39,10 +39,10 @@ class Sendable(NamedTuple):
 
 
 class DemandingClient(Client):
-    """Speaks TLS if the address asks for it, where nats-py alone speaks it only if the server wants to."""
+    """Requires TLS if the address asks for it. nats-py alone uses TLS only if the server requires it."""
 
     def _connect_command(self) -> bytes:
-        """The first thing that is said to a server, each time; what raises here ends the connection."""
+        """Return the first command to a server, at each connect. Raising here ends the connection."""
         if "tls" in self.options and not self._server_info.get("tls_required"):
             raise nats.errors.Error("the server does not require TLS, and the address does")
         command: bytes = super()._connect_command()
@@ -50,7 +50,7 @@ class DemandingClient(Client):
 
 
 class PublicClient(DemandingClient):
-    """Sends and hears by what nats-py documents."""
+    """Sends and receives through the public API of nats-py."""
 
     def __init__(self, on_answer: OnAnswer, on_damage: OnDamage, on_deaf: OnDeaf) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class PublicClient(DemandingClient):
             headers = message.headers or {}
             self._tell_answer(message.subject.encode(), Answer(headers, message.data, headers.get("Status")))
 
-        await self.subscribe(subject, cb=hear, pending_msgs_limit=0, pending_bytes_limit=0)  # none is dropped
+        await self.subscribe(subject, cb=hear, pending_msgs_limit=0, pending_bytes_limit=0)  # never drop a message
 
     def cut(self) -> None:
         """Close the socket now and drop unsent data. nats-py alone waits until everything is sent."""
@@ -72,7 +72,7 @@ class PublicClient(DemandingClient):
             writer.transport.abort()
 
     def send(self, messages: Sequence[Sendable]) -> Coroutine[Any, Any, None] | None:
-        """Send these, in this order and behind what was sent before. What is returned has to be awaited."""
+        """Send these in order, after all earlier messages. Await the coroutine, if one is returned."""
         return self._publish(messages)
 
     async def _publish(self, messages: Sequence[Sendable]) -> None:
@@ -81,7 +81,7 @@ class PublicClient(DemandingClient):
 
 
 class ShortClient(PublicClient):
-    """Sends and hears without the queues and tasks of nats-py, each of which takes a further turn of the loop."""
+    """Sends and receives without the queues and tasks of nats-py, each of which costs an iteration of the loop."""
 
     def __init__(self, on_answer: OnAnswer, on_damage: OnDamage, on_deaf: OnDeaf) -> None:
         super().__init__(on_answer, on_damage, on_deaf)
@@ -91,7 +91,7 @@ class ShortClient(PublicClient):
         self._answers = (await self.subscribe(subject))._id
 
     def send(self, messages: Sequence[Sendable]) -> Coroutine[Any, Any, None] | None:
-        """The same, at once."""
+        """Send the messages at once; there is nothing to await."""
         transport = self._transport
         assert transport is not None
         transport.writelines([*self._pending, *(each.frame for each in messages)])
@@ -99,7 +99,7 @@ class ShortClient(PublicClient):
         return None
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        """What raises here would make nats-py deaf."""
+        """Process a message without raising: an exception would stop the read loop of nats-py."""
         try:
             if sid == self._answers:
                 self._tell_answer(subject, answer_of(headers, data))
@@ -109,14 +109,14 @@ class ShortClient(PublicClient):
             self._tell_damage(error)
 
     async def _read_loop(self) -> None:
-        """At an error that it does not know nats-py stops reading, and says nothing of it."""
+        """Report when the read loop ends while connected: on unknown errors nats-py stops reading silently."""
         await super()._read_loop()
         if self.is_connected:
             self._tell_deaf()
 
 
 def new_client(on_answer: OnAnswer, on_damage: OnDamage, on_deaf: OnDeaf, *, demands_tls: bool) -> PublicClient:
-    """A client that is not connected yet."""
+    """Return a client that is not connected yet."""
     if demands_tls and not _CAN_DEMAND_TLS:
         raise UnsupportedError(
             "this release of nats-py cannot be held to TLS, which the address asks for; install another one",
@@ -125,11 +125,11 @@ def new_client(on_answer: OnAnswer, on_damage: OnDamage, on_deaf: OnDeaf, *, dem
     return (ShortClient if CAN_BE_SHORT else PublicClient)(on_answer, on_damage, on_deaf)
 
 
-# What is used of nats-py, and is not public
+# The internals of nats-py that the shorter path uses
 
 
 def _takes(owner: type, name: str, parameters: Sequence[str], *, is_async: bool) -> bool:
-    """Whether the class has such a method."""
+    """Return whether the class has such a method."""
     method = inspect.getattr_static(owner, name, None)
     if not inspect.isfunction(method) or inspect.iscoroutinefunction(method) != is_async:
         return False
@@ -148,7 +148,7 @@ def _has_what_is_short(client_class: type[Client], subscription_class: type[Subs
             and client._transport is None
             and subscription._id == 7
         )
-    except Exception:  # of a release that is not known yet
+    except Exception:  # an unknown release of nats-py
         return False
 
 

@@ -1,4 +1,4 @@
-"""A connection to NATS that threads can use: nats-py runs in one hidden thread, whatever the number of stores."""
+"""A connection to NATS that threads can use. nats-py runs in one hidden thread for all stores of the process."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from .rights import right_for, rights_of
 
 _logger = logging.getLogger(__name__)
 
-#: Older servers take the messages of an atomic batch one by one, without a word.
+#: Older servers silently store the messages of an atomic batch one by one.
 OLDEST_VERSION: Final = (2, 12)
 _RECONNECT_PAUSE_SECONDS: Final = 0.1
-#: A server that answers no ping for so long, twice, is given up.
+#: The interval of pings. The client gives up a server that misses two of them.
 _PING_SECONDS: Final = 3
 _CONNECT_SECONDS: Final = 2
 _PROBE_SECONDS: Final = 1.0
 _CANCELLATIONS: Final = 5
 _CANCELLATION_SECONDS: Final = 0.2
-#: A client that gave no sign of life for so long, while answers were due, is replaced by another one.
+#: A client that receives nothing for this time, while answers are due, is replaced.
 _DEAF_SECONDS: Final = 15.0
-#: What a slow network or disk carries in any case.
+#: The assumed minimum throughput of network and disk; large messages get more time accordingly.
 _SLOWEST_BYTES_PER_SECOND: Final = 1_000_000
-#: nats-py makes small letters of what servers say.
+#: nats-py converts the messages of servers to lower case.
 _VIOLATION: Final = re.compile(r'permissions violation for (publish|subscription)[^"]*"([^"]*)"')
 
 _clock: Final = SystemClock()
@@ -65,14 +65,14 @@ class AnswerLostError(Exception):
 
 
 class _Exchange:
-    """Messages that a thread sends, and the answers that it waits for."""
+    """The messages that a thread sends, and the answers that it waits for."""
 
     __slots__ = ("answers", "expected", "failure", "messages", "missing", "heard", "_done", "_permission")
 
     def __init__(self) -> None:
         self.messages: list[Sendable] = []
         self.answers: list[list[Answer]] = []
-        self.expected: list[tuple[bytes, list[Answer], bool]] = []  # the token, the answers, whether they are many
+        self.expected: list[tuple[bytes, list[Answer], bool]] = []  # token, answers, whether there are many
         self.missing = 0
         self.failure: Exception | None = None
         self.heard: Callable[[list[list[Answer]]], None] | None = None
@@ -82,18 +82,18 @@ class _Exchange:
 
     @property
     def is_sent(self) -> bool:
-        """Whether it was sent, or given up before that: it is not to be sent any more."""
+        """Whether the exchange was sent, or was given up unsent: then it must not be sent any more."""
         return not self._permission
 
     def take_permission(self) -> bool:
-        """True once: for the loop, which then sends it, or for the thread that gives it up unsent."""
+        """Return True once: to the loop, which then sends the messages, or to the thread that gives them up unsent."""
         try:
             return self._permission.pop()
         except IndexError:
             return False
 
     def end(self, failure: Exception | None = None) -> None:
-        """Wake the thread. Called in the loop, more than once where things cross."""
+        """Wake the thread. The loop may call it more than once; the first call counts."""
         if self._done.locked():
             self.failure = failure
             self._done.release()
@@ -103,7 +103,7 @@ class _Exchange:
 
 
 class NatsConnection:
-    """One connection, shared by threads. It comes back by itself when it or its server is gone."""
+    """One connection, shared by threads. It reconnects by itself when the connection or the server is lost."""
 
     def __init__(self, address: NatsAddress) -> None:
         self._address = address
@@ -145,10 +145,10 @@ class NatsConnection:
             raise
 
     def _begin_anew(self) -> None:
-        """What belongs to one loop. Called by its thread."""
+        """Reset the state that belongs to one loop. Called by the loop's thread."""
         self._home: asyncio.AbstractEventLoop | None = None
         self._expecting: dict[bytes, tuple[_Exchange, list[Answer], bool]] = {}
-        self._pending: dict[_Exchange, None] = {}  # in the order of their coming
+        self._pending: dict[_Exchange, None] = {}  # in order of arrival
         self._subscriptions: dict[str, Subscription] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._client: PublicClient | None = None
@@ -161,7 +161,7 @@ class NatsConnection:
 
     @property
     def has_jetstream(self) -> bool:
-        """False if all servers that could be asked say that they have none."""
+        """False if all servers that could be reached report no JetStream."""
         return not self._is_without_jetstream
 
     def exchange(
@@ -171,10 +171,16 @@ class NatsConnection:
         *,
         heard: Callable[[list[list[Answer]]], None] | None = None,
     ) -> list[list[Answer]]:
-        """Send the messages in this order and return the answers to each of those that have some.
+        """Send the messages in this order; return the answers to each message that has answers.
 
-        Waits for them as long as the address says, or ``timeout_seconds``. ``heard`` is called, in the hidden
-        thread, with the answers, also if they come after the call was interrupted.
+        Args:
+            messages: The messages to send.
+            timeout_seconds: How long to wait for the answers (default: as in the address), plus 1 s per MB of data.
+            heard: Called with the answers in the hidden thread, also if they come after an interrupt of this call.
+
+        Raises:
+            NotSentError: The messages did not leave this process, or the server refused them.
+            AnswerLostError: The messages were sent, and no answer came.
         """
         self._check_open()
         if self._refusal is not None:
@@ -192,13 +198,13 @@ class NatsConnection:
         try:
             self._call_in_loop(self._start, exchange)
             if self._is_closed and self._hidden.has_ended and exchange.take_permission():
-                raise self._closed()  # by a signal handler, and the loop ended before it started this
+                raise self._closed()  # a signal handler closed it, and the loop ended before it sent this
             if not exchange.wait(timeout_seconds + size / _SLOWEST_BYTES_PER_SECOND):
                 self._give_up(exchange)
-        except BaseException as error:  # also an interrupt: what nobody waits for is not sent later
+        except BaseException as error:  # also an interrupt: unsent messages must not be sent later
             is_sent = not exchange.take_permission()
             if heard is None or not is_sent or isinstance(error, Exception):
-                with contextlib.suppress(nats_loop.LoopEndedError):  # then what it remembered is forgotten
+                with contextlib.suppress(nats_loop.LoopEndedError):  # then its state is gone as well
                     self._hidden.call(self._abandon, exchange)
             raise
         if exchange.failure is not None:
@@ -216,7 +222,7 @@ class NatsConnection:
         return Sendable(message, reply, framed(message, reply))
 
     def _give_up(self, exchange: _Exchange) -> None:
-        """Wait no more, also if the loop does nothing any more; what it has not sent yet it never will."""
+        """Stop waiting, even if the loop is stuck. Messages not sent yet are never sent."""
         is_unsent = exchange.take_permission()
         if exchange.wait(0):
             return
@@ -225,7 +231,7 @@ class NatsConnection:
         raise AnswerLostError("no answer in time")
 
     def ask(self, subject: str, data: bytes) -> Answer:
-        """The answer to a request that changes nothing, or may be repeated."""
+        """Return the answer to a request that is safe to repeat."""
         return self.ask_all([Outgoing(subject, data)])[0][0]
 
     def ask_all(self, messages: Sequence[Outgoing]) -> list[list[Answer]]:
@@ -266,7 +272,7 @@ class NatsConnection:
             self._hidden.call(call, *arguments)
 
     def _revive(self) -> None:
-        """Begin anew in another loop, after the thread of the last one ended as it never should."""
+        """Move to another loop, after the thread of the last one ended unexpectedly."""
         with self._lock:
             self._check_open()
             if self._hidden.has_ended:  # else another thread was faster
@@ -287,7 +293,7 @@ class NatsConnection:
         )
 
     def failed(self, error: NotSentError | AnswerLostError) -> ReaderGroupError:
-        """What to raise where it is all the same whether a message was sent."""
+        """Return the error to raise for a request that is safe to repeat, sent or not."""
         if self._is_closed:
             return self._closed()
         if isinstance(error, NotPermittedError):
@@ -295,11 +301,11 @@ class NatsConnection:
         return self.unavailable(str(error))
 
     def close(self) -> None:
-        """Close the connection. It can be called again, after an interrupt and in several threads at once."""
+        """Close the connection. It may be called again after an interrupt, and by several threads at once."""
         self._release(waits=True)
 
     def abandon(self) -> None:
-        """Have the hidden thread close the connection, and do not wait for that."""
+        """Have the hidden thread close the connection, without waiting for it."""
         self._release(waits=False)
 
     def _release(self, *, waits: bool) -> None:
@@ -332,7 +338,7 @@ class NatsConnection:
             self._was_opened.set()
 
     def _move(self) -> None:
-        """Begin anew in this loop. A second call changes nothing: the thread that asked may have been interrupted."""
+        """Start over in this loop. A second call changes nothing: the thread that asked may have been interrupted."""
         loop = asyncio.get_running_loop()
         if self._is_closed:
             nats_loop.release(self, waits=False)
@@ -344,7 +350,7 @@ class NatsConnection:
     async def _open(self) -> None:
         self._is_connecting = True
         connecting = self._spawn(self._connect())
-        # Not `asyncio.wait_for`, which would wait for the end of a task that has missed its cancellation.
+        # `asyncio.wait_for` would wait for the end of a task that has missed its cancellation.
         if not (await asyncio.wait({connecting}, timeout=self._address.timeout_seconds))[0]:
             await _cancel(connecting)
             raise self._why_not_connected()
@@ -363,7 +369,7 @@ class NatsConnection:
         return self.unavailable("no connection; check the hosts and ports of the address")
 
     async def _connect(self) -> None:
-        """Connect a new client; raises what no further attempt would mend, and tries for ever otherwise."""
+        """Connect a new client. Retries for ever; raises only errors that no retry would fix."""
 
         def on_deaf() -> None:
             if client is self._client:
@@ -379,7 +385,7 @@ class NatsConnection:
             await client.hear_answers(self._inbox.decode() + "*")
             for _ in range(2):  # nats-py lets the first ping overtake the subscription
                 await client.flush(_CONNECT_SECONDS)
-            # By now the server has said whether the subscription is permitted.
+            # By now the server has reported whether it permits the subscription.
             if self._refusal_of_inbox is not None:
                 raise self._refusal_of_inbox
             await self._subscribe_to_all()
@@ -412,7 +418,7 @@ class NatsConnection:
                 self._tell_reconnected()
 
         async def on_closed() -> None:
-            """It has given up, as after an error that the server closed the connection for."""
+            """Replace a client that has given up, as after an error for which the server closed the connection."""
             if client is self._client:
                 self._replace_client()
 
@@ -428,7 +434,7 @@ class NatsConnection:
                 reconnect_time_wait=_RECONNECT_PAUSE_SECONDS,  # type: ignore[arg-type]
                 max_reconnect_attempts=-1,
                 ping_interval=_PING_SECONDS,
-                pending_size=0,  # nothing is kept for later: what is published without a connection is an error
+                pending_size=0,  # buffer nothing: publishing without a connection is an error
                 tls=address.tls,
                 tls_hostname=address.tls_hostname,
                 user_credentials=address.credentials_file,
@@ -440,7 +446,7 @@ class NatsConnection:
             raise UnsupportedError("NKeys and credentials need pip install 'nats-py[nkeys]'") from error
 
     def _replace_client(self) -> None:
-        """Begin anew with another client, however long it takes."""
+        """Connect another client, however long it takes."""
         if not self._is_closed and not self._is_connecting:
             self._is_connecting = True
             self._lose_connection()
@@ -461,11 +467,11 @@ class NatsConnection:
 
     def _discard(self, client: PublicClient) -> None:
         if client is self._client:
-            self._client = None  # from here on it is nobody's, and what it still says is not heard
+            self._client = None  # from here on its callbacks are ignored
         self._spawn(_shut_client(client))
 
     async def _look_at_servers(self) -> None:
-        """Refuse servers that are too old, also those that the client could go to later."""
+        """Refuse servers that are too old, including those that the client could switch to later."""
         servers = {*self._address.servers}
         if self._client is not None:
             servers |= {server.geturl() for server in self._client.servers}
@@ -477,14 +483,14 @@ class NatsConnection:
     async def _on_error(self, error: Exception) -> None:
         self._is_heard = True
         self._last_error = error
-        # Of some attempts only the end of the connection is heard, which comes right behind the refusal.
+        # Some attempts report only the end of the connection, which comes right after the refusal: remember it.
         self._is_login_refused |= "authorization" in str(error).lower()
         _logger.debug("NATS: %r", error)
         if violation := _VIOLATION.search(str(error).lower()):
             self._on_violation(violation[1], violation[2])
 
     def _on_violation(self, action: str, subject: str) -> None:
-        """The server refused a message or a subscription; it says so at once, and answers nothing."""
+        """Fail the refused exchanges at once: the server reports a violation, and sends no answer."""
         if action == "subscription":
             missing = right_for(subject, self._rights.subscribe)
             if subject.startswith(self._inbox.decode().lower()):
@@ -501,13 +507,13 @@ class NatsConnection:
             for message, *_ in exchange.messages
             if exchange.is_sent and message.subject.lower() == subject
         }
-        # What the server says is in small letters: of two that differ in nothing else one may have been stored.
+        # The subject is in lower case: of two subjects that differ only in case, one may have been stored.
         is_certain = len(set(refused.values())) == 1
         for exchange in refused:
             self._finish(exchange, NotPermittedError(failure) if is_certain else AnswerLostError(failure))
 
     def _on_damage(self, error: Exception) -> None:
-        """What a server or another client sent cannot be read, or a listener failed on it."""
+        """Survive a message that cannot be read, or on which a listener failed."""
         survive(error, "the NATS connection, without a message that it cannot read,")
 
     def _warn_once(self, text: str) -> None:
@@ -548,7 +554,7 @@ class NatsConnection:
             self._send(exchange)
 
     def _send(self, exchange: _Exchange) -> None:
-        """Send all messages; without a connection the exchange waits for `_begin_sending`."""
+        """Send all messages. Without a connection the exchange waits for `_begin_sending`."""
         if self._has_connection() and exchange.take_permission():
             try:
                 self._write(exchange.messages)
@@ -577,7 +583,7 @@ class NatsConnection:
         token = subject[len(self._inbox) :]
         expected = self._expecting.get(token)
         if expected is None:
-            return  # too late
+            return  # the answer came too late
         exchange, answers, are_many = expected
         answers.append(answer)
         if are_many and answer.status is None:
@@ -588,13 +594,13 @@ class NatsConnection:
             self._finish(exchange)
 
     def _abandon(self, exchange: _Exchange) -> None:
-        """Forget what nobody waits for any more."""
+        """Forget an exchange whose thread no longer waits."""
         if exchange in self._pending:
             self._finish_without_answer(exchange, "no answer in time")
             self._suspect()
 
     def _suspect(self) -> None:
-        """Replace a client that no more answers come from, for instance because its tasks have ended."""
+        """Replace a client that delivers no answers any more, for instance because its tasks have ended."""
         now = _clock.monotonic()
         if self._is_heard:
             self._is_heard, self._silent_since = False, now
@@ -624,7 +630,7 @@ class NatsConnection:
             self._spawn(self._subscribe(subject))
 
     async def _subscribe_to_all(self) -> None:
-        """Those that were added without a connection are not known to the client."""
+        """Subscribe the listeners that were added without a connection: the client does not know them."""
         for subject in self._listeners.keys() - self._subscriptions.keys():
             await self._subscribe(subject)
 
@@ -639,7 +645,7 @@ class NatsConnection:
             except Exception as error:
                 self._on_damage(error)
 
-        with contextlib.suppress(nats.errors.Error):  # it is made up for when there is a connection again
+        with contextlib.suppress(nats.errors.Error):  # retried after the next reconnect
             subscription = await client.subscribe(subject, cb=on_message)
             if self._listeners.get(subject) is hear and client is self._client:
                 self._subscriptions[subject] = subscription
@@ -658,7 +664,7 @@ class NatsConnection:
 
     async def shut(self) -> None:
         if self._home is not asyncio.get_running_loop():
-            return  # it has not begun here
+            return  # the connection has not started in this loop
         for exchange in list(self._pending):
             if exchange.take_permission():
                 self._finish(exchange, ClosedError("the store was closed meanwhile", url=self._address.url))
@@ -668,7 +674,7 @@ class NatsConnection:
         self._is_connected = False
         if self._client is not None:
             self._spawn(_shut_client(self._client))
-        if self._tasks:  # among them may be one that closes a client whose attempt to connect was cancelled above
+        if self._tasks:  # one of them may close a client whose connect was cancelled above
             await asyncio.wait(self._tasks, timeout=_PING_SECONDS + _CANCELLATION_SECONDS)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -689,7 +695,7 @@ def _missing_right(action: str, subject: str) -> str:
 
 
 async def _shut_client(client: PublicClient) -> None:
-    """Close the client. If that takes long, as with a frozen server, or is cancelled, cut its connection."""
+    """Close the client. Cut its connection if that takes long, as with a frozen server, or is cancelled."""
     closing = asyncio.ensure_future(_close_quietly(client))
     try:
         await asyncio.wait({closing}, timeout=_PING_SECONDS)
@@ -707,7 +713,7 @@ def _refusal_of_version(client: PublicClient, url: str) -> UnsupportedError | No
     version = client.connected_server_version
     try:
         return _refusal_of({"version": f"{version.major}.{version.minor}.{version.patch}"}, url)
-    except ValueError:  # it is none that nats-py can read
+    except ValueError:  # nats-py cannot parse the version
         return _refusal_of({}, url)
 
 
@@ -725,7 +731,7 @@ def _refusal_of(info: Mapping[str, Any], url: str) -> UnsupportedError | None:
 
 
 async def _server_info_of(server: str) -> Mapping[str, Any] | None:
-    """What a server says of itself to who connects; None if it cannot be reached."""
+    """Return the INFO that a server sends on connect; None if it cannot be reached."""
     parts = urlsplit(server)
     try:
         async with asyncio.timeout(_PROBE_SECONDS):
@@ -741,7 +747,7 @@ async def _server_info_of(server: str) -> Mapping[str, Any] | None:
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
-    """Cancel the task, and again if that is lost on it, as in parts of nats-py; wait for it a moment, and no longer."""
+    """Cancel the task, again if it misses the cancellation, as parts of nats-py do, and wait for it a short time."""
     for _ in range(_CANCELLATIONS):
         task.cancel()
         if (await asyncio.wait({task}, timeout=_CANCELLATION_SECONDS))[0]:

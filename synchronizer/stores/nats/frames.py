@@ -1,7 +1,7 @@
-"""Messages to a NATS server and from it, as its protocol has them.
+"""Encodes messages to a NATS server and decodes messages from it, as its protocol defines them.
 
-What goes into a frame is checked here, whoever made it: a line end in a subject or a header would end the frame, and
-what follows would be a command of its own.
+This module checks everything that goes into a frame: a line end in a subject or a header would end the frame, and the
+server would take the rest for a command.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Headers = Mapping[str, str]
 _HEADERS_BEGIN: Final = b"NATS/1.0\r\n"
 _VERSION_LENGTH: Final = len(b"NATS/1.0")
 _NO_RESPONDERS: Final = "503"
-#: Visible characters of ASCII. All others are quoted in the names that become subjects.
+#: Visible ASCII characters. Names that become subjects have all other characters quoted.
 _SUBJECT: Final = re.compile(r"[!-~]+")
 
 
@@ -30,7 +30,7 @@ class Outgoing(NamedTuple):
     data: bytes = b""
     headers: Headers | None = None
     has_answer: bool = True
-    has_many_answers: bool = False  # they end with one that has a status
+    has_many_answers: bool = False  # the last one has a status
 
 
 class Answer(NamedTuple):
@@ -40,7 +40,7 @@ class Answer(NamedTuple):
 
     @property
     def document(self) -> dict[str, Any]:
-        """The data of an answer in JSON."""
+        """The JSON document in the answer's data."""
         try:
             found = from_json(self.data)
         except ValueError as error:
@@ -51,12 +51,12 @@ class Answer(NamedTuple):
 
     @property
     def is_from_nobody(self) -> bool:
-        """Whether the server knew nobody who takes the message: it had no effect."""
+        """Whether the server found no recipient for the message, so that it had no effect."""
         return self.status == _NO_RESPONDERS
 
 
 def error_in(document: Mapping[str, Any]) -> tuple[int | None, str]:
-    """The code and the description of the error in an answer of JetStream; None and nothing if there is none."""
+    """Return the code and the description of the error in an answer of JetStream; None and "" if there is none."""
     error = document.get("error")
     if not isinstance(error, dict):
         return None, "" if error is None else str(error)
@@ -65,7 +65,7 @@ def error_in(document: Mapping[str, Any]) -> tuple[int | None, str]:
 
 
 def framed(message: Outgoing, reply: bytes) -> bytes:
-    """The message as the server takes it; `InvalidArgumentError` for what would be more than one message."""
+    """Return the frame of the message; raise `InvalidArgumentError` if it would be more than one message."""
     subject, data, headers = message.subject, message.data, message.headers
     if not _SUBJECT.fullmatch(subject):
         raise InvalidArgumentError("a subject holds visible characters of ASCII only", subject=subject)
@@ -87,9 +87,9 @@ def framed(message: Outgoing, reply: bytes) -> bytes:
 
 
 def answer_of(block: bytes | None, data: bytes) -> Answer:
-    """The answer with this block of headers, which may have a status in its first line.
+    """Return the answer with this block of headers, which may have a status in its first line.
 
-    Never raises: bytes that are no text are replaced, and lines that are no headers left out.
+    Never raises: it replaces bytes that are not text, and skips lines that are not headers.
     """
     if not block:
         return Answer({}, data)
@@ -102,6 +102,6 @@ def headers_in(block: bytes) -> dict[str, str]:
 
 
 def _status_in(block: bytes) -> str | None:
-    """The three digits behind the version of the protocol. A header of this name is somebody's, and no status."""
+    """Return the three digits after the protocol's version. A header named Status is user data, not this status."""
     words = block[_VERSION_LENGTH : block.find(b"\r\n")].split(maxsplit=1)
     return words[0].decode("ascii", "replace") if words else None

@@ -1,7 +1,7 @@
-"""What a process remembers of segments between calls. It saves round trips and is never believed.
+"""A cache of what a process has seen of segments. It saves round trips and is never trusted.
 
-Whatever is decided with it is confirmed by the server: an append by its expected sequence, a read by the head that the
-leader tells meanwhile.
+The server confirms every decision based on it: an append by its expected sequence, a read by the head that the leader
+returns at the same time.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Final, NamedTuple
 
 from .wire import Head
 
-#: Names are used once and new ones come for ever: what is forgotten costs a round trip, what is kept stays in memory.
+#: Names are never reused, so the cache must be limited. A forgotten segment costs a round trip.
 _MAX_SEGMENTS: Final = 500
 _MAX_PLACES: Final = 64
 _MAX_VALUES: Final = 200
 
 
 class Place(NamedTuple):
-    """The messages from ``sequence`` on hold the bytes from ``offset`` on."""
+    """A place in a segment: the messages from ``sequence`` on hold the bytes from ``offset`` on."""
 
     offset: int
     sequence: int
 
 
 class Value(NamedTuple):
-    """An attribute, None if it is absent, and the sequence to expect on its subject."""
+    """The value of an attribute (None: absent), and the sequence to expect on its subject."""
 
     value: bytes | None
     sequence: int
@@ -43,12 +43,12 @@ class _Known:
 
 
 class Hints:
-    """What was seen last, by segment. Threads share it."""
+    """The last seen state of each segment. Threads share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
-        #: The newest sequence that was seen in the whole stream.
+        #: The newest sequence seen in the whole stream.
         self.newest = 0
 
     def head(self, segment: str) -> Head | None:
@@ -73,7 +73,7 @@ class Hints:
             self._known.pop(segment, None)
 
     def changes(self, segment: str) -> int:
-        """The sequence of the newest change of attributes that was seen; 0 if none was."""
+        """Return the sequence of the newest change of attributes seen; 0 if none was."""
         known = self._known.get(segment)
         return 0 if known is None else known.changes
 
@@ -112,14 +112,14 @@ class Hints:
             _insert(self._of(segment).places, place)
 
     def place_before(self, segment: str, offset: int) -> Place | None:
-        """The last known place at or before the offset."""
+        """Return the last known place at or before the offset."""
         with self._lock:
             known = self._known.get(segment)
             index = bisect_right(known.places, Place(offset, 1 << 63)) if known else 0
             return known.places[index - 1] if known and index else None
 
     def place_after(self, segment: str, offset: int) -> Place | None:
-        """The first known place after the offset."""
+        """Return the first known place after the offset."""
         with self._lock:
             known = self._known.get(segment)
             index = bisect_right(known.places, Place(offset, 1 << 63)) if known else 0
@@ -139,8 +139,8 @@ class Hints:
 def _insert(places: list[Place], place: Place) -> None:
     index = bisect_right(places, place)
     if index and places[index - 1].offset == place.offset:
-        places[index - 1] = place  # the later message: those between are empty
+        places[index - 1] = place  # keep the later message: those between are empty
         return
     places.insert(index, place)
     if len(places) > _MAX_PLACES:
-        del places[1:-1:2]  # every other one, so that they stay spread
+        del places[1:-1:2]  # every second one, so that the rest stays spread

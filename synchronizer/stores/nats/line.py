@@ -1,7 +1,7 @@
-"""A fair lock by tickets: first come, first served between processes, and gone by itself when its holder is.
+"""A fair lock by tickets: first come, first served between processes. The lock of a dead holder expires.
 
-Tickets are messages in a stream of their own, in the memory of one server: a line that is lost costs politeness, and
-never more. Whose ticket is the first on the lock's subject has the lock. Who lets go of it sends word to the next.
+Tickets are messages in a stream of their own, in the memory of one server: if that queue is lost, only the order is
+lost. The owner of the first ticket on the lock's subject has the lock. On release it sends a message to the next owner.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from .frames import Answer, Headers, Outgoing
 from .rights import Api, line_of, word_of
 from .wire import EXPECTED, request, sequence_in, token
 
-#: Tickets of processes that died or stand still are dropped after this time.
+#: Tickets expire after this time, so those of dead or stopped processes do too.
 _TICKET_SECONDS: Final = 5
-#: Nobody sends word that a ticket was dropped.
+#: The interval to poll the first ticket: no message reports that a ticket has expired.
 _LOOK_SECONDS: Final = 0.25
 _TICKET: Final = "Rg-Ticket"
 _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 
 
 class _Ticket(NamedTuple):
-    """A place in the line, and the subject at which its owner hears that it is the first; None if it names none."""
+    """A place in the queue, and the subject on which its owner is told that it is first (None: not a valid one)."""
 
     number: int
     word: str | None
 
 
 class _Place:
-    """What a thread has in the line for a lock."""
+    """A thread's place in the queue for a lock."""
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
@@ -54,10 +54,10 @@ class _Place:
 
 
 class _Holding(AbstractContextManager[bool]):
-    """A lock, while it is waited for and held."""
+    """The context manager of one lock: waits for the lock, holds it and releases it."""
 
     def __init__(self, line: FairLine, place: _Place, timeout: float, store: object) -> None:
-        self._store = store  # a store without references is closed, and its locks with it
+        self._store = store  # keep the store alive: one without references closes, and its locks with it
         self._line = line
         self._place = place
         self._timeout = timeout
@@ -78,13 +78,13 @@ class FairLine:
         self._api = Api(self._stream)
         self._clock = clock
         self._word = f"{word_of(stream)}.{uuid.uuid4().hex}"
-        #: Tickets are what anybody may have published. Only this is a word that this SDK listens at.
+        #: Any user may have published a ticket. Send messages only to subjects of this form, where the SDK listens.
         self._any_word = re.compile(re.escape(word_of(stream)) + r"\.[0-9a-f]{32}")
         self._waiting: dict[int, Flag] = {}
         self._is_listening = False
 
     def held(self, name: str, timeout: float, *, store: object) -> AbstractContextManager[bool]:
-        """Hold the lock of ``store`` in a block; False if ``timeout`` seconds did not suffice."""
+        """Hold the lock of ``store`` in a block; yields False if ``timeout`` seconds were not enough."""
         return _Holding(self, _Place(f"{self._stream}.{token(name)}"), timeout, store)
 
     def enter(self, place: _Place, timeout: float) -> bool:
@@ -104,7 +104,7 @@ class FairLine:
         return self._queue(place, deadline)
 
     def _queue(self, place: _Place, deadline: Deadline) -> bool:
-        """Stand in line until it is this ticket's turn, or the time is over."""
+        """Wait in the queue until this ticket is first, or the deadline has passed."""
         word = self._draw_and_listen(place)
         while True:
             first = self._first(place.subject, 1)
@@ -112,7 +112,7 @@ class FairLine:
                 return True
             if deadline.passed:
                 return False
-            if first is None or first.number > place.number:  # dropped: a long line, or a server that was started anew
+            if first is None or first.number > place.number:  # expired in a long queue, or lost by a server restart
                 self._waiting.pop(place.number, None)
                 word = self._draw_and_listen(place)
             elif self._clock.wait(word, deadline.remaining(_LOOK_SECONDS)):
@@ -120,12 +120,12 @@ class FairLine:
 
     def _draw_and_listen(self, place: _Place) -> Flag:
         self._draw(place, only_first=False)
-        # Word that came before is not missed: the first ticket is looked up next.
+        # A message that came earlier is not missed: the caller looks up the first ticket next.
         word = self._waiting[place.number] = Flag()
         return word
 
     def leave(self, place: _Place) -> None:
-        """Let the next one have the lock. If that was interrupted, it can be called again."""
+        """Release the lock to the next ticket. It may be called again after an interrupt."""
         if place.ticket is None:
             return
         word = self._waiting.get(place.ticket)
@@ -134,7 +134,7 @@ class FairLine:
             if place.has_turn or (word is not None and word.is_set()):
                 self._send_word(following or self._first(place.subject, 1))
         except ReaderGroupError:
-            pass  # the ticket is dropped in time
+            pass  # the ticket expires
         self._waiting.pop(place.ticket, None)
         place.ticket = None
 
@@ -144,7 +144,7 @@ class FairLine:
             self._connection.send(word)
 
     def _abandon(self, place: _Place) -> None:
-        """Leave the line without waiting for an answer."""
+        """Leave the queue without waiting for an answer."""
         place.is_abandoned = True
         if place.ticket is not None:
             self._waiting.pop(place.ticket, None)
@@ -152,7 +152,7 @@ class FairLine:
                 self._connection.send(self._deletion_of(place.ticket)._replace(has_answer=False))
 
     def _draw(self, place: _Place, *, only_first: bool) -> bool:
-        """Draw a new ticket; False if it would not be the only one, and has to be."""
+        """Draw a new ticket. With ``only_first``, return False if there are other tickets."""
         headers = {EXPECTED: "0"} if only_first else {}
         outgoing = Outgoing(place.subject, self._word.encode(), headers)
         place.ticket = None
@@ -169,7 +169,7 @@ class FairLine:
         raise self._connection.unavailable(f"the line gives no ticket: {answer.data[:200]!r}")
 
     def _note(self, place: _Place, answers: list[list[Answer]]) -> None:
-        """Called in the hidden thread, so that a ticket is known also if the call that drew it was interrupted."""
+        """Store the ticket. Runs in the hidden thread, so that a ticket is known even if its call was interrupted."""
         answer = answers[0][0]
         if answer.is_from_nobody:
             return
@@ -181,7 +181,7 @@ class FairLine:
                     self._abandon(place)
 
     def _first(self, subject: str, sequence: int) -> _Ticket | None:
-        """The first ticket from this number on."""
+        """Return the first ticket from this number on; None if there is none."""
         return self._ticket_in(self._ask([self._next(subject, sequence)])[0])
 
     def _delete_and_look(self, place: _Place) -> _Ticket | None:

@@ -1,7 +1,7 @@
 """The event loop that all NATS connections of this process run in, in one hidden thread.
 
-The thread is there while a connection is. It survives whatever a callback raises; if it ends all the same, as after
-somebody has closed its descriptors, it says so to those that use it, and they begin anew in another one.
+The thread lives as long as there is a connection. It survives every exception of a callback. If it ends nevertheless,
+as when the program closes its descriptors, it tells its users, and they start over in another loop.
 
 A signal handler may raise anywhere in the main thread, or close a store there. So this module has no locks: a thread
 changes shared state by single calls in C. The hidden thread does everything that takes several steps, because Python
@@ -27,7 +27,7 @@ from synchronizer.threads.flag import Flag
 _logger = logging.getLogger(__name__)
 
 _NAME: Final = "nats-event-loop"
-#: What raises more often is not the fault of a callback: the loop itself is broken.
+#: More failures than this mean that the loop itself is broken, not a callback.
 _MOST_FAILURES: Final = 100
 #: The thread answers within a moment. On a busy machine it may take longer, and this is the limit.
 PATIENCE_SECONDS: Final = 10.0
@@ -40,7 +40,7 @@ _clock: Final = SystemClock()
 
 
 class LoopEndedError(Exception):
-    """The loop runs nothing any more."""
+    """The loop has ended."""
 
 
 class User(Protocol):
@@ -55,9 +55,9 @@ class HiddenLoop:
     """One loop, and the thread that runs it."""
 
     def __init__(self) -> None:
-        #: Each with the flag that is set when it has left.
+        #: Each user with the flag that is set when it has left.
         self.users: dict[User, Flag] = {}
-        #: A retired loop takes no further users, and ends when the last one has left.
+        #: A retired loop accepts no further users, and ends when the last one has left.
         self.is_retired = False
         self.has_ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -88,11 +88,11 @@ class HiddenLoop:
             self.retire()
             raise StoreUnavailableError("the thread of the event loop does not begin; try again")
         if self._failure is not None:
-            self._join_thread()  # which may keep parts of the loop that could not be made
+            self._join_thread()  # it may hold parts of the loop that could not be created
             raise self._failure
 
     def call(self, callback: Callable[..., object], *arguments: object) -> None:
-        """Have the thread call it."""
+        """Have the thread call ``callback``."""
         if self._loop is None or self.has_ended:
             raise LoopEndedError
         try:
@@ -101,7 +101,7 @@ class HiddenLoop:
             raise LoopEndedError from error
 
     def retire(self) -> None:
-        """Take no further users: the thread does not answer, and the next user needs another one."""
+        """Accept no further users: the thread does not answer, and the next user needs another one."""
         self.is_retired = True
 
     def begin_release(self, user: User) -> None:
@@ -117,7 +117,7 @@ class HiddenLoop:
         has_left = self.users.pop(user, None)
         if has_left is not None:
             has_left.set()
-        with contextlib.suppress(LoopEndedError):  # a thread that has not begun checks this when it begins
+        with contextlib.suppress(LoopEndedError):  # a thread that has not started checks this at its start
             self.call(self._end_if_unused)
 
     def join(self, seconds: float) -> None:
@@ -158,7 +158,7 @@ class HiddenLoop:
             failure = StoreUnavailableError(
                 "no event loop can be made; raise the limit of open files, or close some", error=str(error)
             )
-            # Without its frames, which would keep what was made of the loop, and its descriptors.
+            # Without the frames, which would keep the parts of the loop and its descriptors alive.
             failure.__cause__ = error.with_traceback(None)
             self._fail(failure)
             return
@@ -189,7 +189,7 @@ class HiddenLoop:
             self._is_over.set()
 
     def _run_until_stopped(self) -> None:
-        """Ends with `stop`, or when the loop itself is broken: even `SystemExit` in a callback is only an error."""
+        """Run until `stop`, or until the loop itself is broken. Even `SystemExit` in a callback is only an error."""
         for failures in range(_MOST_FAILURES):
             try:
                 self.loop.run_forever()
@@ -244,9 +244,9 @@ async def _all(tasks: set[asyncio.Task[Any]]) -> None:
                 task.exception()  # else asyncio logs that it was never retrieved
 
 
-#: The loops that have not ended. The first one that is not retired takes further users.
+#: The loops that have not ended. The first one that is not retired accepts further users.
 _loops: dict[HiddenLoop, None] = {}
-#: What a forked child inherited, and tasks of a broken loop, kept so that nobody tears them down.
+#: The loops that a forked child inherited, and tasks of a broken loop, kept so that they are never torn down.
 _abandoned: list[object] = []
 
 

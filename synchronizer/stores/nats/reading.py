@@ -1,7 +1,7 @@
-"""Reading segments from JetStream: what the leader of the stream tells, and bulk from any replica, checked against it.
+"""Reads segments from JetStream: heads from the stream's leader, bulk data from any replica, checked against heads.
 
-The leader answers one message at a time. Any replica sends many, but may be behind: what it sends is used only as far
-as it fits what the leader has told, and is asked for again where it falls short.
+The leader answers one message at a time. Any replica sends many, but may be behind: its messages are used only as far
+as they match the leader's answer, and missing ones are requested again.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from .wire import (
     value_of,
 )
 
-#: The server sends a batch without waiting for anybody: no more than this at a time.
+#: The server sends a batch without flow control, so request no more than this at a time.
 _MAX_READ_BYTES: Final = 4 * 1024 * 1024
 _MAX_MESSAGES: Final = 1000
-#: So near to a known place the bytes on the way are read as well, rather than to search.
+#: Within this distance of a known place, read the bytes in between instead of searching.
 _NEAR_BYTES: Final = 256 * 1024
-#: The server tells the last values of so many subjects at once.
+#: The server returns the last values of at most this many subjects in one request.
 _MAX_SUBJECTS: Final = 1000
 _FIRST_PAUSE_SECONDS: Final = 0.001
 _LONGEST_PAUSE_SECONDS: Final = 0.1
-#: After so many answers of replicas that are behind the leader is asked itself.
+#: After this many answers of replicas that are behind, ask the leader itself.
 _PATIENCE: Final = 5
-#: A leader that was deposed and does not know it yet may tell of the past for so long.
+#: A deposed leader that has not noticed may return old data for this time.
 _DEPOSED_SECONDS: Final = 3.0
 
-#: An append of several messages takes less from the first to the last, unless it is torn.
+#: An append of several messages takes less than this from the first to the last, unless it is torn.
 _TORN_SECONDS: Final = 1.0
 
 _clock: Final = SystemClock()
@@ -58,7 +58,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Snapshot(NamedTuple):
-    """Attributes of one moment, with those that were removed (None) as far as they are still stored."""
+    """The attributes at one moment, with removed ones (None) as far as they are still stored."""
 
     values: Mapping[str, Value]
 
@@ -67,22 +67,22 @@ class Snapshot(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """Subjects with the number of messages on each, as they were when ``last_sequence`` was the last in the stream."""
+    """Subjects with the number of messages on each, at the time when ``last_sequence`` was the stream's last."""
 
     messages: Mapping[str, int]
     last_sequence: int
 
 
 class _TooManySubjects(Exception):
-    """A filter matches more subjects than the server tells of at once."""
+    """A filter matches more subjects than the server returns in one request."""
 
 
 class _Gap(Exception):
-    """Bytes that were there a moment ago are gone."""
+    """Bytes that existed a moment ago are gone."""
 
 
 class SegmentReader:
-    """Reads of one stream's segments."""
+    """Reads the segments of one stream."""
 
     def __init__(
         self, connection: NatsConnection, subjects: Subjects, hints: Hints, timeout_seconds: float, is_replicated: bool
@@ -94,14 +94,14 @@ class SegmentReader:
         self._timeout_seconds = timeout_seconds
         self._is_replicated = is_replicated
 
-    # How segments stand
+    # Heads
 
     def head(self, segment: str) -> Head:
-        """How an existing segment stands now, as the stream's leader tells."""
+        """Return the current head of an existing segment, from the stream's leader."""
         return self._existing(segment, self.heads([segment])[0])
 
     def heads(self, segments: Sequence[str]) -> list[Head | None]:
-        """How the segments stand now; None for those that were never created."""
+        """Return the current heads of the segments; None for those that were never created."""
         found: dict[str, Head | None] = {}
         past = Deadline(_clock, _DEPOSED_SECONDS if self._is_replicated else 0)
         missing = list(segments)
@@ -118,10 +118,11 @@ class SegmentReader:
         return [found[name] for name in segments]
 
     def _whole(self, segment: str, head: Head | None) -> Head | None:
-        """The head; if it is in the middle of an append of several messages, the one after or, at last, before it.
+        """Return the head. If it is in the middle of an append of several messages, wait for the one after the append.
 
-        A server stores them one after the other, and one that runs into the limit of an account or of its own leaves
-        what it has stored by then, and answers nothing. So what stays in the middle is removed.
+        A server stores the messages one after the other. If it reaches a limit of its own or of an account, it leaves
+        the messages stored so far and sends no answer. So after 1 s without progress they are removed, and the head
+        is the one before the append.
         """
         deadline, part = Deadline(_clock, _TORN_SECONDS), head
         for pause in _pauses():
@@ -147,7 +148,7 @@ class SegmentReader:
             self.undo(message.headers[BATCH_ID], [subject])
 
     def undo(self, batch_id: str, subjects: Iterable[str]) -> None:
-        """Remove what a server has stored of a batch that it refused, from the end."""
+        """Remove the stored messages of a batch that the server refused, from the end."""
         for subject in subjects:
             while True:
                 answer = self._connection.ask_all([self._last(subject)])[0][0]
@@ -159,19 +160,19 @@ class SegmentReader:
                 self.delete(message.sequence)
 
     def delete(self, sequence: int) -> None:
-        """Remove one message; that it is gone is no error."""
+        """Remove one message. A missing one is no error."""
         body = request(seq=sequence, no_erase=True)
         self._connection.ask(self._api.delete, body)
 
     def life(self, segment: str) -> int:
-        """The sequence of the message that says that the segment exists and is not sealed."""
+        """Return the sequence of the message that says that the segment exists and is not sealed."""
         answer = self._connection.ask_all([self._last(self._subjects.name(segment))])[0][0]
         if _error_code(answer) == _NOT_FOUND:
             raise not_found(segment)
         message = stored(self._read(answer))
         if not message.data:
             raise not_found(segment)
-        if any(message.headers.get(name) == value for name, value in ROLLUP.items()):  # it was sealed since
+        if any(message.headers.get(name) == value for name, value in ROLLUP.items()):  # the segment was sealed since
             raise sealed(segment, self.head(segment).length)
         self._hints.see_life(segment, message.sequence)
         return message.sequence
@@ -193,16 +194,16 @@ class SegmentReader:
 
     def _remember(self, segment: str, head: Head | None, *, anyhow: bool) -> None:
         if anyhow:
-            self._hints.forget(segment)  # the store has gone back, as after the loss of a disk
+            self._hints.forget(segment)  # the store has lost data, as after the loss of a disk
         if head is not None:
             self._hints.see_head(segment, head)
 
     # Bytes
 
     def read(self, segment: str, offset: int, max_bytes: int) -> tuple[Head, bytes]:
-        """The head, and the bytes from the offset on as far as both the head and ``max_bytes`` go.
+        """Return the head and the bytes from the offset on, up to ``max_bytes`` or the end of the segment.
 
-        They are read while the leader is asked for the head, from a place that is remembered.
+        The bytes are read from a known place, while the leader is asked for the head.
         """
         for _ in range(_PATIENCE):
             head, messages = self._head_and_messages(segment, offset, max_bytes)
@@ -211,7 +212,7 @@ class SegmentReader:
             try:
                 return head, self._bytes(segment, head, offset, min(head.length, offset + max_bytes), messages)
             except _Gap:
-                self._hints.forget(segment)  # places of a store that has gone back meanwhile are elsewhere
+                self._hints.forget(segment)  # if the store has lost data meanwhile, the known places are wrong
         raise TruncatedError(
             "the data before the segment's start is gone; continue from there",
             segment=segment,
@@ -220,10 +221,10 @@ class SegmentReader:
         )
 
     def first_needed(self, segment: str, head: Head, offset: int) -> int:
-        """The sequence of the message that holds the byte at the offset: no earlier one holds any from there on.
+        """Return the sequence of the message that holds the byte at the offset; earlier messages can be purged.
 
-        It is the message itself that tells. Where it is not found, because others truncate as well or what is
-        remembered is wrong, it is 1: nothing can be given up.
+        The message itself confirms this. Returns 1 (purge nothing) if it is not found, because another process
+        truncates as well or the known places are wrong.
         """
         sequence, empty_answers = self._locate(segment, head, offset).sequence, 0
         while True:
@@ -296,13 +297,13 @@ class SegmentReader:
         self._hints.see_place(segment, Place(begin + len(message.data), message.sequence + 1))
 
     def _locate(self, segment: str, head: Head, offset: int) -> Place:
-        """A place at or shortly before the offset."""
+        """Return a place at or shortly before the offset."""
         low = self._hints.place_before(segment, offset) or Place(head.start_offset, 0)
         high = self._hints.place_after(segment, offset) or Place(head.length, head.sequence + 1)
         is_guess = True
         while high.sequence - low.sequence > 1 and high.offset - low.offset > _NEAR_BYTES:
             share = (offset - low.offset) / (high.offset - low.offset) if is_guess else 0.5
-            is_guess = not is_guess  # halving as well, so that uneven messages cannot make it long
+            is_guess = not is_guess  # alternate with halving, so that uneven messages cannot slow it down
             span = high.sequence - low.sequence
             middle = low.sequence + min(max(1, int(span * share)), span - 1)
             message = self._at(segment, middle)
@@ -339,7 +340,7 @@ class SegmentReader:
     # Attributes
 
     def attributes(self, segment: str, names: Collection[str] | None) -> Snapshot:
-        """The attributes, or those of these names, all of one moment that came after the call began."""
+        """Return all attributes or those in ``names``, at one moment not before the start of the call."""
         deadline = Deadline(_clock, self._timeout_seconds)
         past = Deadline(_clock, _DEPOSED_SECONDS if self._is_replicated else 0)
         for pause in _pauses():
@@ -363,9 +364,9 @@ class SegmentReader:
     def _values(
         self, segment: str, subjects: Collection[str], past: Deadline, listed_to: int | None = None
     ) -> Snapshot | None:
-        """The last messages on the subjects, if they are of one moment, and that one not before now.
+        """Return the last messages on the subjects, if all are of one moment that is not before this call; else None.
 
-        Nor later than the subjects were listed, if they were: it may have added some.
+        If the subjects were listed, the moment must not be later than the list: a later change may have added some.
         """
         changes = self._subjects.changes(segment)
         asked = [
@@ -375,7 +376,7 @@ class SegmentReader:
         (last, *_), *groups = self._connection.ask_all([self._last(changes), *asked])
         leaders = self._changes_in(segment, last, past)
         if leaders is None:
-            return None  # the leader tells of the past
+            return None  # the leader's answer is old
         moments = set()
         messages: list[Stored] = []
         for answers in groups:
@@ -383,13 +384,13 @@ class SegmentReader:
                 raise _TooManySubjects
             found = _messages(answers)
             if not found or len(found) != number_in(answers[0].headers, "Nats-Num-Pending") + 1:
-                return None  # a value was replaced while they were gathered
+                return None  # a value was replaced while the server gathered them
             seen = next((message for message in found if message.subject == changes), None)
             if seen is None or seen.sequence < leaders.sequence:
                 return None  # the replica is behind
             end = seen.sequence + (changes_of(seen) or 1) - 1
             if number_in(answers[-1].headers, "Nats-UpTo-Sequence") < end:
-                return None  # in the middle of a change of several
+                return None  # in the middle of a change of several attributes
             if listed_to is not None and listed_to < end:
                 return None
             moments.add(seen.sequence)
@@ -405,7 +406,7 @@ class SegmentReader:
         )
 
     def _changes_in(self, segment: str, answer: Answer, past: Deadline) -> Stored | None:
-        """The message of the newest change, as the leader tells; None if this process has seen a newer one."""
+        """Return the leader's message of the newest change; None if this process has seen a newer one."""
         if _error_code(answer) == _NOT_FOUND:
             if past.passed or not self._hints.changes(segment):
                 raise not_found(segment)
@@ -417,18 +418,18 @@ class SegmentReader:
         if message.sequence < self._hints.changes(segment):
             if not past.passed:
                 return None
-            self._hints.forget(segment)  # the store has gone back
+            self._hints.forget(segment)  # the store has lost data
         return message
 
     def subjects(self, subject_filter: str) -> Listing:
-        """The subjects that match, as the leader tells, and not one of the past that this process knows of."""
+        """Return the subjects that match, from a leader that is not behind what this process has seen."""
         past = Deadline(_clock, _DEPOSED_SECONDS if self._is_replicated else 0)
         for pause in _pauses():
             listing = self._listed(subject_filter)
             if listing.last_sequence >= self._hints.newest:
                 return listing
             if past.passed:
-                self._hints.newest = listing.last_sequence  # the store has gone back
+                self._hints.newest = listing.last_sequence  # the store has lost data
                 return listing
             _sleep(pause)
         raise AssertionError("the pauses do not end")
@@ -472,7 +473,7 @@ _TOO_MANY: Final = "413"
 
 
 def read_answer(connection: NatsConnection, answer: Answer) -> Mapping[str, Any]:
-    """The answer of the JetStream API, if it is not an error."""
+    """Return the document in an answer of the JetStream API; raise if it is an error."""
     document = answer.document
     if "error" in document:
         raise connection.unavailable(error_in(document)[1])
@@ -490,7 +491,7 @@ def _messages(answers: Sequence[Answer]) -> list[Stored]:
 
 
 def _groups(subjects: Collection[str], max_bytes: int) -> Iterator[list[str]]:
-    """The subjects in requests of a size that the server takes; one, if there are none."""
+    """Yield the subjects in groups small enough for one request each; one empty group if there are none."""
     group: list[str] = []
     size = 0
     for subject in subjects:

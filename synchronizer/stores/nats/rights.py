@@ -1,16 +1,16 @@
-"""The subjects that a store publishes and subscribes to: what its user must be allowed on the servers, and no more."""
+"""The subjects that a store publishes and subscribes to: the least permissions that its user needs on the servers."""
 
 from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-#: The kinds of subjects of a store's own stream that it publishes to; `nats_wire` says what they hold.
+#: The kinds of subjects of its own stream that a store publishes to; module `wire` describes them.
 STORED_KINDS: Final = "dang"
 NEWS_KIND: Final = "w"
 
 
 class Api:
-    """Where requests to JetStream about one stream go."""
+    """The subjects for requests to JetStream about one stream."""
 
     def __init__(self, stream: str) -> None:
         self.info = f"$JS.API.STREAM.INFO.{stream}"
@@ -22,24 +22,24 @@ class Api:
 
 
 def line_of(stream: str) -> str:
-    """The stream, and the first token of its subjects, in which processes stand in line for a fair lock."""
+    """Return the name of the stream that holds the queues of fair locks, and first token of its subjects."""
     return f"{stream}_line"
 
 
 def word_of(stream: str) -> str:
-    """The first token of the subjects at which a process hears that it is the next in line."""
+    """Return the first token of the subjects on which a process is told that it is first in the queue."""
     return f"{stream}_turn"
 
 
 class Rights(NamedTuple):
-    """Subjects, with ``>`` for all below, that a user publishes and subscribes to."""
+    """The subjects that a user publishes and subscribes to; ``>`` matches all below."""
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
 
 
 def rights_of(stream: str, inbox_prefix: str = "_INBOX") -> Rights:
-    """The least that a user of the store needs; without any one of them something fails and names it."""
+    """Return the least rights that a user of the store needs. If one is missing, an error names it."""
     api, line = Api(stream), Api(line_of(stream))
     return Rights(
         publish=(
@@ -54,7 +54,7 @@ def rights_of(stream: str, inbox_prefix: str = "_INBOX") -> Rights:
 
 
 def right_for(subject: str, rights: tuple[str, ...]) -> str:
-    """Which of the rights covers the subject, in whatever letters; the subject itself if none does."""
+    """Return the right that covers the subject, ignoring case; the subject itself if none does."""
     return next((right for right in rights if _covers(right.lower(), subject.lower())), subject)
 
 

@@ -1,9 +1,9 @@
 """A store in a JetStream stream of NATS: shared by the processes of many machines, on one server or on three.
 
-How segments lie in the stream is told in `nats_wire`. Two things are particular to this store. Appends of all kinds are
-compared with what the process knows of the segment and repeated after a race, because a server does not know what a
-sealed segment is. And a client cannot see whether the servers write to disk before they acknowledge: that is what the
-operator states in the address.
+Module `wire` describes how the stream holds segments. This store differs from the others in two ways. It compares every
+append with the state that the process knows of the segment, and retries after a lost race, because a server knows no
+sealed segments. And a client cannot see whether the servers write to disk before they acknowledge, so the operator
+states that in the address.
 """
 
 from __future__ import annotations
@@ -95,43 +95,54 @@ _logger = logging.getLogger(__name__)
 
 FORMAT: Final = "1"
 _FORMAT: Final = "readergroup.format"
-#: So much data stands in one message with the head; more goes in parts before it, so that a head is small to ask for.
+#: Up to this size, data is in the message with the head. Larger data goes into parts before it: heads must stay small.
 _MAX_INLINE_BYTES: Final = 64 * 1024 + 2048
 _MAX_PART_BYTES: Final = 256 * 1024
-#: What headers and subject may add to the data of a message.
+#: The most that headers and subject add to the data of a message.
 _HEADER_BYTES: Final = 1024
 
-_CONFLICTS: Final = (10071, 10164)  # of sequences; with an earlier proposal that is still in flight
+_CONFLICTS: Final = (10071, 10164)  # wrong sequence; conflict with an earlier proposal that is still in flight
 _FULL: Final = (10002, 10023, 10028, 10047, 10077)
 _NOT_FOUND: Final = 10059
 _OTHER_CONFIGURATION: Final = 10058
 _NO_JETSTREAM: Final = (10039, 10076)
 _TOO_FEW_SERVERS: Final = (10005, 10074)
 
-#: The subject of what asks whether there is a leader. A segment may have this name.
+#: The name in the subject of the probe for a leader. A segment may have this name.
 _PROBE: Final = "leader"
 _LOOK_SECONDS: Final = 0.02
-#: After so long without an answer, what is asked of the stream itself is asked again.
+#: Requests about the stream itself are repeated after this time without an answer.
 _ANSWER_SECONDS: Final = 1.0
 
 _warned = Flag()
 
 
 class NatsStore(SegmentStore):
-    """Segments in the JetStream stream that the address names; it is made if it does not exist.
+    """Segments in the JetStream stream that the address names. The stream is created if it does not exist.
 
     ``nats://user:password@host:4222,host:4222?option=value`` takes these options:
 
-    - ``stream`` (`readergroup`): one stream is one store;
-    - ``replicas`` (1, or what the stream has): 3 survives the loss of a server;
-    - ``max_bytes`` (no limit): what a new stream may hold. Give it one that the servers have room for: they keep an
-      append whole at this limit, but not always at those of an account or a disk (see `docs/operations.md`);
-    - ``durable=always``: all servers run with ``sync_interval: always``. A client cannot see that; without the option
-      a warning says what may be lost, and ``guarantees.durable`` is False;
-    - ``timeout_seconds`` (5): how long a call waits for an answer;
-    - ``credentials`` and ``nkey``: paths of a credentials file or of a file with an NKey seed; a token stands before
-      the host, alone;
+    - ``stream`` (default `readergroup`): the name of the stream; one stream is one store.
+    - ``replicas`` (1, or those of the existing stream): with 3 the store survives the loss of a server.
+    - ``max_bytes`` (no limit): the size limit of a new stream. Choose one for which the servers have room: at this
+      limit they keep an append whole, but not always at the limit of an account or a disk (`docs/operations.md`).
+    - ``durable=always``: states that all servers run with ``sync_interval: always``, which a client cannot see.
+      Without it ``guarantees.durable`` is False, and a warning says what may be lost.
+    - ``timeout_seconds`` (5): how long a call waits for an answer.
+    - ``credentials`` and ``nkey``: the path of a credentials file, or of a file with an NKey seed. Write a token alone
+      before the host.
     - ``tls=require``, ``tls_ca``, ``tls_cert``, ``tls_key``, ``tls_hostname``; ``inbox_prefix``.
+
+    Args:
+        url: The address.
+        clock: The clock for waits.
+        must_exist: Do not create the stream, and raise `NotFoundError` if it does not exist.
+
+    Raises:
+        InvalidArgumentError: The address is wrong.
+        StoreUnavailableError: The servers cannot be reached, or the user lacks a right.
+        UnsupportedError: A server is older than 2.12, has no JetStream, or there are fewer servers than replicas.
+        AlreadyExistsError: The stream is not a store of this SDK.
     """
 
     def __init__(self, url: str, *, clock: Clock | None = None, must_exist: bool = False) -> None:
@@ -156,7 +167,7 @@ class NatsStore(SegmentStore):
         self.guarantees = Guarantees(
             durable=address.is_durable,
             linearizable_append=True,
-            # A leader that was deposed and has not noticed may tell of the past.
+            # A deposed leader that has not noticed may return old data.
             linearizable_read=replicas == 1,
             push=True,
             many_processes=True,
@@ -175,7 +186,7 @@ class NatsStore(SegmentStore):
             _warn_once(self.url)
 
     def __del__(self) -> None:
-        """Close a store that was dropped, for instance by an interrupt between its constructor and the caller."""
+        """Close a store without references, for instance after an interrupt between its constructor and the caller."""
         try:
             self._connection.abandon()
         except Exception:  # the constructor refused the address, or the process ends
@@ -228,13 +239,13 @@ class NatsStore(SegmentStore):
         mark = head_header(head.length, head.length, head.length, DELETED)
         messages = [
             _Message(self._subjects.data(segment), b"", {EXPECTED: str(head.sequence), **ROLLUP, **mark}),
-            _Message(self._subjects.name(segment), b""),  # a second one: the name is not listed any more
+            _Message(self._subjects.name(segment), b""),  # a second message here: the name is no longer listed
             _Message(self._subjects.changes(segment), b"", {GROUP: DELETED, **ROLLUP}),
         ]
         try:
             sequence = self._store_repeatable(messages)
         except StoreFullError:
-            # A full store must take a deletion: first make the room for it.
+            # A full store must accept a deletion: first make room for it.
             self._purge(self._subjects.data(segment), head.sequence)
             sequence = self._store_repeatable(messages)
         if sequence is None:
@@ -323,7 +334,7 @@ class NatsStore(SegmentStore):
         try:
             sequence = self._store_repeatable([message])
         except StoreFullError:
-            # Truncating is what makes room. Who reads in between is told that the bytes are truncated, as they are.
+            # Truncation must be able to make room. A reader in between correctly gets the error for truncated bytes.
             self._purge(self._subjects.data(segment), first)
             sequence = self._store_repeatable([message])
         if sequence is not None:
@@ -363,7 +374,7 @@ class NatsStore(SegmentStore):
     def close(self) -> None:
         if os.getpid() != self._process_id:
             return
-        self._is_closed = True  # what is interrupted from here on can be called again
+        self._is_closed = True  # if an interrupt comes after this, `close` can be called again
         self._waiters.close()
         self._connection.close()
 
@@ -394,7 +405,7 @@ class NatsStore(SegmentStore):
         raise self._contended(parts[0].segment)
 
     def _plan(self, part: Append, *, is_fresh: bool) -> _Plan | Conflict:
-        """What to append where, by what is known; all is asked anew after a race was lost."""
+        """Return what to append where, or the conflict. Uses the hints unless ``is_fresh``, as after a lost race."""
         if not is_fresh:
             plan = self._plan_by_hints(part)
             if plan is not None:
@@ -412,7 +423,7 @@ class NatsStore(SegmentStore):
         return _Plan(part, head, self._life(part, None), present)
 
     def _plan_by_hints(self, part: Append) -> _Plan | None:
-        """The same without asking; None where too little is known, or it looks like a conflict."""
+        """Plan without asking the server; return None if the hints are not enough or suggest a conflict."""
         head = self._hints.head(part.segment)
         if head is None or part.expected_offset not in (None, head.length) or head.mark != OPEN:
             return None
@@ -420,7 +431,7 @@ class NatsStore(SegmentStore):
         for name, change in part.attributes.items():
             value = self._hints.value(part.segment, name)
             if value is None and change.expected is None:
-                value = Value(None, 0)  # most likely it has never been there
+                value = Value(None, 0)  # most likely the attribute never existed
             if value is None:
                 return None
             values[name] = value
@@ -435,13 +446,13 @@ class NatsStore(SegmentStore):
         return self._reader.read(part.segment, part.expected_offset, MAX_DELTA_BYTES)
 
     def _life(self, part: Append, known: int | None) -> int:
-        """What a change of attributes alone depends on, which appends do not disturb."""
+        """Return the sequence that an append of attributes only depends on, which appends of data leave; else 0."""
         if part.data or part.expected_offset is not None:
             return 0
         return known or self._reader.life(part.segment)
 
     def _messages(self, plans: Sequence[_Plan]) -> Sequence[_Message]:
-        """The messages to store, those of attributes last: each change says how many messages there are from it on."""
+        """Return the messages to store, attributes last. Each change says how many messages there are from it on."""
         messages: list[_Message] = []
         changes: list[_Message] = []
         for plan in plans:
@@ -454,7 +465,7 @@ class NatsStore(SegmentStore):
         return messages
 
     def _data_messages(self, plan: _Plan) -> Iterator[_Message]:
-        """The data in as many messages as it needs; the first one compares, the last one is the head."""
+        """Yield the data in as many messages as it needs. The first one compares, the last one is the head."""
         subject = self._subjects.data(plan.part.segment)
         data, head = plan.part.data, plan.head
         length = head.length + len(data)
@@ -489,8 +500,8 @@ class NatsStore(SegmentStore):
             )
 
     def _appended(self, plans: Sequence[_Plan], messages: Sequence[_Message], last: int) -> tuple[Appended, ...]:
-        """Remember what was stored, ``last`` being the sequence of the last message."""
-        # Of several messages on one subject the last one counts, as it does in the dictionary.
+        """Remember what was stored and return the answers. ``last`` is the sequence of the last message."""
+        # Of several messages on one subject the last one counts, in the stream as in this dictionary.
         sequences = {message.subject: sequence for sequence, message in enumerate(messages, last - len(messages) + 1)}
         results = []
         for plan in plans:
@@ -535,9 +546,9 @@ class NatsStore(SegmentStore):
     # Storing
 
     def _store(self, messages: Sequence[_Message], *, may_undo: bool = True) -> int | None:
-        """Store all messages in one step and return the sequence of the last; None if one was not as expected.
+        """Store all messages in one step; return the sequence of the last, None if an expectation failed.
 
-        `StoreUnavailableError` if nothing was stored for certain, `AnswerLostError` if that is not known.
+        Raises `StoreUnavailableError` if certainly nothing was stored, `AnswerLostError` if that is not known.
         """
         batch_id = ""
         if len(messages) > 1:
@@ -559,7 +570,7 @@ class NatsStore(SegmentStore):
             raise
 
     def _undo(self, batch_id: str, messages: Sequence[_Message]) -> None:
-        """Take back what is stored of a batch that was refused: a server checks some limits at each message anew."""
+        """Remove the stored part of a refused batch: a server checks some limits for each message separately."""
         self._reader.undo(batch_id, dict.fromkeys(message.subject for message in reversed(messages)))
         for message in messages:
             if message.before is not None:
@@ -567,7 +578,7 @@ class NatsStore(SegmentStore):
                 self._store([_Message(message.subject, message.before, headers)])
 
     def _store_repeatable(self, messages: Sequence[_Message]) -> int | None:
-        """The same for what may be stored twice: `StoreUnavailableError` also if it is not known whether it was."""
+        """Do `_store` for messages that may be stored twice: an unknown outcome is a `StoreUnavailableError` too."""
         try:
             return self._store(messages)
         except AnswerLostError as error:
@@ -599,12 +610,12 @@ class NatsStore(SegmentStore):
         raise self._connection.unavailable(f"{description} ({code})")
 
     def _purge(self, subject: str, before: int | None = None) -> None:
-        """Give up the messages on the subject, or those before a sequence."""
+        """Delete the messages on the subject, or only those before a sequence."""
         answer = self._connection.ask(self._api.purge, request(filter=subject, seq=before))
         read_answer(self._connection, answer)
 
     def _purge_unheard(self, subject: str, before: int) -> None:
-        """The same at some time, or never: what stays takes room and means nothing."""
+        """Do `_purge` without waiting for an answer. If it is lost, the messages only take space."""
         message = Outgoing(self._api.purge, request(filter=subject, seq=before), None, has_answer=False)
         self._connection.send(message)
 
@@ -613,7 +624,7 @@ class NatsStore(SegmentStore):
         self._waiters.see(segment, head)
 
     def _attempts(self, segment: str) -> Iterator[int]:
-        """As many as there is time for: each one that fails had lost a race."""
+        """Yield attempts until the timeout. Each failed attempt has lost a race."""
         deadline = Deadline(SystemClock(), self._timeout_seconds)
         for attempt in count():
             self._check_open()
@@ -631,7 +642,7 @@ class NatsStore(SegmentStore):
     # The stream
 
     def _open_stream(self, replicas: int | None, max_bytes: int, must_exist: bool) -> int:
-        """Make sure that the stream is there and fit for a store, and return the number of its replicas."""
+        """Create the stream if needed, check that it fits a store, and return the number of its replicas."""
         answer = self._manage(self._api.info)
         if error_in(answer)[0] == _NOT_FOUND:
             if must_exist:
@@ -653,9 +664,9 @@ class NatsStore(SegmentStore):
         return int(configuration["num_replicas"])
 
     def _await_leader(self) -> None:
-        """Return when appends reach the leader: a stream that was just made has none, and is not known everywhere.
+        """Return when appends reach the leader: a new stream has none at first, and not all servers know it.
 
-        What is sent expects what cannot be, so it is never stored.
+        The probe has an impossible expectation, so it is never stored.
         """
         impossible = Outgoing(self._subjects.data(_PROBE), b"", {EXPECTED: str(1 << 62)})
         deadline = Deadline(SystemClock(), self._timeout_seconds)
@@ -676,9 +687,9 @@ class NatsStore(SegmentStore):
         return answer.document
 
     def _insistently(self, message: Outgoing) -> Answer:
-        """The answer to what may be sent repeatedly.
+        """Return the answer to a message that may be sent repeatedly, and retry until the timeout.
 
-        Of a stream that is being made, each server of a cluster may leave the answer to another one.
+        While a stream is being created, each server of a cluster may leave the answer to another one.
         """
         deadline = Deadline(SystemClock(), self._timeout_seconds)
         nobody = Flag()
@@ -739,20 +750,20 @@ class NatsStore(SegmentStore):
 
 
 class _Message(NamedTuple):
-    """A message to be stored."""
+    """A message to store."""
 
     subject: str
     data: bytes
     headers: Mapping[str, str] = {}
-    before: bytes | None = None  # what it replaces
+    before: bytes | None = None  # the value that it replaces
 
     def counting(self, messages: int) -> _Message:
-        """It says how many messages there are from it to the end of the batch."""
+        """Return the message with the number of messages from it to the end of the batch."""
         return self._replace(headers={**self.headers, GROUP: str(messages)})
 
 
 class _Plan(NamedTuple):
-    """An append with what it is compared with."""
+    """An append and the state that it is compared with."""
 
     part: Append
     head: Head

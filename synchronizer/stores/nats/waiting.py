@@ -1,4 +1,4 @@
-"""Threads that wait for segments to change, woken by the headers that the server sends of each stored message."""
+"""Waits for segments to change. The server sends the headers of each stored message, which wake the threads."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .frames import Headers
 from .hints import Hints
 from .wire import HEAD, Head, Subjects, head_of, sequence_in
 
-#: What the server sends may be lost on the way. So after these times the leader is asked: soon after the first call
-#: for a segment, because in a cluster it takes a moment until all servers know who listens.
+#: The server's messages may be lost. So the leader is asked after these times: soon after the first call for a segment,
+#: because in a cluster it takes a moment until all servers know the subscription.
 _RECHECK_SECONDS: Final = (0.02, 0.1, 0.5, 1.0)
-#: Segments that nobody waited for during this time are no longer listened for.
+#: A segment without a wait for this time is unsubscribed.
 _IDLE_SECONDS: Final = 30.0
 
 
 class _Watched:
-    """A segment that somebody waits for, or did a moment ago."""
+    """A segment with a current or recent wait."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -48,7 +48,7 @@ class _Watched:
 
 
 class NatsWaiters:
-    """Level-triggered waiting on what this process knows of segments, which the server's messages keep up to date."""
+    """Level-triggered waiting on the known heads of segments, which the server's messages keep up to date."""
 
     def __init__(
         self,
@@ -78,14 +78,14 @@ class NatsWaiters:
             self._unwatch(known, woken)
 
     def see(self, segment: str, head: Head) -> None:
-        """Tell the waiters of this process of its own append."""
+        """Wake the waiters of this process after its own append."""
         watched = self._watched.get(segment)
         if watched is not None:
             watched.see(head)
 
     def close(self) -> None:
-        # Without the lock: where a signal handler closes the store, the main thread may hold it. A thread that is not
-        # among the waiting ones yet checks `_is_closed` before it sleeps.
+        # Without the lock: if a signal handler closes the store, the main thread may hold it. A thread that is not in
+        # `_waiting` yet checks `_is_closed` before it sleeps.
         self._is_closed = True
         for woken in list(self._waiting):
             woken.set()
@@ -93,7 +93,7 @@ class NatsWaiters:
     def _await_change(
         self, known: Mapping[str, int], watched: Sequence[_Watched], woken: Flag, deadline: Deadline
     ) -> frozenset[str]:
-        if deadline.passed:  # who does not want to wait wants to know it exactly
+        if deadline.passed:  # without a timeout to wait, the caller wants the exact state
             self._check(watched)
             return _changed(watched, known)
         self._check([watch for watch in watched if watch.is_due(self._clock.monotonic())])
@@ -105,7 +105,7 @@ class NatsWaiters:
             if changed or deadline.passed:
                 return changed
             self._clock.wait(woken, min(self._seconds_until_due(watched), deadline.remaining()))
-            with suppress(StoreUnavailableError):  # away for a moment: the next look, or the caller's next call, tells
+            with suppress(StoreUnavailableError):  # an outage: the next check or the caller's next call reports it
                 self._check([watch for watch in watched if watch.is_due(self._clock.monotonic())])
 
     def _seconds_until_due(self, watched: Sequence[_Watched]) -> float:
@@ -129,7 +129,7 @@ class NatsWaiters:
             if head is None:
                 raise not_found(watch.name)
             if known is not None and known is watch.head and head.sequence < known.sequence:
-                watch.head = None  # the store has gone back: what was known of it never was
+                watch.head = None  # the store has lost data: the known head is invalid
             watch.see(head)
 
     def _watch(self, names: Mapping[str, int], woken: Flag) -> list[_Watched]:
@@ -175,7 +175,7 @@ class NatsWaiters:
         return hear
 
     def _check_all_again(self) -> None:
-        """After the connection was lost: what was sent meanwhile was not heard."""
+        """Check all segments again after a lost connection: messages in between were missed."""
         for watch in list(self._watched.values()):
             watch.checks = 0
             watch.checked_at = None

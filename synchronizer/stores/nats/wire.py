@@ -1,20 +1,21 @@
-"""How segments lie in a JetStream stream: subjects, headers, and the state of a segment that its last message tells.
+"""The layout of segments in a JetStream stream: subjects, headers, and the head in a segment's last message.
 
-Of a stream ``S`` and a segment's name as a token ``T`` (`token`):
+For a stream ``S`` and a segment's name as a token ``T`` (`token`):
 
-- ``S.d.T`` holds the bytes. Each message says at which offset its bytes begin and, if it is the last one of its append,
-  how the segment stands after it (`Head`). So the last message on the subject tells everything, and a publish that
-  expects its sequence is a compare-and-set on the whole segment. It is never purged: the sequence to expect would
-  start again at 0. What is left of a deleted segment is one such message.
-- ``S.a.T.A`` holds the value of the attribute ``A``, alone: each message replaces the one before.
-- ``S.g.T`` is written with every change of attributes, first, so that a reader sees that it has them all of one moment.
-- ``S.n.…`` is there while the segment exists, under its name split at the slashes, so that names are found by prefix.
-  It changes when the segment is sealed or deleted only: a change of attributes alone depends on it, and not on appends.
+- ``S.d.T`` holds the bytes. Each message says at which offset its bytes begin. The last message of an append also holds
+  the state of the segment after it (`Head`). So the last message on the subject is the whole state, and a publish that
+  expects its sequence is a compare-and-set on the whole segment. Only `forget` purges this message: the sequence to
+  expect would start again at 0. A deleted segment leaves one such message.
+- ``S.a.T.A`` holds the value of the attribute ``A``. Each message replaces the one before.
+- ``S.g.T`` is the first message of every change of attributes, so that a reader can check that all its values are of
+  one moment.
+- ``S.n.…`` exists as long as the segment, under its name split at the slashes, so that names are found by prefix. It
+  changes only when the segment is sealed or deleted: an append of attributes only depends on it, and not on appends.
   The message of a sealed segment is a rollup, that of a deleted one is empty.
-- ``S.w.T`` is stored nowhere: the server sends the headers of ``S.d.T`` there, for those who wait.
+- ``S.w.T`` is not stored: the server sends the headers of ``S.d.T`` there, to wake waiting processes.
 
-Whoever may publish to these subjects may have written anything there. What is read is checked here, and what is no
-message of this SDK raises `CorruptStoreError`.
+Any user who may publish to these subjects may have written anything there. This module checks everything that is read;
+a message that is not from this SDK raises `CorruptStoreError`.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ ATTRIBUTE: Final = "Rg-Attribute"
 GROUP: Final = "Rg-Changes"
 NAME: Final = "Rg-Name"
 
-#: A batch of messages that are stored together holds at most so many.
+#: The largest number of messages in an atomic batch.
 MAX_BATCH: Final = 1000
-#: What the names in one subject may take; longer ones are replaced by their digest. Lines of the protocol end at 4096.
+#: The longest names in a subject; a digest replaces longer ones. Lines of the protocol have at most 4096 bytes.
 _MAX_TOKEN: Final = 300
 _MAX_LEVELS: Final = 16
 _DIGEST: Final = "~"
@@ -52,7 +53,7 @@ _EMPTY_TOKEN: Final = "%"
 
 
 class Head(NamedTuple):
-    """How a segment stands after the message ``sequence`` of its subject."""
+    """The state of a segment after the message ``sequence`` of its subject."""
 
     sequence: int
     offset: int  # of the message's own bytes
@@ -70,7 +71,7 @@ class Head(NamedTuple):
 
     @property
     def is_part(self) -> bool:
-        """Whether more messages of the same append follow, so that this one does not tell how the segment stands."""
+        """Whether more messages of the same append follow, so that this one is not the segment's state."""
         return self.mark == PART
 
 
@@ -100,7 +101,7 @@ def head_of(sequence: int, headers: Headers) -> Head:
 
 
 def changes_of(message: Stored) -> int | None:
-    """How many messages were stored together from this one on; None if it says that the segment is deleted."""
+    """Return how many messages were stored together from this one on; None if it marks a deleted segment."""
     number = message.headers.get(GROUP, "")
     if number == DELETED:
         return None
@@ -110,7 +111,7 @@ def changes_of(message: Stored) -> int | None:
 
 
 def value_of(message: Stored) -> bytes | None:
-    """The attribute's value; None if it was removed."""
+    """Return the attribute's value; None if it was removed."""
     kind = message.headers.get(ATTRIBUTE)
     if kind not in (SET, REMOVED):
         raise _damaged("a message does not say whether its attribute is set", of=message)
@@ -148,14 +149,14 @@ class Subjects:
         return f"{self.stream}.n.{_levels(segment)}"
 
     def names(self, prefix: str) -> list[str]:
-        """Filters that find the subjects of all names with the prefix, and of others."""
+        """Return filters that match the subjects of all names with the prefix, and of some others."""
         levels = [_level(part) for part in prefix.split("/")[:-1]]
         if not levels or len(levels) >= _MAX_LEVELS or len(".".join(levels)) >= _MAX_TOKEN:
             return [f"{self.stream}.n.>"]
         return [f"{self.stream}.n.{'.'.join(levels)}.>", f"{self.stream}.n.{_DIGEST}.>"]
 
     def name_at(self, subject: str) -> str | None:
-        """The name whose subject this is; None if it is too long for a subject and stands in the message."""
+        """Return the name for this subject; None if the name is too long for a subject: then the message holds it."""
         levels = subject.split(".")[2:]
         if not levels:
             raise _damaged("this is no subject of a name", subject=subject)
@@ -166,13 +167,13 @@ class Subjects:
 
 @lru_cache(maxsize=1_000)
 def token(name: str) -> str:
-    """A name of any text as one token of a subject."""
+    """Return a name of any text as one token of a subject."""
     quoted = _quoted(name)
     return quoted if len(quoted) <= _MAX_TOKEN else _digest(name)
 
 
 def name_in(subject: str, headers: Headers) -> str:
-    """The name of the attribute whose subject this is."""
+    """Return the name of the attribute with this subject."""
     last = subject.rpartition(".")[2]
     if last.startswith(_DIGEST):
         last = headers.get(NAME, "")
@@ -182,7 +183,7 @@ def name_in(subject: str, headers: Headers) -> str:
 
 
 def name_header(name: str) -> dict[str, str]:
-    """What a message must say of its name if its subject cannot."""
+    """Return the header with the name, for a name that is too long for its subject; else no header."""
     quoted = _quoted(name)
     return {NAME: quoted} if len(quoted) > _MAX_TOKEN else {}
 
@@ -208,7 +209,7 @@ def _digest(name: str) -> str:
 
 
 class Stored(NamedTuple):
-    """A message as the server has stored it."""
+    """A message as stored by the server."""
 
     subject: str
     sequence: int
@@ -217,7 +218,7 @@ class Stored(NamedTuple):
 
 
 def stored(answer: Mapping[str, Any]) -> Stored:
-    """The message in an answer of the stream's leader."""
+    """Return the message in an answer of the stream's leader."""
     try:
         message = answer["message"]
         found = Stored(
@@ -237,7 +238,7 @@ _SEQUENCE_AND_HEADERS: Final = re.compile(rb'"seq":(\d{1,19}),"hdrs":"([^"]*)"')
 
 
 def stored_head(answer: bytes) -> Head | None:
-    """The head in the leader's answer, without looking at the data; None if there is no such message."""
+    """Return the head in the leader's answer, without parsing the data; None if the answer has no message."""
     found = _SEQUENCE_AND_HEADERS.search(answer[:65536])
     if found is None:
         return None
@@ -249,7 +250,7 @@ def stored_head(answer: bytes) -> Head | None:
 
 
 def directly_stored(headers: Headers, data: bytes) -> Stored:
-    """The message in an answer of any replica, which has added headers of its own."""
+    """Return the message in an answer of any replica, which adds headers of its own."""
     sequence = sequence_in(headers)
     if sequence is None or "Nats-Subject" not in headers:
         raise _damaged("the server's answer is no message", headers=dict(headers))
@@ -257,13 +258,13 @@ def directly_stored(headers: Headers, data: bytes) -> Stored:
 
 
 def sequence_in(headers: Headers) -> int | None:
-    """What the server says that the message's sequence is."""
+    """Return the message's sequence from the server's header; None if it is missing or invalid."""
     found = _SEQUENCE.fullmatch(headers.get("Nats-Sequence", ""))
     return None if found is None else int(found[0])
 
 
 def number_in(headers: Headers, name: str) -> int:
-    """A number that the server says of its answer."""
+    """Return a number from the server's header of this name."""
     found = _SEQUENCE.fullmatch(headers.get(name, ""))
     if found is None:
         raise _damaged(f"the server's answer does not say its {name}", headers=dict(headers))
