@@ -189,7 +189,7 @@ def test_a_conflict_and_a_failure_do_not_disturb_appends_of_the_same_commit(tmp_
                 threads.submit(store.append, "s", b"late", expected_offset=0),
                 threads.submit(store.append, "unknown", b"x"),
             ]
-            until(lambda: len(store._commits._line) == 3)
+            until(lambda: len(store._commits._queue) == 3)
         outcomes = [call.exception(LONG) or call.result() for call in calls]
     good, late, unknown = outcomes
     assert good == Appended(5, 9)
@@ -205,7 +205,7 @@ def test_an_append_that_does_not_fit_does_not_fail_the_others(tmp_path: Path) ->
         with held_by_another(tmp_path):
             small = [threads.submit(store.append, "s", b"small") for _ in range(3)]
             large = threads.submit(store.append, "s", bytes(1 << 20))
-            until(lambda: len(store._commits._line) == 4)
+            until(lambda: len(store._commits._queue) == 4)
         with pytest.raises(StoreFullError):
             large.result(LONG)
         assert all(isinstance(call.result(LONG), Appended) for call in small)
@@ -225,11 +225,11 @@ def test_the_error_of_a_step_is_its_own_whatever_it_is(tmp_path: Path, error: Ex
         store.create("s")
         with held_by_another(tmp_path):
             before = [threads.submit(store.append, "s", b"good") for _ in range(2)]
-            until(lambda: len(store._commits._line) == 2)
+            until(lambda: len(store._commits._queue) == 2)
             bad = threads.submit(store._write, write_and_fail)
-            until(lambda: len(store._commits._line) == 3)
+            until(lambda: len(store._commits._queue) == 3)
             after = [threads.submit(store.append, "s", b"good") for _ in range(2)]
-            until(lambda: len(store._commits._line) == 5)
+            until(lambda: len(store._commits._queue) == 5)
         with pytest.raises(ReaderGroupError):
             bad.result(LONG)
         assert {call.result(LONG) for call in before + after} == {Appended(4 * n, 4 * n + 4) for n in range(4)}
