@@ -49,7 +49,7 @@ def test_an_interrupted_update_holds_up_nobody(replicas: list[Replica], is_polit
 
     def update() -> None:
         if is_polite:
-            one._writer._line._contention = MAX_CONTENTION
+            one._writer._queue._contention = MAX_CONTENTION
         one.update_state_unconditionally(Put(key=str(next(numbers)), value=1), timeout=DEADLINE)
 
     added = 0
