@@ -32,7 +32,7 @@ _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 
 
 class _Ticket(NamedTuple):
-    """A place in the queue, and the subject on which its owner is told that it is first (None: not a valid one)."""
+    """A place in the queue, and the subject on which its owner hears that it is first (None: not a valid one)."""
 
     number: int
     word: str | None

@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 _NAME: Final = "nats-event-loop"
 #: More failures than this mean that the loop itself is broken, not a callback.
 _MOST_FAILURES: Final = 100
-#: The thread answers within a moment. On a busy machine it may take longer, and this is the limit.
+#: The limit for an answer of the thread, which normally takes a moment and longer on a busy machine.
 PATIENCE_SECONDS: Final = 10.0
 #: A thread that has closed its loop ends at once.
 _LAST_STEPS_SECONDS: Final = 1.0
@@ -45,10 +45,10 @@ class LoopEndedError(Exception):
 
 class User(Protocol):
     async def shut(self) -> None:
-        """Called by the thread when the user gives the loop up."""
+        """Shut the user down. Called by the thread when the user releases the loop."""
 
     def loop_ended(self) -> None:
-        """Called by the thread when it ends, whatever the reason."""
+        """Handle the end of the loop. Called by the thread when it ends, whatever the reason."""
 
 
 class HiddenLoop:
@@ -164,7 +164,7 @@ class HiddenLoop:
             return
         try:
             self._loop = loop
-            loop.call_soon(self._end_if_unused)  # the user may have been interrupted, and be gone
+            loop.call_soon(self._end_if_unused)  # an interrupt may have removed the user
             self._has_begun.set()
             self._run_until_stopped()
         finally:
@@ -268,9 +268,9 @@ def acquire(user: User) -> HiddenLoop:
 
 
 def release(user: User, *, waits: bool = True) -> None:
-    """Give the loop up and wait until the user has shut down. The last user to leave ends the loop.
+    """Release the loop; with ``waits``, wait until the user has shut down. The last user to leave ends the loop.
 
-    May be called repeatedly, by several threads at once, from a signal handler, and without `acquire`.
+    It may be called repeatedly, by several threads at once, from a signal handler, and without `acquire`.
     """
     deadline = Deadline(_clock, _SHUT_SECONDS + PATIENCE_SECONDS)
     for hidden in list(_loops):

@@ -212,7 +212,7 @@ class SegmentReader:
             try:
                 return head, self._bytes(segment, head, offset, min(head.length, offset + max_bytes), messages)
             except _Gap:
-                self._hints.forget(segment)  # if the store has lost data meanwhile, the known places are wrong
+                self._hints.forget(segment)  # the store may have lost data: then the known places are wrong
         raise TruncatedError(
             "the data before the segment's start is gone; continue from there",
             segment=segment,

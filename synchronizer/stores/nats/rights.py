@@ -27,7 +27,7 @@ def line_of(stream: str) -> str:
 
 
 def word_of(stream: str) -> str:
-    """Return the first token of the subjects on which a process is told that it is first in the queue."""
+    """Return the first token of the subjects on which a process hears that it is first in the queue."""
     return f"{stream}_turn"
 
 

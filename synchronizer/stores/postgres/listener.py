@@ -37,7 +37,7 @@ _CLOCK: Final = SystemClock()
 _LINGER_SECONDS: Final = 5.0
 #: How long a waiter waits for its registration on a slow server before it polls.
 _PATIENCE_SECONDS: Final = 2.0
-#: How long new appends may queue behind a registration that waits for a long append.
+#: The limit for a registration that waits for a long append, because new appends queue behind it.
 _LOCK_MILLISECONDS: Final = 500
 _POLL_SECONDS: Final = 0.02
 

@@ -456,7 +456,7 @@ class PostgresStore(SegmentStore):
         connection.execute(self._filled(_COPY_CHUNKS), parameters)
         self._check_sources(
             connection, copies, parameters
-        )  # bytes truncated meanwhile may have been freed before they were copied
+        )  # truncated bytes may have been freed before they were copied
         return True
 
     def _check_sources(

@@ -103,9 +103,12 @@ class SqliteStore(SegmentStore):
         clock: The clock for waits.
         write_timeout: How many seconds a write waits for the file's lock (default 5). After that it raises
             `StoreUnavailableError` and has written nothing.
-        must_exist: Create nothing, and raise `NotFoundError` for a missing or empty file.
+        must_exist: Create nothing (default False).
 
     Raises:
+        NotFoundError: The directory does not exist; with ``must_exist``, the file does not exist or is empty.
+        InvalidArgumentError: The path is not that of a file.
+        StoreUnavailableError: This user may not read and write the file and its directory.
         CorruptStoreError: The file is damaged or belongs to another application.
         UnsupportedError: A newer release wrote the file.
     """

@@ -85,7 +85,7 @@ class WriteAheadLog:
         self._log: FileIO | None = None
         self._flushing = threading.Lock()
         self._page_bytes = 0
-        self._file_bytes = 0  # at least
+        self._file_bytes = 0  # a lower bound
         self._owed = 0  # bytes by which the file has to grow to take the whole log
         self._owed_before = 0  # `_owed` before the current commit
         self._growth_limit: int | None = None  # for a commit at the cost of the reserve
@@ -329,7 +329,7 @@ def _set_size(file: int, size: int) -> None:
                 os.pwrite(file, bytes(min(size - first, 1 << 20)), first)
     except OSError:
         if size > before:
-            os.ftruncate(file, before)  # some have been given a part
+            os.ftruncate(file, before)  # free the part that the system may have allocated
         raise
 
 
