@@ -1,4 +1,4 @@
-"""Tells listeners what changed in a shared state: each change once, in order, without stopping for a slow listener."""
+"""Tells listeners what changed in a shared state: each change once, in order, without waiting for a slow listener."""
 
 from .background import BackgroundPolling as BackgroundPolling
 from .notification import PRESENT_VALUE as PRESENT_VALUE

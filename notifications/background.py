@@ -1,4 +1,4 @@
-"""Runs a notifier's polls in the background: at intervals, and as soon as the store tells that something grew."""
+"""Runs a notifier's polls in the background: at intervals, and as soon as the store reports that a segment grew."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from synchronizer.threads.background import BackgroundThread, survive
 from .scheduler import SHARED, add_job
 
 MAX_BACKOFF_SECONDS: Final = 30.0
-#: A wait of the store cannot be called off, so the waker looks this often whether it is to end.
+#: A wait of the store cannot be cancelled, so the waker checks this often whether it has to stop.
 _WAIT_SECONDS: Final = 0.1
-#: The pauses while the store is away, and while polls do not take up what has grown: what is to be told is to be told
-#: within a second of the moment when that is possible again.
+#: The pauses while the store is unavailable, and while polls do not read new data. They are short, so that listeners
+#: hear of a change within a second after polls succeed again.
 _FIRST_PAUSE_SECONDS: Final = 0.01
 _MAX_PAUSE_SECONDS: Final = 0.5
 
@@ -28,11 +28,19 @@ _logger = logging.getLogger(__name__)
 
 
 class BackgroundPolling:
-    """Calls ``poll`` every ``interval_seconds``, and when a segment of ``known()`` has another length than it says.
+    """Calls ``poll`` at intervals, and as soon as a watched segment changes. One call at a time.
 
-    One call at a time. A poll that raises is logged and followed by a pause, each twice as long as the one before up to
-    `MAX_BACKOFF_SECONDS`, or half a second if it was the store or the state that failed; polling goes on until `stop`,
-    and may start again after it.
+    A poll that raises is logged and retried with a backoff, which doubles up to `MAX_BACKOFF_SECONDS`, or up to half a
+    second if the store or the state failed. Polling continues until `stop`, and may start again after it.
+
+    Args:
+        poll: Called without arguments.
+        known: Returns the known length of each watched segment. Another length in the store causes a poll.
+        name: Used in logs and thread names.
+        store: Holds the watched segments.
+        clock: Measures the pauses.
+        interval_seconds: The time between polls; above 0.
+        scheduler: An APScheduler that runs the polls at intervals; by default the one that all notifiers share.
     """
 
     def __init__(
@@ -57,7 +65,7 @@ class BackgroundPolling:
         self._interval_seconds = interval_seconds
         self._scheduler = scheduler
         self._polling = threading.Lock()
-        self._poller: int | None = None  # the thread that polls now
+        self._poller: int | None = None  # the id of the thread that polls now
         self._failures = 0  # in a row
         self._not_before = 0.0
         self._stopping = Flag()
@@ -65,7 +73,7 @@ class BackgroundPolling:
         self._remove_job: Callable[[], None] | None = None
 
     def start(self) -> None:
-        """Begin with a poll now. Not to be called again before `stop`."""
+        """Begin with a poll now. Call `stop` before you start again."""
         self._stopping = Flag()
         self._not_before = 0.0
         name = f"polls of {self._name}"
@@ -88,14 +96,17 @@ class BackgroundPolling:
         self._wakers = [w for w in self._wakers if w.is_alive()] + [waker]
 
     def stop(self) -> None:
-        """End soon, without waiting for a poll that runs. Stopping twice is no error."""
+        """Stop soon, without waiting for a running poll. Stopping twice is no error."""
         self._stopping.set()
         if self._remove_job is not None:
             self._remove_job()
             self._remove_job = None
 
     def join(self, timeout: float) -> None:
-        """After `stop`: wait for the threads, and for a poll that runs. Returns at once in such a poll."""
+        """After `stop`: wait up to ``timeout`` seconds for the threads and a running poll.
+
+        Return at once if the caller is that poll.
+        """
         check_duration(timeout, "timeout")
         if self._poller == threading.get_ident():
             return
@@ -106,7 +117,7 @@ class BackgroundPolling:
             self._polling.release()
 
     def _poll_at_interval(self) -> None:
-        # While a poll runs there is nothing to add to it.
+        # A running poll makes this one unnecessary.
         if self._polling.acquire(blocking=False):
             self._poll_locked(self._stopping)
 
@@ -122,7 +133,7 @@ class BackgroundPolling:
                 if known != woken_at:
                     pause = _FIRST_PAUSE_SECONDS
                 else:
-                    # The poll did not take up what grew, perhaps because it failed: do not spin.
+                    # The poll did not read the new data, perhaps because it failed: do not spin.
                     self._clock.wait(stopping, pause)
                     pause = min(2 * pause, _MAX_PAUSE_SECONDS)
                 if self._wait_for_growth(known, stopping):
@@ -145,7 +156,7 @@ class BackgroundPolling:
         return False
 
     def _poll_locked(self, stopping: threading.Event) -> None:
-        """Poll, unless a failure was a short while ago; releases the lock."""
+        """Poll unless a backoff is under way, then release the lock."""
         self._poller = threading.get_ident()
         try:
             if not stopping.is_set() and self._clock.monotonic() >= self._not_before:
@@ -161,9 +172,9 @@ class BackgroundPolling:
 
     def _back_off(self, error: Exception, stopping: threading.Event) -> None:
         if stopping.is_set():
-            return  # what it needs is being closed
+            return  # the store or synchronizer is being closed
         self._failures += 1
-        # The store, or the state, may be well again at any moment; a fault in the code is not.
+        # A store or state may recover at any moment; an error in the code does not.
         passes = isinstance(error, ReaderGroupError)
         if not passes:
             survive(error, f"polls of {self._name}", log=False)

@@ -1,9 +1,9 @@
-"""`DurableListening`: a listener that goes on where its name stopped, after a restart and in whichever process.
+"""`DurableListening`: a listener that continues where its name stopped, after a restart and in any process.
 
-Of all processes that listen under a name, the holder of an `ExclusiveRole` is called. The role's payload says what was
-heard. It is stored after each call that returned, before the next one begins. The next holder reads the state's log
-from there, so nothing is missed when a process dies, and a call that was not recorded is made again. The listener has a
-thread of its own, so that the role is renewed however long a call takes.
+Of all processes that listen under a name, only the holder of an `ExclusiveRole` calls its listener. The role's payload
+is the position: the last notification that was processed. It is stored after each call that returns, before the next
+one begins. The next holder reads the state's log from there, so a crash loses nothing and repeats at most the calls
+that were not recorded. The listener has a thread of its own, so that a long call does not delay the role's renewal.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ S = TypeVar("S", bound=State)
 
 PREFIX: Final = "listener/"
 NAME_PATTERN: Final = r"[A-Za-z0-9._-]{1,100}"
-#: How long a process that has died keeps the role, by default.
+#: How long a dead process keeps the role, by default.
 DEFAULT_TURN_TIMEOUT_SECONDS: Final = 10.0
 #: The pauses before a listener that raised is called again.
 FIRST_PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE_SECONDS: Final = 30.0
-#: As `HeardUpTo.told`: all that there was to tell of the revision.
+#: As `HeardUpTo.told`: all notifications of the revision.
 ALL: Final = -1
 
 _logger = logging.getLogger(__name__)
 
 
 class HeardUpTo(NamedTuple):
-    """How far a name has heard, as its role remembers it."""
+    """The position of a durable name, as its role stores it."""
 
     offset: int
     update_index: int
-    #: How many of the revision's notifications, or `ALL`.
+    #: The number of the revision's notifications that were processed, or `ALL`.
     told: int
-    #: They tell of the revision as the present value, which a new name hears first.
+    #: These notifications report the revision as the present value, which a new name hears first.
     is_present_value: bool = False
-    #: Changes before were missed, and that was not told yet: there was nothing to tell since.
+    #: Changes before the revision were missed, and no notification has reported it yet.
     missed: bool = False
 
     @property
@@ -71,27 +71,27 @@ class HeardUpTo(NamedTuple):
 
 
 def attribute_of(kind: type, name: str) -> str:
-    """Where the role of a durable name is kept, on the segment of the state's log."""
+    """Return the name of the attribute that holds the role, on the segment of the state's log."""
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
         raise InvalidArgumentError("a durable listener is named by letters, digits and . _ -, at most 100", name=name)
     return f"{PREFIX}{kind.__name__}/{name}"
 
 
 def forget(synchronizer: StateSynchronizer[S], attribute: str) -> None:
-    """Remove what is remembered of a durable name. Removing it twice is no error."""
+    """Remove the position of a durable name. Removing it twice is no error."""
     remove_attributes(synchronizer.store, synchronizer.segment, {attribute: ANY})
 
 
 @dataclass
 class _Call(Generic[N]):
-    after: HeardUpTo  # what will have been heard
+    after: HeardUpTo  # the position after the call
     done: bool = False
     error: BaseException | None = None
-    counts: bool = True  # the role was not lost meanwhile
+    counts: bool = True  # the role was not lost during the call
 
 
 class _Caller(Subscription[N]):
-    """Calls the listener, and says how each call went."""
+    """Calls the listener and reports the outcome of each call to ``on_end``."""
 
     def __init__(
         self, listener: Listener[N], *, name: str, thread: bool, on_end: Callable[[BaseException | None], None]
@@ -109,8 +109,8 @@ class _Caller(Subscription[N]):
 class DurableListening(Generic[S, N]):
     """One listener under a durable name, until `stop`.
 
-    ``notifications_of`` says what there is to tell of a transition; its second argument, whether changes before it
-    were missed. Without ``thread``, `look` does everything.
+    ``notifications_of`` returns the notifications of a transition; its second argument is whether changes before it
+    were missed. Without ``thread``, `look` does all the work.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class DurableListening(Generic[S, N]):
         self._failures = 0  # of calls, in a row
         self._troubles = 0  # of rounds, in a row
         self._call_at = float("-inf")
-        #: A new name hears what has changed since it was registered, however soon it gets the role.
+        #: A new name hears the changes since its registration, also if it gets the role later.
         self._since_begin: TransitionFeed[S] | None = synchronizer.transitions()
         # While the role is held:
         self._times_taken = 0
@@ -148,13 +148,13 @@ class DurableListening(Generic[S, N]):
         self._heard: HeardUpTo | None = None
         self._is_recorded = True
         self._record_at = float("-inf")
-        self._pending: list[Transition[S]] = []  # all after what was heard, and what is being heard
-        self._to_tell: Sequence[N] | None = None  # of the first of them
+        self._pending: list[Transition[S]] = []  # all after the position, with the one in a call
+        self._to_tell: Sequence[N] | None = None  # the notifications of the first of them
         self._wake = Flag()
         self._thread = BackgroundThread(self._run, name=f"role of {self._name}", clock=self._clock) if thread else None
 
     def start(self) -> None:
-        """Begin to listen, as far as the store lets it."""
+        """Begin to listen. An unavailable store is logged and retried."""
         if self._thread is None:
             self._step_or_warn()
             return
@@ -166,22 +166,24 @@ class DurableListening(Generic[S, N]):
             raise
 
     def look(self) -> None:
-        """Tell what has changed: soon, or, without a thread, now, and raise what went wrong."""
+        """Tell the listener of new changes: soon, or, without a thread, now; then errors are raised."""
         if self._thread is not None:
             self._wake.set()
         else:
             self._step()
 
     def stop(self) -> None:
-        """Begin no further call; after the one under way, the role is free for another process. Twice is no error."""
+        """Begin no further call, and release the role after the current one. Stopping twice is no error."""
         self._stopping = True
         self._wake.set()
         if self._thread is None:
             self._step_or_warn()
 
     def join(self, timeout: float) -> None:
-        """After `stop`: wait for the call under way, and for the threads. Returns at once in that call itself, and on
-        its loop, where that has to go on first."""
+        """After `stop`: wait up to ``timeout`` seconds each for the current call and the role's thread.
+
+        Return at once inside that call, and on the listener's event loop, where a wait would block it.
+        """
         if self._is_calling and self._caller.is_this_loop:
             return
         self._caller.join(timeout)
@@ -206,7 +208,7 @@ class DurableListening(Generic[S, N]):
             self._clock.wait(self._wake, due - self._clock.monotonic())
             self._wake.clear()
             if self._stopping:
-                # Where the listener does not return, the role runs out.
+                # If the listener does not return, the role expires.
                 stop_at = min(stop_at, self._clock.monotonic() + CLOSE_TIMEOUT_SECONDS)
         self._caller.close()
         if self._is_calling:
@@ -232,9 +234,9 @@ class DurableListening(Generic[S, N]):
         return observe_interval(self._timeout_seconds)
 
     def _step(self) -> float:
-        """One round; when the next is due."""
+        """Do one round; return when the next is due."""
         due = self._clock.monotonic() + self._interval_seconds
-        if self._stepping.acquire(blocking=False):  # a listener may come here again, through a poll of its own
+        if self._stepping.acquire(blocking=False):  # a listener may call this again, through a poll of its own
             try:
                 self._step_locked()
             finally:
@@ -250,7 +252,7 @@ class DurableListening(Generic[S, N]):
                 self._lose()
                 return
             if self._heard is not None and self._times_taken != self._role.times_taken:
-                self._lose()  # another may have had it in between
+                self._lose()  # another process may have held it in between
             self._times_taken = self._role.times_taken
         while not self._is_calling:
             if self._call is not None:
@@ -278,7 +280,7 @@ class DurableListening(Generic[S, N]):
             self._lose()
 
     def _lose(self) -> None:
-        """Keep nothing of what belongs to the role."""
+        """Drop everything that is valid only with the role."""
         for feed in (self._feed, self._since_begin):
             if feed is not None:
                 feed.close()
@@ -292,7 +294,7 @@ class DurableListening(Generic[S, N]):
     # ------------------------------------------------------------------ calls
 
     def _begin_call(self) -> bool:
-        """Begin the next call; False if there is nothing to tell, or not now."""
+        """Begin the next call; return False if there is nothing to tell, or if a pause is under way."""
         if self._clock.monotonic() < self._call_at:
             return False
         following = self._following()
@@ -309,7 +311,7 @@ class DurableListening(Generic[S, N]):
         return True
 
     def _end_call(self, error: BaseException | None) -> None:
-        """In the thread, or on the loop, of the listener."""
+        """Note the outcome of a call. Runs in the thread or on the event loop of the listener."""
         assert self._call is not None
         self._call.error = error
         self._call.done = True
@@ -331,10 +333,10 @@ class DurableListening(Generic[S, N]):
         self._call_at = self._clock.monotonic() + pause
         _logger.error("%s, next try in %.3g s: %s, %r", what, pause, self._name, self.listener, exc_info=error)
 
-    # ------------------------------------------------------------------ what was heard
+    # ------------------------------------------------------------------ the position
 
     def _record(self, *, at_once: bool = False) -> bool:
-        """Remember what was heard, and now and then what there was nothing to tell of; False if the role is lost."""
+        """Store the position, but only at intervals if no call moved it; return False if the role is lost."""
         if self._heard is None or self._role.value.payload == self._heard:
             self._is_recorded = True
             return True
@@ -349,7 +351,7 @@ class DurableListening(Generic[S, N]):
         return True
 
     def _following(self) -> tuple[N, HeardUpTo] | None:
-        """The next notification, and what will have been heard with it."""
+        """Return the next notification and the position after it, or None."""
         if self._feed is None:
             self._begin()
         else:
@@ -379,7 +381,7 @@ class DurableListening(Generic[S, N]):
         return None
 
     def _begin(self) -> None:
-        """Find what the name has not heard yet."""
+        """Find the changes that the name has not processed."""
         feed, self._since_begin = self._since_begin or self._synchronizer.transitions(), None
         heard = self._heard or self._remembered()
         if heard is not None:
@@ -397,24 +399,24 @@ class DurableListening(Generic[S, N]):
         try:
             return HeardUpTo(*payload) if payload else None
         except TypeError as error:
-            self._role.give_up()  # for those who know
+            self._role.give_up()  # for a process with the newer release
             raise UnknownUpdateError(
                 "a newer release wrote how far this name has heard; deploy that release here", name=self._name
             ) from error
 
     def _unheard(self, heard: HeardUpTo) -> tuple[HeardUpTo, list[Transition[S]]]:
-        """What came after it, as the log has it, and what was not told to the end."""
+        """Return the transitions in the log after the position, with one that was told in part."""
         after = heard.revision if heard.told == ALL else Revision(heard.offset, heard.update_index - 1)
         found = list(self._synchronizer.history(after))
         if found and heard.told != ALL and found[0].revision == heard.revision:
-            if heard.is_present_value:  # whatever led to it
+            if heard.is_present_value:  # the state before does not matter
                 found[0] = Transition(None, found[0].after, found[0].revision)
-            elif found[0].gap:  # the present value is told in place of what was told in part
+            elif found[0].gap:  # the present value replaces the rest of what was told in part
                 heard = heard._replace(told=0)
         return heard, found
 
     def _take_up_changes(self, feed: TransitionFeed[S]) -> None:
-        """Take up what was applied since the last time."""
+        """Queue the transitions applied since the last call."""
         assert self._heard is not None
         reached = self._pending[-1].revision if self._pending else self._heard.revision
         new = [each for each in feed.drain() if each.revision > reached]

@@ -1,4 +1,4 @@
-"""A bounded queue of notifications that never blocks who fills it and never loses anything in silence."""
+"""A bounded queue of notifications that never blocks its producer and never drops one silently."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ N = TypeVar("N", bound=Notification)
 
 
 class Mailbox(Generic[N]):
-    """What one listener has still to hear, oldest first.
+    """The queue of one listener, oldest notification first.
 
-    When it is full, the newest entry gives way to the one that comes, which then tells of the gap: the listener hears
-    what was queued in order, and then the newest value with ``gap=True``.
+    When it is full, a new notification replaces the newest one in the queue and gets ``gap=True``. So the listener
+    receives the queued ones in order, then the newest value.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -26,7 +26,7 @@ class Mailbox(Generic[N]):
         self._queue: deque[N] = deque()
         self.coalesced = 0
         self.closed = False
-        #: Set while there is something to take, and for ever after `close`.
+        #: Set while the queue is not empty, and always after `close`.
         self.filled = Flag()
 
     def put(self, notification: N) -> None:
@@ -41,7 +41,7 @@ class Mailbox(Generic[N]):
             self.filled.set()
 
     def take(self) -> N | None:
-        """The oldest notification, or None."""
+        """Remove and return the oldest notification, or return None."""
         with self._lock:
             notification = self._queue.popleft() if self._queue else None
             if not self._queue and not self.closed:
@@ -49,7 +49,7 @@ class Mailbox(Generic[N]):
             return notification
 
     def close(self) -> None:
-        """Drop what is queued and take nothing more."""
+        """Drop all queued notifications and accept no more."""
         with self._lock:
             self.closed = True
             self._queue.clear()

@@ -1,4 +1,4 @@
-"""What a listener hears: a `Notification`, and the `Change` of a state that gave rise to it."""
+"""`Notification`, which a listener receives, and the `Change` of a state that caused it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from synchronizer import Revision
 
-#: The cause of what a new listener hears first.
+#: The cause of the first notification of a new listener.
 PRESENT_VALUE: Final = "present value"
-#: The cause of what stands for several changes.
+#: The cause of a notification that stands for several changes.
 SEVERAL_CHANGES: Final = "several changes"
 
 
 class Change(BaseModel):
     """One change of a state, as its log has it.
 
-    ``cause`` names the updates by their tags ("add, add"), or says `PRESENT_VALUE` or `SEVERAL_CHANGES`. ``updates``
-    are these updates themselves, for ``detect``; they are not part of the JSON form. With ``gap``, changes before
-    it were not seen one by one; where it stands for these as well, the cause says so and there are no updates.
+    ``cause`` lists the tags of the updates ("add, add"), or is `PRESENT_VALUE` or `SEVERAL_CHANGES`. ``updates`` are
+    the updates themselves, for ``detect``; they are not part of the JSON form. With ``gap``, changes before this one
+    were not seen one by one. If it stands for these as well, the cause is `SEVERAL_CHANGES` or `PRESENT_VALUE`, and
+    there are no updates.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -31,14 +32,14 @@ class Change(BaseModel):
     cause: str
     seen_at: AwareDatetime
     gap: bool = False
-    #: The place of a notification among those that one notifier tells of the revision.
+    #: The index of a notification among those that one notifier publishes for the revision.
     index: int = 0
     updates: tuple[Any, ...] = Field(default=(), exclude=True, repr=False)
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class NotificationKey:
-    """The same whenever a notification is told, by whom and to whom ever."""
+    """Identifies a notification: the same at every delivery, in every process and for every listener."""
 
     revision: Revision
     index: int
@@ -46,7 +47,7 @@ class NotificationKey:
 
 
 class Notification(BaseModel):
-    """A past fact about a source, told to listeners. Subclasses add fields: ``Milestone(change=change, value=100)``."""
+    """A past fact about a source. Subclasses add fields: ``Milestone(change=change, value=100)``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -54,40 +55,40 @@ class Notification(BaseModel):
 
     @property
     def source(self) -> str:
-        """What it is about, such as the name of a reader group."""
+        """The subject of the notification, such as the name of a reader group."""
         return self.change.source
 
     @property
     def revision(self) -> Revision:
-        """The revision of the source's state with which it became true."""
+        """The revision of the source's state that made it true."""
         return self.change.revision
 
     @property
     def cause(self) -> str:
-        """The tags of the updates that made it true, or why it is told without one."""
+        """The tags of the updates that made it true, or `PRESENT_VALUE` or `SEVERAL_CHANGES`."""
         return self.change.cause
 
     @property
     def seen_at(self) -> datetime:
-        """When this process saw it, in UTC: for people to read, not to be compared between machines."""
+        """When this process saw it, in UTC. For people to read: do not compare it between machines."""
         return self.change.seen_at
 
     @property
     def gap(self) -> bool:
-        """Whether changes before this one were not told one by one; the values told are those of ``revision``."""
+        """Whether changes before this one were not told one by one. Its values are those of ``revision``."""
         return self.change.gap
 
     @property
     def key(self) -> NotificationKey:
-        """What a listener that may be told twice recognises it by. Keys of one source and class are in order."""
+        """The key by which a listener detects a repeated delivery. Keys of one source and class are ordered."""
         return NotificationKey(self.revision, self.change.index, type(self).__name__)
 
     def after_gap(self) -> Self:
-        """This notification, telling that others before it were left out."""
+        """Return this notification with ``gap=True``."""
         return self._with_change(gap=True)
 
     def at(self, index: int) -> Self:
-        """This notification, as the one with this number of its revision."""
+        """Return this notification with this index among those of its revision."""
         return self._with_change(index=index) if index else self
 
     def _with_change(self, **fields: Any) -> Self:

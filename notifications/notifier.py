@@ -1,8 +1,8 @@
-"""`PollingNotifier`: looks at a state at intervals, or as soon as its log grows, and tells listeners what changed.
+"""`PollingNotifier`: polls a state at intervals, and as soon as its log grows, and tells listeners what changed.
 
-It folds the log: ``detect`` sees every transition that the synchronizer applied, one by one and in order, so that a
-split and a merge between two looks are two notifications. What each listener hears, and that it hears it once, is
-decided under one lock, the registration of listeners included. Listeners are called outside of it.
+``detect`` sees every transition that the synchronizer applied, one by one and in order, so that a split and a merge
+between two polls are two notifications. One lock orders registrations and publications, so that each listener receives
+each notification once. Listeners are called outside of the lock.
 """
 
 from __future__ import annotations
@@ -50,18 +50,24 @@ DEFAULT_INTERVAL_SECONDS: Final = 2.0
 class PollingNotifier(ABC, Generic[S, N]):
     """Tells listeners what `detect` finds in each change of a synchronizer's state.
 
-    A new listener hears the present value once, then each change once, in order of revision; one that raises stops
-    neither the others nor the polling. Listeners run in threads of their own, one call of each at a time. The first
-    listener starts the polling, the last one ends it, and it starts again. Polls come every ``interval_seconds``, and
-    as soon as the store tells that the log has grown; a failing one is logged and repeated after a growing pause. The
-    synchronizer is borrowed and never closed.
+    A new listener hears the present value once, then each change once, in order of revision. An error of a listener
+    stops neither the others nor the polling. Each listener has a thread of its own, with one call at a time.
 
-    ``source`` is what the notifications are about, by default the synchronizer's name. ``queue_size`` is how many of
-    them a slow listener may be behind; the newest then stands for those that it misses, with ``gap=True``.
-    ``scheduler`` takes the place of the one that all notifiers of the process share, and is neither started nor
-    stopped. On a clock that ``is_manual`` nothing runs in the background: `poll` does everything in the thread of its
-    caller. ``turn_timeout_seconds`` is how long a durable listener is silent when the process in which it heard has
-    died; give the same in all processes.
+    The first listener starts the polling, and the last one to unregister ends it; a later one starts it again. Polls
+    run every ``interval_seconds``, and as soon as the store reports that the log has grown. A failed poll is logged and
+    retried with a backoff. On a clock that ``is_manual`` nothing runs in the background: `poll` does all the work in
+    the thread of its caller.
+
+    Args:
+        synchronizer: Keeps the state. It is borrowed and never closed.
+        source: The subject of the notifications; by default the synchronizer's name.
+        interval_seconds: The time between polls; above 0.
+        queue_size: How many notifications a slow listener may be behind. Then the newest one stands for those that it
+            misses, with ``gap=True``.
+        scheduler: An APScheduler for the polls, which you start and stop; by default one that all notifiers of the
+            process share.
+        turn_timeout_seconds: Another process takes over a durable listener whose process has been silent for this
+            long. Give the same in all processes.
     """
 
     def __init__(
@@ -100,58 +106,68 @@ class PollingNotifier(ABC, Generic[S, N]):
             scheduler=scheduler,
         )
 
-        self._order = threading.RLock()  # guards what follows, and with it the order of what is told
-        self._feed: TransitionFeed[S] | None = None  # while there is somebody to tell
+        self._order = threading.RLock()  # guards the attributes below, and so the order of notifications
+        self._feed: TransitionFeed[S] | None = None  # while there are listeners
         self._subscriptions: list[Subscription[N]] = []
         self._durables: dict[str, DurableListening[S, N]] = {}  # by the attributes of their names
         self._leaving: list[DurableListening[S, N]] = []  # stopped, and perhaps still in a call
         self._durable_failures = 0
-        self._waiting: Mailbox[N] | None = None  # what `wait` returns next
-        self._state: S | None = None  # as it was told last
+        self._waiting: Mailbox[N] | None = None  # the queue of `wait`
+        self._state: S | None = None  # the state that was told last
         self._revision = Revision(0, 0)
         self._drained = Revision(0, 0)
-        self._failed: Transition[S] | None = None  # newest one that `detect` failed on
-        self._missed = False  # changes that were not seen one by one, and not told of either
+        self._failed: Transition[S] | None = None  # the newest one on which `detect` failed
+        self._missed = False  # changes were not seen one by one, and no notification has reported it yet
         self._closed = False
         self._process_id = os.getpid()
 
-    # ------------------------------------------------------------------ what a subclass says
+    # ------------------------------------------------------------------ for subclasses
 
     @abstractmethod
     def detect(self, before: S | None, after: S, change: Change) -> Iterable[N]:
-        """What there is to tell about the step from ``before`` to ``after``; None as ``before`` is the first look.
+        """Return the notifications for the step from ``before`` to ``after``. Must be fast and pure.
 
-        Runs for every change in order of revision, and again with None for each new listener. Quick and pure. If it
-        raises, the step is tried again by the next poll, together with what has come since (then with
-        ``change.gap``).
+        Runs for every change in order of revision, and once for each new listener. If it raises, the next poll tries
+        the step again, together with newer changes (then with ``change.gap``).
+
+        Args:
+            before: The state before the change. None for the present value, which a new listener hears first, and a
+                durable listener also after a gap.
+            after: The state after the change.
+            change: Pass it to each `Notification`.
         """
 
     def before_poll(self) -> None:
-        """Work before each poll, such as to record in the state what was seen elsewhere. May use the store.
+        """Do work before each poll, such as recording external observations in the state. May use the store.
 
-        An error counts as one of the poll, but keeps nothing from being told that is in the log.
+        An error counts as an error of the poll, but changes in the log are still told.
         """
 
     def watched(self) -> Mapping[str, int]:
-        """Further segments of the store whose growth asks for a poll at once, with the length that is known of each.
+        """Return further segments whose growth causes a poll at once, each with its known length.
 
-        Asked after each poll, which is to take up what has grown: `before_poll` is the place.
+        Called after each poll. Read the new data in `before_poll`, and then return the new length.
         """
         return {}
 
-    # ------------------------------------------------------------------ who listens
+    # ------------------------------------------------------------------ listeners
 
     def register_listener(self, listener: Listener[N], *, durable: str | None = None) -> Callable[[], None]:
-        """Tell ``listener`` the present value and every change from now on; returns the function that ends it.
+        """Tell ``listener`` the present value and every change from now on; return a function that unregisters it.
 
-        Functions, lambdas, bound methods and ``async def`` are listeners, and are held strongly. An ``async def`` runs
-        on the loop that runs now. Registering one again while it is registered changes nothing.
+        A durable listener continues where its name stopped, in this process or another, also after a restart. Of all
+        listeners with a name, one at a time is called. It hears every change at least once and in order; the ``key`` of
+        a notification identifies a repeated one. If it raises, the same notification is delivered again after a
+        backoff. If the log was compacted past its position, one notification with ``gap`` tells the present value.
 
-        ``durable`` is a name under which it is remembered what was heard, that is, which calls returned. Whoever
-        listens under that name, in this process or another, after a restart or not, goes on from there; of all that
-        do, one at a time hears. It hears every change at least once and in order, and recognises by the ``key`` of a
-        notification one that it has heard. One that raises is told the same again after a growing pause. Where the
-        log was compacted past what it heard, one notification says ``gap`` and tells the present value.
+        Args:
+            listener: A function, lambda, bound method or ``async def``; held strongly. An ``async def`` runs on the
+                event loop of the caller. Registering a registered listener again changes nothing.
+            durable: The durable name: up to 100 letters, digits and ``. _ -``. None for a listener that is not durable.
+
+        Raises:
+            InvalidArgumentError: The durable name is invalid, or another listener of this notifier has it.
+            ClosedError: The notifier is closed.
         """
         self._check_open()
         if durable is not None:
@@ -174,7 +190,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         return listener
 
     def unregister_listener(self, listener: Listener[N]) -> None:
-        """Tell ``listener`` nothing more. No error if it is not registered."""
+        """Unregister ``listener``. No error if it is not registered."""
         with self._order:
             subscription = self._find(listener)
             if subscription is not None:
@@ -184,7 +200,10 @@ class PollingNotifier(ABC, Generic[S, N]):
                     self._unregister_durable(attribute, listening)
 
     def forget_listener(self, durable: str) -> None:
-        """Remove what is remembered under a durable name that is no longer used. No error if there is nothing."""
+        """Remove the position of a durable name that is no longer used. No error if there is none.
+
+        Raise `InvalidArgumentError` if a listener of this notifier still has the name.
+        """
         attribute = attribute_of(type(self), durable)
         self._check_open()
         if attribute in self._durables:
@@ -192,7 +211,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         forget(self.synchronizer, attribute)
 
     def unregister_all_listeners(self) -> None:
-        """Tell nobody anything more; a `wait` in another thread raises `ClosedError`."""
+        """Unregister all listeners. A `wait` in another thread raises `ClosedError`."""
         with self._order:
             for subscription in self._subscriptions:
                 self._system.unregister(subscription)
@@ -206,14 +225,21 @@ class PollingNotifier(ABC, Generic[S, N]):
 
     @property
     def listener_failures(self) -> int:
-        """How often listeners raised."""
+        """The number of listener calls that raised."""
         return self._system.failures + self._durable_failures
 
     def wait(self, *, timeout: float | None = None) -> N:
-        """The next notification: the present value first, then each change once, whoever of the callers gets it.
+        """Wait for the next notification: the present value first, then each change once.
 
-        Keeps listening between the calls, until `unregister_all_listeners` or `close`. `DeadlineExceededError`, a
-        `TimeoutError`, if there was nothing within ``timeout`` (by default the synchronizer's).
+        Each notification goes to one of the calls. The notifier keeps listening between them, until
+        `unregister_all_listeners` or `close`.
+
+        Args:
+            timeout: Seconds to wait; by default the synchronizer's timeout.
+
+        Raises:
+            DeadlineExceededError: There was no notification in time. It is a `TimeoutError`.
+            ClosedError: The notifier is closed, or another thread unregistered all listeners.
         """
         deadline = Deadline(self._clock, self.synchronizer.timeout if timeout is None else timeout)
         mailbox = self._listen_by_waiting()
@@ -232,7 +258,7 @@ class PollingNotifier(ABC, Generic[S, N]):
     # ------------------------------------------------------------------ telling
 
     def poll(self) -> None:
-        """Look for changes now, in this thread, and queue them for the listeners. Raises what went wrong."""
+        """Look for changes now, in this thread, and queue them for the listeners. Raise any error of the poll."""
         self._check_open()
         try:
             check_returned(self.before_poll(), "before_poll", source=self.source)  # type: ignore[func-returns-value]
@@ -240,14 +266,17 @@ class PollingNotifier(ABC, Generic[S, N]):
             self._fetch_and_tell()
 
     def step(self) -> float:
-        """`poll` once. A poll is due whenever the log grows, and at no known time, so it returns inf."""
+        """`poll` once. Return inf: a poll is due when the log grows, which is at no known time."""
         self.poll()
         return math.inf
 
     def close(self) -> None:
-        """Unregister all and end the threads, waiting a few seconds at most for what they are in. Twice is no error."""
+        """Unregister all listeners and end the threads. Closing twice is no error.
+
+        Waits up to 5 s for the running poll, and for each running listener.
+        """
         if os.getpid() != self._process_id:
-            return  # a forked child: what was opened is the parent's
+            return  # a forked child: the threads belong to the parent
         with self._order:
             self._closed = True
             self.unregister_all_listeners()
@@ -263,7 +292,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         self.close()
 
     def _fetch_and_tell(self) -> None:
-        with suppress(NotFoundError):  # a state that was deleted has nothing to tell, until it is there again
+        with suppress(NotFoundError):  # a deleted state has nothing to tell until it is created again
             self.synchronizer.fetch_updates()
         with self._order:
             error = self._tell()
@@ -275,7 +304,7 @@ class PollingNotifier(ABC, Generic[S, N]):
             raise error
 
     def _tell(self) -> Exception | None:
-        """Tell all that was applied since the last time; the error if `detect` failed. The lock is held."""
+        """Tell all changes applied since the last call; return the error if `detect` failed. Lock held."""
         if self._feed is None:
             return None
         error: Exception | None = None
@@ -294,7 +323,7 @@ class PollingNotifier(ABC, Generic[S, N]):
     def _tell_transition(self, transition: Transition[S], *, gap: bool) -> None:
         told: Sequence[N] = ()
         if self._subscriptions or self._waiting is not None:
-            # All of them, before the first is told: half of them would be repeated.
+            # Detect all before telling the first: if `detect` fails halfway, the first ones would be repeated.
             told = self._find_out(self._state, transition, gap=gap, missed=self._missed)
             for notification in told:
                 self._system.publish(notification)
@@ -304,7 +333,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         self._state, self._revision = transition.after, transition.revision
 
     def _find_out(self, before: S | None, transition: Transition[S], *, gap: bool, missed: bool) -> Sequence[N]:
-        """What there is to tell of the step from ``before`` to what the transition leads to."""
+        """Return the notifications of the step from ``before`` to the state after the transition."""
         if transition.after is None:
             return ()
         change = self._change(before, transition, gap=gap, missed=missed)
@@ -330,11 +359,11 @@ class PollingNotifier(ABC, Generic[S, N]):
 
     @contextmanager
     def _following(self) -> Iterator[None]:
-        """Register somebody inside: the state is followed, and told up to what this process has applied."""
+        """Follow the state while the block registers a listener, and first tell all changes applied here."""
         self._check_open()
         if self._feed is None:
             self._begin()
-        # An error comes up again in the next poll, which has somewhere to report it.
+        # An error occurs again in the next poll, which reports it.
         self._tell()
         try:
             yield
@@ -391,7 +420,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         return lambda: self._unregister_durable(attribute, registered)
 
     def _find_out_durably(self, transition: Transition[S], missed: bool) -> Sequence[N]:
-        # What was before a gap may have been told by another process, and is not known here.
+        # Another process may have told the state before a gap, which is not known here.
         before = None if transition.gap else transition.before
         return self._find_out(before, transition, gap=transition.gap, missed=missed)
 
@@ -428,9 +457,9 @@ class PollingNotifier(ABC, Generic[S, N]):
                 self._end_if_unheard()
 
     def _known(self) -> Mapping[str, int]:
-        """The lengths of the watched segments as far as they were told of."""
+        """Return the lengths of the watched segments up to which changes were told."""
         length = self.synchronizer.applied_length
-        # What was applied here may not have been told yet. No segment has a negative length, so that one has "grown".
+        # Changes applied here may not be told yet. A negative length differs from any real one and causes a poll.
         told = self._drained == self.synchronizer.revision
         watched = self.watched()
         check_returned(watched, "watched", source=self.source)
@@ -439,7 +468,7 @@ class PollingNotifier(ABC, Generic[S, N]):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the notifier is closed", source=self.source)
-        if os.getpid() != self._process_id:  # where its threads are not, and its lock may be held for ever
+        if os.getpid() != self._process_id:  # a child has no such threads, and the lock may be held for ever
             raise ClosedError("the notifier belongs to the parent process; open one after the fork", source=self.source)
 
     def _detected(self, before: S | None, after: S, change: Change) -> Sequence[N]:

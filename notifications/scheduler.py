@@ -1,4 +1,4 @@
-"""The clockwork behind all notifiers of a process: one APScheduler, started by the first and stopped with the last."""
+"""One APScheduler for all notifiers of a process. The first one starts it, and it stops with the last one."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from apscheduler.schedulers.base import BaseScheduler
 
 from synchronizer.threads.background import starting
 
-#: APScheduler reports every job that is added and every run that comes too early for a slow job; neither is news here.
+#: APScheduler logs every added job, and every run that it skips while the previous one still runs. Both are normal.
 _quiet = logging.getLogger(f"{__name__}.apscheduler")
 _quiet.setLevel(logging.ERROR)
 
 
 class _ThreadPerRun(BaseExecutor):  # type: ignore[misc]  # APScheduler 3 has no types
-    """Runs each job in a new daemon thread, so that a store that hangs delays nobody else's jobs and no exit."""
+    """Runs each job in a new daemon thread, so that a hanging store delays neither other jobs nor the exit."""
 
     def _do_submit_job(self, job: Any, run_times: Any) -> None:
         def run() -> None:
@@ -45,7 +45,7 @@ class SharedScheduler:
         self._users = 0
 
     def add(self, run: Callable[[], None], *, interval_seconds: float, name: str) -> Callable[[], None]:
-        """Run ``run`` every ``interval_seconds``, never twice at a time; returns the function that ends it."""
+        """Call ``run`` every ``interval_seconds``, never twice at a time; return a function that ends it."""
         with self._lock:
             scheduler: BaseScheduler = self._scheduler or _started_scheduler()
             self._scheduler = scheduler
@@ -55,7 +55,7 @@ class SharedScheduler:
         def remove() -> None:
             with self._lock:
                 if self._scheduler is None or self._scheduler is not scheduler:
-                    return  # a forked child: there is nothing to end in it
+                    return  # a forked child has nothing to end
                 job.remove()
                 self._users -= 1
                 if self._users == 0:
@@ -73,7 +73,7 @@ def _started_scheduler() -> BaseScheduler:
 
 
 def add_job(scheduler: BaseScheduler, run: Callable[[], None], *, interval_seconds: float, name: str) -> Any:
-    """The APScheduler job: runs that are late become one, and none is dropped for being late."""
+    """Add a job to the scheduler and return it. Late runs are merged into one, and none is dropped."""
     return scheduler.add_job(
         run,
         "interval",
@@ -87,4 +87,4 @@ def add_job(scheduler: BaseScheduler, run: Callable[[], None], *, interval_secon
 
 SHARED: Final = SharedScheduler()
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=SHARED._forget)  # its thread is not in the child
+    os.register_at_fork(after_in_child=SHARED._forget)  # the child has no such thread

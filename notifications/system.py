@@ -23,17 +23,18 @@ from .notification import Notification
 Listener = Callable[[N], object]
 
 DEFAULT_QUEUE_SIZE: Final = 1000
-#: How long `close` waits for the call that a listener is in.
+#: How long `close` waits for a running call of a listener.
 CLOSE_TIMEOUT_SECONDS: Final = 5.0
 
 _logger = logging.getLogger(__name__)
 
 
 class Subscription(Generic[N]):
-    """One listener with its own queue, called by one thread: one call at a time, in the order of publication.
+    """One listener with a queue and a thread of its own: one call at a time, in the order of publication.
 
-    A listener that raises is logged, ``on_failure`` is called, and it hears what comes next. A coroutine runs on the
-    loop that was running when the listener was registered. Without ``thread``, `deliver` makes the calls.
+    If the listener raises, the error is logged, ``on_failure`` is called, and the next notification follows. A
+    coroutine runs on the event loop that was running at the registration. Without ``thread``, `deliver` makes the
+    calls. `NotificationSystem.register_listener` creates it.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Subscription(Generic[N]):
             raise InvalidArgumentError(
                 "an async listener runs on the event loop of its registration: register it in a coroutine", name=name
             )
-        self._in_order = asyncio.Lock()  # first come, first served: keeps the order where nobody waits for a coroutine
+        self._in_order = asyncio.Lock()  # first come, first served: keeps the order of coroutines that are not awaited
         self._abandoned: Future[None] = Future()
         self._calling = threading.Lock()
         self._thread = BackgroundThread(self._run, name=f"listener of {name}") if thread else None
@@ -58,27 +59,27 @@ class Subscription(Generic[N]):
 
     @property
     def coalesced(self) -> int:
-        """How many notifications gave way to newer ones because the listener was too slow."""
+        """The number of notifications that newer ones replaced because the listener was too slow."""
         return self._mailbox.coalesced
 
     @property
     def ended(self) -> bool:
-        """Whether it is closed and its listener will not be called again, nor is in a call."""
+        """Whether it is closed, and its listener is in no call and will not be called again."""
         return self._mailbox.closed and (self._thread is None or not self._thread.is_alive())
 
     @property
     def is_this_thread(self) -> bool:
-        """Whether it is asked in its own thread, which is in a call of the listener then."""
+        """Whether the caller runs in this subscription's thread, that is, inside a call of the listener."""
         return self._thread is threading.current_thread()
 
     @property
     def is_this_loop(self) -> bool:
-        """Whether it is asked on the loop of its listener's coroutines, which stand still as long as that waits."""
+        """Whether the caller runs on the loop of the listener's coroutines. A wait there would block them."""
         return self._loop is not None and self._loop is _running_loop()
 
     @property
     def abandoned(self) -> bool:
-        """Whether a call of the listener was waited for in vain."""
+        """Whether the wait for a call of the listener was given up."""
         return self._abandoned.done()
 
     def put(self, notification: N) -> None:
@@ -86,12 +87,12 @@ class Subscription(Generic[N]):
         self._mailbox.put(notification)
 
     def receive(self, source: str, *, notification: N) -> None:
-        """`put`, as blinker calls it."""
+        """`put` with the signature that blinker calls."""
         self.put(notification)
 
     def deliver(self) -> None:
-        """Call the listener, in this thread, with all that is queued; does nothing where a thread does it."""
-        # A listener that comes here again, through a poll of its own, leaves the rest to the call that it is in.
+        """Call the listener, in this thread, with all queued notifications. Does nothing if it has its own thread."""
+        # A listener may call this again, through a poll of its own; the outer call delivers the rest.
         if self._thread is not None or not self._calling.acquire(blocking=False):
             return
         try:
@@ -100,23 +101,23 @@ class Subscription(Generic[N]):
             self._calling.release()
 
     def close(self) -> None:
-        """Queue and deliver nothing more. The call that the listener is in is not waited for."""
+        """Drop the queue and deliver nothing more, without waiting for a running call."""
         self._mailbox.close()
 
     def join(self, timeout: float) -> None:
-        """Wait for the call that the listener is in, and for the thread. Returns at once in that call itself."""
+        """Wait up to ``timeout`` seconds for a running call and the thread. Return at once inside that call."""
         check_duration(timeout, "timeout")
         if self._thread is None or self.is_this_thread:
             return
         if self.is_this_loop or (self._loop is not None and not self._loop.is_running()):
-            self.abandon()  # the coroutine cannot go on while it is waited for
+            self.abandon()  # the coroutine cannot continue during the wait
         self._thread.join(timeout)
         if self._thread.is_alive():
             _logger.warning("a listener did not return within %s s: %r", timeout, self.listener)
             self.abandon()
 
     def abandon(self) -> None:
-        """Wait no longer for the coroutine that the listener is in."""
+        """Stop waiting for the listener's running coroutine."""
         if not self._abandoned.done():
             self._abandoned.set_result(None)
 
@@ -138,7 +139,7 @@ class Subscription(Generic[N]):
                 self._failed(error)
 
     def _await(self, awaitable: Awaitable[object]) -> bool:
-        """Run it on the loop; False if it is not waited for to its end."""
+        """Run the awaitable on the loop; return False if it has not finished."""
         if self._loop is None:
             if inspect.iscoroutine(awaitable):
                 awaitable.close()
@@ -171,7 +172,7 @@ class Subscription(Generic[N]):
             self._returned()
 
     def _returned(self) -> None:
-        """The listener has heard a notification."""
+        """Called when a call of the listener has returned."""
 
     def _failed(self, error: BaseException) -> None:
         self._on_failure()
@@ -179,15 +180,20 @@ class Subscription(Generic[N]):
 
 
 class NotificationSystem:
-    """Tells each published notification to the listeners of its source and class, or of a class it derives from.
+    """Delivers each published notification to the listeners of its source and of its class or a base class.
 
-    Publishing never blocks and never raises because of a listener. Each listener has a queue of ``queue_size`` and,
-    unless ``threads`` is False, a thread of its own that ends with its registration. Threads may share the system.
+    Publishing never blocks, and never raises because of a listener. Each listener has its own queue and thread. Threads
+    may share the system.
+
+    Args:
+        queue_size: The capacity of each listener's queue. When it is full, the newest notification replaces the one
+            before it, with ``gap=True``.
+        threads: False to call the listeners in `deliver`, without threads.
     """
 
     def __init__(self, *, queue_size: int = DEFAULT_QUEUE_SIZE, threads: bool = True) -> None:
         check_count(queue_size, "queue_size")
-        #: How often listeners raised.
+        #: The number of listener calls that raised.
         self.failures = 0
         self._queue_size = queue_size
         self._threads = threads
@@ -206,7 +212,17 @@ class NotificationSystem:
     def register_listener(
         self, listener: Listener[Any], *, source: str, kind: type[Notification] = Notification
     ) -> Subscription[Any]:
-        """Tell ``listener`` each notification of class ``kind`` about ``source`` from now on. It is held strongly."""
+        """Call ``listener`` with each notification about ``source`` from now on. It is held strongly.
+
+        Args:
+            listener: A function, lambda, bound method or ``async def``. An ``async def`` runs on the event loop of the
+                caller.
+            source: The `Notification.source` to listen to.
+            kind: A notification class. Instances of its subclasses are delivered too.
+
+        Raises:
+            ClosedError: The system is closed.
+        """
         check_type(source, str, "source")
         check_class(kind, Notification, "kind")
         with self._lock:
@@ -220,13 +236,13 @@ class NotificationSystem:
                 on_failure=self._count_failure,
             )
             signal = self._signals.setdefault((kind, source), Signal())
-            # Unless told otherwise blinker holds receivers weakly.
+            # By default blinker holds receivers weakly.
             signal.connect(subscription.receive, weak=False)
             self._subscriptions[subscription] = signal
             return subscription
 
     def unregister(self, subscription: Subscription[Any]) -> None:
-        """Tell its listener nothing more. Unregistering twice is no error."""
+        """Deliver nothing more to its listener. Unregistering twice is no error."""
         check_type(subscription, Subscription, "subscription")
         with self._lock:
             signal = self._subscriptions.pop(subscription, None)
@@ -236,7 +252,7 @@ class NotificationSystem:
                 self._leaving = [s for s in self._leaving if not s.ended] + [subscription]
 
     def publish(self, notification: Notification) -> None:
-        """Queue ``notification`` for each listener of its source and class; never blocks."""
+        """Queue ``notification`` for each listener of its source and class. Never blocks."""
         check_type(notification, Notification, "notification")
         with self._lock:
             for kind in type(notification).__mro__:
@@ -245,14 +261,14 @@ class NotificationSystem:
                     signal.send(notification.source, notification=notification)
 
     def deliver(self) -> None:
-        """Without threads: call the listeners, in this thread, with all that is queued."""
+        """Without threads: call the listeners, in this thread, with all queued notifications."""
         with self._lock:
             subscriptions = list(self._subscriptions)
         for subscription in subscriptions:
             subscription.deliver()
 
     def close(self) -> None:
-        """Tell nothing more; waits a few seconds at most for the calls that listeners are in. Twice is no error."""
+        """Unregister all listeners, and wait up to 5 s for each running call. Closing twice is no error."""
         with self._lock:
             self._closed = True
             for subscription in list(self._subscriptions):

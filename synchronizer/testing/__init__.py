@@ -1,4 +1,4 @@
-"""For tests: a clock to move by hand, a store that fails on demand, fixtures, and the suite that every store passes."""
+"""For tests: a manual clock, a store that fails on demand, fixtures, and the conformance suite for stores."""
 
 from ..clock import ManualClock as ManualClock
 from .failing_store import FailingStore as FailingStore

@@ -1,4 +1,4 @@
-"""A store with the faults that real ones have, at points that a test chooses."""
+"""`FailingStore`: a store with the faults of real stores, at points that a test chooses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 class Operation(NamedTuple):
-    """A call that a `FailingStore` was asked for. ``segment`` is "" where it concerns none or several."""
+    """A call of a `FailingStore`. ``segment`` is "" if the call concerns no segment or several."""
 
     verb: str
     segment: str
@@ -40,17 +40,20 @@ class _AppendFault(enum.Enum):
 
 
 class FailingStore(SegmentStore, translate_errors=False):
-    """Passes every call on to ``inner``, except for the faults that were ordered.
+    """Passes every call on to ``inner``, except for the ordered faults.
 
     One-shot faults (`fail_appends`, `lose_requests`, `lose_answers`, `cut_reads`, `miss_changes`) hit the next calls
-    in the order they were given, once each. While ``unavailable`` is true, every verb raises `StoreUnavailableError`.
-    With ``rng`` and ``fault_rate``, that share of the calls fails at random: the same seed and the same calls give the
-    same faults.
+    in the given order, once each. While ``unavailable`` is true, every verb raises `StoreUnavailableError`.
 
-    ``before`` is called before each operation and may do anything: let another process act at this very point, order
-    a fault for this operation, or raise. ``after`` is called when an operation was carried out, before the caller has
-    its answer; not when it raises. Both run in the caller's thread, and what they raise reaches the caller as it is.
-    ``operations`` holds all that were asked for, in order.
+    ``before`` is called before each operation and may do anything: let another process act at this point, order a
+    fault for this operation, or raise. ``after`` is called after an operation that did not raise, before the caller has
+    its answer. Both run in the caller's thread, and their errors reach the caller unchanged. ``operations`` lists all
+    calls in order.
+
+    Args:
+        inner: The store that carries out the calls.
+        rng: The source of random faults. The same seed and the same calls give the same faults.
+        fault_rate: The share of calls that fail at random, from 0 to 1.
     """
 
     def __init__(self, inner: SegmentStore, *, rng: random.Random | None = None, fault_rate: float = 0.0) -> None:
@@ -69,27 +72,27 @@ class FailingStore(SegmentStore, translate_errors=False):
         self._waits_to_miss = 0
 
     def fail_appends(self, count: int = 1) -> None:
-        """The next appends are not stored and raise `StoreUnavailableError`."""
+        """Make the next ``count`` appends raise `StoreUnavailableError`; nothing is stored."""
         self._append_faults += [_AppendFault.FAIL] * count
 
     def lose_requests(self, count: int = 1) -> None:
-        """The next appends are not stored, and answered with `UnknownOutcome`."""
+        """Answer the next ``count`` appends with `UnknownOutcome`; nothing is stored."""
         self._append_faults += [_AppendFault.LOSE_REQUEST] * count
 
     def lose_answers(self, count: int = 1) -> None:
-        """The next appends are carried out, and answered with `UnknownOutcome`."""
+        """Answer the next ``count`` appends with `UnknownOutcome`, although they are carried out."""
         self._append_faults += [_AppendFault.LOSE_ANSWER] * count
 
     def cut_reads(self, count: int = 1) -> None:
-        """The next reads return only the first half of what is there, at least a byte."""
+        """Make the next ``count`` reads return only the first half of their data, at least one byte."""
         self._reads_to_cut += count
 
     def miss_changes(self, count: int = 1) -> None:
-        """The next waits last their whole timeout and report nothing, whatever changed."""
+        """Make the next ``count`` waits last their whole timeout and report no change."""
         self._waits_to_miss += count
 
     def count(self, verb: str) -> int:
-        """How often ``verb`` was asked for."""
+        """Return the number of calls of ``verb``, such as "append"."""
         return Counter(operation.verb for operation in self.operations)[verb]
 
     def create(self, segment: str) -> bool:

@@ -1,4 +1,4 @@
-"""Fixtures for pytest: ``pytest_plugins = ["synchronizer.testing"]`` in your ``conftest.py``."""
+"""Fixtures for pytest. Put ``pytest_plugins = ["synchronizer.testing"]`` into your ``conftest.py``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .instant_clock import InstantClock
 
 
 class TwoReplicas(Protocol):
-    """What the fixture ``two_replicas`` is."""
+    """The type of the fixture ``two_replicas``."""
 
     def __call__(
         self, initial: S, updates: Iterable[type[Update[S]]], /
@@ -29,24 +29,24 @@ class TwoReplicas(Protocol):
 
 @pytest.fixture
 def manual_clock() -> InstantClock:
-    """A clock that moves when the test advances it, or waits: nothing takes real time."""
+    """Return a clock that moves when the test advances it or waits, so that no wait takes real time."""
     return InstantClock()
 
 
 @pytest.fixture
 def failing_store(manual_clock: InstantClock) -> Iterator[FailingStore]:
-    """An empty store in memory, which has the faults that the test orders."""
+    """Yield an empty store in memory with the faults that the test orders."""
     with FailingStore(open_store("memory://", clock=manual_clock)) as store:
         yield store
-        store.unavailable, store.before, store.after = False, None, None  # what the test opened can be closed
+        store.unavailable, store.before, store.after = False, None, None  # so that the test's resources can be closed
 
 
 @pytest.fixture
 def two_replicas(failing_store: FailingStore, manual_clock: InstantClock) -> Iterator[TwoReplicas]:
-    """``one, other = two_replicas(initial, updates)``: one state as two processes have it.
+    """Yield a function that opens two replicas of a new state, as two processes would.
 
-    The first one is on ``failing_store``, the other one on the same store without the faults. Each call begins another
-    state.
+    ``one, other = two_replicas(initial, updates)``: the first uses ``failing_store``, the second the same store without
+    the faults. Each call creates another state.
     """
     with ExitStack() as closing:
         numbers = count()
@@ -69,6 +69,6 @@ def two_replicas(failing_store: FailingStore, manual_clock: InstantClock) -> Ite
 
 
 def _tell(synchronizer: StateSynchronizer[Any]) -> float:
-    with suppress(ClosedError, DeadlineExceededError):  # the test closed it, or has the store away
+    with suppress(ClosedError, DeadlineExceededError):  # the test closed it, or made the store unavailable
         synchronizer.poll_listeners(timeout=0.0)
     return math.inf

@@ -1,4 +1,4 @@
-"""A manual clock for tests of one thread: what waits does not block, and what is due runs."""
+"""`InstantClock`: a manual clock for tests with one thread, in which waits do not block and due work runs."""
 
 from __future__ import annotations
 
@@ -10,40 +10,43 @@ from typing import Final
 from ..callables import checked
 from ..clock import ManualClock
 
-#: How far a wait moves the clock before it looks at its event again: so far, or this part of the whole wait.
+#: A wait moves the clock in steps of this size, or of this part of the whole wait if that is longer, and checks its
+#: event after each.
 _STEP_SECONDS: Final = 0.25
 _STEP_PART: Final = 0.01
-#: And at least, where something is due again at once.
+#: The shortest step, for work that is due again at once.
 _SHORTEST_STEP_SECONDS: Final = 0.01
-#: What real time a step of a wait takes, for the threads that there may be.
+#: The real time of a step, so that other threads can run.
 _PAUSE_SECONDS: Final = 0.0005
-#: And a wait for other threads, before the clock moves because they wait for it.
+#: The real time of a wait for other threads, before the clock moves because they wait for it.
 _PAUSE_ON_OTHERS_SECONDS: Final = 0.002
 
 
 class InstantClock(ManualClock):
-    """Moves when ``advance`` is called, and by itself while the thread that made it waits: no wait takes real time.
+    """A clock that moves by `advance`, and by itself while the thread that created it waits.
 
-    What would run in the background otherwise runs as it moves: see `run_when_due`. Other threads wait as they do on
-    any `ManualClock`.
+    So the waits of that thread take almost no real time. Work that would otherwise run in the background runs as the
+    clock moves: see `run_when_due`. Other threads wait as on any `ManualClock`.
     """
 
     def __init__(self, start: float = 1000.0) -> None:
         super().__init__(start)
         self._owner = threading.get_ident()
-        self._waiting: dict[int, float] = {}  # until when, by other threads that wait for the clock
+        self._waiting: dict[int, float] = {}  # the deadline of each other thread that waits for the clock
         self._runs: list[Callable[[], float]] = []
-        self._running: list[Callable[[], float]] = []  # one that waits, and what runs meanwhile
+        self._running: list[Callable[[], float]] = []  # those under way: one may wait while others run
 
     def run_when_due(self, run: Callable[[], float]) -> None:
-        """From now on, call ``run`` whenever the clock has moved. It does what is due, and returns when it is again.
+        """Call ``run`` whenever the clock moves from now on.
 
-        If it waits, the others go on.
+        Args:
+            run: Does the work that is due, and returns the time on the clock when more is due, or inf. While it waits,
+                the other functions run.
         """
         self._runs.append(checked(run, "what runs when it is due"))
 
     def advance(self, seconds: float) -> None:
-        """Move by so many seconds, stopping wherever something is due; returns when what was due has run."""
+        """Move the clock by ``seconds``, stopping wherever work is due; return when that work has run."""
         end = self.monotonic() + seconds
         if seconds < 0 or threading.get_ident() != self._owner:
             super().advance(seconds)
@@ -72,18 +75,18 @@ class InstantClock(ManualClock):
             del self._waiting[me]
 
     def wait_on(self, event: threading.Event, timeout: float) -> None:
-        """For the thread that made it: wait for another thread, which may itself wait for the clock to move."""
+        """Wait for another thread, which may itself wait for the clock. For the thread that created the clock."""
         event.wait(_PAUSE_ON_OTHERS_SECONDS if timeout > 0 else 0)
         if threading.get_ident() != self._owner or timeout <= 0:
             return
         now = self.monotonic()
         waiting = list(self._waiting.values())
-        if not waiting or min(waiting) <= now:  # one of them is at work, or about to be
+        if not waiting or min(waiting) <= now:  # one of them works, or is about to
             return
         self.advance(min(timeout, min(waiting) - now))
 
     def _run(self) -> float:
-        """Do everything that is due, and return when something is again."""
+        """Do all work that is due; return when more is due."""
         due = math.inf
         for run in self._runs:
             if run not in self._running:

@@ -1,4 +1,4 @@
-"""The contract of `SegmentStore`, sentence by sentence, as a suite that every backend runs."""
+"""`SegmentStoreConformance`: the contract of `SegmentStore`, sentence by sentence, as a suite for every backend."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from ..store import (
 from ..stores import open_store
 
 T = TypeVar("T")
-#: Names that stores take for one another where they split, join, fold or match them.
+#: Names that a store would confuse if it split, joined, case-folded or pattern-matched them.
 _LOOK_ALIKES = (
     *(
         "a",
@@ -70,9 +70,18 @@ _LONG = 30.0  # for waits that should end at once; a slow machine must not fail 
 
 
 class SegmentStoreConformance:
-    """Subclass this as ``class TestMyStore(SegmentStoreConformance)`` with one pytest fixture, ``store``.
+    """The tests that every store passes. Subclass it with one pytest fixture, ``store``.
 
-    The fixture gives each test an empty store of its own and closes it afterwards (again, where the test did).
+    The fixture yields a new, empty store for each test and closes it afterwards; a test may have closed it already.
+
+    Example:
+        ```python
+        class TestMyStore(SegmentStoreConformance):
+            @pytest.fixture
+            def store(self) -> Iterator[SegmentStore]:
+                with MyStore() as store:
+                    yield store
+        ```
     """
 
     @pytest.fixture
@@ -81,7 +90,7 @@ class SegmentStoreConformance:
 
     @pytest.fixture
     def address(self, store: SegmentStore) -> str:
-        """Where other processes open the same store. Override it if ``store.url`` leaves out what they need."""
+        """Return the address at which other processes open this store. Override it if ``store.url`` is not enough."""
         return store.url
 
     # create, delete, info, list
@@ -815,7 +824,7 @@ class SegmentStoreConformance:
                 assert store.wait({"s": length}, _LONG) == {"s"}
                 seconds.append(clock.monotonic() - before)
             appending.result(_LONG)
-        # Where a later look has to make up for what was missed, that is seen in the time.
+        # A store that misses a push and finds the change only by a later check is too slow here.
         assert sorted(seconds)[50] < 0.4 or not store.guarantees.push
 
     def test_a_wait_ends_at_its_timeout(self, store: SegmentStore) -> None:
@@ -875,7 +884,7 @@ class SegmentStoreConformance:
                 changes[change](name)
                 assert waiting.result(_LONG) == {name}
                 seconds.append(clock.monotonic() - before)
-        # Finds a poll of a second, and does not mind a machine that is busy now and then.
+        # Detects a store that polls once per second; the minimum ignores a machine that is busy at times.
         assert min(seconds) < 0.4
 
     def test_a_change_of_attributes_or_of_another_segment_wakes_nobody(self, store: SegmentStore) -> None:
@@ -946,7 +955,7 @@ class SegmentStoreConformance:
         assert store.info("s").length == successes
 
     def test_attributes_that_are_only_compared_do_not_change_meanwhile(self, store: SegmentStore) -> None:
-        """Two appends, each of which needs that the other's attribute is absent: one of them loses."""
+        """Of two appends that each require the other's attribute to be absent, one loses."""
         _segment(store)
         with ThreadPoolExecutor(2) as threads:
             for turn in range(20):
@@ -1036,7 +1045,7 @@ class SegmentStoreConformance:
 
                 def race(thread: int, offset: int = turn * 4) -> object:
                     parts = [Append(name, b"%04d" % thread, expected_offset=offset) for name in "ab"]
-                    # Each in another order: two that lock one segment each must not wait for each other.
+                    # Each call in another order: calls that lock segment by segment must not deadlock.
                     return store.append_together(parts if thread % 2 else parts[::-1])
 
                 results = list(threads.map(race, range(4)))
@@ -1345,7 +1354,7 @@ class SegmentStoreConformance:
     def test_a_forked_child_that_ends_takes_nothing_of_the_store_with_it(
         self, store: SegmentStore, address: str
     ) -> None:
-        """Whatever frees what it inherited: the garbage collector, the end of the interpreter."""
+        """`close`, the garbage collector or the exit of the child may free the inherited store."""
         if not store.guarantees.many_processes:
             return
         _segment(store)
@@ -1356,7 +1365,7 @@ class SegmentStoreConformance:
     def test_a_forked_child_may_open_a_store_of_its_own_or_is_told_that_it_may_not(
         self, store: SegmentStore, address: str
     ) -> None:
-        """Never one that works otherwise than the parent's."""
+        """A store that it opens works like the parent's."""
         if not store.guarantees.many_processes:
             return
         _segment(store)
@@ -1364,7 +1373,7 @@ class SegmentStoreConformance:
 
 
 def _exit_code_of_a_child(store: SegmentStore) -> int:
-    """0 if every call is refused."""
+    """Return 0 if every call is refused."""
     try:
         for call in _calls_on(store, "s"):
             try:
@@ -1378,7 +1387,7 @@ def _exit_code_of_a_child(store: SegmentStore) -> int:
     return 0
 
 
-#: Forks a process for each visit, and itself opens nothing. The end of the line says that the process has ended.
+#: Forks a process for each visit and opens no store itself. It ends the line when the process has ended.
 _VISITS = """
 import importlib, os, signal, sys
 from synchronizer import open_store
@@ -1395,7 +1404,7 @@ for offset in sys.stdin:
     print(flush=True)
 """
 
-#: Its children end in each of the ways that free what they inherited, while a thread of it waits.
+#: Its children free the inherited store in each possible way and exit, while a thread of the parent waits.
 _FORK = """
 import gc, os, sys, threading
 from synchronizer import Appended, open_store
@@ -1446,8 +1455,8 @@ with open_store(sys.argv[1]) as store:
 
 @contextmanager
 def _visits(store: SegmentStore, address: str) -> Iterator[Callable[[int], object]]:
-    """What a process hears that opens the store, appends to it at an offset, closes it, and ends: one for each call."""
-    module = type(store).__module__  # so that not each process imports a driver
+    """Yield a function: each call runs a process that opens the store, appends at an offset, and returns the answer."""
+    module = type(store).__module__  # imported before the forks, so that not every child imports a driver
     module = module if module.startswith("synchronizer.") else "synchronizer"
     with subprocess.Popen(
         _command(_VISITS, address, str(math.ceil(4 * _LONG)), module),
@@ -1472,7 +1481,7 @@ def _visits(store: SegmentStore, address: str) -> Iterator[Callable[[int], objec
 
 
 def _run(program: str, *arguments: str) -> None:
-    """Run the program in a process of its own, which ends in order."""
+    """Run the program in a process of its own and check that it ends without an error."""
     command = _command(program, *arguments)
     ran = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=4 * _LONG)
     assert ran.returncode == 0 and "Traceback" not in ran.stderr, ran.stderr
@@ -1483,7 +1492,7 @@ def _command(program: str, *arguments: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # for what adds a scheme
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # so that plugins that add a scheme are found
 
 
 def _segment(
@@ -1519,7 +1528,7 @@ def _appended(result: object) -> Appended:
 
 
 def _pattern(size: int) -> bytes:
-    """Bytes of which no two stretches are alike."""
+    """Return bytes in which no four aligned bytes repeat."""
     return array("I", range(size // 4 + 1)).tobytes()[:size]
 
 
@@ -1532,7 +1541,7 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 def _started(threads: ThreadPoolExecutor, count: int, call: Callable[[], T]) -> list[Future[T]]:
-    """Futures of ``call`` in ``count`` threads that have all begun."""
+    """Return futures of ``call`` in ``count`` threads that have all begun."""
     begun = threading.Barrier(count + 1)
 
     def begin() -> T:
@@ -1541,6 +1550,6 @@ def _started(threads: ThreadPoolExecutor, count: int, call: Callable[[], T]) -> 
 
     futures = [threads.submit(begin) for _ in range(count)]
     begun.wait(_LONG)
-    # Most are inside the call by now. Where one is not, the test asks for less than it could, but never too much.
+    # Most threads are inside the call by now. A thread that is not makes the test weaker, but never wrong.
     SystemClock().wait(threading.Event(), 0.02)
     return futures
