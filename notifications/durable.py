@@ -44,7 +44,7 @@ PREFIX: Final = "listener/"
 NAME_PATTERN: Final = r"[A-Za-z0-9._-]{1,100}"
 #: How long a dead process keeps the role, by default.
 DEFAULT_TURN_TIMEOUT_SECONDS: Final = 10.0
-#: The pauses before a listener that raised is called again.
+#: The first and the longest pause before a listener that raised is called again.
 FIRST_PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE_SECONDS: Final = 30.0
 #: As `HeardUpTo.told`: all notifications of the revision.
@@ -134,7 +134,7 @@ class DurableListening(Generic[S, N]):
         self._name = f"{attribute.removeprefix(PREFIX)} of {synchronizer.name}"
         self._caller = _Caller(listener, name=self._name, thread=thread, on_end=self._end_call)
         self._stopping = False
-        self._stepping = threading.Lock()  # guards what follows
+        self._stepping = threading.Lock()  # guards the attributes below
         self._ended = False
         self._call: _Call[N] | None = None
         self._failures = 0  # of calls, in a row

@@ -17,7 +17,7 @@ SEVERAL_CHANGES: Final = "several changes"
 
 
 class Change(BaseModel):
-    """One change of a state, as its log has it.
+    """One change of a state, as recorded in its log.
 
     ``cause`` lists the tags of the updates ("add, add"), or is `PRESENT_VALUE` or `SEVERAL_CHANGES`. ``updates`` are
     the updates themselves, for ``detect``; they are not part of the JSON form. With ``gap``, changes before this one

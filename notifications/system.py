@@ -19,7 +19,7 @@ from synchronizer.threads.background import BackgroundThread
 from .mailbox import Mailbox, N
 from .notification import Notification
 
-#: What a listener returns is ignored, except that a coroutine is awaited on the listener's loop.
+#: A function that receives notifications. Its result is ignored, except that a coroutine is awaited on its loop.
 Listener = Callable[[N], object]
 
 DEFAULT_QUEUE_SIZE: Final = 1000

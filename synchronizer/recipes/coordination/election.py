@@ -1,4 +1,4 @@
-"""`LeaderElection`: at most one candidate at a time is the leader, the one that has waited longest.
+"""`LeaderElection`: at most one leader at a time, the candidate that has waited longest.
 
 A candidate is a member of the election's state from its campaign until it resigns or its lease expires. The first
 member is the leader. Its fencing token is the token of the entry that added it, so every later leader has a greater

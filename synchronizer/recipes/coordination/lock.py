@@ -126,7 +126,7 @@ class Lock:
             self.synchronizer, member_timeout_seconds, changed=self._end_lingering, threads=threads
         )
         self._lock = threading.Lock()
-        self._holding: dict[Participant, int] = {}  # the threads that hold
+        self._holding: dict[Participant, int] = {}  # with the id of the thread that holds the lock
         self._lingering: _Lingering | None = None
         self._closed = False
 

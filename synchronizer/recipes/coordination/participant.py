@@ -1,4 +1,4 @@
-"""`Participant`: one member of a name (`Members`), and the threads that keep its lease.
+"""`Participant`: this process's place in an election, lock or the like, and the threads that renew its lease.
 
 Two threads run while it is a member. One renews the lease and does nothing else, so that nothing delays a renewal. The
 other follows the log and removes members whose leases have expired. They start when a caller waits for news, or 0.1 s
@@ -50,7 +50,7 @@ ASK_SECONDS: Final = 1.0
 
 _logger = logging.getLogger(__name__)
 
-#: What a participant that joins does if there is another member of its id: leave it there, replace it, or stay out.
+#: If another member has the id of a participant that joins: let both stay, replace the other, or stay out.
 OnDuplicateId = Literal["keep", "replace", "yield"]
 
 
@@ -90,7 +90,7 @@ class Participant:
         self._left_behind = set() if left_behind is None else left_behind
         self._leaving: set[str] = set()  # stays that ended here, until the store knows it
         self._deaths = DeathWatch(self._clock)
-        self._holders: tuple[tuple[Member, ...], Mapping[str, Member]] = ((), {})  # of the members seen last
+        self._holders: tuple[tuple[Member, ...], Mapping[str, Member]] = ((), {})  # the last seen members by lease
         self._complaints: dict[str, str] = {}  # the last logged error of each part of the work that fails
         self._to_start: list[Callable[[], None]] = []  # the threads of the present stay that have not started
         self._starting = threading.Lock()
@@ -241,7 +241,7 @@ class Participant:
         return bool(self._to_start)
 
     def leave(self, *, timeout: float | None = None) -> Member | None:
-        """Leave, so that the others go on at once; return the member as it was.
+        """Leave, so that the others continue at once; return the member in its last state, or None.
 
         The place counts as lost from the beginning of the call. If the store does not answer in time, raise its error;
         the lease then expires. A `join` under way in another thread gives up the place that it gets.

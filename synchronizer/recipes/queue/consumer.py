@@ -108,8 +108,8 @@ class Consumer:
         self._times_taken = 0
         self._recorded_at = float("-inf")
         self._truncated = 0
-        self._frames: deque[Frame] = deque()  # read, and not handled
-        self._failures = 0  # of the first of them, in a row
+        self._frames: deque[Frame] = deque()  # read and not handled
+        self._failures = 0  # of the first frame, in a row
         self._alone_until = 0  # events before this offset were in a batch that failed
         self._retry_at = float("-inf")
         self._durations: deque[float] = deque(maxlen=_CALLS_MEASURED)

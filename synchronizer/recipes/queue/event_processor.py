@@ -60,7 +60,7 @@ class EventProcessor(EventQueue):
         retries: Attempts per event, and the delays between them; by default 5 attempts.
         set_aside: Move an event to the dead letters when its last attempt fails. By default the processor stops with
             `HandlerError` and the event stays in the queue.
-        consumer_timeout_seconds: Another processor takes over from one that has been silent for this long.
+        consumer_timeout_seconds: Another processor takes over when this one has been silent for this long.
         max_outstanding_bytes: Adding waits while more bytes than this are not handled.
         clock: The system's clock by default.
         timeout: The default of all calls, in seconds.

@@ -161,7 +161,7 @@ class QueueProducer:
         self._backpressure = backpressure
         self._batch_bytes = min(backpressure.limit_bytes, BATCH_BYTES)
         self._closing = Flag()
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._changed = Bell()
         self._open = _Batch()
         self._sending: _Batch | None = None
@@ -184,7 +184,7 @@ class QueueProducer:
         finally:
             try:
                 self._leave(call)
-            except BaseException:  # interrupted: it can be repeated
+            except BaseException:  # interrupted: repeat it
                 self._leave(call)
                 raise
         if batch.error is not None:
