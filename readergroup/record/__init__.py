@@ -1,1 +1,1 @@
-"""What a group's notifiers told, kept in the store: written once per change, read by revision."""
+"""Records the notifications of a group in the store: written once per change, read by revision."""

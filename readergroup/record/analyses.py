@@ -1,10 +1,10 @@
-"""What a record of notifications says about a group: how often it scaled, how soon its readers followed, its backlog.
+"""Analyses of recorded notifications: how often a group scaled, how soon its readers followed, how its backlog grew.
 
 Each analysis is a pure function from a table with the columns of `arrow.SCHEMA`, in any order and of any number of
-groups, to a table with a schema of its own. The rows of one group say nothing of another. What Spark's
-``DataFrame.toArrow`` gives is such a table.
+groups, to a table with a schema of its own. It analyses each group separately. ``DataFrame.toArrow`` of Spark returns
+such a table.
 
-Times are those of the processes that recorded, each by its own clock.
+Times are those of the recording processes, each by its own clock.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ SCALING_FREQUENCY: Final = pyarrow.schema(
     {
         "group": pyarrow.string(),
         "start": _TIME,  # of the window
-        "scales": pyarrow.int64(),  # of the group's streams, as splits and merges
+        "scales": pyarrow.int64(),  # splits and merges of the group's streams
         "reader_changes": pyarrow.int64(),  # how often readers joined or left
-        "gaps": pyarrow.int64(),  # how often changes were not seen one by one, and may be more than are counted
+        "gaps": pyarrow.int64(),  # how often some changes were missed, so that the counts may be too low
     }
 )
 REACTION_TIMES: Final = pyarrow.schema(
@@ -43,7 +43,7 @@ REACTION_TIMES: Final = pyarrow.schema(
         "segments_before": pyarrow.int64(),
         "segments_after": pyarrow.int64(),
         "readers_before": pyarrow.int64(),
-        "readers_after": pyarrow.int64(),  # null, as what follows, where no readers answered
+        "readers_after": pyarrow.int64(),  # null, like the next two, if the readers did not follow
         "answered_at": _TIME,
         "seconds": pyarrow.float64(),
     }
@@ -54,7 +54,7 @@ BACKLOG_TREND: Final = pyarrow.schema(
         "start": _TIME,  # of the window
         "samples": pyarrow.int64(),
         "bytes": pyarrow.float64(),  # the mean
-        "bytes_per_second": pyarrow.float64(),  # how fast it grows; null where there is one moment only
+        "bytes_per_second": pyarrow.float64(),  # growth; null if all samples are of one moment
         "events": pyarrow.float64(),
         "events_per_second": pyarrow.float64(),
     }
@@ -62,17 +62,24 @@ BACKLOG_TREND: Final = pyarrow.schema(
 
 
 def scaling_frequency(table: pyarrow.Table, *, window_seconds: int = HOUR_SECONDS) -> pyarrow.Table:
-    """How often each group scaled, per window in which it did anything: by default per hour, of UTC.
+    """Return how often each group scaled, per window in which anything changed.
 
-    A scale is a notification of segments of which a new epoch of a stream is the cause, and not the completion of
-    segments that were read. What a record begins with is no change.
+    A scale is a change of segments that a new epoch of a stream caused, not the completion of segments. The first
+    entries of a record, which hold the present state, count as no change.
+
+    Args:
+        table: Recorded notifications.
+        window_seconds: The length of a window, counted from 1970 in UTC. Default: an hour.
+
+    Returns:
+        A table with the schema `SCALING_FREQUENCY`.
     """
     causes, kinds = table["cause"], table["kind"]
     is_scale = pc.and_(pc.equal(kinds, "segments"), pc.match_substring_regex(causes, r"(^|, )add_epoch(,|$)"))
     has_joined_or_left = pc.greater(pc.add(_lengths(table["joined"]), _lengths(table["left"])), 0)
     is_change = pc.invert(pc.or_(pc.equal(causes, "present value"), table["gap"]))
     is_reader_change = pc.and_(pc.and_(pc.equal(kinds, "readers"), is_change), has_joined_or_left)
-    # A gap is told by a notification of readers, and by others where these have something to tell.
+    # A gap always has a notification of readers, and others only if they have something to report: count readers' once.
     is_gap = pc.and_(pc.equal(kinds, "readers"), table["gap"])
     counted = _windows(table, window_seconds)
     for name, mask in {"scales": is_scale, "reader_changes": is_reader_change, "gaps": is_gap}.items():
@@ -85,10 +92,16 @@ def scaling_frequency(table: pyarrow.Table, *, window_seconds: int = HOUR_SECOND
 
 
 def reaction_times(table: pyarrow.Table) -> pyarrow.Table:
-    """For each change of the number of segments, how long it took until the number of readers followed.
+    """Return how long the number of readers took to follow each change of the number of segments.
 
-    The answer is the first change of the number of readers after it, in the same direction. A change of the segments
-    in the other direction that comes before takes the question back: then there is none.
+    The readers follow with the next change of their number in the same direction. There is no such time if the number
+    of segments changes in the other direction first.
+
+    Args:
+        table: Recorded notifications.
+
+    Returns:
+        A table with the schema `REACTION_TIMES`.
     """
     names = ["group", "offset", "revision", "index", "kind", "seen_at", "number_of_segments", "number_of_readers"]
     rows = table.select(names).sort_by([("group", "ascending"), ("offset", "ascending")]).to_pylist()
@@ -101,7 +114,7 @@ class _Numbers(NamedTuple):
 
 
 def _reactions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The changes of segments, in order, with their answers."""
+    """Iterate over the changes of segments, in order, with the changes of readers that followed."""
     group, now = None, _Numbers()
     changes: list[dict[str, Any]] = []
     open_changes: list[dict[str, Any]] = []
@@ -132,14 +145,21 @@ def _reactions(rows: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _direction(change: Mapping[str, Any]) -> bool:
-    """Whether the segments grew."""
+    """Whether the number of segments grew."""
     return bool(change["segments_after"] > change["segments_before"])
 
 
 def backlog_trend(table: pyarrow.Table, *, window_seconds: int = HOUR_SECONDS) -> pyarrow.Table:
-    """How large the backlog of each group was and how fast it grew, per window with samples of it.
+    """Return the backlog of each group and its growth, per window with samples.
 
-    The speed is the slope of the straight line through the samples of the window, by least squares.
+    The growth is the slope of the straight line through the samples of the window, by least squares.
+
+    Args:
+        table: Recorded notifications.
+        window_seconds: The length of a window, counted from 1970 in UTC. Default: an hour.
+
+    Returns:
+        A table with the schema `BACKLOG_TREND`.
     """
     table = table.filter(pc.equal(table["kind"], "lag"))
     windows = _windows(table, window_seconds)
@@ -162,7 +182,7 @@ def backlog_trend(table: pyarrow.Table, *, window_seconds: int = HOUR_SECONDS) -
 
 
 def _slope(means: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
-    """Of each window, by the means of x, y, x y and x squared; null where all samples are of one moment."""
+    """Return the slope of each window, from the means of x, y, x y and x squared; null for a single moment."""
     x, y = means["x_mean"], means[f"{name}_mean"]
     variance = pc.subtract(means["xx_mean"], pc.multiply(x, x))
     covariance = pc.subtract(means[f"x_{name}_mean"], pc.multiply(x, y))
@@ -171,7 +191,7 @@ def _slope(means: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
 
 
 def _windows(table: pyarrow.Table, window_seconds: int) -> pyarrow.Table:
-    """Of each row its group, and the start of the window that it is in; windows are counted from 1970 on, in UTC."""
+    """Return the group of each row and the start of its window; windows count from 1970, in UTC."""
     if window_seconds < 1:
         raise InvalidArgumentError("a window has at least one second", window_seconds=window_seconds)
     micros = pc.cast(table["seen_at"], pyarrow.int64())

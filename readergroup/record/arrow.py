@@ -1,4 +1,4 @@
-"""Recorded notifications as Arrow: one row each, in columns that are the same for all kinds."""
+"""Turns recorded notifications into Arrow: one row each, with the same columns for all kinds."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ try:
 except ImportError as error:
     raise UnsupportedError("Arrow needs pip install 'readergroup[arrow]'") from error
 
-#: Rows of one record batch, at most.
+#: The most rows in one record batch.
 MAX_ROWS: Final = 8192
 
 _NAMES: Final = pyarrow.list_(pyarrow.string())
-#: The columns of every table of notifications. What a kind does not tell is null.
+#: The columns of every table of notifications. Columns that a kind does not have are null.
 SCHEMA: Final = pyarrow.schema(
     {
-        "seen_at": pyarrow.timestamp("us", "UTC"),  # by the clock of whoever recorded it
+        "seen_at": pyarrow.timestamp("us", "UTC"),  # by the clock of the recording process
         "group": pyarrow.string(),
         "revision": pyarrow.int64(),  # of the group's state: `Revision.offset` and, in the next column, `.index`
         "index": pyarrow.int64(),
@@ -48,7 +48,7 @@ SCHEMA: Final = pyarrow.schema(
 
 
 def record_batches(entries: Iterable[tuple[int, Notification]]) -> Iterator[pyarrow.RecordBatch]:
-    """The rows of these notifications, each of which comes with its offset."""
+    """Iterate over the rows of these notifications, which come with their offsets."""
     rows = (_row(offset, notification) for offset, notification in entries)
     while part := list(islice(rows, MAX_ROWS)):
         yield pyarrow.RecordBatch.from_pylist(part, schema=SCHEMA)

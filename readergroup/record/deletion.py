@@ -1,4 +1,4 @@
-"""Deletes the record of a group that is deleted."""
+"""Deletes the record of a deleted group."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from .entries import record_segment
 
 
 def delete_record(store: SegmentStore, group: str, life: bytes) -> None:
-    """Delete the record of this life. Nobody writes to it from now on: its name is not used again."""
+    """Delete the record of this life of the group. No process writes to it again: its name is not reused."""
     segment = record_segment(group, life.decode())
-    with suppress(AlreadyExistsError):  # a deletion that was cut off has done it
-        store.create(segment)  # whoever named it may not have come to that
+    with suppress(AlreadyExistsError):  # an interrupted deletion has deleted it
+        store.create(segment)  # the process that named it may not have created it
         store.delete(segment)

@@ -1,8 +1,8 @@
-"""How a notification lies in the record of its group: as an event, in a block, in a segment of the store.
+"""The format of a group's record: a notification is an event, in a block, in a segment of the store.
 
-The record of one life of a group is the segment ``record/<group>/<life>``. It is laid out as a segment of a stream, so
-that what reads, checks and divides those does the same with it. An event is a msgpack map: the kind of notification,
-its change, and those of its own fields that differ from their defaults.
+The record of one life of a group is the segment ``record/<group>/<life>``. It has the layout of a segment of a stream,
+so the same code reads, checks and divides both. An event is a msgpack map: the kind of notification, its change, and
+those of its own fields that differ from their defaults.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ..group.notifiers import EndOfDataNotification, ReaderNotification, Segment
 from ..streams.config import Record, check_name
 from ..streams.data.block import cut_into_blocks, encode_block
 
-#: The attribute of the group's log that names the present life of its record.
+#: The attribute of the group's log that names the current life of its record.
 LIFE: Final = "record"
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-#: Whoever writes it, it is the same.
+#: The same for every process that writes the record.
 _WRITER_ID: Final = bytes(16)
 
 
 class LagSample(Notification):
-    """How far the group was behind its streams at some moment, as `ReaderGroup.lag` says it."""
+    """The lag of a group at one moment, as `ReaderGroup.lag` returns it."""
 
     number_of_segments: int
     number_of_readers: int
@@ -40,7 +40,7 @@ class LagSample(Notification):
     seconds: float
 
 
-#: What the record calls each class of notifications.
+#: The name of each class of notifications in the record.
 KINDS: Final[dict[str, type[Notification]]] = {
     "segments": SegmentNotification,
     "readers": ReaderNotification,
@@ -51,17 +51,17 @@ _NAMES: Final = {kind: name for name, kind in KINDS.items()}
 
 
 class RecordRange(Record):
-    """What a record holds from offset ``start`` up to ``end``. It pickles, has a JSON form, and no address."""
+    """The notifications of a record from offset ``start`` to ``end``. Has a pickle and a JSON form; names no store."""
 
     group: str
-    #: Names this life of the record: that of a group which was deleted and created again is another one.
+    #: The life of the record. A group that is deleted and created again has a record with another life.
     life: str
     start: Annotated[int, Field(ge=0)]
     end: Annotated[int, Field(ge=0)]
 
     @property
     def segment(self) -> str:
-        """The name, in the store, of the segment that holds them."""
+        """The name of the segment in the store that holds them."""
         return record_segment(self.group, self.life)
 
 
@@ -74,7 +74,7 @@ def kind_of(notification: Notification) -> str:
 
 
 def microseconds(at: datetime) -> int:
-    """Since 1970."""
+    """Return the microseconds from 1970 to ``at``."""
     return (at - _EPOCH) // _MICROSECOND
 
 
@@ -103,7 +103,7 @@ def decode_notification(segment: str, offset: int, data: bytes) -> Notification:
             gap=found.pop("gap", False),
         )
         notification = KINDS[found.pop("kind")].model_validate({"change": change, **found.pop("fields")})
-    except (ValueError, TypeError, KeyError) as error:  # its checksum was right
+    except (ValueError, TypeError, KeyError) as error:  # the checksum matches, so a newer release wrote it
         raise _unknown(segment, offset) from error
     if found:
         raise _unknown(segment, offset)
@@ -117,7 +117,7 @@ def _unknown(segment: str, offset: int) -> UnknownUpdateError:
 
 
 def encode_entry(events: Sequence[bytes], written_at: datetime) -> bytes:
-    """What one append to the record writes."""
+    """Return the bytes of one append to the record."""
     return b"".join(
         encode_block(events[start:end], written_at=microseconds(written_at), writer_id=_WRITER_ID, first_number=0)
         for start, end in cut_into_blocks(events)

@@ -1,4 +1,4 @@
-"""`NotificationRecord`: reads what was recorded of a group, from a revision on, as it comes, or as Arrow."""
+"""`NotificationRecord`: reads the recorded notifications of a group, from a revision on, live, or as Arrow."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-#: `NotificationRecord.follow` looks this often whether it is to end, or the group was deleted and created again.
+#: How often `NotificationRecord.follow` checks whether to stop and whether the group was deleted and created again.
 _WAIT_SECONDS: Final = 1.0
 
 
 class NotificationRecord:
-    """The notifications that were recorded of a group, and samples of its lag. Threads may share it.
+    """The recorded notifications of a group, and samples of its lag. Threads may share it.
 
-    Empty where nobody ever recorded. What retention gives up is not in it any more.
+    It is empty if no process ever recorded. Retention removes the oldest notifications.
     """
 
     def __init__(self, store: SegmentStore, *, group: str, log: str, clock: Clock, timeout: float) -> None:
@@ -37,7 +37,7 @@ class NotificationRecord:
         self._timeout = timeout
 
     def range(self) -> RecordRange | None:
-        """What there is now; None where nobody has recorded since the group was created."""
+        """Return the range of all present notifications; None if none was recorded since the group was created."""
 
         def look() -> RecordRange | None:
             life = self.store.attributes(self._log, names=[LIFE]).get(LIFE)
@@ -45,30 +45,38 @@ class NotificationRecord:
                 return None
             try:
                 info = self.store.info(record_segment(self._group, life.decode()))
-            except NotFoundError:  # not yet, or no longer
+            except NotFoundError:  # not yet created, or already deleted
                 return None
             return RecordRange(group=self._group, life=life.decode(), start=info.start_offset, end=info.length)
 
         return self._patiently(look)
 
     def read(self, start: Revision | None = None) -> Iterator[Notification]:
-        """What there is now, in order, of revision ``start`` and later ones.
+        """Return an iterator over the present notifications, in order.
 
-        Raises `TruncatedError` if retention gives up meanwhile what was to be read next: read it again.
+        Args:
+            start: Skip notifications of earlier revisions of the group. Default: skip none.
+
+        Raises:
+            TruncatedError: The iterator raises it if retention removes the next notification. Call `read` again.
         """
         return (notification for _, notification in self._entries(start))
 
     def follow(self, start: Revision | None = None, *, stop: threading.Event | None = None) -> Iterator[Notification]:
-        """`read`, and what comes after it, as it comes, until ``stop`` is set. A deleted group has nothing to tell.
+        """Return an iterator over the present notifications and all later ones, as they are recorded.
 
-        What retention gives up before it is read is left out.
+        It skips notifications that retention removes before they are read. A deleted group has none.
+
+        Args:
+            start: Skip notifications of earlier revisions of the group. Default: skip none.
+            stop: Ends the iterator when it is set, within about a second. Default: never.
         """
         check_type(start, Revision, "start", or_none=True)
         check_type(stop, threading.Event, "stop", or_none=True)
         return self._follow(start, Flag() if stop is None else stop)
 
     def _follow(self, start: Revision | None, stop: threading.Event) -> Iterator[Notification]:
-        life, told = "", -1  # the offset of what was told last
+        life, told = "", -1  # the offset of the last notification
         while not stop.is_set():
             present = self.range()
             if present is None:
@@ -95,13 +103,17 @@ class NotificationRecord:
         self._patiently(wait)
 
     def record_batches(self, start: Revision | None = None) -> Iterator[pyarrow.RecordBatch]:
-        """`read` as Arrow, with the columns of `readergroup.record.arrow.SCHEMA`. Needs the extra ``arrow``."""
+        """Return `read` as an iterator over Arrow record batches, with the schema `readergroup.record.arrow.SCHEMA`.
+
+        Raises:
+            UnsupportedError: The extra ``arrow`` is not installed.
+        """
         from . import arrow
 
         return arrow.record_batches(self._entries(start))
 
     def table(self, start: Revision | None = None) -> pyarrow.Table:
-        """`record_batches` in one table, which the functions of `readergroup.record.analyses` take."""
+        """Return `record_batches` as one table, the input of the functions in `readergroup.record.analyses`."""
         from . import arrow
 
         return arrow.table(self._entries(start))
@@ -122,9 +134,9 @@ class NotificationRecord:
 
 
 def entries(store: SegmentStore, within: RecordRange) -> Iterator[tuple[int, Notification]]:
-    """The notifications of a range, in order, each with its offset, which nothing else in its record has.
+    """Iterate over the notifications of a range, in order, each with its offset, which is unique in its record.
 
-    Raises `TruncatedError` where retention has given up what comes next.
+    Raise `TruncatedError` where retention has removed the next notification.
     """
     reader = SegmentReader(store, within.segment, within.start)
     while reader.offset < within.end and (block := reader.next_block()) is not None:

@@ -1,13 +1,14 @@
-"""`NotificationRecording`: writes what there is to tell of a group into its record, once, whoever else does.
+"""`NotificationRecording`: writes the notifications of a group into its record, each once for all processes.
 
-Everybody who records folds the group's log and finds the same notifications. Who is first appends them, and moves the
-attribute `RECORDED` of the record's segment in the same step, from the revision that it was at to that of the last one
-appended. Whoever comes second is told by that how far the record goes, and leaves out what is in it. So nothing is in
-it twice; and nothing is missed, because who begins, or was left behind, reads the group's log from that revision on.
+Every recording process folds the group's log and finds the same notifications. The first one appends them, and in the
+same step moves the attribute `RECORDED` of the record's segment from its former revision to that of the last
+notification appended. The attribute tells the others how far the record goes, and they skip what it contains. So no
+notification is recorded twice. None is missed, because a process that starts or falls behind reads the group's log from
+that revision on.
 
-The record of each life of a group is a segment of its own, which the attribute `LIFE` of the group's log names. Both go
-with the group, and whoever looks at the attribute looks at the group's state after that: what there is to tell of one
-life cannot get into the record of another.
+The record of each life of a group is a segment of its own, named by the attribute `LIFE` of the group's log. Both are
+deleted with the group. A process reads the attribute before the group's state, so notifications of one life cannot get
+into the record of another.
 """
 
 from __future__ import annotations
@@ -46,28 +47,28 @@ from ..group.state_manager import ReaderGroupStateManager
 from ..streams.data.segment_reader import SegmentReader
 from .entries import LIFE, LagSample, encode_entry, encode_notification, microseconds, record_segment
 
-#: The attribute of the record's segment that says how far it goes.
+#: The attribute of the record's segment with the last recorded revision and the number of lag samples.
 RECORDED: Final = "recorded"
 POLL_SECONDS: Final = 2.0
 DEFAULT_LAG_INTERVAL_SECONDS: Final = 60.0
 DEFAULT_RETENTION_SECONDS: Final = 30 * 24 * 3600.0
 DEFAULT_RETENTION_BYTES: Final = 64 * 1024 * 1024
-#: Who saw another one sample the lag waits so many intervals for the next sample: while that one lives, it goes on.
+#: A process that sees another one sample the lag stands by for this many intervals. The other one continues meanwhile.
 STANDBY: Final = 1.5
-#: How often it is looked whether something is too old or too much.
+#: How often retention is applied.
 TRIM_SECONDS: Final = 60.0
-#: About how many bytes one append takes.
+#: The size at which an append is full, about.
 _APPEND_BYTES: Final = 256 * 1024
 #: The cause of a `LagSample`.
 SAMPLE: Final = "sample"
-#: How long closing waits for a poll under way, and for the store.
+#: How long closing waits for a running poll, and for the store.
 CLOSE_SECONDS: Final = 5.0
 
 _logger = logging.getLogger(__name__)
 
 
 class RecordedGroup(Protocol):
-    """What a recording needs of its group."""
+    """The parts of a reader group that a recording uses."""
 
     name: str
     segment_notifier: SegmentNotifier
@@ -78,11 +79,11 @@ class RecordedGroup(Protocol):
 
 
 class Recorded(NamedTuple):
-    """How far a record goes. It only grows, so that a lost append cannot come in late."""
+    """How far a record goes. The value only grows, so a delayed append cannot succeed later."""
 
-    #: Of the last notification; None while there is none.
+    #: The revision of the last notification; None while there is none.
     revision: Revision | None = None
-    #: How many samples of the lag were taken.
+    #: How many samples of the lag the record has.
     samples: int = 0
 
     def encode(self) -> bytes | None:
@@ -99,9 +100,10 @@ class Recorded(NamedTuple):
 
 
 class NotificationRecording:
-    """Records until `close`, of this handle or of the client. A context manager.
+    """Records the notifications of a group until it or the client is closed. A context manager.
 
-    On a clock that ``is_manual`` nothing runs in the background: `poll` does everything in its caller's thread.
+    `ReaderGroup.record_notifications` creates it. A background thread does the work. On a clock that ``is_manual``
+    there is none: `poll` does all work in its caller's thread.
     """
 
     def __init__(
@@ -125,7 +127,7 @@ class NotificationRecording:
         self._lag_interval_seconds = lag_interval_seconds
         self._retention_seconds = retention_seconds
         self._retention_bytes = retention_bytes
-        self._followed: Mapping[str, int] = {}  # lengths of the streams' metadata logs, as far as they were followed
+        self._followed: Mapping[str, int] = {}  # the followed length of each stream's metadata log
         self._polling = BackgroundPolling(
             self.poll,
             self._known,
@@ -136,37 +138,42 @@ class NotificationRecording:
             scheduler=None,
         )
         self._process_id = os.getpid()
-        self._lock = threading.Lock()  # guards what follows
-        self._segment: str | None = None  # of the record, once it is known
-        self._recorded = Recorded()  # as far as is known
+        self._lock = threading.Lock()  # guards all attributes below
+        self._segment: str | None = None  # the record's, once it is known
+        self._recorded = Recorded()  # as this process last saw it
         self._feed = self._synchronizer.transitions()
-        self._pending: list[Transition[ReaderGroupState]] = []  # all after what is recorded
-        self._reached: Transition[ReaderGroupState] | None = None  # the last one that was taken up
-        self._settled: Revision | None = None  # of the state that there is nothing left to record of
+        self._pending: list[Transition[ReaderGroupState]] = []  # all later than the recorded revision
+        self._reached: Transition[ReaderGroupState] | None = None  # the last one that `_take_up` processed
+        self._settled: Revision | None = None  # the revision up to which all is recorded
         self._sample_at = self._trim_at = float("-inf")
         self._closed = False
         if not is_manual(self._clock):
             self._polling.start()
 
     def poll(self) -> None:
-        """Record what there is to tell now, in this thread, and raise what went wrong."""
+        """Record all present notifications in this thread.
+
+        Raises:
+            ClosedError: The recording is closed.
+            ReaderGroupError: The store failed; the next poll continues.
+        """
         with self._lock:
             if self._closed:
                 raise ClosedError("the recording is closed", group=self._group.name)
             lag = None
             try:
                 lag = self._look()
-            finally:  # what is in the group's log can be recorded, whatever became of its streams
+            finally:  # the group's log can be recorded even if following its streams failed
                 self._record(lag, timeout=None)
 
     def close(self) -> None:
-        """Record what there is to tell and end. Waits a few seconds at most. Twice is no error."""
+        """Record all present notifications and end. Waits a few seconds at most. Can be called twice."""
         if os.getpid() != self._process_id:
-            return  # a forked child: what was opened is the parent's
+            return  # a forked child: the recording belongs to the parent
         self._polling.stop()
         self._polling.join(CLOSE_SECONDS)
         if not self._lock.acquire(timeout=CLOSE_SECONDS):
-            return  # whatever is not recorded now, the next one finds in the group's log
+            return  # the next recording finds the rest in the group's log
         try:
             if not self._closed:
                 self._closed = True
@@ -185,14 +192,14 @@ class NotificationRecording:
 
     def _known(self) -> Mapping[str, int]:
         length = self._synchronizer.applied_length
-        # As a notifier: what was applied but not recorded has "grown".
+        # As in a notifier: a negative length makes the log look grown while some of it is applied but not recorded.
         is_settled = self._settled == self._synchronizer.revision
         return {self._log: length if is_settled else -length - 1, **self._followed}
 
     # ------------------------------------------------------------------ looking
 
     def _look(self) -> GroupLag | None:
-        """Bring the group's state up to its streams; the lag, if this process is to sample it."""
+        """Bring the group's state up to date with its streams; return the lag if this process is to sample it."""
         try:
             self._followed = follow_streams(self._manager)
             return self._group.lag() if self._is_due() else None
@@ -211,7 +218,7 @@ class NotificationRecording:
         return False
 
     def _stand_by(self, recorded: Recorded) -> None:
-        """Another process has gone on with the record; where it has sampled the lag, it is to do so again."""
+        """Note that another process extended the record; if it sampled the lag, leave the next sample to it."""
         if recorded.samples != self._recorded.samples:
             self._sample_at = self._clock.monotonic() + STANDBY * (self._lag_interval_seconds or 0.0)
         self._recorded = recorded
@@ -225,7 +232,7 @@ class NotificationRecording:
         while True:
             try:
                 self._synchronizer.fetch_updates(timeout=timeout)
-            except NotFoundError:  # until the group is there again
+            except NotFoundError:  # the group is deleted, until it is created again
                 self._segment = None
                 self._settled = self._synchronizer.revision
                 return
@@ -236,25 +243,25 @@ class NotificationRecording:
                 self._write(lag)
                 self._settled = self._reached.revision if self._reached else None
                 return
-            except NotFoundError:  # the record has gone with its group
+            except NotFoundError:  # the record was deleted with its group
                 self._segment = None
 
     def _begin(self) -> None:
-        """Find the record of the group, or begin one."""
+        """Find the record of the group, or create it."""
         while (found := self._find()) is None:
             pass
         self._segment, self._recorded = found
         self._feed.close()
         self._feed = self._synchronizer.transitions()
         self._pending, self._reached = [], None
-        # The first sample of a record comes soon, one after another process's when that had the time for the next.
+        # A new record gets its first sample at once. Otherwise another process may be sampling: wait for an interval.
         wait = self._lag_interval_seconds if self._recorded.samples else None
         self._sample_at = self._clock.monotonic() + (wait or 0.0)
 
     def _find(self) -> tuple[str, Recorded] | None:
-        """The record's segment and how far it goes; None if something was in the way, and it is to be asked again."""
+        """Return the record's segment and how far it goes; None if it had to be created first: call again."""
         life = self._store.attributes(self._log, names=[LIFE]).get(LIFE)
-        # In this order: the state is one of the life that the record belongs to, or of a later one.
+        # After the attribute: so the state belongs to the life of that record or to a later one.
         self._synchronizer.fetch_updates()
         if life is None:
             self._name(None)
@@ -266,16 +273,16 @@ class NotificationRecording:
             pass
         try:
             self._store.create(segment)
-        except AlreadyExistsError:  # it was deleted, and the group after all was not
+        except AlreadyExistsError:  # the record was deleted, but the group was not
             self._name(life)
         return None
 
     def _name(self, before: bytes | None) -> None:
-        """Name another record than the one before."""
+        """Name a new record in place of the one before."""
         Cell(self._store, self._log, LIFE, before).change(secrets.token_hex(8).encode())
 
     def _take_up(self) -> None:
-        """Take up what was applied since the last time."""
+        """Add the transitions since the last call to the pending ones."""
         drained = self._feed.drain()
         reached = self._reached
         self._pending += [each for each in drained if reached is None or each.revision > reached.revision]
@@ -284,7 +291,7 @@ class NotificationRecording:
         self._leave_out_recorded()
 
     def _leave_out_recorded(self) -> None:
-        """Leave out what is recorded, and look into the log for what was not seen one by one here."""
+        """Drop recorded transitions, and read the log for those that this process did not see one by one."""
         recorded = self._recorded.revision
         if recorded is None:
             return
@@ -295,7 +302,7 @@ class NotificationRecording:
                 self._reached = self._pending[-1]
 
     def _write(self, lag: GroupLag | None) -> None:
-        """Append what there is to tell of the pending changes, and after them the lag."""
+        """Append the notifications of the pending transitions, and after them the lag."""
         samples = self._recorded.samples
         while self._pending:
             count, events = self._next_events()
@@ -304,14 +311,14 @@ class NotificationRecording:
         reached, recorded = self._reached, self._recorded.revision
         if lag is None or reached is None or reached.after is None or (recorded and recorded > reached.revision):
             return
-        if samples != self._recorded.samples:  # another process was first
+        if samples != self._recorded.samples:  # another process has sampled first
             return
         sample = encode_notification(self._sample(lag, reached.after, reached.revision))
         if self._append([sample], Recorded(reached.revision, self._recorded.samples + 1)):
             self._sample_at = self._clock.monotonic() + (self._lag_interval_seconds or 0.0)
 
     def _append(self, events: list[bytes], to: Recorded) -> bool:
-        """Append to the record, which goes as far as ``to`` then; False if it went further than was known here."""
+        """Append to the record and move it to ``to``; return False if another process has extended it meanwhile."""
         assert self._segment is not None
         cell = Cell(self._store, self._segment, RECORDED, self._recorded.encode())
         if cell.change(to.encode(), encode_entry(events, self._now())) is not Outcome.STORED:
@@ -325,7 +332,7 @@ class NotificationRecording:
         return True
 
     def _next_events(self) -> tuple[int, list[bytes]]:
-        """What there is to tell of the first pending changes, and how many these are: all, or what one append takes."""
+        """Return how many pending transitions the next append covers, and their notifications."""
         events: list[bytes] = []
         for count, transition in enumerate(self._pending, 1):
             events += map(encode_notification, self._notifications(transition))
@@ -334,7 +341,7 @@ class NotificationRecording:
         return len(self._pending), events
 
     def _notifications(self, transition: Transition[ReaderGroupState]) -> Iterator[Notification]:
-        """What the group's notifiers tell of it."""
+        """Iterate over the notifications that the group's notifiers detect in the transition."""
         if transition.after is None:
             return
         if transition.gap:
@@ -367,8 +374,8 @@ class NotificationRecording:
         return datetime.fromtimestamp(self._clock.time(), UTC)
 
     def _trim(self, segment: str) -> None:
-        """Give up what is too old, and the oldest of what is too much."""
-        with suppress(NotFoundError, TruncatedError):  # another one has just done so
+        """Apply retention: truncate blocks that are too old, and the oldest beyond the size limit."""
+        with suppress(NotFoundError, TruncatedError):  # another process has just done it
             info = self._store.info(segment)
             first_byte = info.start_offset if self._retention_bytes is None else info.length - self._retention_bytes
             oldest = float("-inf")

@@ -1,6 +1,6 @@
 """Streams as a source and a sink of Spark: ``register(spark)``, then ``spark.read.format("readergroup")``."""
 
-from .requirements import check_java as check_java  # first: it tells what is missing
+from .requirements import check_java as check_java  # first: it reports missing packages
 
 # isort: split
 from .copying import copy as copy

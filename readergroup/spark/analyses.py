@@ -1,7 +1,7 @@
-"""What a record of notifications says about its groups: `readergroup.record.analyses`, each group in a task of Spark.
+"""The analyses of `readergroup.record.analyses` on Spark, each group in a task.
 
-The frames that they take have the columns of the format ``readergroup-notifications``, of any number of groups; they
-may be read from the record, or from tables that were made of it.
+They take frames with the columns of the format ``readergroup-notifications``, of any number of groups, read from the
+record or from tables made of it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ..record.arrow import SCHEMA
 
 
 def scaling_frequency(notifications: DataFrame, *, window_seconds: int = HOUR_SECONDS) -> DataFrame:
-    """How often each group scaled, per window in which it did anything: by default per hour, of UTC."""
+    """Return how often each group scaled, per window in which anything changed: by default per hour, in UTC."""
     analysis = partial(analyses.scaling_frequency, window_seconds=window_seconds)
     return _of_each_group(notifications, analysis, analyses.SCALING_FREQUENCY)
 
 
 def reaction_times(notifications: DataFrame) -> DataFrame:
-    """For each change of the number of segments, how long it took until the number of readers followed."""
+    """Return how long the number of readers took to follow each change of the number of segments."""
     return _of_each_group(notifications, analyses.reaction_times, analyses.REACTION_TIMES)
 
 
 def backlog_trend(notifications: DataFrame, *, window_seconds: int = HOUR_SECONDS) -> DataFrame:
-    """How large the backlog of each group was and how fast it grew, per window with samples of it."""
+    """Return the backlog of each group and its growth, per window with samples: by default per hour, in UTC."""
     analysis = partial(analyses.backlog_trend, window_seconds=window_seconds)
     return _of_each_group(notifications, analysis, analyses.BACKLOG_TREND)
 
@@ -45,8 +45,8 @@ def _of_each_group(
 
     def analyse(of_group: pyarrow.Array) -> pyarrow.Scalar:
         table = pyarrow.Table.from_struct_array(of_group).select(SCHEMA.names)
-        return pyarrow.scalar(analysis(table.cast(SCHEMA)).to_pylist(), rows)  # times may come in another zone
+        return pyarrow.scalar(analysis(table.cast(SCHEMA)).to_pylist(), rows)  # times may have another zone
 
-    # Not applyInArrow, which wants pandas. PySpark's types do not know this kind of function yet.
+    # Not applyInArrow, which needs pandas. PySpark's types do not know this kind of function yet.
     analysed = arrow_udf(analyse, ArrayType(from_arrow_schema(result)))  # type: ignore[call-overload]
     return notifications.groupBy("group").agg(analysed(F.struct("*")).alias("rows")).select(F.inline("rows"))

@@ -1,4 +1,4 @@
-"""One client for each process and address: workers of Spark are used for many tasks."""
+"""Keeps one client per process and address, because a worker of Spark runs many tasks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from synchronizer import Deadline, InvalidArgumentError, Patience, SystemClock, 
 
 from ..client import Client
 
-#: Room for two batches. Linux gives less where ``net.core.wmem_max`` says so.
+#: Space for two batches. Linux may limit it by ``net.core.wmem_max``.
 _PIPE_BYTES: Final = 2 * 1024 * 1024
 
 _clients: Final[dict[tuple[int, str], Client]] = {}
 
 
 def client_of(url: SecretStr) -> Client:
-    """The client of this address in this process. It stays open as long as the process runs."""
+    """Return this process's client of the address. It stays open as long as the process runs."""
     key = os.getpid(), url.get_secret_value()
     if key not in _clients:
-        # A worker collects garbage after each task: what was imported by now is not looked at again.
+        # A worker collects garbage after each task: freezing exempts the modules imported so far.
         gc.freeze()
         clock = SystemClock()
         _clients[key] = Client(open_store(key[1], clock=clock, must_exist=True), clock=clock)
@@ -33,12 +33,12 @@ def client_of(url: SecretStr) -> Client:
 
 
 def patience_of(client: Client) -> Patience:
-    """How long one call waits for a store that is away: an error in planning ends a streaming query."""
+    """Return the patience of one call with an unavailable store: an error in planning would end a streaming query."""
     return Patience(client.clock, Deadline(client.clock, client.timeout))
 
 
 def check_address(url: SecretStr, *, one_host: bool) -> None:
-    """Refuse a store that Spark's processes, on one host or on several, do not share."""
+    """Refuse a store that Spark's processes, on one host or on several, cannot share."""
     address = url.get_secret_value()
     scheme, _, rest = address.partition("://")
     if scheme == "memory":
@@ -64,9 +64,9 @@ def check_address(url: SecretStr, *, one_host: bool) -> None:
 
 @cache
 def widen_pipe() -> None:
-    """In a worker: let the pipe to Java take a whole batch, so that the next one is made while Java takes it."""
+    """Widen a worker's pipe to Java to hold a whole batch, so that it can make the next one while Java reads."""
     for file in map(int, os.listdir("/dev/fd")):
-        # What is no socket, or has no peer, raises.
+        # Files that are no connected sockets raise.
         with contextlib.suppress(OSError), socket.fromfd(file, socket.AF_UNIX, socket.SOCK_STREAM) as pipe:
-            if not isinstance(pipe.getpeername(), tuple):  # else it is no Unix domain socket, and widens by itself
+            if not isinstance(pipe.getpeername(), tuple):  # TCP has a tuple and widens by itself
                 pipe.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PIPE_BYTES)

@@ -1,4 +1,4 @@
-"""Copying a stream in the tasks of Spark: the events go from store to task to store, and never through the driver."""
+"""Copies a stream in the tasks of Spark: events go from store to task to store, never through the driver."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from .connection import check_address, client_of, patience_of
 from .planning import packed
 from .source import is_on_one_host
 
-#: Smaller segments are put together in one task, until they have so many bytes.
+#: One task copies several small segments, up to this size.
 TASK_BYTES: Final = 64 * 1024 * 1024
-#: Another attempt would find no more than the first.
+#: Errors that a retry cannot avoid.
 _FINAL_ERRORS: Final = (AlreadyExistsError, NotFoundError, TruncatedError)
 
 
@@ -51,8 +51,25 @@ def copy(
 ) -> StreamInfo:
     """Copy the events between two cuts to a new stream, as ``client.streams.copy(..., by="events")`` does.
 
-    Segments are copied beside each other, each by one task at a time. A copy that was cut off, here or elsewhere, goes
-    on where it was. ``on_progress`` is called about once a second, in a thread of its own.
+    Tasks copy segments in parallel, each segment in one task. An interrupted copy continues where it was, whichever
+    process began it.
+
+    Args:
+        spark: The session whose tasks copy.
+        url: The address of the store. All processes of Spark must reach it.
+        source: The stream to copy.
+        target: The new stream.
+        start: Where to start. Default: the head.
+        end: Where to end. Default: the tail.
+        on_progress: Called about once a second with the bytes copied and the bytes in all, in a thread of its own.
+
+    Returns:
+        The new stream.
+
+    Raises:
+        NotFoundError: The store or the source does not exist.
+        AlreadyExistsError: The target exists and is no copy of the source.
+        UnsupportedError: The processes of Spark do not share this store.
     """
     on_progress = None if on_progress is None else checked(on_progress, "on_progress")
     address = SecretStr(url)
@@ -87,7 +104,7 @@ def _copy_in_tasks(spark: SparkSession, url: SecretStr, parts: Sequence[CopyPart
 
 @contextmanager
 def _progress(client: Client, parts: Sequence[CopyPart], tell: OnProgress | None) -> Iterator[None]:
-    """While this is open, tell how far the tasks have got, which the store knows."""
+    """Report the progress of the tasks, as the store shows it, during the block."""
     if tell is None:
         yield
         return

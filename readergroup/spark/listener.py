@@ -1,4 +1,4 @@
-"""How far the streaming queries of a session are, and how far behind their streams."""
+"""Reports how far the streaming queries of a session are, and how far behind their streams."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ logger = logging.getLogger("readergroup.spark")
 
 
 class QueryProgress(BaseModel):
-    """Where a query stands in a stream after a batch."""
+    """The position of a query in a stream after a batch."""
 
     model_config = ConfigDict(frozen=True)
 
-    #: Of the query, the same over restarts from one checkpoint, and of this run.
+    #: The id of the query, the same after each restart from one checkpoint; ``run_id`` is that of this run.
     query_id: str
     run_id: str
     name: str | None
     batch_id: int
     #: How many events the batch had.
     events: int
-    #: What the query has read is before it.
+    #: The query has read all events before this cut.
     cut: StreamCut
-    #: How many bytes of each segment are to be read, as far as was known when the batch was planned.
+    #: The unread bytes of each segment, as known when the batch was planned.
     lag: Mapping[SegmentId, int]
 
     @property
@@ -48,10 +48,13 @@ class QueryProgress(BaseModel):
 
 
 class ProgressListener(StreamingQueryListener):
-    """Hands the progress of queries that read streams to ``callback``, or writes it into the log.
+    """Passes the progress of queries that read streams to a callback, or logs it.
 
-    ``spark.streams.addListener(ProgressListener(print))``. It is called in the driver, after each batch, in one thread;
-    what it raises is logged.
+    Args:
+        callback: Called in the driver after each batch, in one thread. Its errors are logged. Default: log at INFO.
+
+    Example:
+        >>> spark.streams.addListener(ProgressListener(print))
     """
 
     def __init__(self, callback: Callable[[QueryProgress], object] | None = None) -> None:
@@ -65,21 +68,21 @@ class ProgressListener(StreamingQueryListener):
                 logger.exception("the callback of the progress listener failed: query=%s", progress.query_id)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is to be told yet."""
+        """Do nothing: there is no progress yet."""
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """The last progress still holds."""
+        """Do nothing: the last progress still holds."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Spark tells it."""
+        """Do nothing: Spark reports it."""
 
 
 def progress_of(progress: StreamingQueryProgress) -> Iterator[QueryProgress]:
-    """The same of each source of the query that is a stream."""
+    """Iterate over the progress of each source of the query that is a stream."""
     for source in progress.sources:
         end, latest = _parsed(source.endOffset), _parsed(source.latestOffset)
         if "offsets" not in end or "lengths" not in latest:
-            continue  # a source of another kind
+            continue  # not a stream
         cut = cut_of(end)
         yield QueryProgress(
             query_id=str(progress.id),

@@ -1,4 +1,4 @@
-"""What Spark knows as the format ``readergroup-notifications``: the record of a group's notifications."""
+"""The format ``readergroup-notifications`` of Spark: the record of a group's notifications."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .options import NotificationOptions, notification_options
 
 logger = logging.getLogger("readergroup.spark")
 
-#: What one task reads at most, which takes it a few seconds.
+#: The most bytes that one task reads, in a few seconds.
 PART_BYTES: Final = 4 * 1024 * 1024
-#: A poll that finds nothing takes so long.
+#: How long a poll that finds nothing takes.
 _IDLE_SECONDS: Final = 0.1
 
 
 class NotificationSource(DataSource):
-    """Notifications as DataFrames. Spark makes one for each ``load()``, in a process of its own."""
+    """Notifications as DataFrames. Spark creates one source for each ``load()``, in a process of its own."""
 
     #: Whether the executors run on the host of the driver.
     one_host: ClassVar[bool] = False
@@ -59,13 +59,13 @@ class NotificationSource(DataSource):
 
 
 class LocalNotificationSource(NotificationSource):
-    """The same where all processes of Spark run on one host: there they can share a file."""
+    """The source for a Spark whose processes all run on one host, where they can share a file."""
 
     one_host = True
 
 
 class Part(InputPartition):
-    """Notifications that one task reads."""
+    """The notifications that one task reads."""
 
     def __init__(self, within: RecordRange) -> None:
         super().__init__(within)
@@ -73,12 +73,12 @@ class Part(InputPartition):
 
 
 class _Reading:
-    """What reads of both kinds do. It goes to the tasks, so it has no connection of its own."""
+    """The common part of both kinds of reads. Tasks get copies of it, so it has no connection of its own."""
 
     def __init__(self, schema: StructType, options: NotificationOptions) -> None:
         if schema.names != SCHEMA.names:
             raise InvalidArgumentError("notifications have columns of their own; leave .schema(...) out, and select")
-        self._schema = to_arrow_schema(schema, timezone="UTC")  # differs in what it calls the items of lists
+        self._schema = to_arrow_schema(schema, timezone="UTC")  # names the items of lists differently
         self._options = options
 
     @property
@@ -99,7 +99,7 @@ class _Reading:
             at = end
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        if not isinstance(partition, Part):  # what Spark makes of a plan without partitions
+        if not isinstance(partition, Part):  # Spark makes such a partition of a plan without any
             return
         client, within = client_of(self._options.url), partition.within
         while within.start < within.end:
@@ -113,7 +113,7 @@ class _Reading:
             return
 
     def told(self, error: TruncatedError) -> None:
-        """Notifications were found to be gone."""
+        """Report lost notifications."""
         if self._options.fail_on_data_loss:
             raise TruncatedError(
                 "retention gave notifications up before they were read; set failOnDataLoss to false to go on behind "
@@ -128,7 +128,7 @@ def _all(store: SegmentStore, within: RecordRange) -> list[tuple[int, Notificati
 
 
 class NotificationReader(DataSourceReader):
-    """Reads what is recorded when the first action is planned."""
+    """Reads the notifications that are recorded when the first action is planned."""
 
     def __init__(self, schema: StructType, options: NotificationOptions) -> None:
         self._reading = _Reading(schema, options)
@@ -151,7 +151,7 @@ class NotificationStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
     def initialOffset(self) -> dict[str, Any]:
         found = self._reading.record.range()
-        if found is None:  # nobody has recorded yet
+        if found is None:  # nothing is recorded yet
             return self._offset(None, 0)
         starting = self._options.starting
         if isinstance(starting, Revision):
@@ -191,7 +191,7 @@ class NotificationStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         return self._reading.read(partition)
 
     def _present(self, offset: Mapping[str, Any]) -> RecordRange | None:
-        """What there is; None where nobody has recorded yet. Raises if it is not what the offset belongs to."""
+        """Return the present range; None if nothing is recorded yet. Raise if the offset is of another record."""
         check_version(offset)
         if offset["group"] != self._options.group:
             raise InvalidArgumentError(

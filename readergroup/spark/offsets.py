@@ -1,7 +1,7 @@
-"""A stream cut as Spark keeps it: the offset of a streaming query, in its checkpoint.
+"""Converts between a stream cut and the offset of a streaming query, which Spark stores in the checkpoint.
 
-Spark compares offsets as text, so one cut has one form. It is the JSON of the cut with a version: what stands in a
-checkpoint may be given as ``startingOffsets`` too.
+Spark compares offsets as text, so a cut has exactly one form: the JSON of the cut with a version. You can pass an
+offset from a checkpoint as ``startingOffsets``.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ VERSION: Final = 1
 
 
 def offset_of(cut: StreamCut) -> dict[str, Any]:
-    """The offset that stands for the cut; ``json.dumps`` writes the same text for the same cut."""
+    """Return the offset of the cut; ``json.dumps`` writes the same text for the same cut."""
     return {"v": VERSION, **cut.model_dump(mode="json")}
 
 
 def report_of(cut: StreamCut, lengths: Mapping[SegmentId, int]) -> dict[str, Any]:
-    """What is reported as the newest offset: how long the segments from the cut on are."""
+    """Return the value to report as the newest offset: the lengths of the segments from the cut on."""
     ordered = {segment: lengths[segment] for segment in sorted(lengths, key=number_of)}
     return {"v": VERSION, "stream": cut.stream, "incarnation": cut.incarnation, "lengths": ordered}
 
 
 def cut_of(offset: Mapping[str, Any] | str) -> StreamCut:
-    """The cut that the offset, or a cut's own JSON, stands for. Raises for what is neither."""
+    """Return the cut of an offset, or of a cut's own JSON. Raise for anything else."""
     try:
         fields = json.loads(offset) if isinstance(offset, str) else dict(offset)
     except ValueError as error:
@@ -42,7 +42,7 @@ def cut_of(offset: Mapping[str, Any] | str) -> StreamCut:
 
 
 def check_version(offset: Mapping[str, Any]) -> None:
-    """Raises for an offset of a later release."""
+    """Raise for an offset of another version, as a later release may write it."""
     version = offset.get("v", VERSION)
     if version != VERSION:
         raise InvalidArgumentError(

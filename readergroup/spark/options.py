@@ -1,4 +1,4 @@
-"""What a user may say to the source and the sink, and what it means. Names follow those of Spark's own sources."""
+"""The options of the source and the sink. Their names follow those of Spark's own sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 class ReadOptions(BaseModel):
-    """The options of one read. Shown or logged, it hides the address, which may hold a password."""
+    """The options of one read. Its text form hides the address, which may hold a password."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,7 +43,7 @@ class ReadOptions(BaseModel):
 
 
 class WriteOptions(BaseModel):
-    """The options of one write. Shown or logged, it hides the address, which may hold a password."""
+    """The options of one write. Its text form hides the address, which may hold a password."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -53,7 +53,7 @@ class WriteOptions(BaseModel):
 
 
 class NotificationOptions(BaseModel):
-    """The options of one read of a group's notifications. Shown or logged, it hides the address."""
+    """The options of one read of a group's notifications. Its text form hides the address."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -64,10 +64,10 @@ class NotificationOptions(BaseModel):
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
-    """The options ``given`` to a read, whose names may be in any case.
+    """Return the options ``given`` to a read, whose names may be in any case.
 
-    ``streaming`` None: it is not known yet which kind of read it is to be. Raises `InvalidArgumentError` for an option
-    that there is not, that the other kind of read has, or that says what cannot be; and where one is missing.
+    ``streaming`` is None while the kind of read is unknown. Raise `InvalidArgumentError` for an option that is unknown,
+    missing, invalid, or one of the other kind of read.
     """
     options = ReadOptions(**_fields(given, _READING, "reads", streaming=streaming))
     _check_together(options, streaming=streaming)
@@ -78,14 +78,14 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> 
 
 
 def write_options(given: Mapping[str, str], *, streaming: bool) -> WriteOptions:
-    """The options ``given`` to a write; else as `read_options`."""
+    """Return the options ``given`` to a write; otherwise as `read_options`."""
     if streaming:
         given = {name: text for name, text in given.items() if name.lower() not in _OF_EVERY_QUERY}
     return WriteOptions(**_fields(given, _WRITING, "writes", streaming=streaming))
 
 
 def notification_options(given: Mapping[str, str], *, streaming: bool | None = None) -> NotificationOptions:
-    """The options ``given`` to a read of notifications; else as `read_options`."""
+    """Return the options ``given`` to a read of notifications; otherwise as `read_options`."""
     return NotificationOptions(**_fields(given, _NOTIFICATIONS, "reads", streaming=streaming))
 
 
@@ -127,7 +127,7 @@ def _unknown(name: str, known: Mapping[str, _Option]) -> InvalidArgumentError:
     return InvalidArgumentError("there is no such option", **facts, known=[each.name for each in known.values()])
 
 
-# ---------------------------------------------------------------------- what one option says
+# ---------------------------------------------------------------------- single options
 
 
 def _url(name: str, text: str) -> SecretStr:
@@ -244,8 +244,7 @@ def _flag(name: str, text: str) -> bool:
 
 
 class _Option:
-    """One option: its name, the field that it fills, and whether it is one of streaming queries only, of batch reads
-    and writes only, or (None) of both."""
+    """One option: its name, its field, and whether only streaming queries have it, only batches, or (None) both."""
 
     def __init__(
         self, name: str, field: str, parse: Callable[[str, str], object], streaming: bool | None = None
@@ -286,7 +285,7 @@ _NOTIFICATIONS: Final = _by_name(
     _Option("startingOffsets", "starting", _starting_notification, streaming=True),
     _Option("failOnDataLoss", "fail_on_data_loss", _flag),
 )
-#: What Spark itself takes from a streaming query, and gives to the sink too.
+#: Spark's own options of a streaming query, which it passes to the sink too.
 _OF_EVERY_QUERY: Final = frozenset({"checkpointlocation", "queryname"})
-#: Of the options that have to be given.
+#: Examples of the required options.
 _EXAMPLES: Final = {"url": "postgresql://spark@db/shop", "stream": "shop/orders", "group": "billing"}

@@ -1,4 +1,4 @@
-"""What the tasks of Spark get: ranges of about one size, many small ones in one task, since a task has its price."""
+"""Divides the work among Spark tasks: ranges of about one size, small ones together, since each task costs time."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..client import Client
 from .connection import patience_of
 from .options import ReadOptions
 
-#: Blocks that are smaller than an eighth of a part are put together all the same.
+#: How many sizes to try until there are enough parts: the full size, then halves down to an eighth.
 _TRIES: Final = 4
 
 
 class Ranges(InputPartition):
-    """Ranges that one task reads one after the other."""
+    """Ranges that one task reads one after another."""
 
     def __init__(self, ranges: Sequence[SegmentRange]) -> None:
         super().__init__(ranges)
@@ -26,9 +26,9 @@ class Ranges(InputPartition):
 
 
 def planned(client: Client, ranges: Sequence[SegmentRange], options: ReadOptions) -> list[InputPartition]:
-    """The ranges, divided and put together for tasks. Those of a segment stay in their order.
+    """Return the ranges, divided and grouped into tasks. Ranges of one segment keep their order.
 
-    There is the same number of tasks for each of ``min_partitions`` cores, and about the same in each task.
+    Each of ``min_partitions`` cores gets the same number of tasks, and each task about the same number of bytes.
     """
     total = sum(each.size for each in ranges)
     rounds = max(1, -(-total // (options.max_bytes_per_partition * options.min_partitions)))
@@ -37,12 +37,12 @@ def planned(client: Client, ranges: Sequence[SegmentRange], options: ReadOptions
         parts = patience_of(client).call(partial(_divided, client, ranges, size))
         if len(parts) >= options.min_partitions:
             break
-        size = max(1, size // 2)  # a part ends with a block, and so may be much longer
+        size = max(1, size // 2)  # a part ends with a block, so it may be much longer than asked
     return [Ranges(each) for each in packed(parts, size + size // 8, options.min_partitions)]
 
 
 def _divided(client: Client, ranges: Sequence[SegmentRange], size: int) -> list[SegmentRange]:
-    """The ranges, divided wherever another ``size`` bytes are full, or nearly so."""
+    """Return the ranges, divided wherever ``size`` bytes are full, or nearly so."""
     parts: list[SegmentRange] = []
     room, little = size, size // 8
     for each in ranges:
@@ -65,7 +65,7 @@ R = TypeVar("R", bound=_HasSize)
 
 
 def packed(ranges: Sequence[R], max_bytes: int, at_least: int) -> list[list[R]]:
-    """The ranges in groups of at most ``max_bytes``, or of one; ``at_least`` so many where there are enough ranges."""
+    """Return the ranges in groups of at most ``max_bytes``, or of one range; ``at_least`` so many if possible."""
     groups: list[list[R]] = []
     room = 0
     for each in ranges:

@@ -1,7 +1,7 @@
-"""A streaming query as a reader of a group, so that what looks at groups sees the query, too.
+"""Presents a streaming query as a reader of a group, so that tools for groups see the query too.
 
-The query reads by cuts of its own, and not by what the group assigns to it. So its reader is alone in the group, owns
-all that may be read there, and commits where the query stands.
+The query reads by its own cuts, not by assignments of the group. So its reader is exclusive: it is alone in the group,
+owns all readable segments, and commits the position of the query.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .retention import moved_to_data
 
 logger = logging.getLogger("readergroup.spark")
 
-#: The id of the reader. A query that is started again takes the place of what is left of itself.
+#: The id of the reader. A restarted query replaces its former reader.
 READER: Final = "spark"
-#: How long it tries to leave: nobody waits for it.
+#: How long the reader tries to leave the group.
 _LEAVE_SECONDS: Final = 5.0
 
 
 class PublishedPositions:
-    """The reader of a query in the group that is to stand where the query does. Close it when the query ends.
+    """The reader of a query in the group that publishes the query's positions. Close it when the query ends.
 
-    Raises for a group that there is not, that reads anything else than this stream, or has other readers. What fails
-    later on is logged, and tried again.
+    Raises if the group does not exist, reads anything but this stream, or has other readers. Later failures are logged
+    and retried.
     """
 
     reader_id = READER
@@ -63,18 +63,18 @@ class PublishedPositions:
         self._place: tuple[StreamState, StreamCut] | None = None
         self._published: StreamCut | None = None
         self._positions: Positions = {}
-        self._complaint: str | None = None  # what was logged last
+        self._complaint: str | None = None  # the failure that was logged last
         self._manager.add_reader(READER, self._lease, alone=True)
         self._termination = _Termination()
         self._driver.join(self)
 
     def publish(self, state: StreamState, cut: StreamCut) -> None:
-        """All before the cut is processed."""
+        """Commit that all events before the cut are processed."""
         self._place = state, cut
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Publish what could not be published before."""
+        """Publish the last cut if that failed before."""
         if self._place is None or self._place[1] == self._published or self._lease.lost:
             return
         try:
@@ -87,7 +87,7 @@ class PublishedPositions:
             self._published, self._complaint = self._place[1], None
 
     def close(self) -> None:
-        """Leave the group. Twice is no error."""
+        """Leave the group. Can be called twice."""
         self._driver.leave(self)
         try:
             if not self._lease.lost:
@@ -117,7 +117,7 @@ class PublishedPositions:
         return float("inf") if self._lease.lost else self._lease.renewed_at + interval
 
     def mark_stale(self) -> None:
-        """A query passes each checkpoint at once, where it stood at its last batch."""
+        """Pass all checkpoints at once, at the position of the last batch."""
         state = self._synchronizer.state
         for checkpoint in state.checkpoints_ahead_of(READER) if self._is_in(state) else ():
             self._manager.pass_checkpoint(READER, self._lease.name, checkpoint.token, self._positions)
@@ -127,7 +127,7 @@ class PublishedPositions:
     def _stand_at(self, cut: StreamCut) -> None:
         state = self._synchronizer.fetch_updates()
         if not self._is_in(state):
-            return self._renew()  # which finds that out
+            return self._renew()  # this detects the loss and logs it
         if not self._is_behind(state, cut):
             reset(self._manager, {cut.stream: cut})
             state = self._synchronizer.state
@@ -140,7 +140,7 @@ class PublishedPositions:
         self._renew()
 
     def _is_behind(self, state: ReaderGroupState, cut: StreamCut) -> bool:
-        """Whether the reader gets to the cut by reading on in what it owns. Else it is in other segments, or back."""
+        """Whether the reader reaches the cut by reading on in its segments, rather than in others or backwards."""
         owned = state.segments_of(READER)
         stands_at = {segment: found.offset for segment, found in owned.items()}
         for segment, held in self._positions.items():
@@ -162,14 +162,16 @@ class PublishedPositions:
         )
 
     def _is_in(self, state: ReaderGroupState) -> bool:
-        """Whether the group holds the reader that this is, not that of another query."""
+        """Whether the group's reader is this one, not that of another query."""
         found = state.readers.get(READER)
         return found is not None and found.lease == self._lease.name
 
 
 class _Termination:
-    """Spark ends the process of a source by a signal at the very moment when it closes the connection, at which the
-    source ends by itself: the signal waits until the reader has left."""
+    """Delays SIGTERM until the reader has left its group.
+
+    Spark sends the signal at the moment when it closes the connection, on which the source ends by itself.
+    """
 
     def __init__(self) -> None:
         self._came = False

@@ -1,4 +1,4 @@
-"""The source of Spark: what it asks of a stream in the driver, and what its tasks do in the executors.
+"""Reads a stream in batch queries: the driver plans ranges, and tasks in the executors read them.
 
 Never give these classes ``pushFilters``: queries on one loaded DataFrame would share one filter and give wrong results.
 """
@@ -27,7 +27,7 @@ from .rows import Rows
 
 
 class BatchReader(DataSourceReader):
-    """Reads what lies between two places, which are fixed when the first action is planned."""
+    """Reads the events between two places, which are fixed when the first action is planned."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._options = options
@@ -42,7 +42,7 @@ class BatchReader(DataSourceReader):
         ranges = client.batch.ranges_between(state, start, moved_to_data(client, state, end))
         if options.segments is not None:
             for segment in options.segments:
-                state.record(segment)  # raises for one that there is not
+                state.record(segment)  # raises for a segment that does not exist
             ranges = [each for each in ranges if each.segment in options.segments]
         return planned(client, ranges, options)
 
@@ -51,7 +51,7 @@ class BatchReader(DataSourceReader):
 
 
 def resolved(client: Client, state: StreamState, place: Place) -> StreamCut:
-    """The cut that is meant. Raises for one that does not stand at events of this stream."""
+    """Return the cut of the place. Raise for a cut that does not stand at events of this stream."""
     if place == "earliest":
         return state.head_cut
     if place == "latest":
@@ -64,13 +64,13 @@ def resolved(client: Client, state: StreamState, place: Place) -> StreamCut:
         if number_of(segment) in state.segments:
             patience_of(client).call(partial(check_offset, client.store, segment, state.incarnation, offset))
         elif number_of(segment) >= state.next_number:
-            state.record(segment)  # raises: there never was one
+            state.record(segment)  # raises for a segment that never existed
     return place.model_copy(update={"incarnation": state.incarnation})
 
 
 def record_batches(partition: InputPartition, rows: Rows, options: ReadOptions) -> Iterator[pyarrow.RecordBatch]:
-    """The rows of the partition's events, some thousands at a time."""
-    if not isinstance(partition, Ranges):  # what Spark makes of a plan without partitions
+    """Iterate over the rows of the partition's events, some thousands at a time."""
+    if not isinstance(partition, Ranges):  # Spark makes such a partition of a plan without any
         return
     widen_pipe()
     client = client_of(options.url)

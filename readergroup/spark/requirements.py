@@ -1,4 +1,4 @@
-"""What has to be installed for PySpark to run: Python packages, and Java beside them."""
+"""Checks the requirements of PySpark: Python packages and Java."""
 
 from __future__ import annotations
 
@@ -26,16 +26,19 @@ _ADVICE: Final = (
 
 
 def check_java() -> int:
-    """The version of the Java that PySpark will start; `UnsupportedError` says what to install if it will not run.
+    """Return the version of the Java that PySpark will start.
 
-    Call it before a session is made: PySpark itself ends there with JAVA_GATEWAY_EXITED.
+    Call it before you create a session: without Java, PySpark fails there with JAVA_GATEWAY_EXITED.
+
+    Raises:
+        UnsupportedError: There is no Java that runs Spark; the error says what to install.
     """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
     if java is None:
         raise UnsupportedError(f"Spark runs on Java, and there is none here; {_ADVICE}", java_home=home)
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
-    # 'openjdk version "17.0.19" 2026-04-21', and '"1.8.0_392"' in the old days.
+    # 'openjdk version "17.0.19" 2026-04-21', or '"1.8.0_392"' in Java 8.
     found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
     if found is None:
         raise UnsupportedError(f"the Java here does not tell its version; {_ADVICE}", java=java)

@@ -1,4 +1,4 @@
-"""What to do where data that a read or a query was to go on from was truncated away."""
+"""Handles data that was truncated before a read or a query could read it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _REMEDY: Final = (
 
 
 class DataLoss:
-    """Tells what is lost: an error, or, where the user said so, one line in the log for each place."""
+    """Reports lost data: with an error or, if the user chose so, with one line in the log for each place."""
 
     def __init__(self, *, fail: bool) -> None:
         self._fail = fail
         self._told: set[StreamCut] = set()
 
     def start(self, client: Client, state: StreamState, cut: StreamCut) -> StreamCut:
-        """Where reading from the cut on begins: there, or where data is left."""
+        """Return where to start reading: the cut, or where data remains after a loss, which is reported."""
         left = moved_to_data(client, state, cut)
         if left != cut and cut not in self._told:
             self._told.add(cut)
@@ -38,14 +38,14 @@ class DataLoss:
         return left
 
     def told(self, error: TruncatedError) -> None:
-        """Data was found to be gone."""
+        """Report lost data."""
         if self._fail:
             raise TruncatedError(f"{error.message}; {_REMEDY}", **error.facts) from error
         logger.warning("%s; reading goes on behind it", error)
 
 
 def moved_to_data(client: Client, state: StreamState, cut: StreamCut) -> StreamCut:
-    """The cut; but where data behind it is gone, the head of the stream."""
+    """Return the cut, moved to the head of the stream wherever data after it is lost."""
     known = {number_of(each): offset for each, offset in cut.offsets.items() if number_of(each) in state.segments}
     if len(known) == len(cut.offsets) and (
         state.precedes(state.head_cut, cut) or state.precedes(state.head_cut, _passed(client, state, known))
@@ -55,12 +55,12 @@ def moved_to_data(client: Client, state: StreamState, cut: StreamCut) -> StreamC
 
 
 def _passed(client: Client, state: StreamState, offsets: Mapping[int, int]) -> StreamCut:
-    """The same place in the youngest segments that it can be named by."""
+    """Return the same place, expressed in the youngest possible segments."""
     while True:
         ended = [number for number in offsets if state.segments[number].successors]
         try:
             lengths = client.streams.segment_lengths(state, ended)
-        except NotFoundError:  # truncated away long ago, and about to be forgotten
+        except NotFoundError:  # the segments were truncated long ago and are about to be forgotten
             return state.cut(offsets)
         further = with_successors(state, offsets, {number for number in ended if offsets[number] >= lengths[number]})
         if further == offsets:
@@ -69,7 +69,7 @@ def _passed(client: Client, state: StreamState, offsets: Mapping[int, int]) -> S
 
 
 def _moved_to_head(state: StreamState, offsets: Mapping[int, int]) -> Mapping[int, int]:
-    """The later one of each of these offsets and those of the head; where there is none of these, the head's."""
+    """Return the later of each offset and the head's; the head's where there is no offset."""
     heads = sorted(state.head, key=lambda number: state.segments[number].keys.low)
     lows = [state.segments[number].keys.low for number in heads]
     kept: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""From events to the rows of a read: as they are, or decoded into the user's own columns."""
+"""Turns events into the rows of a read: unchanged, or decoded into the user's own columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..streams.config import segment_id
 from ..streams.serializers import JsonSerializer, MsgpackSerializer
 from .options import ReadOptions
 
-#: The types of Spark for the columns of a stream.
+#: The Spark types of the columns of a stream.
 SPARK_TYPES: Final[Mapping[str, str]] = {
     "event": "binary",
     "scope": "string",
@@ -32,12 +32,12 @@ _LOADS: Final[Mapping[str, Callable[[bytes], Any]]] = {
     "json": JsonSerializer().loads,
     "msgpack": MsgpackSerializer().loads,
 }
-#: What is found when an event cannot be decoded.
+#: The errors of events that cannot be decoded.
 _ERRORS: Final = (ValueError, TypeError)
 
 
 def default_schema(options: ReadOptions) -> str:
-    """The schema of a read to which the user gave none."""
+    """Return the schema of a read without a schema of the user's."""
     if options.serializer is not None:
         raise InvalidArgumentError(
             "a serializer needs the columns that events have: give them with .schema(...), for example "
@@ -48,7 +48,7 @@ def default_schema(options: ReadOptions) -> str:
 
 
 class Rows:
-    """What the rows of a read with this schema are made of."""
+    """Makes the rows of a read with this schema."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
@@ -72,11 +72,11 @@ class Rows:
         decoded = [field for field in self._schema if field.name not in self._taken]
         self._is_cut_off = _finds_cut_off(pyarrow.struct(decoded))
         self._events = pyarrow.struct([field.with_type(_as_stored(field.type)) for field in decoded])
-        #: The columns of the stream that `of` takes.
+        #: The columns of the stream that `of` needs.
         self.columns = self._taken if self._loads is None else tuple({*self._taken, "event", "segment_id", "offset"})
 
     def of(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        """The rows of the events in ``batch``, which has `columns`."""
+        """Return the rows of the events in ``batch``, which has `columns`."""
         if self._loads is None:
             return batch
         decoded = self._decoded(batch)
@@ -116,7 +116,7 @@ class Rows:
             ) from error
 
     def _misfit(self, event: bytes) -> Mapping[str, object]:
-        """The first column that the event does not fit; nothing where it is no event of columns at all."""
+        """Return the first column that the event does not fit; nothing if the event has no columns at all."""
         assert self._loads is not None
         try:
             decoded = self._loads(event)
@@ -143,14 +143,14 @@ class Rows:
 
 
 def _as_stored(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """The type that a value has in JSON, and so has in msgpack here."""
+    """Return the type that a value of this type has in JSON, and here in msgpack too."""
     types = pyarrow.types
     is_text = types.is_timestamp(kind) or types.is_date(kind) or types.is_decimal(kind)
     return pyarrow.string() if is_text else kind
 
 
 def _finds_cut_off(kind: pyarrow.DataType) -> Callable[[Any], bool]:
-    """Whether a value of this type has a fraction where an integer is to be: Arrow would leave the fraction out."""
+    """Return a check for fractions in place of integers in a value of this type: Arrow would drop the fraction."""
     types = pyarrow.types
     if types.is_integer(kind):
         return lambda value: isinstance(value, float) and not value.is_integer()

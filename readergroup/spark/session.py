@@ -1,4 +1,4 @@
-"""A session of Spark on this machine, with settings that suit a source in Python."""
+"""Starts a session of Spark on this machine, with settings that suit a source in Python."""
 
 from __future__ import annotations
 
@@ -14,9 +14,14 @@ from .source import register
 
 
 def local_session(master: str = "local[*]", config: Mapping[str, str] | None = None) -> SparkSession:
-    """A session with ``readergroup`` as a format; stop it when done. An existing session is returned as it is.
+    """Return a session with the format ``readergroup``; stop it when done. An existing session keeps its settings.
 
-    ``config`` has further settings of Spark. Raises `UnsupportedError` where there is no Java that runs Spark.
+    Args:
+        master: The master of the session. Default: all cores of this machine.
+        config: Further settings of Spark. Default: none.
+
+    Raises:
+        UnsupportedError: There is no Java that runs Spark.
     """
     check_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -30,7 +35,7 @@ def local_session(master: str = "local[*]", config: Mapping[str, str] | None = N
 
 _SETTINGS: Final = {
     "spark.ui.enabled": "false",
-    # Less per task, and per poll of an idle query.
+    # Reduces the cost of a task, and of a poll of an idle query.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.streaming.pollingDelay": "100ms",
 }

@@ -1,7 +1,7 @@
 """The sink of Spark: each task stages a part of a transaction of the stream, and the driver commits all at once.
 
-A batch of a streaming query is committed under the query's id and the number of the batch. Spark makes a batch again
-of which it does not know that it was committed; the stream knows, and drops what was staged for it.
+A batch of a streaming query is committed under the query's id and the number of the batch. Spark repeats a batch if it
+does not know that the batch was committed. The stream knows, and drops the repeated parts.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .options import WriteOptions
 
 logger = logging.getLogger("readergroup.spark")
 
-#: Batches that wait to be stored: while another task's is stored, or the store makes order.
+#: How many batches may wait to be stored while the store is busy with another task's batch or with its own upkeep.
 _BATCHES_AHEAD: Final = 4
 #: The types that a column may have.
 _COLUMNS: Final = {"event": (BinaryType, StringType), "routing_key": (StringType,)}
 
 
 class Staged(WriterCommitMessage):
-    """What a task sends to the driver: the part that it staged, if there were events."""
+    """A task's message to the driver: the part that it staged, if there were events."""
 
     def __init__(self, partition: int, key: str, part: StagedPart | None) -> None:
         self.partition = partition
@@ -53,7 +53,7 @@ Messages = Sequence[WriterCommitMessage | None]
 
 
 class BatchSink(DataSourceArrowWriter):
-    """Appends a DataFrame to a stream, all of it or nothing."""
+    """Appends a DataFrame to a stream, all of it or none."""
 
     def __init__(self, schema: StructType, options: WriteOptions, *, overwrite: bool) -> None:
         if overwrite:
@@ -62,7 +62,7 @@ class BatchSink(DataSourceArrowWriter):
                 mode="overwrite",
             )
         self._sink = _Sink(schema, options)
-        # Made once: tasks and driver have copies of this.
+        # Generated once: tasks and driver have copies of this object.
         self._key = options.txn_id or secrets.token_hex(12)
         self._is_only_one = options.txn_id is None
 
@@ -77,7 +77,7 @@ class BatchSink(DataSourceArrowWriter):
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """Appends the batches of a streaming query to a stream, each of them once."""
+    """Appends the batches of a streaming query to a stream, each exactly once."""
 
     def __init__(self, schema: StructType, options: WriteOptions, *, overwrite: bool) -> None:
         if overwrite:
@@ -100,15 +100,15 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 
 class _Sink:
-    """What the sinks of both kinds do. It goes to the tasks, so it has no connection of its own."""
+    """The common part of both sinks. Tasks get copies of it, so it has no connection of its own."""
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
         _check_columns(schema)
         self._options = options
-        self._client.streams.fetch_state(options.stream)  # raises for a stream that there is not
+        self._client.streams.fetch_state(options.stream)  # raises if the stream does not exist
 
     def stage(self, key: str, batches: Iterable[pyarrow.RecordBatch]) -> Staged:
-        """In a task: stage what the rows hold, while Java makes the next ones."""
+        """Stage the rows, in a task, while Java makes the next ones."""
         staging = None
         storing: deque[Future[None]] = deque()
         with ExitStack() as giving_up_at_an_error:
@@ -125,7 +125,7 @@ class _Sink:
             return Staged(_task().partitionId(), key, None if staging is None else staging.finish())
 
     def commit(self, messages: Messages, number: int, *, is_only_one: bool = False) -> None:
-        """In the driver: commit what was staged, in the order of the partitions, or drop it if it was committed."""
+        """Commit the staged parts in the order of the partitions, in the driver; drop parts committed before."""
         staged = _staged(messages)
         if not staged:
             return
@@ -134,7 +134,7 @@ class _Sink:
             logger.info("transaction %d of %s was committed before: what was staged again is dropped", number, key)
 
     def _commit(self, key: str, number: int, parts: Sequence[StagedPart], *, is_only_one: bool) -> bool:
-        """Commit for as long as it takes, unless nothing comes to the stream any more."""
+        """Commit, and retry after a timeout as long as the stream has grown meanwhile."""
         length = None
         while True:
             try:
@@ -150,7 +150,7 @@ class _Sink:
         return sum(self._client.streams.tail_cut(state).offsets.values())
 
     def abort(self, messages: Messages) -> None:
-        """In the driver: give up what was staged and not committed. Spark asks for it after a failed commit, too."""
+        """Discard staged parts that are not committed, in the driver. Spark calls it after a failed commit too."""
         for key in {each.key for each in _staged(messages)}:
             try:
                 self._transactions.abort(self._options.stream, key)
@@ -173,7 +173,7 @@ def _task() -> TaskContext:
 
 
 def _staged(messages: Messages) -> list[Staged]:
-    """What the tasks staged, in the order of their partitions."""
+    """Return the staged parts of the tasks, in the order of their partitions."""
     staged = [each for each in messages if isinstance(each, Staged) and each.part is not None]
     return sorted(staged, key=lambda each: each.partition)
 
@@ -202,7 +202,7 @@ def _check_columns(schema: StructType) -> None:
 
 
 def _gathered(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Table]:
-    """The rows, many at a time: with routing keys each segment gets its share of them, without them one gets all."""
+    """Collect the rows into large tables. With routing keys each segment gets a share of them, so these are larger."""
     waiting: list[pyarrow.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -219,7 +219,7 @@ def _gathered(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Table]
 
 
 def _arrays(rows: pyarrow.Table) -> tuple[pyarrow.BinaryArray, pyarrow.StringArray | None]:
-    """The events, checked, and their routing keys."""
+    """Return the events, checked, and their routing keys."""
     events = rows["event"].combine_chunks().cast(pyarrow.binary())
     if events.null_count:
         raise InvalidArgumentError("an event is null; leave such rows out with where('event is not null')")

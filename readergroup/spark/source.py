@@ -1,4 +1,4 @@
-"""What Spark knows as the format ``readergroup``."""
+"""The format ``readergroup`` of Spark."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .stream_reading import StreamReader
 
 
 class ReaderGroupSource(DataSource):
-    """Streams as DataFrames. Spark makes one for each ``load()``, in a process of its own."""
+    """Streams as DataFrames. Spark creates one source for each ``load()``, in a process of its own."""
 
     #: Whether the executors run on the host of the driver.
     one_host: ClassVar[bool] = False
@@ -54,13 +54,13 @@ class ReaderGroupSource(DataSource):
 
 
 class LocalReaderGroupSource(ReaderGroupSource):
-    """The same where all processes of Spark run on one host: there they can share a file."""
+    """The source for a Spark whose processes all run on one host, where they can share a file."""
 
     one_host = True
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``readergroup`` and ``readergroup-notifications`` formats of this session."""
+    """Register the formats ``readergroup`` and ``readergroup-notifications`` in this session."""
     one_host = is_on_one_host(spark)
     spark.dataSource.register(LocalReaderGroupSource if one_host else ReaderGroupSource)
     spark.dataSource.register(LocalNotificationSource if one_host else NotificationSource)

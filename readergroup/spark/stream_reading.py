@@ -1,4 +1,4 @@
-"""The source of a streaming query. Its offset is a cut of the stream; what lies between two of them is one batch."""
+"""The source of a streaming query. Its offset is a cut of the stream; a batch has the events between two cuts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .reading import record_batches, resolved
 from .retention import DataLoss, moved_to_data
 from .rows import Rows
 
-#: A poll that finds nothing takes so long: Spark asks again at once, some ninety times per second by default.
+#: How long a poll that finds nothing takes: Spark asks again at once, some ninety times per second by default.
 IDLE_SECONDS: Final = 0.1
 _EVERYTHING_BYTES: Final = 1 << 62
 
@@ -40,8 +40,8 @@ _EVERYTHING_BYTES: Final = 1 << 62
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Reads a stream in batches. One lives in the driver while the query runs; each task has a copy of a fresh one.
 
-    A segment's successors are read when the batch before has read all their predecessors to the end: so the order of
-    each key holds from batch to batch, over splits and merges.
+    The successors of a segment follow in the batch after the one that ends all their predecessors. So each key keeps
+    its order from batch to batch, across splits and merges.
     """
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
@@ -54,7 +54,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: StreamCut | None = None
         self._report: dict[str, Any] | None = None
 
-    # ------------------------------------------------------------------ what there is to read
+    # ------------------------------------------------------------------ offsets
 
     def initialOffset(self) -> dict[str, Any]:
         client, state = self._client, self._state()
@@ -73,7 +73,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._end = self._ending(state) or self._client.streams.tail_cut(state)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Where the batch ends that begins at ``start``; ``start`` itself if nothing is there."""
+        """Return the end of the batch that begins at ``start``; ``start`` itself if there are no events."""
         client = self._client
         if self._idle is not None and self._idle.lasts(client, start):
             if self._positions is not None:
@@ -92,7 +92,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """How long the segments are from the last offset on: how far that is behind."""
+        """Return the lengths of the segments from the last offset on, which show how far the query is behind."""
         if self._latest is not None and self._report is None:
             state = self._state()
             segments = state.segments_from(moved_to_data(self._client, state, self._latest))
@@ -104,7 +104,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._positions is not None:
             self._positions.close()
 
-    # ------------------------------------------------------------------ reading it
+    # ------------------------------------------------------------------ reading
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         client, state = self._client, self._state()
@@ -141,7 +141,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return cut
 
     def _publish(self, state: StreamState, cut: StreamCut) -> None:
-        """Asked for what comes after the cut, Spark has noted down that the batch before it is done."""
+        """Publish the cut: Spark asks for later events only after it has recorded that the batch before is done."""
         if self._options.reader_group is None:
             return
         if self._positions is None:
@@ -161,7 +161,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return resolved(self._client, state, place)
 
     def _next_cut(self, state: StreamState, cut: StreamCut, limit: ReadLimit) -> StreamCut:
-        """Where the batch ends that begins at ``cut``."""
+        """Return the end of the batch that begins at ``cut``."""
         client = self._client
         self._end = self._end or self._ending(state)
         if cut == self._end:
@@ -175,14 +175,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         about_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else _EVERYTHING_BYTES
         latest = client.batch.next_cut(start, about_bytes, end=end)
         if isinstance(limit, ReadMaxRows):
-            state = self._state()  # not older than the cut
+            state = self._state()  # at least as new as the cut
             ranges = client.batch.ranges_between(state, start, latest)
             return state.cut({**state.check_cut(latest), **_with_events(client, ranges, limit.max_rows)})
         return latest
 
 
 def _with_events(client: Client, ranges: Sequence[SegmentRange], max_events: int) -> Mapping[int, int]:
-    """How far each range is read so that it is not more than ``max_events`` in all, about evenly by their sizes."""
+    """Return where to stop in each range to read at most ``max_events`` in all, in proportion to the sizes, about."""
     total = sum(each.size for each in ranges)
     ends: dict[int, int] = {}
     left = max_events
@@ -194,7 +194,7 @@ def _with_events(client: Client, ranges: Sequence[SegmentRange], max_events: int
 
 
 def _after_events(client: Client, segment_range: SegmentRange, max_events: int) -> tuple[int, int]:
-    """The offset after this many events of the range, and how many these are: fewer where the range has no more."""
+    """Return the offset after ``max_events`` events of the range, or after all, and how many these are."""
     at, taken = segment_range.start, 0
     batches = client.batch.batches(segment_range)
     while taken < max_events:
@@ -211,13 +211,13 @@ def _after_events(client: Client, segment_range: SegmentRange, max_events: int) 
 
 
 class _Idle:
-    """That a poll found nothing behind an offset, and how long the segments were then."""
+    """Remembers that a poll found nothing after an offset, and the lengths of the segments at that time."""
 
     def __init__(
         self, offset: Mapping[str, Any], log: Mapping[str, int], data: Mapping[str, int], before: _Idle | None
     ) -> None:
         self._offset: Mapping[str, Any] = offset
-        # Of what has changed, and brought nothing new, no more is expected: it is sealed, or its end here is reached.
+        # A segment that changed without new events is sealed or read to its end here, so it is not watched any more.
         self._spent: frozenset[str] = frozenset()
         if before is not None and before._offset == offset:
             self._spent = before._spent | before._changed
@@ -225,7 +225,7 @@ class _Idle:
         self._changed: frozenset[str] = frozenset()
 
     def lasts(self, client: Client, offset: Mapping[str, Any]) -> bool:
-        """Whether nothing has changed, which this waits for a moment to see."""
+        """Whether nothing has changed; waits a moment for a change."""
         if offset != self._offset:
             return False
         self._changed = patience_of(client).call(lambda: client.store.wait(self._known, IDLE_SECONDS))
