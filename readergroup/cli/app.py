@@ -62,7 +62,7 @@ def _options(
 
 
 class _Words(logging.Formatter):
-    """What the store and its like went wrong with is said in a line; only what nobody foresaw has a traceback."""
+    """Log expected store errors on one line; show tracebacks only for unexpected ones."""
 
     def format(self, record: logging.LogRecord) -> str:
         error = record.exc_info[1] if record.exc_info else None
@@ -73,7 +73,7 @@ class _Words(logging.Formatter):
 
 
 def main() -> None:
-    """Run the command that stands in ``sys.argv``, and exit."""
+    """Run the command in ``sys.argv``, and exit."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Words("readergroup: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -1,4 +1,4 @@
-"""``readergroup config``: values that processes share, as single commands and at a prompt."""
+"""``readergroup config``: reads and changes shared configurations, by single commands and at a prompt."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ commands = typer.Typer(
     no_args_is_help=True,
 )
 
-#: The logs of configurations begin with it.
+#: The prefix of the logs of configurations.
 _PREFIX: Final = f"{ConfigEntries.kind}/"
 #: Values may begin with a minus.
 _WITH_VALUES: Final = {"ignore_unknown_options": True}
@@ -52,7 +52,7 @@ def get_all(context: typer.Context, name: Name, as_object: AsJson = False) -> No
 
 @commands.command()
 def get(context: typer.Context, name: Name, key: Key) -> None:
-    """Show a value: text as it is, what else there is as JSON."""
+    """Show a value: text as it is, other values as JSON."""
     with _opened(context, name) as entries:
         print(Entries(entries).get(key))
 
@@ -66,21 +66,21 @@ def put(context: typer.Context, name: Name, key: Key, value: Value) -> None:
 
 @commands.command(context_settings=_WITH_VALUES)
 def put_if_absent(context: typer.Context, name: Name, key: Key, value: Value) -> None:
-    """Set a value where there is none; fails where there is one."""
+    """Set a value if there is none; fail if there is one."""
     with _opened(context, name, may_create=True) as entries:
         print(Entries(entries).put_if_absent(key, value))
 
 
 @commands.command(context_settings=_WITH_VALUES)
 def replace(context: typer.Context, name: Name, key: Key, value: Value, current: Current = None) -> None:
-    """Set a value where there is one; fails where there is none, or it is not CURRENT."""
+    """Replace a value; fail if there is none, or if it is not CURRENT."""
     with _opened(context, name) as entries:
         print(Entries(entries).replace(key, value, current))
 
 
 @commands.command(context_settings=_WITH_VALUES)
 def remove(context: typer.Context, name: Name, key: Key, current: Current = None) -> None:
-    """Remove a key; fails where it is not there, or its value is not CURRENT."""
+    """Remove a key; fail if it does not exist, or if its value is not CURRENT."""
     with _opened(context, name) as entries:
         print(Entries(entries).remove(key, current))
 
@@ -95,17 +95,17 @@ def clear(context: typer.Context, name: Name, yes: Yes = False) -> None:
 
 @commands.command()
 def refresh(context: typer.Context, name: Name) -> None:
-    """Show how many keys there are, and the revision of the last change."""
+    """Show the number of keys and the revision of the last change."""
     with _opened(context, name) as entries:
         print(Entries(entries).refresh())
 
 
 @commands.command()
 def shell(context: typer.Context, name: Name) -> None:
-    """Read and change it at a prompt, or by lines from standard input.
+    """Read and change a configuration at a prompt, or by lines from standard input.
 
-    What is read is the copy that this prompt has: that of its last change or refresh. Type 'help' for the commands,
-    and 'exit' or Ctrl-D to end.
+    Reads use the prompt's own copy, as of its last change or refresh. Type 'help' for the commands, and 'exit' or
+    Ctrl-D to end.
     """
     with _opened(context, name, may_create=True) as entries:
         at_prompt = Entries(entries)
@@ -116,7 +116,7 @@ def shell(context: typer.Context, name: Name) -> None:
                     return
                 is_done = False
                 answer = at_prompt.answer(line)
-                is_done = True  # before the answer is seen: who presses Ctrl-C right after it ends the prompt
+                is_done = True  # before printing: Ctrl-C right after the answer ends the prompt in order
                 if answer:
                     print(answer, flush=True)
         except KeyboardInterrupt:
@@ -137,12 +137,12 @@ def _opened(context: typer.Context, name: str, *, may_create: bool = False) -> I
 
 
 def _lines(prompt: str) -> Iterator[str]:
-    """What is typed, or piped in, until its end or Ctrl-C."""
+    """Iterate over the lines that are typed, or piped in, until the end of input or Ctrl-C."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
     with suppress(ImportError):
-        import readline  # noqa: F401  lets `input` edit the line, and recall those before
+        import readline  # noqa: F401  lets `input` edit the line and recall earlier ones
     while True:
         try:
             yield input(prompt)

@@ -1,4 +1,4 @@
-"""``readergroup demo``: the main job, on this Python's own standard library or on files of one's own."""
+"""``readergroup demo``: the main job, on this Python's own standard library or on other files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..demo.corpus import Corpus, of_path, standard_library
 from .screen import count, out, warn
 from .session import Failed
 
-#: So many differences of the demo on Spark are told.
+#: How many differences of the demo on Spark are shown.
 _SHOWN: Final = 20
 
 
@@ -38,8 +38,9 @@ def demo(
 ) -> None:
     """Count the words of many files with a pool of processes while one is killed, and check every line.
 
-    A stream on SQLite is written, split while it is read, and sealed; the pool grows, loses a reader and stops, all by
-    notifications. At the end what was read is compared with the files, and a picture shows who read what when.
+    The demo writes a stream on SQLite, splits it while it is read, and seals it. The pool grows, loses a reader and
+    stops, all by notifications. At the end the demo compares the events read with the files, and draws a picture of
+    which reader read what and when.
     """
     if find_spec("matplotlib") is None:
         raise Failed("the demo draws a picture with matplotlib; install it: pip install 'readergroup[demo]'")
@@ -62,7 +63,7 @@ def demo(
 
 
 def _on_spark(files: Corpus, folder: Path, console: Console) -> tuple[Path, int]:
-    """The picture, and the number of differences."""
+    """Run the demo on Spark; return the path of the picture and the number of differences."""
     from ..demo.on_spark import run_on_spark
 
     outcome = run_on_spark(files, folder, console)
@@ -82,7 +83,7 @@ def _on_spark(files: Corpus, folder: Path, console: Console) -> tuple[Path, int]
 
 @contextmanager
 def _warnings_on(console: Console) -> Iterator[None]:
-    """Inside, warnings appear where the live table does, and not across it."""
+    """Print warnings on the console of the live table during the block, so that they do not break the table."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
@@ -99,7 +100,7 @@ def _warnings_on(console: Console) -> Iterator[None]:
 
 @contextmanager
 def _folder(output: Path | None) -> Iterator[Path]:
-    """The folder to work in. A temporary one goes with whatever ends the block by an exception."""
+    """Provide the folder to work in. A temporary one is deleted if an exception ends the block."""
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         if any(output.iterdir()):

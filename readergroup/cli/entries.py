@@ -1,4 +1,4 @@
-"""What can be done with the entries of a configuration in words: the commands, and the answer to each."""
+"""The commands of the configuration prompt, and the answer to each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from synchronizer import ANY, ConfigEntries, ReaderGroupError
 from .screen import count
 from .session import Failed
 
-#: The commands of the prompt with their arguments; those in brackets may be left out.
+#: The commands of the prompt with their arguments; those in brackets are optional.
 USAGE: Final = {
     "get-all": ("", "show all entries of this copy"),
     "get": ("KEY", "show a value of this copy"),
@@ -28,7 +28,7 @@ USAGE: Final = {
 
 
 class Entries:
-    """The entries of a configuration as words. What was not done raises `Failed` with the reason."""
+    """The entries of a configuration in text form. A failed command raises `Failed` with the reason."""
 
     def __init__(self, entries: ConfigEntries) -> None:
         self._entries = entries
@@ -70,7 +70,7 @@ class Entries:
         return f"{count(len(self._entries), 'key')}, revision {self._entries.synchronizer.revision}"
 
     def answer(self, line: str) -> str:
-        """The answer to a line that was typed: one of its own to each mistake."""
+        """Return the answer to a typed line; each kind of mistake has its own answer."""
         try:
             command, *arguments = shlex.split(line) or [""]
         except ValueError as error:
@@ -96,7 +96,7 @@ class Entries:
 
 
 def read(word: str) -> object:
-    """JSON where ``word`` is that, and else the text itself."""
+    """Return the JSON value of ``word``, or the text itself if it is not JSON."""
     try:
         return json.loads(word, parse_constant=_refuse)
     except ValueError:
@@ -108,7 +108,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def shown(value: object) -> str:
-    """What can be typed to mean ``value``, if that is anything that can be typed."""
+    """Return the text to type for ``value``: its own text if possible, otherwise JSON."""
     return value if isinstance(value, str) and value.isprintable() and read(value) == value else as_json(value)
 
 

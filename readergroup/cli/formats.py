@@ -29,7 +29,7 @@ class Format(StrEnum):
 
 
 def format_of(file: Path | None, named: Format | None) -> Format:
-    """The one that was named, else the one that the file's name tells, else JSON lines."""
+    """Return the named format, or that of the file's name, or JSON lines."""
     if named is not None:
         return named
     suffix = "" if file is None else file.suffix.removeprefix(".")
@@ -40,7 +40,7 @@ def format_of(file: Path | None, named: Format | None) -> Format:
 
 @contextmanager
 def sink(file: BinaryIO, chosen: Format) -> Iterator[Sink]:
-    """What writes events to ``file``; it is complete when the block is left."""
+    """Provide a sink of events to ``file``, which is complete when the block ends."""
     if chosen is Format.JSONL:
         yield JsonLines(file)
     elif chosen is Format.MSGPACK:
@@ -52,7 +52,7 @@ def sink(file: BinaryIO, chosen: Format) -> Iterator[Sink]:
 
 @contextmanager
 def records(file: BinaryIO, chosen: Format) -> Iterator[Records]:
-    """The events that ``file`` holds."""
+    """Provide the events of ``file``."""
     if chosen is Format.JSONL:
         yield JsonLineRecords(file)
     elif chosen is Format.MSGPACK:
@@ -60,7 +60,7 @@ def records(file: BinaryIO, chosen: Format) -> Iterator[Records]:
     elif file.seekable():
         yield _parquet().ParquetRecords(file)
     else:
-        with tempfile.TemporaryFile() as whole:  # where the rows are, the end of the file tells
+        with tempfile.TemporaryFile() as whole:  # the end of a Parquet file says where its rows are
             shutil.copyfileobj(file, whole)
             yield _parquet().ParquetRecords(whole)
 
@@ -75,15 +75,15 @@ def _parquet() -> Any:
 
 # ---------------------------------------------------------------------- JSON lines
 
-#: Eight million bytes as text, or in base64, each written in the longest way.
+#: The largest event as text or in base64, with every byte in its longest form.
 _MAX_LINE_BYTES: Final = 8 * MAX_EVENT_BYTES
-#: Those of ``readergroup read --json`` too: what it printed can be imported.
+#: ``readergroup read --json`` prints the same fields, so its output can be imported.
 _FIELDS: Final = frozenset({"data", "data_base64", "routing_key", "headers_base64"})
 _IGNORED: Final = frozenset({"written_at", "pointer", "segment", "offset", "fencing_token"})
 
 
 class JsonLines:
-    """A JSON object per event: ``data`` is its text, or the object or array that it is; else it is ``data_base64``."""
+    """A JSON object per event: ``data`` holds text, an object or an array; ``data_base64`` holds other bytes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -102,7 +102,7 @@ def _line(data: bytes, routing_key: str | None, headers: Headers, written_at: in
     line["written_at"] = datetime.fromtimestamp(written_at / 1_000_000, UTC).isoformat()
     try:
         return json.dumps(line, ensure_ascii=False).encode() + b"\n"
-    except UnicodeEncodeError:  # half of a surrogate pair is no text, but has an escape
+    except UnicodeEncodeError:  # half of a surrogate pair is not valid text, but has an escape
         return json.dumps(line).encode() + b"\n"
 
 
@@ -114,7 +114,7 @@ def _data_field(data: bytes) -> dict[str, Any]:
     if text[:1] in ("{", "["):
         try:
             value = json.loads(text)
-            if _compact(value) == data:  # else it would come back as other bytes
+            if _compact(value) == data:  # otherwise the import would produce other bytes
                 return {"data": value}
         except (ValueError, RecursionError):
             pass
@@ -187,7 +187,7 @@ def _routing_key(found: Mapping[str, Any]) -> str | None:
 
 
 class Msgpack:
-    """A map per event: ``data``, ``written_at`` in microseconds, and where used ``routing_key`` and ``headers``."""
+    """A map per event: ``data``, ``written_at`` in microseconds, and ``routing_key`` and ``headers`` if present."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -214,7 +214,7 @@ class MsgpackRecords:
         self._file = file
 
     def read(self, size: int = -1) -> bytes:
-        """For the unpacker: what it has read is more than what it has made of it."""
+        """Read for the unpacker, and count the bytes: it reads ahead of the events that it returns."""
         data = self._file.read(size)
         self._read += len(data)
         return data

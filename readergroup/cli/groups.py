@@ -1,4 +1,4 @@
-"""``readergroup group``: look at reader groups, take checkpoints, reset and delete them."""
+"""``readergroup group``: shows, checkpoints, resets and deletes reader groups."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def list_groups(context: typer.Context, as_json: AsJson = False) -> None:
 
 @commands.command()
 def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
-    """Show a group: its config, its readers, and who reads which segment from where."""
+    """Show a group: its config, its readers, and the owner and position of each segment."""
     with session(context).connect() as client:
         found = client.groups.get(group)
         cuts = found.stream_cuts()
@@ -81,9 +81,9 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
 
 @commands.command()
 def lag(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
-    """Show how far a group is behind its streams, by what its readers have committed.
+    """Show how far a group is behind its streams, by the positions that its readers have committed.
 
-    Where many events are left, their number is reckoned from the size of the next ones.
+    If many events are left, their number is estimated from the size of the next ones.
     """
     with session(context).connect() as client:
         found = client.groups.get(group).lag()
@@ -102,7 +102,7 @@ def checkpoint(
     timeout: Annotated[float, typer.Option(min=0, help="So many seconds readers have to pass it.")] = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Let all readers of a group pass a checkpoint, and show where they did."""
+    """Let all readers of a group pass a checkpoint, and show their positions there."""
     with session(context).connect() as client:
         taken = client.groups.get(group).checkpoint(name, timeout=timeout)
     if as_json:
@@ -125,7 +125,7 @@ def reset(
     ],
     yes: Yes = False,
 ) -> None:
-    """Let a group go on elsewhere. Readers that are at work go on there. Asks first, where somebody can answer."""
+    """Move a group to another position. Running readers continue there. Asks first on a terminal."""
     with session(context).connect() as client:
         found = client.groups.get(group)
         place = _place(found, to)
@@ -156,7 +156,7 @@ def _place(group: ReaderGroup, text: str) -> Place:
 
 @commands.command()
 def delete(context: typer.Context, group: Name, yes: Yes = False) -> None:
-    """Delete a group and its positions, for good. Asks first, where somebody is there to answer."""
+    """Delete a group and its positions, permanently. Asks first on a terminal."""
     with session(context).connect() as client:
         client.groups.get(group)
         confirm(f"Delete the reader group {group} and its positions?", yes)
@@ -165,7 +165,7 @@ def delete(context: typer.Context, group: Name, yes: Yes = False) -> None:
 
 
 def lag_table(lag: GroupLag) -> Table:
-    """A row for each segment that is not read to its end."""
+    """Return a table with a row for each segment that is not read to its end."""
     rows = [
         (segment, each.owner or "-", f"{each.events:,}", size(each.bytes), f"{each.seconds:,.1f}")
         for segment, each in lag.segments.items()

@@ -1,4 +1,4 @@
-"""``readergroup group notifications``: what was recorded of a group."""
+"""``readergroup group notifications``: shows the recorded notifications of a group."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def notifications(
     follow: Annotated[bool, typer.Option("--follow", help="Go on with those that are recorded from now on.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was recorded of a group: changes of its segments and readers, the end of its data, its lag.
+    """Show the record of a group: changes of its segments and readers, the end of its data, its lag.
 
-    Times are local ones, of the process that recorded. With --follow, ends with Ctrl-C. With --json, a line for each
-    notification.
+    Times are local, by the clock of the recording process. With --follow, ends with Ctrl-C. With --json, prints one
+    line per notification.
     """
     first = _revision(start)
     stop = Flag()
@@ -62,7 +62,7 @@ def _revision(text: str | None) -> Revision | None:
 
 
 def _row(notification: Notification) -> Table:
-    """When, at which revision, and what: folded where it is long."""
+    """Return a row with the time, the revision and the notification, folded if it is long."""
     row = Table.grid(padding=(0, 2))
     row.add_column(width=_TIME_WIDTH)
     row.add_column(min_width=8, justify="right", no_wrap=True)

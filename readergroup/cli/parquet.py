@@ -1,4 +1,4 @@
-"""Parquet: a row per event, with the columns that the batch client and Spark have, and headers."""
+"""Parquet: a row per event, with the columns of the batch client and Spark, and headers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCHEMA: Final = pyarrow.schema(
         "written_at": pyarrow.timestamp("us", "UTC"),
     }
 )
-#: Of these an event is made.
+#: The columns that an import reads.
 _READ: Final = ("event", "routing_key", "headers")
 _GROUP_ROWS: Final = 65_536
 _GROUP_BYTES: Final = 64 * 1024 * 1024
@@ -32,7 +32,7 @@ _READ_ROWS: Final = 1024
 
 @contextmanager
 def writing(file: BinaryIO) -> Iterator[ParquetSink]:
-    """What writes rows to ``file``, through another one where that cannot say how far it is."""
+    """Provide a sink of rows to ``file``; a file that is not seekable gets them through a temporary one."""
     if file.seekable():
         with pyarrow.parquet.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
             opened = ParquetSink(writer)
@@ -47,7 +47,7 @@ def writing(file: BinaryIO) -> Iterator[ParquetSink]:
 
 
 class ParquetSink:
-    """Writes rows in groups, each as large as readers like them, and within the memory."""
+    """Writes rows in groups that are large enough for fast reads and small enough for memory."""
 
     def __init__(self, writer: pyarrow.parquet.ParquetWriter) -> None:
         self._writer = writer
@@ -79,7 +79,7 @@ class ParquetSink:
 
 
 class ParquetRecords:
-    """The rows of a file. It has the column ``event``, and of the others those that it wants to have."""
+    """The rows of a file. Only the column ``event`` is required."""
 
     unit = "row"
 

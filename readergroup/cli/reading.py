@@ -1,4 +1,4 @@
-"""``readergroup read``: events of a stream, read as one reader of a group."""
+"""``readergroup read``: reads events of a stream as one reader of a group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .session import Interruption, WrongUsage, check_not_negative, ended_by_sign
 from .streams import Name
 
 _BATCH: Final = 1000
-#: How long a look for new events lasts before the command sees whether it is at the end.
+#: How long the command waits for new events before it checks whether it is at the end.
 _LOOK_SECONDS: Final = 0.25
 
 
@@ -41,14 +41,14 @@ def read(
 ) -> None:
     """Print the events of a stream that its group has not read yet, one per line.
 
-    Other readers of the group share the events with this one. What was printed counts as read when the command goes
-    on or ends, with Ctrl-C too; the next reader of the group goes on from there.
+    Other readers of the group share the events with this one. Printed events count as read when the command continues
+    or ends, also with Ctrl-C; the next reader of the group continues from there.
     """
     with session(context).connect() as client:
         found = _group(client, stream, group)
         if limit == 0:
             return
-        readers: list[Reader[bytes]] = []  # a signal may come while the group is joined
+        readers: list[Reader[bytes]] = []  # a signal may come while the reader joins the group
 
         def stop() -> None:
             for each in readers:
@@ -56,7 +56,7 @@ def read(
 
         with ended_by_signal(stop) as interruption, found.reader(reader) as opened:
             readers.append(opened)
-            # On a terminal the events themselves are what moves.
+            # On a terminal the printed events show the progress.
             with progress(f"reading {stream}", limit, hidden=sys.stdout.isatty()) as advance:
                 done = 0
                 for batch in _batches(opened, found, interruption, follow=follow, limit=limit):
@@ -85,13 +85,13 @@ def _batches(
 
 
 def _print(batch: EventBatch[bytes], line_of: Callable[[Event[bytes]], bytes]) -> None:
-    # Flushed before the batch counts as processed: what nobody could read is read again.
+    # Flush before the batch counts as processed: events that could not be printed are read again.
     sys.stdout.buffer.writelines(line_of(event) for event in batch)
     sys.stdout.buffer.flush()
 
 
 def _nothing_left(reader: Reader[bytes], group: ReaderGroup) -> bool:
-    """Whether nothing is there now that would come to this reader."""
+    """Whether this reader has no events left to read now."""
     reader.commit()
     lags = group.lag().segments
     segments = group.state.segments

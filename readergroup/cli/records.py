@@ -1,4 +1,4 @@
-"""What is exported and imported, in whatever format."""
+"""The interfaces of export and import, independent of the format."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..streams.event import EventBatch
 
 
 class Record(NamedTuple):
-    """An event as it is imported."""
+    """An event to import."""
 
     data: bytes
     routing_key: str | None
@@ -18,15 +18,15 @@ class Record(NamedTuple):
 
 
 class Sink(Protocol):
-    """Where events are exported to."""
+    """The target of an export."""
 
     def write(self, batch: EventBatch[bytes]) -> None: ...
 
 
 class Records(Protocol):
-    """What is imported. A record that is none raises `ValueError`."""
+    """The records of an import. An invalid record raises `ValueError`."""
 
-    #: What a record is called, and how many bytes were read so far.
+    #: The name of a record, and the number of bytes read so far.
     unit: str
     position: int
 

@@ -1,4 +1,4 @@
-"""How commands show things: tables and progress bars for people, JSON for programs."""
+"""The output of commands: tables and progress bars for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-#: Where nobody sees a screen, nothing is to be wrapped.
+#: Without a terminal, lines are not wrapped.
 _PIPE_WIDTH: Final = 1000
 
 
 def out() -> Console:
-    """Standard output, for people."""
+    """Return a console on standard output, for people."""
     return _console(stderr=False)
 
 
@@ -38,7 +38,7 @@ def warn(text: str) -> None:
 
 
 def table(*columns: str, numbers: Sequence[str] = (), rows: Iterable[Sequence[str]] = ()) -> Table:
-    """A table that stays readable at 80 columns: long names are folded, numbers are not."""
+    """Return a table that stays readable at 80 columns: long names are folded, numbers are not."""
     made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
         if column in numbers:
@@ -51,7 +51,7 @@ def table(*columns: str, numbers: Sequence[str] = (), rows: Iterable[Sequence[st
 
 
 def print_json(value: object) -> None:
-    """One JSON document on one line. Models are in it as their JSON forms."""
+    """Print one JSON document on one line, with models in their JSON form."""
     print(json.dumps(value, default=_json_form, ensure_ascii=False, separators=(", ", ": ")))
 
 
@@ -62,24 +62,24 @@ def _json_form(value: object) -> Any:
 
 
 def count(number: int, unit: str) -> str:
-    """``1 event``, ``2,000 events``."""
+    """Return ``1 event`` or ``2,000 events``."""
     return f"{number:,} {unit}{'' if number == 1 else 's'}"
 
 
 def size(number_of_bytes: int) -> str:
-    """``1.2 MB``."""
+    """Return a size such as ``1.2 MB``."""
     return decimal(number_of_bytes)
 
 
 class Advance(Protocol):
-    """Called with how much was done since the last call, and how much in all, in words."""
+    """Called with the amount done since the last call, and with the total so far, in words."""
 
     def __call__(self, step: int, so_far: str) -> None: ...
 
 
 @contextmanager
 def progress(title: str, total: int | None, *, hidden: bool = False) -> Iterator[Advance]:
-    """A bar on stderr while the block runs; nothing where that is no terminal. ``total`` None: the end is not known."""
+    """Show a bar on stderr during the block, only on a terminal. ``total`` None: the end is unknown."""
     if hidden or not sys.stderr.isatty():
         yield lambda step, so_far: None
         return

@@ -1,4 +1,4 @@
-"""What all commands share: the address they were given, how they fail, and how they end."""
+"""The common part of all commands: the address of the store, errors, and signals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .screen import warn
 USAGE_ERROR: Final = 2
 _INTERRUPTED: Final = 130
 _SHOW_CURSOR: Final = b"\x1b[?25h"
-#: What was asked to end says that it is still at it, if that takes longer.
+#: How long an interrupted command ends silently before it reports that it is still ending.
 _PATIENCE_SECONDS: Final = 2.0
 
 
@@ -40,7 +40,7 @@ class Failed(Exception):
 
 
 class WrongUsage(Failed):
-    """The command line itself cannot be right."""
+    """The command line itself is wrong."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, USAGE_ERROR)
@@ -48,15 +48,15 @@ class WrongUsage(Failed):
 
 @dataclass(frozen=True)
 class Session:
-    """What stands before the command's name."""
+    """The options before the command's name."""
 
     url: str | None
 
     @contextmanager
     def connect(self, *, may_create: bool = False) -> Iterator[Client]:
-        """The client of the store that was named. A store that ends with this command is refused.
+        """Provide a client of the given store. Refuse a store that would end with this command.
 
-        No store is made unless ``may_create``: an address that is misspelt leaves nothing behind.
+        Create no store unless ``may_create``, so that a misspelt address leaves nothing behind.
         """
         if not self.url:
             raise WrongUsage("name the store: readergroup --url sqlite:///shop.db ..., or set READERGROUP_URL")
@@ -101,7 +101,7 @@ class Commands(TyperGroup):
         except typer.Abort:
             exit_code = _fail("nothing was done", 1)
         except Exception as error:
-            # The classes of wrong command lines are click's, which typer has taken in at some release.
+            # The errors of wrong command lines are click's; some releases of typer have their own copies.
             if not hasattr(error, "format_message"):
                 raise
             exit_code = _fail(_with_place(error), getattr(error, "exit_code", USAGE_ERROR))
@@ -121,7 +121,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _fail(message: str, exit_code: int) -> int:
-    if not message:  # the help that was asked for by saying nothing is printed already
+    if not message:  # a command line without arguments has printed the help already
         return exit_code
     try:
         print(f"readergroup: {' '.join(message.split())}", file=sys.stderr, flush=True)
@@ -132,7 +132,7 @@ def _fail(message: str, exit_code: int) -> int:
 
 
 def _forget_stdout() -> None:
-    """Nobody reads stdout any more: what is still buffered goes nowhere, and silently."""
+    """Discard the buffered output silently, because the reader of stdout is gone."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -143,19 +143,19 @@ def check_not_negative(value: int | None) -> int | None:
 
 
 class Interruption:
-    """Whether the command was asked to end."""
+    """Tells whether a signal has interrupted the command."""
 
     came = False
 
 
 @contextmanager
 def ended_by_signal(stop: Callable[[], object] = lambda: None) -> Iterator[Interruption]:
-    """Inside, the first SIGINT or SIGTERM calls ``stop``, so that the command ends in order; the next one ends it."""
+    """Let the first SIGINT or SIGTERM in the block call ``stop``, to end in order; the next one ends at once."""
     interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
         yield interruption
         return
-    asked: SimpleQueue[bool] = SimpleQueue()  # what a signal handler may put into
+    asked: SimpleQueue[bool] = SimpleQueue()  # safe in signal handlers
     BackgroundThread(partial(_say_if_it_takes_long, asked), name="interruption").start()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -180,14 +180,14 @@ def ended_by_signal(stop: Callable[[], object] = lambda: None) -> Iterator[Inter
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
-    """Without the farewells, each of which would wait for a store that does not answer."""
+    """End the process without closing anything, since that would wait for a store that does not answer."""
     if os.isatty(sys.stderr.fileno()):
         os.write(sys.stderr.fileno(), _SHOW_CURSOR)  # a progress bar may have hidden it
     os._exit(_INTERRUPTED)
 
 
 def _say_if_it_takes_long(asked: SimpleQueue[bool]) -> None:
-    """Wait until the command was asked to end, or has ended; then, until it has ended, but not in silence."""
+    """Wait until the command is interrupted or has ended; warn if it then takes long to end."""
     if not asked.get():
         return
     try:

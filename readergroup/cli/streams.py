@@ -1,4 +1,4 @@
-"""``readergroup stream``: create, look at, scale, end and delete streams. To copy them: `transfer`."""
+"""``readergroup stream``: creates, shows, scales, seals, truncates and deletes streams. `transfer` copies them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def create(
     segments: Annotated[int, typer.Option(help="How many readers can share it. It can be scaled later.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Create a stream. One that exists with as many segments is left as it is."""
+    """Create a stream. An existing stream with as many segments stays as it is."""
     with session(context).connect(may_create=True) as client:
         show_change(client.streams.create(stream, scaling=ScalingPolicy.fixed(segments)), as_json)
 
@@ -58,7 +58,7 @@ def list_streams(
 
 @commands.command()
 def info(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
-    """Show a stream: its segments with their key ranges, and where its data starts and ends."""
+    """Show a stream: its segments with their key ranges, and the start and end of its data."""
     with session(context).connect() as client:
         found = client.streams.info(stream)
     if as_json:
@@ -85,7 +85,7 @@ def scale(
     merge: SegmentNumbers = _NO_NUMBERS,
     as_json: AsJson = False,
 ) -> None:
-    """Split segments in two halves each, or merge neighbours into one. Writers and readers go on meanwhile."""
+    """Split segments into two halves each, or merge neighbours into one. Writers and readers continue meanwhile."""
     if bool(split) == bool(merge):
         raise WrongUsage("say either --split NUMBERS or --merge NUMBERS")
     with session(context).connect() as client:
@@ -97,7 +97,7 @@ def scale(
 
 @commands.command()
 def seal(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
-    """End a stream: it takes no further events, and groups that come to its end are done."""
+    """Seal a stream: it takes no more events, and groups that have read it to the end are done."""
     with session(context).connect() as client:
         show_change(client.streams.seal(stream), as_json)
 
@@ -114,7 +114,7 @@ def truncate(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Give up the data before a cut, for good."""
+    """Delete the data before a cut, permanently."""
     with session(context).connect() as client:
         client.streams.truncate(stream, client.streams.info(stream).tail if cut == "tail" else parse_cut(cut))
         found = client.streams.info(stream)
@@ -126,9 +126,9 @@ def truncate(
 
 @commands.command()
 def delete(context: typer.Context, stream: Name, yes: Yes = False) -> None:
-    """Delete a stream and its data, for good. Asks first, where somebody is there to answer."""
+    """Delete a stream and its data, permanently. Asks first on a terminal."""
     with session(context).connect() as client:
-        with suppress(StreamBeingCopiedError):  # which is given up
+        with suppress(StreamBeingCopiedError):  # deletion discards an unfinished copy
             client.streams.info(stream)
         confirm(f"Delete the stream {stream} and all its data?", yes)
         client.streams.delete(stream)
@@ -142,7 +142,7 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def show_change(found: StreamInfo, as_json: bool) -> None:
-    """Say in a line what a stream looks like now."""
+    """Print the present form of a stream on one line."""
     if as_json:
         print_json(found)
         return
@@ -166,7 +166,7 @@ def _numbers(given: list[str]) -> list[int]:
 
 
 def parse_place(text: str | None) -> StreamCut | Literal["head", "tail"] | None:
-    """What an option for a cut says."""
+    """Parse the value of an option for a cut."""
     match text:
         case None | "head" | "tail":
             return text

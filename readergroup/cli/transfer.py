@@ -1,4 +1,4 @@
-"""``readergroup stream copy``, ``export`` and ``import``: events in bulk, to another stream or to a file and back."""
+"""``readergroup stream copy``, ``export`` and ``import``: moves events in bulk, to another stream or file and back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .session import Failed, WrongUsage, check_not_negative, session
 from .streams import AsJson, Name, parse_place, show_change
 from .writing import open_source, size_of
 
-#: How many events are written between two looks at the progress bar.
+#: How many events are written between two updates of the progress bar.
 _STEP: Final = 1000
 
 Start = Annotated[str | None, typer.Option(metavar="CUT", help="'head', or a cut as JSON; '-': stdin.")]
@@ -51,10 +51,10 @@ def copy(
     end: End = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a stream, or what lies between two cuts of it, to a new stream that is sealed.
+    """Copy a stream, or its events between two cuts, to a new stream that is sealed.
 
-    The copy is there when it is whole. One that was cut off goes on when the command is given again; 'stream delete'
-    gives it up. Positions of reader groups are not copied.
+    The copy appears when it is complete. Repeat the command to continue an interrupted copy; 'stream delete' discards
+    it. Positions of reader groups are not copied.
     """
     with session(context).connect() as client, _progress_of_copy(source) as on_progress:
         info = client.streams.copy(
@@ -94,7 +94,7 @@ def export(
 ) -> None:
     """Write the events of a stream to a file, with their routing keys and headers.
 
-    Events of one routing key are in their order. The file is there when it is whole.
+    Events with one routing key keep their order. The file appears when it is complete.
     """
     chosen = format_of(file, chosen)
     if _is_stream(file) and chosen is not Format.JSONL and sys.stdout.isatty():
@@ -125,7 +125,7 @@ def _is_stream(file: Path | None) -> bool:
 
 @contextmanager
 def _whole_file(file: Path | None) -> Iterator[BinaryIO]:
-    """The file to write, which takes the place of one that is there when the block is left without an error."""
+    """Provide the file to write, which replaces an existing one when the block ends without an error."""
     if file is None or str(file) == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -163,7 +163,7 @@ def import_events(
 ) -> None:
     """Write the events of an exported file to a stream, with their routing keys and headers.
 
-    They get new times of writing. What cannot be an event ends the import, and what comes before it is written.
+    The events get new times of writing. An invalid record ends the import; the events before it are written.
     """
     chosen = format_of(file, chosen)
     with session(context).connect() as client, open_source(file) as source, records(source, chosen) as found:
@@ -188,7 +188,7 @@ def _import(writer: EventWriter[bytes], found: Records, skip: int, advance: Adva
                 position = found.position
         writer.flush()
     except ValueError as error:
-        writer.flush()  # if it is the writer that has failed, that is what is told
+        writer.flush()  # raises the writer's own failure, if there is one
         raise Failed(
             f"{found.unit} {number + 1:,}: {error}; the {count(number, 'event')} before it are written: correct it, "
             f"and go on with --skip {number}"

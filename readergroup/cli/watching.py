@@ -1,4 +1,4 @@
-"""``readergroup watch``: a group while it works."""
+"""``readergroup watch``: shows a group while it works."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .screen import count, out, print_json, size
 from .session import ended_by_signal, session
 from .streams import AsJson
 
-#: How often the lag is looked at. What the notifiers tell comes at once.
+#: How often the lag is checked. Notifications arrive at once.
 _LOOK_SECONDS: Final = 1.0
 
 
 def watch(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
-    """Show a group's segments, owners and lag as they change, and its notifications as they come.
+    """Show a group's segments, owners and lag as they change, and its notifications as they arrive.
 
-    Ends with Ctrl-C, or when the group has read all of its streams to their end. With --json, a line for each
+    Ends with Ctrl-C, or when the group has read all of its streams to the end. With --json, prints one line per
     notification.
     """
     heard = _Heard()
@@ -49,7 +49,7 @@ class _Heard:
     """Notifications that wait to be shown."""
 
     def __init__(self) -> None:
-        # A queue that a signal handler may put into; None is the end.
+        # A queue that is safe in signal handlers; None marks the end.
         self._queue: SimpleQueue[Notification | None] = SimpleQueue()
         self.put = self._queue.put
 
@@ -57,7 +57,7 @@ class _Heard:
         self._queue.put(None)
 
     def take(self) -> list[Notification] | None:
-        """What has come, after waiting a moment for it; None at the end."""
+        """Return the notifications that arrive within a moment; None at the end."""
         taken = []
         try:
             found = self._queue.get(timeout=_LOOK_SECONDS)
@@ -114,7 +114,7 @@ def _picture(group: ReaderGroup, leases: LeaseObserver) -> RenderableType:
 
 
 def _silent(group: ReaderGroup, leases: LeaseObserver) -> list[str]:
-    """The readers that another one would declare dead: where one was alone and died, nobody does."""
+    """Return the readers whose lease has expired: a group without live readers never declares them dead."""
     state, synchronizer = group.state, group.synchronizer
     held = {reader: found for reader, found in state.readers.items() if found.lease is not None}
     asked_at = synchronizer.clock.monotonic()
@@ -129,7 +129,7 @@ def behind(lag: GroupLag | LagSample) -> str:
 
 
 def line_of(notification: Notification) -> str:
-    """A notification in one line, for people."""
+    """Return a notification on one line, for people."""
     at = notification.seen_at.astimezone().strftime("%H:%M:%S")
     return f"{at}  {words(notification)}{gap_words(notification)}"
 

@@ -1,4 +1,4 @@
-"""``readergroup write``: the lines of a file, or of standard input, become events."""
+"""``readergroup write``: writes the lines of a file, or of standard input, as events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .screen import Advance, count, print_json, progress, say
 from .session import Failed, session
 from .streams import AsJson, Name
 
-#: How many lines are written between two looks at the progress bar.
+#: How many lines are written between two updates of the progress bar.
 _STEP: Final = 5000
 
 KeyOf = Callable[[bytes, int], str | None]
@@ -37,8 +37,8 @@ def write(
 ) -> None:
     """Write each line of a file as an event.
 
-    Events of one routing key are read in the order they were written; without --key, lines are spread over the
-    segments.
+    Events with one routing key are read in the order in which they were written. Without --key, lines are spread over
+    the segments.
     """
     key_of: KeyOf = (lambda line, number: None) if key is None else (lambda line, number: _key(line, number, key))
     with session(context).connect() as client, open_source(file) as source:
@@ -70,7 +70,7 @@ def _write_lines(writer: EventWriter[bytes], source: BinaryIO, key_of: KeyOf, ad
 
 
 def _lines(source: BinaryIO) -> Iterator[bytes]:
-    """The lines without their ends. One that is far too long is given up to the first byte too many."""
+    """Iterate over the lines without their ends. A line over the limit is cut just above it: writing it raises."""
     while line := source.readline(MAX_EVENT_BYTES + 2):
         yield line.removesuffix(b"\n")
 
@@ -90,7 +90,7 @@ def _key(line: bytes, number: int, field: str) -> str:
 
 @contextmanager
 def open_source(file: Path | None) -> Iterator[BinaryIO]:
-    """What to read; without a name, or with '-', standard input."""
+    """Open the file to read; without a name, or with '-', standard input."""
     if file is None or str(file) == "-":
         yield sys.stdin.buffer
         return
@@ -99,7 +99,7 @@ def open_source(file: Path | None) -> Iterator[BinaryIO]:
 
 
 def size_of(source: BinaryIO) -> int | None:
-    """How many bytes will come, where that is known."""
+    """Return the size of the source in bytes; None if it is unknown."""
     try:
         status = os.fstat(source.fileno())
     except OSError:
