@@ -1,1 +1,1 @@
-"""The log of typed updates under a shared state: entries, the copy that each process keeps, and how it is written."""
+"""The log of typed updates of a shared state: its entries, the replica that each process keeps, and the writer."""

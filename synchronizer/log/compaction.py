@@ -1,4 +1,4 @@
-"""Compaction: makes the present state the place where reloads start, and gives up the log before."""
+"""Compaction: writes the state as one snapshot, from which reloads start, and truncates the log before."""
 
 from __future__ import annotations
 
@@ -15,27 +15,28 @@ from .follower import LogFollower
 
 _logger = logging.getLogger(__name__)
 
-#: An automatic compaction is due when the log since the mark has this many bytes, or this many times the state's own.
+#: An automatic compaction is due when the log since the mark has this many bytes, or this many times the bytes of the
+#: last snapshot if that is more.
 COMPACTION_BYTES: Final = 512 * 1024
 COMPACTION_FACTOR: Final = 2
 
 
 class Compactor(Generic[S]):
-    """Compacts the log that ``follower`` follows, when told or when it is due."""
+    """Compacts the log that ``follower`` follows, on request or when it is due."""
 
     def __init__(self, follower: LogFollower[S], compaction_bytes: int | None, rng: random.Random) -> None:
         self._follower = follower
         self._log = follower.log
         self._compaction_bytes = compaction_bytes
-        # Processes that apply the same log reach the threshold together; each has its own, so that one compacts.
+        # All processes apply the same log, so each has a threshold of its own: then only one of them compacts.
         self._stagger = 1 + rng.random() / 2
-        self._size = 0  # of the last snapshot made here
+        self._size = 0  # of the last snapshot that this process made
         self._compacting = False
-        self._due = 0  # the length of the log that calls for a compaction
+        self._due = 0  # the log length from which on a compaction is due
         self._schedule()
 
     def compact(self, deadline: Deadline, *, keep_last: bool = True) -> bool:
-        """Whether this call moved the mark. Without ``keep_last`` the log is given up whole."""
+        """Compact the log; return whether this call moved the mark. Without ``keep_last``, truncate all of the log."""
         replica = self._follower.fetch(deadline)
         old = self._follower.mark = self._follower.retry(deadline, self._log.mark)
         if replica.next_offset == 0 or (old is not None and old.revision >= replica.revision):
@@ -51,13 +52,13 @@ class Compactor(Generic[S]):
         try:
             snapshot = self._follower.retry(deadline, lambda: self._log.write_snapshot(replica.revision, name, body))
         except (NotFoundError, AlreadyExistsError):
-            return False  # a newer one has replaced it already, and deleted it
+            return False  # another process has moved the mark, and deleted this snapshot
         new = Mark(replica.revision, replica.next_offset, snapshot, state_format)
         if not self._follower.retry(deadline, lambda: self._log.move_mark(old, new)):
             self._follower.retry(deadline, lambda: self._log.store.forget(snapshot))
             return False
         self._follower.mark = new
-        # Up to the place before, so that who follows closely does not notice.
+        # The log since the old mark stays, so a process that is less than one compaction behind need not reload.
         start = (old.next_offset if old else 0) if keep_last else new.next_offset
         self._follower.retry(deadline, lambda: self._log.truncate(start))
         self._follower.retry(deadline, lambda: self._log.delete_snapshots(new))
@@ -73,7 +74,7 @@ class Compactor(Generic[S]):
                     return
                 self._compacting = begun = True
             self._follower.mark = self._follower.retry(deadline, self._log.mark)
-            self._schedule()  # another process may have been first
+            self._schedule()  # another process may have compacted
             if self._follower.replica.next_offset >= self._due:
                 self.compact_or_warn(deadline)
                 self._schedule(tried=True)
@@ -84,7 +85,7 @@ class Compactor(Generic[S]):
                 self._compacting = False
 
     def compact_or_warn(self, deadline: Deadline, *, keep_last: bool = True) -> None:
-        """Compact for a caller whose update is stored, whatever becomes of the compaction."""
+        """Compact, and log a failure instead of raising it: the caller's update is stored already."""
         try:
             self.compact(deadline, keep_last=keep_last)
         except ReaderGroupError as error:
@@ -96,5 +97,5 @@ class Compactor(Generic[S]):
         step = max(self._compaction_bytes, COMPACTION_FACTOR * self._size) * self._stagger
         start = self._follower.mark.next_offset if self._follower.mark else 0
         self._due = int(start + step)
-        if tried:  # and perhaps in vain: not at every update again
+        if tried:  # the attempt may have failed: do not repeat it at every update
             self._due = max(self._due, self._follower.replica.next_offset + self._compaction_bytes // 4)

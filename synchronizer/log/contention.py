@@ -24,7 +24,7 @@ MAX_CONTENTION: Final = 48
 #: doubles with each probe that finds the lock free, up to a limit.
 PROBE_EVERY: Final = 16
 PROBE_AT_LEAST_EVERY: Final = 64
-#: The longest wait in the queue. The holder of the lock may be stopped, and listeners are to hear of changes within a
+#: The longest wait in the queue. The holder of the lock may be stopped, and listeners should hear of changes within a
 #: second. A queue of running processes takes far less.
 PATIENCE_SECONDS: Final = 0.5
 #: After a timed-out wait the process proceeds without the lock and rejoins the queue after a pause, which doubles with
@@ -66,7 +66,7 @@ class QueueBackoff:
 
 
 class FairQueue:
-    """One process's place in the queue for the fair lock of a segment, whichever of its threads took it."""
+    """One process's place in the queue for the fair lock of a segment. Any of its threads may take it."""
 
     def __init__(self, store: SegmentStore, segment: str, clock: Clock) -> None:
         self._store = store
@@ -86,10 +86,10 @@ class FairQueue:
         self._probe_every = PROBE_EVERY
 
     def join_if_contended(self, deadline: Deadline) -> bool:
-        """Queue for the lock if races are being lost; whether this process holds the lock now.
+        """Queue for the lock if this process loses races; return whether it holds the lock now.
 
-        A decision on the newest state then goes before those of all processes in the queue. The place is kept until
-        this thread calls `leave`, which it does also when this raises.
+        A decision on the newest state then goes before those of all processes in the queue. The thread keeps the place
+        until it calls `leave`, which it must also do when this raises.
         """
         if self._place is not None or not self._store.guarantees.fair_lock:
             return False
@@ -98,7 +98,7 @@ class FairQueue:
             return False
         try:
             has_lock = self._wait(deadline.remaining(patience))
-        except ReaderGroupError:  # the next call of the store fails too, if the reason lasts
+        except ReaderGroupError:  # if the cause persists, the next call of the store raises it
             self._place = None
             return False
         if has_lock:
@@ -118,13 +118,13 @@ class FairQueue:
             self._place = None
 
     def _wait(self, patience: float) -> bool:
-        """Whether this thread gets the lock within ``patience`` seconds. It has to call `leave` in any case."""
+        """Return whether this thread gets the lock within ``patience`` seconds. It must call `leave` in either case."""
         lock = self._store.fair_lock(self._segment, patience)
         self._place = threading.get_ident(), lock  # before it is taken: an interrupted thread releases it
         return lock.__enter__()
 
     def _others_are_waiting(self) -> bool:
-        """Whether processes wait that this one outruns by winning every race. It probes the lock now and then."""
+        """Probe the lock now and then; return whether processes wait that lose every race to this one."""
         self._calls_until_probe -= 1
         if self._calls_until_probe > 0:
             return False

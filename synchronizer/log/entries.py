@@ -1,8 +1,9 @@
 """A log of entries in one segment: framed, checksummed, chained, appended conditionally, with a mark.
 
 An entry on disk is a fixed header and a body. The header holds the body's length, a checksum of all that follows it,
-the format version, the process and call that wrote the entry, and the checksum of the entry before it. The chain makes
-a log that lost acknowledged entries, and went on with others, visible to every process that had read the lost ones.
+the format version, the process and call that wrote the entry, and the checksum of the entry before it. The chain
+reveals lost data: if the log lost acknowledged entries and continued with others, every process that had read the lost
+ones notices.
 """
 
 from __future__ import annotations
@@ -24,33 +25,33 @@ from ..store import MAX_APPEND_BYTES, AppendResult, AttributeChange, SegmentStor
 FORMAT_VERSION: Final = 1
 MARK: Final = "mark"
 
-#: body length, checksum | format version, process id, call number, checksum of the entry before
+#: body length, checksum | format version, process id, call number, checksum of the previous entry
 _PREFIX = struct.Struct("<II")
 _HEADER = struct.Struct("<B8sQI")
 _OVERHEAD = _PREFIX.size + _HEADER.size
 
 _READ_BYTES: Final = 1024 * 1024
-#: More than the longest entry.
+#: Longer than any entry.
 _MAX_ENTRY_BYTES: Final = 2 * MAX_APPEND_BYTES
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Revision:
-    """The version of a state: the place of the update that made it, ordered as the log is.
+    """The version of a state: the place in the log of the update that made it. Revisions compare in log order.
 
-    ``offset`` is where the update's entry starts in the log, ``index`` the update's number in that entry.
+    ``offset`` is the byte at which the update's entry starts, ``index`` the update's number in that entry, from 0 on.
     """
 
     # The start of an entry is known before the entry is complete, so `apply_to` can run while other calls join the
     # append. The end, which Pravega uses, would not tell how many updates the entry has, which `token` depends on.
-    # The offset to read on from is therefore kept separately: `Replica.next_offset`, and `Mark` for a snapshot.
+    # So the offset to continue from is kept separately: in `Replica.next_offset`, and in `Mark` for a snapshot.
     offset: int
     index: int
 
     @property
     def token(self) -> int:
-        """A whole number that is unique in its log and grows from update to update, for fencing."""
-        # An entry is longer than it has updates, so the numbers of two entries cannot meet. 0 is left for "none".
+        """A fencing token: an int that is unique in its log and grows with every update."""
+        # An entry has more bytes than updates, so the tokens of two entries cannot overlap. 0 is left for "none".
         return self.offset + self.index + 1
 
     def __str__(self) -> str:
@@ -58,6 +59,7 @@ class Revision:
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        """Return the revision that `str` wrote as ``offset:index``; raise `InvalidArgumentError` for other text."""
         check_type(text, str, "text")
         match = re.fullmatch(r"(\d+):(\d+)", text)
         if match is None:
@@ -66,7 +68,7 @@ class Revision:
 
 
 class Mark(NamedTuple):
-    """Where a reload may start: the snapshot of one revision, and the offset at which the log goes on after it."""
+    """Where a reload may start: the snapshot of one revision, and the offset at which the log continues after it."""
 
     revision: Revision
     next_offset: int
@@ -97,7 +99,7 @@ class Entry(NamedTuple):
 
 
 def encode_entry(process_id: bytes, call: int, previous: int, body: bytes) -> tuple[bytes, int]:
-    """The entry's bytes and its checksum, which the next entry is to name."""
+    """Return the entry's bytes and its checksum, which the header of the next entry repeats."""
     protected = _HEADER.pack(FORMAT_VERSION, process_id, call, previous) + body
     checksum = zlib.crc32(protected)
     return _PREFIX.pack(len(body), checksum) + protected, checksum
@@ -106,10 +108,10 @@ def encode_entry(process_id: bytes, call: int, previous: int, body: bytes) -> tu
 def decode_entries(
     segment: str, data: bytes, offset: int, previous: int, *, max_body_bytes: int = MAX_APPEND_BYTES
 ) -> list[Entry]:
-    """The whole entries at the start of ``data``, which was read at ``offset`` after an entry of checksum ``previous``.
+    """Return the complete entries of ``data``, which was read at ``offset`` after an entry of checksum ``previous``.
 
-    A damaged entry, or one that does not follow its predecessor, raises `CorruptStateError`. An incomplete entry at
-    the end is left out.
+    Raise `CorruptStateError` for an entry that is damaged or does not follow its predecessor, and `UnknownUpdateError`
+    for one of a newer release. An incomplete entry at the end is left out.
     """
     entries = []
     view, at = memoryview(data), 0
@@ -120,7 +122,7 @@ def decode_entries(
 
 
 def _decode_entry(segment: str, view: memoryview, offset: int, previous: int, max_body_bytes: int) -> Entry | None:
-    """The entry that starts with ``view``; None if not all of it is there."""
+    """Return the entry at the start of ``view``; None if it is incomplete."""
     if len(view) < _OVERHEAD:
         return None
     length, checksum = _PREFIX.unpack_from(view)
@@ -154,7 +156,7 @@ def _damaged(segment: str, offset: int) -> CorruptStateError:
 
 
 def _encode_alone(body: bytes) -> bytes:
-    """An entry outside the log, framed and checksummed like one in it."""
+    """Encode an entry outside the log, framed and checksummed like one in it."""
     return encode_entry(bytes(8), 0, 0, body)[0]
 
 
@@ -174,17 +176,23 @@ def log_is_shorter(segment: str, offset: int) -> CorruptStateError:
 
 
 class RevisionedStream:
-    """The log of one segment. Holds no position of its own: callers say where they are."""
+    """The log of one segment. It keeps no position: callers pass the offset."""
 
     def __init__(self, store: SegmentStore, segment: str) -> None:
         self.store = store
         self.segment = segment
 
     def read(self, offset: int, previous: int) -> tuple[Sequence[Entry], bool]:
-        """The entries from ``offset`` on, some or all, and whether they are all that the log held.
+        """Return entries from ``offset`` on, some or all, and whether they are all that the log held.
 
-        Raises `TruncatedError` where they are gone, `CorruptStateError` where they are damaged or the log is shorter
-        than it was.
+        Args:
+            offset: The byte at which an entry starts, or the end of the log.
+            previous: The checksum of the entry before it, 0 at the start of the log.
+
+        Raises:
+            TruncatedError: The entry at ``offset`` was truncated.
+            CorruptStateError: An entry is damaged, or the log is shorter than it was.
+            UnknownUpdateError: A newer release wrote an entry.
         """
         data = b""
         while True:
@@ -199,7 +207,7 @@ class RevisionedStream:
                 return entries, len(part) < _READ_BYTES
             if entries:
                 return entries, False
-            # Not one whole entry: it is longer than what was asked for, or the store gave less, or it is damaged.
+            # No complete entry: it is longer than one read, or the store returned less, or it is damaged.
             is_all = not part or offset + len(data) >= self.store.info(self.segment).length
             if is_all or len(data) > _MAX_ENTRY_BYTES:
                 raise _damaged(self.segment, offset)
@@ -209,29 +217,31 @@ class RevisionedStream:
         return self.store.append(self.segment, data, expected_offset=offset, attributes=attributes)
 
     def truncate(self, offset: int) -> None:
+        """Delete the entries before ``offset``."""
         self.store.truncate(self.segment, offset)
 
-    # The mark and the snapshots it names. A snapshot has a segment of its own, so that writing it conflicts with no
-    # update, and becomes valid whole, by the mark's compare-and-set.
+    # The mark and its snapshots. A snapshot has a segment of its own, so writing it conflicts with no update. The
+    # compare-and-set of the mark makes it valid as a whole.
 
     def mark(self) -> Mark | None:
+        """Return the mark; None before the first compaction."""
         value = self.store.attributes(self.segment, MARK).get(MARK)
         return None if value is None else Mark.decode(self.segment, value)
 
     def move_mark(self, old: Mark | None, new: Mark) -> bool:
-        """Set the mark if it is still ``old``. It only moves forward.
+        """Set the mark if it is still ``old``; return whether it is ``new`` now. It only moves forward.
 
-        A lost answer raises `StoreUnavailableError`: only the same call again settles whether the mark moved, and that
-        it will not move later.
+        Raise `StoreUnavailableError` if the answer is lost. Only the same call again settles whether the mark moved,
+        and rules out that it moves later.
         """
         assert old is None or old.revision < new.revision
         cell = Cell(self.store, self.segment, MARK, None if old is None else old.encode())
         return cell.change(new.encode()) is Outcome.STORED or cell.stored == new.encode()
 
     def write_snapshot(self, revision: Revision, name: str, body: bytes) -> str:
-        """Store a snapshot and return its segment. It is not valid before the mark names it.
+        """Store a snapshot and return the name of its segment. It is not valid before the mark names it.
 
-        After a failure the same call goes on where the one before stopped.
+        After a failure, repeat the call: it continues where the last one stopped.
         """
         snapshot = f"{self._snapshots}{revision.offset:020d}-{revision.index:010d}-{name}"
         data = _encode_alone(body)
@@ -239,11 +249,11 @@ class RevisionedStream:
         written = 0
         while written < len(data):
             part = data[written : written + MAX_APPEND_BYTES // 2]
-            written = append_at(self.store, snapshot, part, written)  # or what an earlier attempt has brought there
+            written = append_at(self.store, snapshot, part, written)  # or how far an earlier attempt came
         return snapshot
 
     def read_snapshot(self, mark: Mark) -> bytes:
-        """The body of the snapshot. Raises `NotFoundError` where a newer mark has replaced it."""
+        """Return the body of the snapshot. Raise `NotFoundError` if a newer mark has replaced it."""
         parts = []
         length = 0
         while part := self.store.read(mark.snapshot, length, _READ_BYTES):
@@ -252,10 +262,10 @@ class RevisionedStream:
         return _decode_alone(mark.snapshot, b"".join(parts))
 
     def delete_snapshots(self, mark: Mark) -> None:
-        """Delete every snapshot that is not newer than ``mark``, but for its own.
+        """Delete every snapshot that is not newer than ``mark``, except its own.
 
-        A compaction that is still writing one of them can no longer win: it expects an older mark. What it makes after
-        this is deleted by the next call, so the names need not be remembered.
+        A compaction that is still writing one of them can no longer win: it expects an older mark. The next call
+        deletes what it writes after this, so the store need not remember the names.
         """
         newest, _, _ = mark.snapshot.rpartition("-")
         for snapshot in list(self.store.list(self._snapshots)):

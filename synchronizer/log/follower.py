@@ -1,4 +1,4 @@
-"""The local replica of a state: follows the log in the store, and says so when it cannot go on."""
+"""The local replica of a state: follows the log in the store, and raises when it cannot continue."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from .replica import Replica, Transition, TransitionFeed
 
 R = TypeVar("R")
 
-#: How often a reload is tried when each snapshot is replaced by a newer one while it is read.
+#: How often to try a reload while newer snapshots keep replacing the one that is being read.
 _MAX_RELOADS: Final = 20
-#: How often the store has to say that the log is damaged or gone before the replica stops for good.
+#: How many reads of one fetch must find the log damaged, lost or unreadable before the replica stops for good.
 LOOKS: Final = 3
 
 
 class Measured(NamedTuple):
-    """How many bytes a state takes when it is written, as it was when the log had this length."""
+    """The encoded size of a state in bytes, and the length of the log when it was measured."""
 
     size: int
     length: int
@@ -45,8 +45,8 @@ class Measured(NamedTuple):
 class LogFollower(Generic[S]):
     """The replica of one process, as far as it has applied the log. Threads share it.
 
-    ``replica`` is read without a lock, and replaced with it held. Entries that cannot be applied, also when
-    they are read again, stop the follower for good: every later call raises the error.
+    Read ``replica`` without the lock; replace it with the lock held. Entries that cannot be applied, even after they
+    are read again, stop the follower for good: every later call raises the error.
     """
 
     def __init__(self, log: RevisionedStream, codec: StateCodec[S], clock: Clock) -> None:
@@ -54,18 +54,18 @@ class LogFollower(Generic[S]):
         self.codec = codec
         self.clock = clock
         self.closing = Flag()
-        self.barred_thread: int | None = None  # the one that runs a generator, which must not call
+        self.barred_thread: int | None = None  # runs a generator, which must not call the synchronizer
         self.lock = threading.RLock()  # guards what follows
         self.changed = Bell()
         self.replica: Replica[S] = Replica()
         self.mark: Mark | None = None  # as last seen
-        self.reloads = 0  # from snapshots past what was applied here
+        self.reloads = 0  # from a snapshot ahead of the replica
         self.measured = Measured(0, 0)
-        #: Called with every entry that was applied from the log, with the lock held.
+        #: Called, with the lock held, for every entry that is applied from the log.
         self.on_entry: Callable[[Entry], None] = lambda entry: None
         self._broken: ReaderGroupError | None = None
-        self._untold: Sequence[Transition[S]] = ()  # what the feeds do not have of how `replica` came about
-        self._feeds: tuple[ref[TransitionFeed[S]], ...] = ()  # one that nobody holds is not filled any more
+        self._untold: Sequence[Transition[S]] = ()  # led to `replica`; the feeds do not have them yet
+        self._feeds: tuple[ref[TransitionFeed[S]], ...] = ()  # weak: a dropped feed is filled no more
         self._pid = os.getpid()
 
     def transitions(self) -> TransitionFeed[S]:
@@ -82,12 +82,12 @@ class LogFollower(Generic[S]):
         return [each for each in self._feeds if each() is not None]
 
     def begin(self, deadline: Deadline) -> None:
-        """Load the newest snapshot, if there is one, and what came after it."""
+        """Load the newest snapshot, if there is one, and apply the log after it."""
         self._reload(deadline)
         self.fetch(deadline)
 
     def fetch(self, deadline: Deadline) -> Replica[S]:
-        """Apply the log up to where it ended when the call began, at least."""
+        """Apply the log at least up to its end when the call began, and return the replica."""
         reloads = looks = 0
         doubts = self.patience(deadline)
         while True:
@@ -114,7 +114,7 @@ class LogFollower(Generic[S]):
                 raise DeadlineExceededError("the log was not read to its end in time", segment=self.log.segment)
 
     def _read_on(self, replica: Replica[S], deadline: Deadline) -> bool:
-        """Apply entries after ``replica``; whether these were all."""
+        """Apply entries after ``replica``; return whether these were all."""
         try:
             entries, at_end = self.retry(deadline, lambda: self.log.read(replica.next_offset, replica.checksum))
         except TruncatedError:
@@ -130,13 +130,13 @@ class LogFollower(Generic[S]):
         return at_end
 
     def history(self, after: Revision, deadline: Deadline) -> Sequence[Transition[S]]:
-        """The transitions after a revision, read anew. The replica stays as it is."""
+        """Return the transitions after a revision, read again from the store. The replica does not change."""
         for _ in range(_MAX_RELOADS):
             self.check_usable()
             try:
                 return self._history(after, deadline)
             except (NotFoundError, TruncatedError):
-                continue  # a newer mark has replaced that snapshot, or the log before it
+                continue  # a compaction has replaced that snapshot, or truncated the log
         raise DeadlineExceededError(
             "each snapshot was replaced while it was read", segment=self.log.segment, tries=_MAX_RELOADS
         )
@@ -160,11 +160,11 @@ class LogFollower(Generic[S]):
         return transitions
 
     def apply(self, entries: Sequence[Entry]) -> None:
-        """Apply those of ``entries`` that are next."""
+        """Apply those of ``entries`` that follow the replica."""
         with self.lock:
             for entry in entries:
                 if entry.offset != self.replica.next_offset:
-                    continue  # another thread has applied it, or a snapshot that is newer
+                    continue  # another thread has applied it, or loaded a newer snapshot
                 replica, transition = self.replica.follow(entry, self.codec, self.log.segment)
                 if transition.before is None:
                     self.measured = Measured(len(entry.body), entry.end)
@@ -172,7 +172,7 @@ class LogFollower(Generic[S]):
                 self._go_on_from(replica, [transition])
 
     def take_over(self, tail: Replica[S], transitions: Sequence[Transition[S]]) -> None:
-        """Go on from ``tail``, which ``transitions`` lead to, but for what came in through the log meanwhile."""
+        """Move the replica forward to ``tail``, and tell the feeds those of ``transitions`` that are new to them."""
         with self.lock:
             if self.replica.next_offset < tail.next_offset:
                 here = self.replica.next_offset
@@ -180,20 +180,20 @@ class LogFollower(Generic[S]):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether every later call raises what stopped it."""
+        """Whether an error stopped it for good. Every later call raises that error."""
         return self._broken is not None
 
     def _stop(self, error: ReaderGroupError) -> None:
-        """Let every later call raise ``error``."""
+        """Make every later call raise ``error``."""
         self._broken = error
 
     def _go_on_from(self, replica: Replica[S], transitions: Sequence[Transition[S]]) -> None:
-        """Replace the replica by the one that ``transitions`` lead to, and tell the feeds. Lock held."""
+        """Replace the replica by the one that ``transitions`` lead to, and tell the feeds. The caller holds the lock."""
         self._tell()
         self.replica, self._untold = replica, transitions
         try:
             self._tell()
-        except BaseException:  # interrupted: a feed that has one already passes it over
+        except BaseException:  # interrupted: a feed ignores a transition that it already has
             self._tell()
             raise
 
@@ -206,7 +206,7 @@ class LogFollower(Generic[S]):
         self._untold = ()
 
     def _reload(self, deadline: Deadline, *, past: int = 0) -> bool:
-        """Go on from the newest snapshot; False if there is none that is past the offset ``past``."""
+        """Load the newest snapshot; return False if there is none past the offset ``past``."""
         for _ in range(_MAX_RELOADS):
             mark = self.retry(deadline, self.log.mark)
             if mark is None or mark.next_offset <= past:
@@ -228,7 +228,7 @@ class LogFollower(Generic[S]):
         )
 
     def retry(self, deadline: Deadline, call: Callable[[], R]) -> R:
-        """Call until the store answers."""
+        """Return the result of ``call``, repeated while the store is unavailable. Raise at the deadline."""
         patience = self.patience(deadline)
         while True:
             try:
@@ -240,7 +240,7 @@ class LogFollower(Generic[S]):
         return Patience(self.clock, deadline, self.closing)
 
     def wait(self, patience: Patience, problem: BaseException, at_deadline: str) -> None:
-        """Pause before another attempt. Where there is to be none, raise why: ``at_deadline``, or the closing."""
+        """Pause before another attempt. Raise after `close`, or ``at_deadline`` when the deadline has passed."""
         if patience.wait():
             return
         if self.closing.is_set():

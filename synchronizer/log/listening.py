@@ -1,4 +1,4 @@
-"""Calls a listener with every update of a state, mostly in a thread that follows the log for it."""
+"""Calls a listener with every update of a state, usually in a thread that follows the log for it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .entries import Revision
 from .follower import LogFollower
 from .replica import AppliedUpdate, Transition
 
-#: A wait of the store cannot be called off, so the thread looks this often whether it is to end.
+#: A wait of the store cannot be cancelled, so the thread checks this often whether to end.
 _WAIT_SECONDS: Final = 0.1
 
 _logger = logging.getLogger(__name__)
 
 
 class UpdateListening(Generic[S]):
-    """Calls ``listener`` with the updates after ``after``, by default the present revision, until `stop`.
+    """Calls ``listener`` with the updates after ``after``, by default the current revision, until `stop`.
 
-    Without a ``thread``, whenever `tell` is called.
+    Without a ``thread`` it calls the listener in `tell` only.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class UpdateListening(Generic[S]):
                 raise
 
     def stop(self) -> None:
-        """Call the listener no more, but for a call that it is in."""
+        """Stop calling the listener. A call in progress runs to its end."""
         self._stopping.set()
         self._feed.close()
 
     def tell(self) -> int:
-        """Call the listener with what was applied since the last time; the length of the log up to there."""
+        """Call the listener with the updates applied since the last call; return the length of the log up to them."""
         with self._follower.lock:
             length = self._follower.replica.next_offset
             transitions: Sequence[Transition[S]] = self._feed.drain()
@@ -74,7 +74,7 @@ class UpdateListening(Generic[S]):
                 for applied in transition.one_by_one():
                     self._call(applied)
         except BaseException:
-            self._has_gap = True  # what is left of them is read again
+            self._has_gap = True  # the next call reads the remaining ones again
             raise
         return length
 
@@ -84,7 +84,7 @@ class UpdateListening(Generic[S]):
             try:
                 length = self.tell()
                 if self._follower.replica.next_offset > length:
-                    continue  # this process wrote it
+                    continue  # this process has applied more meanwhile
                 if self._follower.retry(self._deadline(), partial(self._grew, length)):
                     self._follower.fetch(self._deadline())
                 failures = 0

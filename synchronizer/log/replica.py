@@ -1,4 +1,4 @@
-"""The state as far as one process has applied the log: values and pure steps."""
+"""The state as far as one process has applied the log: values and pure functions."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ..errors import CorruptStateError, InvalidArgumentError, ReaderGroupError
 from ..state import S, StateCodec, Update
 from .entries import Entry, Mark, Revision
 
-#: Transitions that a feed keeps for a subscriber who does not drain it, before it forgets them all but for the gap.
+#: How many transitions a feed keeps undrained. It replaces more of them by one with ``gap``.
 MAX_TRANSITIONS: Final = 10_000
 
 
 class Replica(NamedTuple, Generic[S]):
-    """``state`` after all entries before ``next_offset``; None where none is there or it was deleted."""
+    """``state`` after all entries before ``next_offset``; None if it was not initialized, or was deleted."""
 
     state: S | None = None
     revision: Revision = Revision(0, 0)
     next_offset: int = 0
-    checksum: int = 0  # of the last entry: what the next one is to name
+    checksum: int = 0  # of the last entry; the next one repeats it
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where in its log it is. Two replicas at one place have the same state."""
+        """Its place in the log. Two replicas at the same place have the same state."""
         return self.next_offset, self.checksum
 
     def apply(self, entry: Entry, body: S | None | list[Update[S]]) -> tuple[Replica[S], Transition[S]]:
-        """The replica after ``entry``, whose decoded body is given. Raises what ``apply_to`` raises."""
+        """Return the replica after ``entry``, whose decoded body is ``body``. Raise what ``apply_to`` raises."""
         assert entry.offset == self.next_offset, (entry.offset, self.next_offset)
         state = self.state
         updates: tuple[Update[S], ...] = ()
@@ -48,7 +48,7 @@ class Replica(NamedTuple, Generic[S]):
         return after, Transition(self.state, state, revision, updates)
 
     def follow(self, entry: Entry, codec: StateCodec[S], segment: str) -> tuple[Replica[S], Transition[S]]:
-        """`apply` for an entry that is in the log already: one that cannot be applied stops the replica."""
+        """Decode and apply an entry of the log. Raise an error that stops the replica if that fails."""
         place = {"segment": segment, "revision": str(Revision(entry.offset, 0))}
         with _located(place):
             body = codec.decode_body(entry.body)
@@ -80,7 +80,7 @@ def _applied(update: Update[S], state: S, revision: Revision) -> S:
 
 @contextmanager
 def _located(place: Mapping[str, str]) -> Iterator[None]:
-    """Let errors say where in the store they were met."""
+    """Add ``place`` to the facts of errors that are raised inside."""
     try:
         yield
     except ReaderGroupError as error:
@@ -89,16 +89,16 @@ def _located(place: Mapping[str, str]) -> Iterator[None]:
 
 
 class AppliedUpdate(NamedTuple, Generic[S]):
-    """An update and the state that it made. Without an update, the state was begun or deleted, or there is a gap."""
+    """An update and the state that it made. None as update: the state was initialized or deleted, or there is a gap."""
 
     revision: Revision
     update: Update[S] | None
     state: S | None  # None: it was deleted
-    gap: bool = False  # the updates between the one told before and this state are not known
+    gap: bool = False  # the updates between the previous call and this state are not known
 
 
 class Transition(NamedTuple, Generic[S]):
-    """One entry of the log as it was applied, or, with ``gap``, several that this process never saw one by one."""
+    """One entry of the log as it was applied, or, with ``gap``, several that this process did not see one by one."""
 
     before: S | None
     after: S | None  # None: the state was deleted
@@ -107,7 +107,7 @@ class Transition(NamedTuple, Generic[S]):
     gap: bool = False
 
     def one_by_one(self) -> Iterator[AppliedUpdate[S]]:
-        """Its updates in order, each with its own revision and the state that it made."""
+        """Yield its updates in order, each with its own revision and the state that it made."""
         if not self.updates:
             yield AppliedUpdate(self.revision, None, self.after, self.gap)
         state = self.before
@@ -119,7 +119,10 @@ class Transition(NamedTuple, Generic[S]):
 
 
 class TransitionFeed(Generic[S]):
-    """Every transition of a synchronizer since the feed was opened, in order. The first is from None to the present."""
+    """Every transition of a synchronizer since the feed was opened, in order.
+
+    The first leads from None to the state at the opening, if there was one.
+    """
 
     def __init__(self, present: Replica[S], close: Callable[[TransitionFeed[S]], None]) -> None:
         self._close = close
@@ -130,17 +133,18 @@ class TransitionFeed(Generic[S]):
             self._queue.append(Transition(None, present.state, present.revision))
 
     def drain(self) -> Sequence[Transition[S]]:
-        """The transitions since the last call."""
+        """Return the transitions since the last call."""
         with self._lock:
             drained = list(self._queue)
             self._queue.clear()
         return drained
 
     def close(self) -> None:
+        """Stop filling the feed."""
         self._close(self)
 
     def put(self, transition: Transition[S]) -> None:
-        """Add what comes next. One that was put before is passed over, so an interrupted call can be repeated."""
+        """Add the next transition. Ignore one that was put before, so that an interrupted call can be repeated."""
         with self._lock:
             if self._last is not None and transition.revision <= self._last:
                 return

@@ -1,15 +1,16 @@
 """Calls that change a state: decided one after the other, sent together, and stored once.
 
-An entry goes in only at the end of what its writer has applied. What follows from that:
+The store takes an entry only at the end of the log that its writer has applied. Therefore:
 
-- ``apply_to`` has run on exactly the state that an entry lands on, before it is written. What raises is not written.
-- Each call is in the log once. Its entry carries the number of the process and of the call; after a conflict or a lost
-  answer the process looks for it among the entries that it has not applied yet. Only a further append at the same
-  offset rules out that a lost one lands later, so that is how a lost answer is retried.
-- "Nothing to do", and errors raised by the caller's generator, stand when the state they were decided on was read
-  after the call began. One fetch is enough for that, so no call waits for a moment of rest.
-- In a process, calls that come while an append is on its way run one after the other, each on the result of the one
-  before and in its own thread, and go out together as the next append. If that loses, they all decide again.
+- ``apply_to`` runs before the entry is written, on exactly the state that the entry changes. If it raises, nothing is
+  written.
+- Each call is in the log once. Its entry carries the ids of the process and of the call; after a conflict or a lost
+  answer the process looks for them in the entries that it has not applied yet. Only another append at the same offset
+  rules out that a lost one lands later, so a lost answer is retried that way.
+- "Nothing to do", and errors of the caller's generator, are final if the state under them was fetched after the call
+  began. One fetch is enough for that, so no call waits until the log is idle.
+- While an append is in flight, further calls of the process run one after the other, each in its own thread and on the
+  result of the one before. They go out together as the next append. If that loses, they all decide again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ NO_ATTRIBUTES: Final[Mapping[str, AttributeChange]] = MappingProxyType({})
 
 
 class Decision(NamedTuple, Generic[R]):
-    """What a call makes of a state: the body of its entry, or None for nothing to do."""
+    """The decision of a call on a state: the body of its entry, or None for nothing to do."""
 
     value: R
     body: bytes | None = None
@@ -57,7 +58,7 @@ class Decision(NamedTuple, Generic[R]):
 
 
 class Outcome(NamedTuple, Generic[S, R]):
-    """What the caller gets back, the state after his call, and whether that has an entry in the log."""
+    """The value for the caller, the state after the call, and whether the call has an entry in the log."""
 
     value: R
     state: S | None
@@ -67,7 +68,7 @@ class Outcome(NamedTuple, Generic[S, R]):
 class _Status(Enum):
     UNDECIDED = "undecided"
     STORED = "stored"
-    AGAIN = "again"  # the batch, or one that it was built on, was not stored: decide anew
+    AGAIN = "again"  # the batch, or one that it was built on, was not stored: decide again
     FAILED = "failed"
 
 
@@ -76,7 +77,7 @@ class _Batch(Generic[S]):
 
     def __init__(self, base: Replica[S]) -> None:
         self.base = base
-        self.last: _NewEntry[S] | None = None  # one is added by one assignment, which no interrupt cuts in two
+        self.last: _NewEntry[S] | None = None  # one assignment adds an entry: no interrupt can split it
         self.status = _Status.UNDECIDED
         self.error: ReaderGroupError | None = None
         self.callers: set[_Call[S]] = set()  # that wait for the outcome
@@ -86,7 +87,7 @@ class _Batch(Generic[S]):
 
     @property
     def tail(self) -> Replica[S]:
-        """After all entries of the batch."""
+        """The replica after all entries of the batch."""
         return self.base if self.last is None else self.last.after
 
     @property
@@ -132,7 +133,7 @@ class _Call(Generic[S]):
 
 @dataclass(slots=True)
 class _NewEntry(Generic[S]):
-    """An entry that was applied to ``base`` and is to be written behind it."""
+    """An entry that was applied to ``base`` and will be written after it."""
 
     base: Replica[S]
     call: int
@@ -145,7 +146,7 @@ class _NewEntry(Generic[S]):
 
 @dataclass(slots=True)
 class _Attempt(Generic[S, R]):
-    """What one run of a call came to. It counts when ``batch``, which it belongs to or was built on, is stored."""
+    """The result of one run of a call. It counts when ``batch``, which it belongs to or builds on, is stored."""
 
     batch: _Batch[S] | None
     decision: Decision[R] | None = None
@@ -158,7 +159,7 @@ class _Attempt(Generic[S, R]):
 
 
 class LogWriter(Generic[S]):
-    """Puts the calls of one process into the log that ``follower`` follows. Threads share it."""
+    """Writes the calls of one process to the log that ``follower`` follows. Threads share it."""
 
     def __init__(self, follower: LogFollower[S], state_limit_bytes: int) -> None:
         self._follower = follower
@@ -170,12 +171,12 @@ class LogWriter(Generic[S]):
         self._lock, self._changed = follower.lock, follower.changed  # guards what follows
         self._open: _Batch[S] | None = None
         self._sending: _Batch[S] | None = None
-        self._leader: _Call[S] | None = None  # sends it
+        self._leader: _Call[S] | None = None  # sends `_sending`
         self._queue = FairQueue(self._log.store, self._log.segment, follower.clock)
         follower.on_entry = self._look_for_own
 
     def submit(self, decide: Callable[[S | None], Decision[R]], deadline: Deadline) -> Outcome[S, R]:
-        """Run ``decide`` until its decision stands: its entry is stored, or it saw the newest state and has none."""
+        """Run ``decide`` until its decision is final: its entry is stored, or it has none and saw the newest state."""
         call: _Call[S] = _Call()
         try:
             return self._settle(decide, call, deadline)
@@ -222,7 +223,7 @@ class LogWriter(Generic[S]):
             ) from error
 
     def _decide(self, decide: Callable[[S | None], Decision[R]], call: _Call[S], deadline: Deadline) -> _Attempt[S, R]:
-        """Run ``decide`` on the newest state here, that of the batch in the making if there is one, and join that."""
+        """Run ``decide`` on the newest state here, including batches not stored yet, and add its entry to a batch."""
         thread = threading.get_ident()
         self._follower.check_usable()
         try:
@@ -239,7 +240,7 @@ class LogWriter(Generic[S]):
                     )
             return attempt
         finally:
-            # Up to the release nothing is called, so no interrupt comes. It raises if this thread was not let in.
+            # No call stands before the release, so no interrupt comes. It raises if this thread did not acquire it.
             if self._follower.barred_thread == thread:
                 self._follower.barred_thread = None
             try:  # noqa: SIM105  which would be a call
@@ -248,7 +249,7 @@ class LogWriter(Generic[S]):
                 pass
 
     def _await_turn(self, deadline: Deadline) -> None:
-        """One generator runs at a time, so that each sees the result of the one before."""
+        """Wait until no other generator runs, so that each sees the result of the one before."""
         if self._deciding.acquire(blocking=False):
             return
         self._follower.check_usable()
@@ -262,7 +263,7 @@ class LogWriter(Generic[S]):
     def _try(
         self, decide: Callable[[S | None], Decision[R]], call: _Call[S], deadline: Deadline
     ) -> _Attempt[S, R] | None:
-        """One run of ``decide``; None if the state has gone on meanwhile, or there was no room for its entry."""
+        """Run ``decide`` once; return None if the state changed meanwhile, or there was no room for its entry."""
         with self._lock:
             under, base = self._tip()
         try:
@@ -276,10 +277,10 @@ class LogWriter(Generic[S]):
         return None if batch is None else _Attempt(batch, decision, state=entry.after.state)
 
     def _tip(self) -> tuple[_Batch[S] | None, Replica[S]]:
-        """What the next entry is to be applied to, and the batch that this is the end of, if it is not stored yet.
+        """Return the replica that the next entry applies to, and the batch that it is the tail of, if not stored yet.
 
-        A batch that the log has gone past is stored or lost, whether or not its sender has heard of that. What has come
-        since then counts. Lock held.
+        A batch that the log has passed is stored or lost, even if its sender does not know yet. Then the newer entries
+        count. The caller holds the lock.
         """
         replica, sending = self._follower.replica, self._sending
         if sending is None or sending.base.next_offset < replica.next_offset:
@@ -295,16 +296,17 @@ class LogWriter(Generic[S]):
         call = next(self._calls)
         data, checksum = encode_entry(self._process_id, call, base.checksum, body)
         entry = Entry(base.next_offset, base.next_offset + len(data), self._process_id, call, checksum, body)
-        # What is applied is what was written, read back: here as in every other process.
+        # Apply the body as it is read back, as every other process does.
         after, transition = base.apply(entry, self._follower.codec.read_back(body))
         self._check_size(base, after)
         return _NewEntry(base, call, data, after, transition, attributes)
 
     def _check_size(self, before: Replica[S], after: Replica[S]) -> None:
-        """Refuse what makes a state that is over the limit larger.
+        """Raise `StateTooLargeError` for an entry that makes a state larger and leaves it over the limit.
 
-        Measuring costs as much as the state is large, so it is done when the log has grown by an eighth of what is
-        left: seldom in a small state, at every update close to the limit. What was read to begin with is measured.
+        The cost of measuring grows with the state, so it is done when the log has grown by an eighth of the remaining
+        room: seldom in a small state, at every update close to the limit. Initial states and snapshots are measured
+        when they are read.
         """
         limit, measured = self._state_limit_bytes, self._follower.measured
         if after.state is None or after.next_offset - measured.length <= (limit - measured.size) // 8:
@@ -320,8 +322,8 @@ class LogWriter(Generic[S]):
         self._follower.measured = Measured(size, after.next_offset)
 
     def _join(self, entry: _NewEntry[S], call: _Call[S], deadline: Deadline) -> _Batch[S] | None:
-        """Put the entry into the open batch. None if it has to be decided anew: the state has gone on meanwhile, or
-        there was no room in the batch, which has been waited for."""
+        """Add the entry to the open batch. Return None if it must be decided again: the state changed meanwhile, or
+        the batch had no room, for which this call has waited."""
         with self._lock:
             _, tip = self._tip()
             if tip.place != entry.base.place:
@@ -338,11 +340,11 @@ class LogWriter(Generic[S]):
         return None
 
     def _wait_for(self, batch: _Batch[S], call: _Call[S]) -> None:
-        call.batch = batch  # first: so whoever is interrupted leaves it
+        call.batch = batch  # first, so that an interrupted call leaves it
         batch.callers.add(call)
 
     def _await(self, batch: _Batch[S], call: _Call[S], deadline: Deadline) -> _Status:
-        """Wait until the batch is decided, sending it if it is the next to go and nobody else does."""
+        """Wait until the batch is decided; send it if it is next and no other call does."""
         while True:
             with self._lock:
                 self._wait_for(batch, call)
@@ -362,7 +364,7 @@ class LogWriter(Generic[S]):
                 change.wait(deadline.remaining(1.0))
 
     def _give_up(self, batch: _Batch[S]) -> None:
-        """The deadline of a caller who is not sending the batch himself."""
+        """Raise at the deadline of a call that does not send the batch itself."""
         if self._sending is batch:
             raise OutcomeUnknownError(
                 "the deadline came while the update was on its way; it may be stored", segment=self._segment
@@ -370,7 +372,7 @@ class LogWriter(Generic[S]):
         raise DeadlineExceededError("the deadline came before the update was sent", segment=self._segment)
 
     def _leave(self, call: _Call[S]) -> None:
-        """A caller has his answer, or gives up before there is one. It may be called twice."""
+        """End a call that has its answer, or gives up before there is one. It may be called twice."""
         self._queue.leave()
         batch = call.batch
         if batch is None or (batch.status is not _Status.UNDECIDED and self._leader is not call):
@@ -383,13 +385,13 @@ class LogWriter(Generic[S]):
             if self._open is batch:
                 self._drop_open()  # not sent yet: the others in it decide again without this call
             elif self._sending is batch and not batch.callers:
-                self._end_sending(batch, _Status.AGAIN)  # nobody is left who asks what became of it
+                self._end_sending(batch, _Status.AGAIN)  # no caller is left to ask for the outcome
 
     def _end_leading(self, call: _Call[S]) -> None:
-        """Tell everyone in the batch that ``call`` has sent what became of it. It may be called twice.
+        """End the sending by ``call``, and tell the other calls in the batch the outcome. It may be called twice.
 
-        What was raised is that caller's alone, mostly his deadline. The others go on: if an answer was lost, one of
-        them takes over to find out, and if none was, they decide again.
+        An error, usually a deadline, concerns only the caller that it was raised in. The others continue: if an answer
+        was lost, one of them takes over to find out the outcome, and if none was, they decide again.
         """
         with self._lock:
             if self._leader is call:
@@ -408,7 +410,7 @@ class LogWriter(Generic[S]):
         self._sending = None
         batch.status = status
         if status is not _Status.STORED:
-            self._drop_open()  # it was built on what is not there
+            self._drop_open()  # it was built on entries that are not stored
 
     def _drop_open(self) -> None:
         if self._open is not None:
@@ -417,7 +419,7 @@ class LogWriter(Generic[S]):
             self._changed.ring()
 
     def _send(self, batch: _Batch[S], deadline: Deadline) -> None:
-        """Append the batch at the end of its base, and decide it. Raises at the deadline."""
+        """Append the batch at the end of its base, and set its status. Raise at the deadline."""
         try:
             self._append(batch, deadline)
         except ReaderGroupError as error:
@@ -430,7 +432,7 @@ class LogWriter(Generic[S]):
                 segment=self._segment,
             ) from error
         except BaseException as error:
-            batch.lost_answer = error  # an interrupt may come when the store has the entries
+            batch.lost_answer = error  # an interrupt may come after the store took the entries
             raise
         if batch.status is _Status.STORED:
             self._queue.won_race()
@@ -464,14 +466,14 @@ class LogWriter(Generic[S]):
             self._follower.wait(patience, problem, "the store did not take the update in time")
 
     def _settle_conflict(self, batch: _Batch[S], conflict: Conflict, deadline: Deadline) -> None:
-        """Apply what the batch lost to. After a lost answer that may be the batch itself."""
+        """Apply the entries that the batch lost to. After a lost answer these may be its own."""
         base = batch.base
         is_plausible = conflict.length >= base.next_offset
         try:
             self._follower.apply(decode_entries(self._segment, conflict.delta, base.next_offset, base.checksum))
         except (CorruptStateError, UnknownUpdateError):
             is_plausible = False
-        if not is_plausible or self._follower.replica.next_offset < conflict.length:  # what is read decides
+        if not is_plausible or self._follower.replica.next_offset < conflict.length:  # the log itself decides
             self._follower.fetch(deadline)
         if batch.landed:
             batch.end(_Status.STORED)
