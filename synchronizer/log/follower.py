@@ -188,7 +188,7 @@ class LogFollower(Generic[S]):
         self._broken = error
 
     def _go_on_from(self, replica: Replica[S], transitions: Sequence[Transition[S]]) -> None:
-        """Replace the replica by the one that ``transitions`` lead to, and tell the feeds. The caller holds the lock."""
+        """Replace the replica by the one that ``transitions`` lead to, and tell the feeds. Hold the lock."""
         self._tell()
         self.replica, self._untold = replica, transitions
         try:
