@@ -1,4 +1,4 @@
-"""What names a stream and a segment, what a stream is configured with, and a place in it across all its segments."""
+"""Names of streams and segments, the config of a stream, and cuts."""
 
 from __future__ import annotations
 
@@ -47,24 +47,24 @@ def segment_id(stream: str, number: int) -> SegmentId:
 
 
 def data_prefix(stream: str, incarnation: str) -> str:
-    """What the names, in the store, of all segments of this life of the stream start with, and no other's."""
+    """Return the prefix, in the store, of all segment names of this incarnation of the stream, and of no others."""
     return f"data/{stream}/{incarnation}/"
 
 
 def data_segment(segment: SegmentId, incarnation: str) -> str:
-    """The name, in the store, of the segment that holds the events."""
+    """Return the name, in the store, of the segment that holds the events."""
     stream, _, number = segment.rpartition("/")
     return f"{data_prefix(stream, incarnation)}{number}"
 
 
 def staging_prefix(stream: str, incarnation: str, key: str | None = None, generation: int | None = None) -> str:
-    """What the names of staged segments start with, and those of data segments do not: of all, or only of these."""
+    """Return the name prefix of staged segments: of all, or of this key and generation. No data segment has it."""
     named = (each for each in (key, generation) if each is not None)
     return "".join((data_prefix(stream, incarnation), "staging/", *(f"{each}/" for each in named)))
 
 
 def staged_segments(prefix: str, part: str, numbers: Iterable[int]) -> Iterator[str]:
-    """The names, in the store, of what a part has for these segments: of several for one of them, in their order."""
+    """Iterate over the names, in the store, of a part's staged segments, in order. A number may repeat."""
     seen: Counter[int] = Counter()
     for number in numbers:
         yield f"{prefix}{part}/{number}.{seen[number]}"
@@ -72,7 +72,7 @@ def staged_segments(prefix: str, part: str, numbers: Iterable[int]) -> Iterator[
 
 
 class StagedName(NamedTuple):
-    """What the name of a staged segment says, after the prefix of its stream."""
+    """The parts of a staged segment's name after the prefix of its stream."""
 
     key: str
     generation: int
@@ -85,12 +85,12 @@ class StagedName(NamedTuple):
 
 
 def stream_of(segment: SegmentId) -> str:
-    """The stream ``scope/name`` that the segment belongs to."""
+    """Return the stream ``scope/name`` that the segment belongs to."""
     return _parse(segment)[0]
 
 
 def number_of(segment: SegmentId) -> int:
-    """The segment's number in its stream."""
+    """Return the segment's number in its stream."""
     return _parse(segment)[1]
 
 
@@ -108,7 +108,7 @@ class Record(BaseModel):
 
 
 class ScalingPolicy(Configuration):
-    """How many segments a stream has. ``ScalingPolicy.fixed(4)``: four, until somebody scales it by hand."""
+    """How many segments a stream has. ``ScalingPolicy.fixed(4)``: four, until you scale the stream."""
 
     kind: Literal["fixed"] = "fixed"
     segments: int = Field(strict=True, ge=1, le=MAX_SEGMENTS)
@@ -120,7 +120,7 @@ class ScalingPolicy(Configuration):
 
 
 class StreamConfig(Configuration):
-    """What a stream was created, or last configured, with."""
+    """The config that a stream was created with, or got by ``streams.configure``."""
 
     scaling: ScalingPolicy = ScalingPolicy(segments=1)
 
@@ -138,7 +138,7 @@ class KeyRange(Record):
         return self
 
     def split(self) -> tuple[KeyRange, KeyRange]:
-        """Its two halves. `InvalidArgumentError` when it is too narrow to be halved."""
+        """Return its two halves. Raise `InvalidArgumentError` if it is too narrow to split."""
         middle = (self.low + self.high) / 2
         if not self.low < middle < self.high:
             raise InvalidArgumentError("this key range is too narrow to be split", low=self.low, high=self.high)
@@ -152,7 +152,7 @@ class KeyRange(Record):
 
 
 def even_ranges(count: int) -> tuple[KeyRange, ...]:
-    """The key range cut into ``count`` parts of equal size."""
+    """Return the key range, cut into ``count`` parts of equal size."""
     bounds = [index / count for index in range(count)] + [1.0]
     return tuple(KeyRange(low=low, high=high) for low, high in pairwise(bounds))
 
@@ -164,8 +164,8 @@ def _by_number(offsets: Mapping[SegmentId, int]) -> list[tuple[SegmentId, int]]:
 class StreamCut(Configuration):
     """A place in a stream: for each part of its key range one segment, and the offset of the next event there.
 
-    A segment that is read to its end stands in a cut at its length. Text form: ``model_dump_json()``. Which of two
-    cuts is earlier is a question to the stream (`StreamState.precedes`), because only that knows who succeeds whom.
+    A segment that is read to its end has its length as offset. Text form: ``model_dump_json()``. To compare two cuts,
+    ask the stream (`StreamState.precedes`): only its metadata knows the successors of a segment.
     """
 
     stream: str
@@ -174,7 +174,7 @@ class StreamCut(Configuration):
         AfterValidator(Map),
         PlainSerializer(lambda offsets: dict(_by_number(offsets))),
     ]
-    #: Names this life of the stream; another stream of the same name, created after a deletion, has another.
+    #: Names this incarnation of the stream. A stream created again under the name has another one.
     incarnation: str | None = None
 
     @field_validator("stream")
@@ -200,16 +200,16 @@ class StreamCut(Configuration):
 
 
 class StreamInfo(Record):
-    """What a stream looks like at one moment."""
+    """A description of a stream at one moment."""
 
     name: str
     incarnation: str
     config: StreamConfig
     #: Counts the scalings since the stream was created.
     epoch: int
-    #: The segments that are written to now (of a sealed stream: the last ones), in order of their key ranges.
+    #: The segments that take events now (of a sealed stream: the last ones), in order of their key ranges.
     segments: Mapping[SegmentId, KeyRange]
-    #: Where the data that is left starts, and where it ends.
+    #: Where the remaining data starts, and where it ends.
     head: StreamCut
     tail: StreamCut
     sealed: bool

@@ -1,4 +1,4 @@
-"""What a reader hands out: events, one by one or in batches, and the places they are at."""
+"""Events, single and in batches, with their addresses. Readers hand them out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EventPointer(NamedTuple):
     """The address of one event, the same at every delivery. Its text is the key of an idempotent sink."""
 
     segment: SegmentId
-    #: Tells a stream from another one of its name that was created after it was deleted.
+    #: Tells the stream from one that was created again under its name.
     incarnation: str
     offset: int
 
@@ -41,12 +41,12 @@ class EventPointer(NamedTuple):
         return cls(SegmentId(segment), incarnation, int(offset))
 
 
-#: Where a reader stands in each of its segments: the offset of the next event that is not processed.
+#: A reader's offset in each of its segments: that of the next event to process.
 Position = Mapping[SegmentId, int]
 
 
 class Event(Generic[T]):
-    """One event of a batch. Everything but the bytes is looked up, and decoded, when it is asked for."""
+    """One event of a batch. All but its bytes is looked up and decoded when first used."""
 
     __slots__ = ("_batch", "_data", "_index")
     _data: T
@@ -58,7 +58,7 @@ class Event(Generic[T]):
 
     @property
     def data(self) -> T:
-        """The event, decoded when first used; damaged data raises here and not in the reader."""
+        """The value of the event, decoded when first used. Damaged data raises here, not in the reader."""
         if self._data is _NOT_DECODED:
             self._data = self._batch.serializer.loads(self._batch.raw[self._index])
         return self._data
@@ -85,7 +85,7 @@ class Event(Generic[T]):
 
     @property
     def written_at(self) -> datetime:
-        """When the writer's clock said it was written, in UTC."""
+        """When the event was written, by the writer's clock, in UTC."""
         return _EPOCH + timedelta(microseconds=self._batch.written_at[self._index])
 
     @property
@@ -94,12 +94,12 @@ class Event(Generic[T]):
 
     @property
     def fencing_token(self) -> int:
-        """Grows whenever the segment gets another owner. A sink that remembers it can refuse an earlier owner."""
+        """Grows with every new owner of the segment. A sink that stores it can refuse a former owner."""
         return self._batch.fencing_token
 
     @property
     def next_offset(self) -> int:
-        """Where the reader stands in the segment when this event is processed."""
+        """The reader's offset in the segment once this event is processed."""
         return self._batch.offset_after(self._index + 1)
 
     def __repr__(self) -> str:
@@ -107,7 +107,7 @@ class Event(Generic[T]):
 
 
 class Part(NamedTuple):
-    """The events of a block from ``start`` up to ``stop``."""
+    """The events of a block from ``start`` up to, but not including, ``stop``."""
 
     block: Block
     start: int
@@ -115,7 +115,7 @@ class Part(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The offset after the last of them."""
+        """The offset after the last event."""
         return self.block.end if self.stop == len(self.block) else self.block.offset_of(self.stop)
 
     @property
@@ -125,7 +125,7 @@ class Part(NamedTuple):
 
 
 class EventBatch(Sequence[Event[T]]):
-    """Events of one segment, in order. Lists of their columns are the fast way to use it; they are not to be changed.
+    """Events of one segment, in order. Its columns are lists, the fastest way to use it; do not change them.
 
     An empty batch has ``segment`` "" and no offsets.
     """
@@ -147,7 +147,7 @@ class EventBatch(Sequence[Event[T]]):
 
     @cached_property
     def data(self) -> Sequence[T]:
-        """Each event, decoded. Damaged data raises here and not in the reader."""
+        """The values of the events. Damaged data raises here, not in the reader."""
         if isinstance(self.serializer, BytesSerializer):
             return self.raw
         return list(map(self.serializer.loads, self.raw))
@@ -177,15 +177,15 @@ class EventBatch(Sequence[Event[T]]):
 
     @cached_property
     def end(self) -> int:
-        """Where the reader stands in the segment when the batch is processed."""
+        """The reader's offset in the segment once the batch is processed."""
         return self._parts[-1].end
 
     def offset_after(self, count: int) -> int:
-        """Where the reader stands in the segment when the first ``count`` events are processed."""
+        """Return the reader's offset in the segment once the first ``count`` events are processed."""
         return self.offsets[count] if count < len(self.raw) else self.end
 
     def parts_after(self, count: int) -> list[Part]:
-        """What the batch is made of, without its first ``count`` events."""
+        """Return the parts of the batch without its first ``count`` events."""
         rest = []
         for part in self._parts:
             dropped = min(count, part.size)
@@ -195,7 +195,7 @@ class EventBatch(Sequence[Event[T]]):
         return rest
 
     def only(self, index: int) -> EventBatch[T]:
-        """A batch of the event at ``index``."""
+        """Return a batch of only the event at ``index``."""
         for part in self._parts:
             if index < part.size:
                 start = part.start + index

@@ -1,7 +1,7 @@
-"""Managing streams: create, scale, configure, seal, truncate, copy, delete, and look at them.
+"""Create, scale, configure, seal, truncate, copy, delete and describe streams.
 
-What a stream is lies in its metadata (`state.py`, `metadata.py`), and its events in data segments (`data_segments.py`).
-There is no controller: a change is announced, and any client completes it (`pending.py`).
+The metadata of a stream (`state.py`, `metadata.py`) describes it; its events are in data segments (`data_segments.py`).
+There is no controller: a client announces a change, and any client completes it (`pending.py`).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Closable(Protocol):
 
 
 class StreamManager:
-    """The streams of a store. Threads may share it; it borrows the store, and ``close`` leaves that open.
+    """The streams of a store. Threads may share it. It borrows the store, and ``close`` leaves that open.
 
-    A stream that does not exist raises `NotFoundError`. ``timeout`` is the default of all calls.
+    A stream that does not exist raises `NotFoundError`. ``timeout`` is the default of all calls, in seconds.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class StreamManager:
         self.copies = Copies(self.metadata, self._data, self._pending)
         #: For transactions.
         self.finished_keys = FinishedKeys(self.metadata)
-        #: They are closed with this; the thread of each keeps it until it is closed.
+        #: Writers to close with this manager. The thread of each keeps it alive until it is closed.
         self.open_writers: WeakSet[Closable] = WeakSet()
         self._process_id = os.getpid()
 
@@ -80,16 +80,22 @@ class StreamManager:
     # ------------------------------------------------------------------ one stream
 
     def create(self, name: str, *, scaling: ScalingPolicy | None = None, timeout: float | None = None) -> StreamInfo:
-        """Create the stream, with one segment if ``scaling`` does not say otherwise. One that exists is returned.
+        """Create the stream and return it. If it exists with the same config, return it.
 
-        If that has another config it raises `StreamExistsError`.
+        Args:
+            name: "scope/name", both of letters, digits, ".", "-" and "_".
+            scaling: How many segments it has. Default: one.
+            timeout: Seconds to wait for the store. Default: the manager's, as in all calls.
+
+        Raises:
+            StreamExistsError: The stream exists with another config, or as an incomplete copy.
         """
         deadline = self.metadata.deadline(timeout)
         config = StreamConfig() if scaling is None else StreamConfig(scaling=scaling)
         synchronizer = self.metadata.open(check_stream_name(name), create=True)
         before = synchronizer.fetch_updates(timeout=deadline.remaining())
         if not before.exists and not before.is_being_copied:
-            self._data.delete_all(before, deadline)  # what a deletion that was cut off left behind
+            self._data.delete_all(before, deadline)  # the rest of an interrupted deletion
 
         def begin(state: StreamState) -> Iterable[Update[StreamState]]:
             if not state.exists:
@@ -114,9 +120,19 @@ class StreamManager:
         merge: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> StreamInfo:
-        """Split each of the segments ``split`` in two halves, or make one of the neighbours ``merge``.
+        """Split or merge segments, and return the stream when the new segments are in use.
 
-        Writers and readers go on meanwhile. Returns when the new segments are in use.
+        Writers and readers continue meanwhile. Give either ``split`` or ``merge``.
+
+        Args:
+            split: Numbers of segments; each is split in two halves.
+            merge: Numbers of at least two neighbours, which become one segment.
+            timeout: Seconds to wait for the store.
+
+        Raises:
+            InvalidArgumentError: A segment is not of the newest epoch, or the segments are not neighbours.
+            SealedError: The stream is sealed.
+            DeadlineExceededError: Other clients kept changing the stream.
         """
         if (split is None) == (merge is None):
             raise InvalidArgumentError("say either split=[...] or merge=[...]", stream=name)
@@ -131,11 +147,11 @@ class StreamManager:
         return self._change(name, announce, timeout)
 
     def seal(self, name: str, *, timeout: float | None = None) -> StreamInfo:
-        """End the stream: it takes no further events, and readers that come to its end are done. Twice is no error."""
+        """Seal the stream: it takes no more events, and readers finish at its end. Sealing twice is no error."""
         return self._change(name, lambda state: [] if state.sealing else [AnnounceSeal()], timeout)
 
     def configure(self, name: str, *, scaling: ScalingPolicy, timeout: float | None = None) -> StreamInfo:
-        """Change the stream's config. The segments that it has stay as they are: see `scale`."""
+        """Change the stream's config. Its existing segments stay as they are: see `scale`."""
         deadline = self.metadata.deadline(timeout)
         config = StreamConfig(scaling=scaling)
         self.metadata.existing(name, deadline).update_state(
@@ -145,9 +161,16 @@ class StreamManager:
         return self._data.info(self._pending.fetch_state(name, deadline), deadline)
 
     def truncate(self, name: str, cut: StreamCut, *, timeout: float | None = None) -> None:
-        """Give up the data before ``cut``. What lies before the present head already changes nothing.
+        """Delete the data before ``cut``. A cut before the present head changes nothing.
 
-        Data goes in whole blocks, so some events before the cut may stay readable.
+        Whole blocks are deleted, so some events before the cut may stay readable.
+
+        Args:
+            cut: The new head of the stream.
+            timeout: Seconds to wait for the store.
+
+        Raises:
+            InvalidArgumentError: The cut belongs to another stream, has gaps, or lies inside an event.
         """
         check_type(cut, StreamCut, "cut")
         deadline = self.metadata.deadline(timeout)
@@ -175,16 +198,30 @@ class StreamManager:
         on_progress: OnProgress | None = None,
         timeout: float | None = None,
     ) -> StreamInfo:
-        """Copy the events between two cuts, all by default, to a new stream, which is sealed; what that looks like.
+        """Copy the events between two cuts to a new, sealed stream, and return it.
 
-        By ``"segments"`` the store copies inside itself, all or nothing, and offsets and cuts of the source are good
-        for the target, too; by ``"events"`` they go through this process, ``threads`` segments at a time, and offsets
-        begin at 0. None: by segments where the store can. What reader groups and watermarks know is not copied.
+        The target appears when it is complete. Until then, a call with the same names continues an interrupted copy,
+        between its original cuts, and `delete` gives the copy up. The positions of reader groups and watermarks are not
+        copied.
 
-        The target is there when it is whole. Until then a call with the same names goes on with a copy that was cut
-        off, between the cuts that it began with, and `delete` gives it up. ``on_progress`` is called with the bytes
-        that are copied and those of the whole copy, by one thread at a time. Without a ``timeout`` a copy takes as
-        long as it takes; each step of it waits for the store as long as the client does.
+        Args:
+            source: The stream to copy.
+            target: The name of the copy.
+            by: "segments": the store copies inside itself, all or nothing, and offsets and cuts of the source are valid
+                in the target. "events": events pass through this process, and offsets begin at 0. Default: by segments
+                if the store can and ``end`` is not inside a block.
+            start: A cut, "head" or "tail". Default: "head".
+            end: A cut, "head" or "tail". Default: "tail".
+            threads: How many segments are copied at a time, by events.
+            on_progress: Called with the bytes copied and the bytes of the whole copy, by one thread at a time.
+            timeout: Seconds for the whole copy. Default: no limit; each step waits for the store as long as other
+                calls.
+
+        Raises:
+            StreamExistsError: The target exists and is not this copy.
+            InvalidArgumentError: A cut is invalid, or is inside a block and ``by`` is "segments".
+            UnsupportedError: The store cannot copy by segments.
+            TruncatedError: The source was truncated meanwhile.
         """
         return self.copies.make(
             source,
@@ -198,15 +235,15 @@ class StreamManager:
         )
 
     def delete(self, name: str, *, timeout: float | None = None) -> None:
-        """Delete the stream and its data. Its writers and readers get `NotFoundError`; the name may be used again.
+        """Delete the stream and its data, or give an incomplete copy up. Its writers and readers get `NotFoundError`.
 
-        A copy that is not whole yet is given up. While the store is full this takes half of ``timeout``; if it is cut
-        off then, delete the stream again.
+        The name can be used again. While the store is full, the call first waits half of ``timeout``; if it is
+        interrupted then, delete the stream again.
         """
         self._deletions.delete(name, self.metadata.deadline(timeout))
 
     def info(self, name: str, *, timeout: float | None = None) -> StreamInfo:
-        """What the stream looks like now."""
+        """Return a description of the stream as it is now."""
         deadline = self.metadata.deadline(timeout)
         return self._data.info(self._pending.fetch_state(name, deadline), deadline)
 
@@ -214,7 +251,7 @@ class StreamManager:
         return self.metadata.exists(name, self.metadata.deadline(timeout))
 
     def list(self, scope: str | None = None, *, timeout: float | None = None) -> Iterator[str]:
-        """The names of the streams, of all scopes or of one."""
+        """Iterate over the names of the streams, of all scopes or of one."""
         return self.metadata.names(scope, timeout)
 
     def _change(
@@ -229,28 +266,28 @@ class StreamManager:
     # ------------------------------------------------------------------ for writers and readers
 
     def synchronizer(self, name: str, *, timeout: float | None = None) -> StateSynchronizer[StreamState]:
-        """The synchronizer of the stream's metadata, shared by all who use this manager. Not to be closed."""
+        """Return the synchronizer of the stream's metadata. All users of this manager share it; do not close it."""
         return self.metadata.existing(name, self.metadata.deadline(timeout))
 
     def fetch_state(self, name: str, *, timeout: float | None = None) -> StreamState:
-        """The stream's metadata, as new as this call, with its first segments created."""
+        """Return the stream's metadata, as new as this call, with its first segments created."""
         return self._pending.fetch_state(name, self.metadata.deadline(timeout))
 
     def finish_pending(self, name: str, *, timeout: float | None = None, forget: str | None = None) -> StreamState:
-        """Complete the creation, scale, seal or merge that a client began, if there is one; the state after it.
+        """Complete a pending creation, scale, seal or merge of a transaction, and return the state after it.
 
-        ``forget`` is the key of a transaction that nobody but the caller will ask for.
+        ``forget`` is the key of a transaction that no other client will ask for.
         """
         return self._pending.finish(name, self.metadata.deadline(timeout), forget=forget)
 
     def segment_lengths(
         self, state: StreamState, numbers: Iterable[int], *, timeout: float | None = None
     ) -> Mapping[int, int]:
-        """How long these data segments are now."""
+        """Return the present lengths of these data segments."""
         return self._data.lengths(state, numbers, self.metadata.deadline(timeout))
 
     def tail_cut(self, state: StreamState, *, timeout: float | None = None) -> StreamCut:
-        """Where the data of the newest epoch in ``state`` ends now."""
+        """Return where the data of the newest epoch in ``state`` ends now."""
         return self._data.tail(state, self.metadata.deadline(timeout))
 
     def resolve(
@@ -262,23 +299,23 @@ class StreamManager:
         timeout: float | None = None,
         argument: str = "place",
     ) -> StreamCut:
-        """The cut that ``place`` means: ``tail`` or the present one, or a cut that a reader can start at.
+        """Return the cut for ``place``: the head, ``tail`` or the present tail, or a cut that a reader can start at.
 
-        ``argument`` is what an error calls the place.
+        Errors call the place ``argument``.
         """
         return self._data.resolve(state, place, self.metadata.deadline(timeout), tail=tail, argument=argument)
 
     def delete_staged(
         self, prefix: str, is_given_up: Callable[[StagedName], bool], *, timeout: float | None = None
     ) -> None:
-        """Delete what is staged under the prefix and given up. What cannot be deleted now is when it is old."""
+        """Delete staged segments that are given up under the prefix. Those that cannot be deleted now expire later."""
         self._data.delete_staged(prefix, is_given_up, self.metadata.deadline(timeout))
 
     def close(self) -> None:
-        """Close the writers, and the synchronizers of all streams. Twice is no error."""
+        """Close the writers, and the synchronizers of all streams. Closing twice is no error."""
         if os.getpid() != self._process_id:
             return  # a forked child: what was opened is the parent's
-        with ExitStack() as closing:  # each of them, whatever the others raise; the last one first
+        with ExitStack() as closing:  # closes each, whatever the others raise; in reverse order
             closing.callback(self.metadata.close)
             closing.callback(self._deletions.close)
             for writer in list(self.open_writers):

@@ -1,4 +1,4 @@
-"""How an application's values become the bytes of events, and back."""
+"""Serializers: from an application's values to the bytes of events, and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Serializer(Protocol[T]):
-    """What types a writer or reader. ``loads(dumps(value))`` equals ``value``."""
+    """Turns values into bytes and back; it types a writer or reader. ``loads(dumps(value))`` equals ``value``."""
 
     def dumps(self, value: T, /) -> bytes: ...
 
@@ -24,19 +24,19 @@ class Serializer(Protocol[T]):
 
 
 def check_serializer(serializer: Serializer[T]) -> Serializer[T]:
-    """``serializer``, unless what it does would be run by nobody."""
+    """Return ``serializer``; refuse one with missing or ``async`` methods."""
     for name in ("dumps", "loads"):
         check_callable(getattr(serializer, name, None), f"{name} of a serializer", serializer=type(serializer).__name__)
     return serializer
 
 
 def serializer_or_bytes(serializer: Serializer[Any] | None) -> Serializer[Any]:
-    """``serializer``; without one, that of bytes."""
+    """Return ``serializer``, or a `BytesSerializer` for None."""
     return BytesSerializer() if serializer is None else serializer
 
 
 def checked_dumps(serializer: Serializer[T]) -> Callable[[T], bytes]:
-    """``dumps`` of a serializer that was written elsewhere, with a check that it returns bytes; else as it is."""
+    """Return ``dumps``, wrapped in a check that it returns bytes unless the serializer is one of this module."""
     check_serializer(serializer)
     if type(serializer) in _RETURN_BYTES:
         return serializer.dumps
@@ -54,7 +54,7 @@ def checked_dumps(serializer: Serializer[T]) -> Callable[[T], bytes]:
 
 
 class BytesSerializer:
-    """Events are bytes already."""
+    """For events that are bytes already."""
 
     def dumps(self, value: bytes, /) -> bytes:
         if type(value) is not bytes:
@@ -68,9 +68,9 @@ class BytesSerializer:
 
 
 class JsonSerializer:
-    """Events are JSON in UTF-8: what ``json`` takes, in its compact form.
+    """For events in JSON, as UTF-8: all values that ``json`` takes, in its compact form.
 
-    NaN and the infinities are no JSON, and refused: readers in other languages could not read the event.
+    Refuses NaN and the infinities, which are no JSON: readers in other languages could not read the event.
     """
 
     def dumps(self, value: Any, /) -> bytes:
@@ -87,7 +87,7 @@ class JsonSerializer:
 
 
 class MsgpackSerializer:
-    """Events are msgpack."""
+    """For events in msgpack."""
 
     def dumps(self, value: Any, /) -> bytes:
         try:
@@ -102,10 +102,10 @@ class MsgpackSerializer:
 
 
 class PydanticSerializer(Generic[M]):
-    """Events are models of one class, as JSON. An event that does not fit it raises pydantic's ``ValidationError``.
+    """For events that are models of one class, as JSON. Other JSON raises pydantic's ``ValidationError`` when read.
 
-    A value of another class is refused. One of a subclass is written with its own fields, and is read as the model. NaN
-    is written as null, as pydantic does, unless the model's config has another ``ser_json_inf_nan``.
+    A value of another class is refused. A value of a subclass is written with its own fields, and read as the model.
+    NaN is written as null, as pydantic does, unless the model's config has another ``ser_json_inf_nan``.
     """
 
     def __init__(self, model: type[M]) -> None:

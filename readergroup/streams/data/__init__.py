@@ -1,1 +1,1 @@
-"""How events lie in a segment, and reading them."""
+"""The format of events in a segment, and how to read it."""

@@ -1,13 +1,13 @@
-"""Transactions: events of a stream that are in it all or not at all.
+"""Transactions: events that a stream has all or not at all.
 
-The events are staged (`staging.py`). The commit is one entry of the stream's metadata, and that is the decision; after
-it whoever comes merges the events into the segments (`merging.py`), before anything else is done with the stream.
-``commit`` returns when that is done.
+The events are staged (`staging.py`). The commit is one entry of the stream's metadata, and that is the decision. After
+it any client merges the events into the segments (`merging.py`) before it changes the stream in another way. ``commit``
+returns when the merge is done.
 
-*What readers see.* Before the commit nothing, and after it, in the end, everything. In between a reader may see the
-events of some segments and not yet those of others, and of one segment the first of them: they come in portions, each
-at once. Where the store appends to several segments in one step, a transaction of up to a megabyte comes at once.
-Events of a key are read in the order in which they were written, and those of a later transaction after them.
+*What readers see.* Nothing before the commit; everything in the end. In between a reader may see the events of some
+segments and not yet those of others, and of one segment only the first: events arrive in chunks, each atomic. If the
+store appends to several segments in one step, a transaction of up to a megabyte arrives at once. Events of a key are
+read in the order in which they were written, and those of a later transaction after them.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ from .staging import StagedPart, Staging
 
 T = TypeVar("T")
 
-#: A part that is older is not committed any more, and deleted.
+#: An older part can no longer be committed, and is deleted.
 STAGING_RETENTION_SECONDS: Final = 24 * 3600.0
 #: How long a key is remembered after its last commit or abort.
 KEY_RETENTION_SECONDS: Final = 7 * 24 * 3600.0
-#: What is too old is looked for when the age that parts may have passes the next multiple of this.
+#: Expired parts are looked for when the expiry time passes the next multiple of this many seconds.
 _CLEANING_SECONDS: Final = 3600
 
 
 class Transactions:
     """Transactions whose parts are staged by several threads, processes or machines, and committed by one of them.
 
-    ``key`` names who commits one transaction after the other, such as a job, and ``number`` grows with each: a number
-    is committed once. Each of those who work for it stages a part and sends what `Staging.finish` returns to the one
-    who commits. Whoever had to begin again stages another part; only the parts that are named at the commit count.
+    ``key`` names a committer, such as a job, that commits one transaction after the other. ``number`` grows with each,
+    and is committed once. Each worker stages a part and sends the result of `Staging.finish` to the committer. A worker
+    that had to begin again stages another part; only the parts named at the commit count.
 
-    A part is for the next commit of its key: with that, or with an abort, all that was staged under the key before and
-    was not named is given up. What nobody committed within `STAGING_RETENTION_SECONDS` is given up too. A key is
-    forgotten when it was not used for `KEY_RETENTION_SECONDS`. Clocks of the machines may differ by minutes.
+    A part is for the next commit of its key. That commit, or an abort, gives up all earlier parts of the key that were
+    not named. A part that is not committed within a day (`STAGING_RETENTION_SECONDS`) is given up too. A key is
+    forgotten after a week without use (`KEY_RETENTION_SECONDS`). The clocks of the machines may differ by minutes.
 
-    Threads may share it; it borrows the streams of a client.
+    Threads may share it. It borrows the streams of a client.
     """
 
     def __init__(self, streams: StreamManager) -> None:
@@ -92,10 +92,23 @@ class Transactions:
     ) -> bool:
         """Commit these parts, in this order, and return when their events are in the stream.
 
-        False, and the parts are dropped, if this number of the key or a greater one was committed. `NotFoundError` for
-        parts that were given up, `SealedError` for a stream that is sealed, `StateTooLargeError` for too many parts:
-        then nothing is committed. After any other error the call may be repeated as it was; if the first one had
-        committed, the second says False. With ``is_only_one`` nobody will ask for the key again, and it is forgotten.
+        After an error that is not listed here, repeat the same call. It returns False if the first one had committed.
+
+        Args:
+            stream: The stream that the parts were staged for.
+            key: The committer's key.
+            number: At least 0; greater than that of the key's last transaction.
+            parts: The results of `Staging.finish`.
+            is_only_one: Forget the key after this transaction: no call will ask for it again.
+            timeout: Seconds to wait. Default: the client's.
+
+        Returns:
+            False, and the parts are dropped, if this number of the key or a greater one was committed.
+
+        Raises:
+            NotFoundError: Some parts were given up, or the stream was deleted. Nothing is committed.
+            SealedError: The stream is sealed. Nothing is committed.
+            StateTooLargeError: There are too many parts or keys. Nothing is committed.
         """
         check_type(parts, Iterable, "parts")
         was_first = _Commit(self._streams, stream, key, number, tuple(parts), is_only_one=is_only_one).run(timeout)
@@ -104,16 +117,16 @@ class Transactions:
         return was_first
 
     def abort(self, stream: str, key: str, *, timeout: float | None = None) -> None:
-        """Give up what was staged under the key and is not committed. What is committed stays."""
+        """Give up the uncommitted parts of the key. Committed ones stay."""
         _abort(self._streams, stream, check_name(key, "transaction key"), timeout)
 
 
 class Transaction(Generic[T]):
-    """All or nothing: the events that one writer writes here. ``with writer.transaction() as txn``, or `commit`.
+    """The events of one writer that are stored all or not at all. It belongs to the thread that began it.
 
-    Leaving the block commits; an exception aborts, and so does losing the process. For the thread that began it. The
-    events follow those that the writer wrote before the commit, and come before those that it writes after it. What
-    readers see meanwhile is told in `readergroup.streams.transactions.transaction`.
+    Leaving the ``with`` block commits; an exception, or the death of the process, aborts. The events come after those
+    that the writer wrote before the commit, and before those that it writes later. The docstring of
+    `readergroup.streams.transactions.transaction` says what readers see meanwhile.
     """
 
     def __init__(
@@ -137,7 +150,7 @@ class Transaction(Generic[T]):
         self._is_over = False
 
     def write(self, event: T, routing_key: str | None = None, headers: Headers | None = None) -> None:
-        """Write one event of the transaction. As `EventWriter.write`; it is not in the stream before the commit."""
+        """Write one event of the transaction, as `EventWriter.write`. It enters the stream at the commit."""
         self._check_open()
         if self._staging is None:
             self._staging = Staging(
@@ -148,8 +161,15 @@ class Transaction(Generic[T]):
     def commit(self, *, timeout: float | None = None) -> None:
         """Put the events into the stream, and return when they are there. Committing twice is no error.
 
-        `NotFoundError`, `SealedError` and `StateTooLargeError` end it with nothing in the stream. After another error
-        commit again: it goes on where it was. Until then it is open whether the events will be in the stream.
+        Args:
+            timeout: Seconds to wait. Default: the writer's.
+
+        Raises:
+            NotFoundError: The stream or the staged events were deleted. The transaction is over; nothing is in the
+                stream.
+            SealedError: The stream is sealed. The transaction is over; nothing is in the stream.
+            StateTooLargeError: The stream's metadata has no room. The transaction is over; nothing is in the stream.
+            ReaderGroupError: The outcome is open. Commit again to continue.
         """
         self._check_thread()
         check_duration(timeout, "timeout", or_none=True)
@@ -171,7 +191,7 @@ class Transaction(Generic[T]):
         self._is_over = True
 
     def abort(self) -> None:
-        """Give up the events. Aborting twice is no error; what is committed cannot be aborted."""
+        """Give up the events. Aborting twice is no error. A committed transaction raises `InvalidArgumentError`."""
         self._check_thread()
         if self._commit is None:
             self._give_up()
@@ -195,7 +215,7 @@ class Transaction(Generic[T]):
                 self._give_up()
 
     def _was_committed(self) -> bool:
-        """Whether a commit of which the outcome is unknown has arrived; if not, it never will."""
+        """Return whether a commit with unknown outcome arrived. If not, it never will."""
         state = _abort(self._streams, self.stream, self._key, self._timeout)
         was_committed = state.known_transactions.committer(self._key).number > 0
         if not was_committed:
@@ -221,14 +241,14 @@ class Transaction(Generic[T]):
 
 
 class _Answer(NamedTuple):
-    """What came of proposing an entry."""
+    """The result of proposing an entry."""
 
     was_first: bool | None
     forgotten: Sequence[ForgetTransactions] = ()
 
 
 class _Commit:
-    """One commit: the decision, and then the merge. Made again, it goes on where it was."""
+    """One commit: the decision, then the merge. A repeated run continues where the last one stopped."""
 
     def __init__(
         self,
@@ -256,14 +276,14 @@ class _Commit:
         self._generation = max((part.generation for part in parts), default=0)
         self._filled = tuple(CommittedPart(name=p.name, segments=p.segments) for p in parts if p.segments)
         self._was_first: bool | None = None  # None: not decided
-        self._expired_before: int | None = None  # what is older is to be deleted
+        self._expired_before: int | None = None  # parts begun before this second are to be deleted
 
     @property
     def is_decided(self) -> bool:
         return self._was_first is not None
 
     def run(self, timeout: float | None) -> bool:
-        """Whether this commit put the events into the stream, and not one before it."""
+        """Return whether this commit put the events into the stream, and not an earlier one."""
         deadline = Deadline(self._streams.clock, self._streams.timeout if timeout is None else timeout)
         if self._was_first is None:
             self._was_first = self._decide(deadline)
@@ -306,7 +326,7 @@ class _Commit:
         )
 
     def _append(self, entry: CommitTransaction, deadline: Deadline) -> bool | None:
-        """Whether the entry was written; None if something has to be finished before."""
+        """Return whether the entry was written; None if a pending change has to be finished first."""
 
         def propose(state: StreamState) -> tuple[Iterable[Update[StreamState]], _Answer]:
             self._check_same_stream(state)
@@ -347,7 +367,7 @@ class _Commit:
         return self._number <= state.known_transactions.committer(self._key).number
 
     def _check(self, state: StreamState, deadline: Deadline) -> None:
-        """Refuse what cannot be merged, before anything is written."""
+        """Refuse a commit that could not be merged, before anything is written."""
         self._check_same_stream(state)
         if state.sealing:
             raise SealedError("the stream is sealed and takes no transactions", stream=self._stream, key=self._key)
@@ -366,7 +386,7 @@ class _Commit:
             )
 
     def _complete(self, was_first: bool, deadline: Deadline) -> None:
-        """See that the transaction is merged, and delete what this makes superfluous."""
+        """Make sure that the transaction is merged, and delete the staged segments that are no longer needed."""
         forget = self._key if self._is_only_one else None
         state = self._streams.finish_pending(self._stream, timeout=deadline.remaining(), forget=forget)
         if self._is_only_one:
@@ -386,7 +406,7 @@ class _Commit:
 
 
 def _abort(streams: StreamManager, stream: str, key: str, timeout: float | None) -> StreamState:
-    """Let no commit of what is staged under the key arrive from now on; then delete it. The state after that."""
+    """Refuse all later commits of what is staged under the key, then delete it. Return the state after that."""
     deadline = Deadline(streams.clock, streams.timeout if timeout is None else timeout)
     streams.fetch_state(stream, timeout=deadline.remaining())
     entry = AbortTransaction(key=key, at=streams.clock.time())

@@ -1,9 +1,9 @@
-"""The marks of writers: an attribute on each segment that tells what a writer has stored there last.
+"""The marks of writers: an attribute on each segment with the last event that a writer stored there.
 
-By its mark an append of which the answer was lost is known, and one that arrives a second time is refused. A writer
-that is closed removes its marks; one that was killed cannot. So a mark has a time, and one writer of `SWEEP_EVERY`
-removes those older than `WRITER_RETENTION_SECONDS` when it begins. A writer that was only silent for that long makes a
-new mark with its next append.
+The mark shows whether an append with a lost answer arrived, and refuses an append that arrives twice. A writer that is
+closed removes its marks; a killed one cannot. So a mark has a time, and one writer of `SWEEP_EVERY` removes marks older
+than `WRITER_RETENTION_SECONDS` when it begins. A live writer that was silent for that long makes a new mark with its
+next append.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final
 from synchronizer import MAX_ATTRIBUTE_CHANGES, ReaderGroupError, SegmentStore
 from synchronizer.compare_and_set import remove_attributes
 
-#: How long it is kept what a writer has stored, on segments that have been truncated too.
+#: How long the mark of a writer is kept, on truncated segments too.
 WRITER_RETENTION_SECONDS: Final = 24 * 3600.0
-#: One of this many writers removes old marks. On average as many old ones wait for it.
+#: One of this many writers removes old marks. On average that many old marks wait for it.
 SWEEP_EVERY = 32
-#: The most that one writer removes from a segment; the next one goes on.
+#: The most marks that one writer removes from a segment. The next one continues.
 _MOST_REMOVED: Final = 20 * MAX_ATTRIBUTE_CHANGES
 
 _PREFIX: Final = "writer/"
@@ -35,12 +35,12 @@ def encode(last_number: int, now: float) -> bytes:
 
 
 def is_to_sweep(writer_id: bytes) -> bool:
-    """Whether the writer of this id is one of those that remove old marks."""
+    """Return whether the writer with this id removes old marks."""
     return writer_id[0] % SWEEP_EVERY == 0
 
 
 def sweep(store: SegmentStore, segments: Iterable[str], now: float) -> None:
-    """Remove the old marks from these segments. What fails is left to the next one."""
+    """Remove the old marks from these segments. Failures are left to the next sweep."""
     for segment in segments:
         try:
             marks = store.attributes(segment, _PREFIX)
@@ -53,7 +53,7 @@ def sweep(store: SegmentStore, segments: Iterable[str], now: float) -> None:
 
 
 def _is_old(mark: bytes, now: float) -> bool:
-    """Those of earlier releases have no time, and stay."""
+    """Return whether the mark is too old. Marks of earlier releases have no time, and stay."""
     if len(mark) != _MARK.size:
         return False
     _, stored_at = _MARK.unpack(mark)

@@ -1,9 +1,9 @@
-"""The writers of this process that are open: what becomes of them when it ends or forks.
+"""The open writers of this process, and their end when it exits or forks.
 
-A program may end without closing its writers. What they hold then is stored first, for a while; what could not be
-stored is logged with its number. `os._exit` and a signal that kills leave no time for that.
+A program may end without closing its writers. Then their events are stored first, for a limited time, and the number of
+events that could not be stored is logged. `os._exit` and a killing signal leave no time for that.
 
-In a forked child the parent's writers refuse; nothing that the parent wrote is stored there.
+In a forked child the parent's writers refuse every call; the child stores nothing that the parent wrote.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from synchronizer import Deadline, ReaderGroupError, SystemClock
 
-#: How long the end of the process waits for what is not stored, with all its writers together.
+#: How long the end of the process waits for unstored events, for all its writers together.
 EXIT_SECONDS: Final = 10.0
 
 _logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def _close_all() -> None:
 
 
 def _finish(way: Callable[[OpenWriter, Deadline], None]) -> None:
-    deadline = Deadline(SystemClock(), EXIT_SECONDS)  # nobody moves another clock any more
+    deadline = Deadline(SystemClock(), EXIT_SECONDS)  # a manual clock would stand still now
     for writer in list(_writers):
         try:
             way(writer, deadline)

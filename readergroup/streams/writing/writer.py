@@ -1,20 +1,20 @@
-"""Writing events: batched, in the background, each stored once, those of a key in their order.
+"""Write events in batches, in the background, each stored once, those of a key in order.
 
-A write puts the event into the open batch of its segment. One thread takes what has gathered, round by round, and
-appends each batch in one step, so batches grow by themselves while an append is on its way. Those of different segments
-are sent at the same time, and a store that commits what comes together does so once for them all.
+Batches. A write puts the event into the open batch of its segment. One thread takes the gathered events, round by
+round, and appends each batch in one step, so batches grow while an append is running. Batches of different segments
+are sent at the same time, so that a store with group commit stores them in one commit.
 
-Stored once: every append also moves the writer's own attribute on the segment, from the number of the last event that
-it stored there to that of the last one in this batch, or does nothing. After a lost answer the same append is sent
-again; whether the first had arrived shows in the attribute. Numbers are given when a batch is made up, so they grow in
-every segment, with holes.
+Stored once. Every append also moves the writer's mark, an attribute of the segment, from the number of the last event
+it stored there to that of the last one in this batch, or does nothing. After a lost answer the writer repeats the same
+append; the mark shows whether the first one arrived. A batch gets its numbers when it is sent, so they grow in every
+segment, with gaps.
 
-A store that is away: the append is sent again for as long as the writer is open, and everything behind it waits. So
-an outage of any length changes neither the order nor what is stored; only `close`, when its time is over, gives up.
+Outages. While the store is away the append is repeated as long as the writer is open, and all later events wait. So an
+outage of any length changes neither the order nor the stored events. Only `close` gives up, at its deadline.
 
-Across a scale: an append that finds its segment sealed is settled by the attribute, read after the seal. A round ends
-only when all of it is stored, and nothing newer is sent meanwhile. So when the successors are published, the events
-that are not stored are all here, those of one key in one place, and go to the successors before anything newer does.
+Scaling. An append that finds its segment sealed is settled by the mark, read after the seal. A round ends only when all
+of it is stored, and nothing newer is sent meanwhile. So when the successors are published, all events that are not
+stored are here, those of one key in one place, and go to the successors before any newer event.
 """
 
 from __future__ import annotations
@@ -68,19 +68,19 @@ from .open_writers import closed, opened
 R = TypeVar("R")
 T = TypeVar("T")
 
-#: How long the sending thread lets events gather when nobody waits for them and there are less than a batch.
+#: How long the sending thread lets events gather, if no flush waits and there is less than a batch.
 LINGER_SECONDS: Final = 0.002
 
-#: Appends to different segments that are on their way at the same time.
+#: How many appends to different segments can run at the same time.
 _SENDERS: Final = 16
-#: How long closing waits for an append that is on its way, after the deadline.
+#: How long closing waits for a running append, after the deadline.
 _JOIN_SECONDS: Final = 1.0
 
 _logger = logging.getLogger(__name__)
 
 
 class _StoppedError(Exception):
-    """The writer was closed while the store was away. ``__cause__`` is what the store said last."""
+    """The writer was closed while the store was away. ``__cause__`` is the store's last error."""
 
 
 class _Lane:
@@ -105,21 +105,21 @@ class _Lane:
 
 
 class EventWriter(Generic[T]):
-    """Writes events to a stream. Threads may share it; a context manager that stores everything when it is left.
+    """Writes events to a stream. Threads may share it. It is a context manager that stores everything at its end.
 
-    ``write`` returns before the event is stored; ``flush`` and ``close`` return when everything written before is. A
-    call that raises wrote nothing of its own.
+    ``write`` returns before the event is stored; ``flush`` and ``close`` return when all events written before are
+    stored. A call that raises wrote none of its own events.
 
-    While the store is away the writer keeps what was written, up to 16 MiB, and stores it when the store is back, each
-    event once and in order; nothing has to be done for that. ``timeout`` says for how many seconds a call waits: a
-    ``flush``, and a ``write`` that finds no room, then raise `DeadlineExceededError`. The first ``write`` after so many
-    seconds without progress raises it once, too. Its facts tell what is not stored (``events_not_stored``) and what was
-    sent and not answered (``events_in_doubt``); both are still being tried.
+    While the store is away the writer keeps up to 16 MiB of events and stores them when the store is back, each once
+    and in order, without your help. ``timeout`` is how many seconds a call waits: then a ``flush``, and a ``write``
+    without room, raise `DeadlineExceededError`. The first ``write`` after ``timeout`` seconds without progress raises
+    it once, too. Its facts count the events that are not stored (``events_not_stored``), and those that were sent
+    without an answer (``events_in_doubt``); the writer keeps retrying both.
 
-    ``close`` gives up after the timeout: then what is not stored is lost, and in doubt is whether the others are there.
-    A stream that is sealed or deleted, and a store that is damaged, end the writer for good: `failure` tells, and every
-    call raises it. A writer that is still open when the process ends is closed then, within ten seconds; what could not
-    be stored is logged.
+    ``close`` gives up after the timeout. Then the events not stored are lost, and those in doubt may or may not be
+    stored. A sealed or deleted stream and a damaged store end the writer for good: every call raises `failure`. A
+    writer that is still open when the process ends is closed within ten seconds; events that could not be stored are
+    logged.
     """
 
     def __init__(
@@ -137,24 +137,24 @@ class EventWriter(Generic[T]):
         self._attribute = writer_marks.attribute_of(self._id)
         self._last_number = 0
         self._cells: dict[int, Cell] = {}  # the writer's mark on each segment
-        self._unsettled: set[int] = set()  # segments where an append of which the answer was lost may still arrive
+        self._unsettled: set[int] = set()  # segments where an append with a lost answer may still arrive
         self._stop = Flag()
         self._fresh_locks()
         self._lanes: dict[int, _Lane] = {}
         self._lane_of_key: dict[str | None, _Lane] = {}  # never None: events without a key go from lane to lane
         self._unstored = 0  # bytes
-        self._round: list[Batch] = []  # what is being sent and is not stored
+        self._round: list[Batch] = []  # batches that are being sent and are not stored
         self._rounds_taken = 0
         self._rounds_done = 0
         self._closed = False  # takes no more events
-        self._ended = False  # has given everything up that is not stored
+        self._ended = False  # has given up all events that are not stored
         self._failure: ReaderGroupError | None = None
         self._failure_told = False
-        self._trouble: Exception | None = None  # what the store said since it has last taken something
-        self._is_late = False  # that goes on for longer than the timeout
+        self._trouble: Exception | None = None  # the store's last error since its last success
+        self._is_late = False  # the store has taken nothing for longer than the timeout
         self._late_told = False
         state = manager.fetch_state(stream, timeout=self.timeout)
-        if state.known_transactions.open is not None:  # of a writer before this one, perhaps
+        if state.known_transactions.open is not None:  # perhaps of an earlier writer
             state = manager.finish_pending(stream, timeout=self.timeout)
         if state.sealing:
             raise SealedError("the stream is sealed and takes no events", stream=stream)
@@ -164,7 +164,7 @@ class EventWriter(Generic[T]):
             writer_marks.sweep(self._store, segments, self._clock.time())
         self._senders = ThreadPoolExecutor(_SENDERS, thread_name_prefix=f"writer of {stream}")
         self._thread = BackgroundThread(self._run, name=f"writer of {stream}", clock=self._clock)
-        # Before it runs: whatever an interrupt cuts off from here on, closing the client ends the thread.
+        # Before the start: if an interrupt follows, closing the client still ends the thread.
         opened(self)
         manager.open_writers.add(self)
         try:
@@ -175,12 +175,12 @@ class EventWriter(Generic[T]):
 
     @property
     def failure(self) -> ReaderGroupError | None:
-        """Why the writer takes no more events and never will; None as long as it does, or if it was just closed."""
+        """Why the writer takes no more events for good; None while it does, or if it was closed without an error."""
         return self._failure
 
     def _fresh_locks(self) -> None:
         self._lock = threading.Lock()  # guards the lanes and all counters
-        self._work = threading.Condition(self._lock)  # there is something to send, or nothing ever again
+        self._work = threading.Condition(self._lock)  # there are events to send, or the writer stops
         self._progress = Bell()  # a batch is stored, a round is done, or the writer failed
         self._sender_waits = False
         self._flushing: set[object] = set()  # calls that wait for everything to be stored
@@ -188,10 +188,21 @@ class EventWriter(Generic[T]):
     # ------------------------------------------------------------------ writing
 
     def write(self, event: T, routing_key: str | None = None, headers: Headers | None = None) -> None:
-        """Write one event; it is stored in the background. Events of one ``routing_key`` are read in their order.
+        """Write one event, in the background. Events of one routing key are read in the order of their writes.
 
-        Waits while too much is not stored yet. An event over 8 MiB raises `EventTooLargeError`. Where it raises, the
-        event is not written.
+        Waits while over 16 MiB are not stored. If the call raises, the event is not written.
+
+        Args:
+            event: A value that the serializer takes, at most 8 MiB with its headers.
+            routing_key: Selects the segment; at most 4096 characters. Default: none; the event goes to any segment.
+            headers: Stored with the event.
+
+        Raises:
+            EventTooLargeError: The event is over 8 MiB.
+            DeadlineExceededError: There was no room within the timeout, or the store has taken nothing for that long.
+            SealedError: The stream was sealed.
+            NotFoundError: The stream was deleted.
+            ClosedError: The writer is closed.
         """
         data = self._dumps(event)
         size = len(data) + EVENT_BYTES
@@ -203,7 +214,7 @@ class EventWriter(Generic[T]):
         with self._lock:
             try:
                 lane = self._lane_of_key.get(routing_key) or self._find_lane(routing_key)
-            except TypeError:  # one that cannot be a key of a dict
+            except TypeError:  # an unhashable key
                 check_key(routing_key, self.stream)
                 raise
             if routing_key:
@@ -226,7 +237,17 @@ class EventWriter(Generic[T]):
                 raise
 
     def write_many(self, events: Iterable[T], routing_key: str | None = None, headers: Headers | None = None) -> None:
-        """Write these events together: all are stored or none, with no other event between them."""
+        """Write these events together: all are stored or none, with no other event between them.
+
+        Args:
+            events: Values that the serializer takes, at most 8 MiB together, with the headers of each.
+            routing_key: The key of each of them.
+            headers: The headers of each of them.
+
+        Raises:
+            EventTooLargeError: The events are over 8 MiB.
+            ReaderGroupError: As `write`.
+        """
         if type(events) is not list:
             check_type(events, Iterable, "events")
         self._write_group([self._dumps(event) for event in events], routing_key, headers)
@@ -239,7 +260,7 @@ class EventWriter(Generic[T]):
         with self._lock:
             try:
                 lane = self._lane_of_key.get(routing_key) or self._find_lane(routing_key)
-            except TypeError:  # one that cannot be a key of a dict
+            except TypeError:  # an unhashable key
                 check_key(routing_key, self.stream)
                 raise
             count, before = len(lane.batch.events), lane.batch.size
@@ -256,7 +277,7 @@ class EventWriter(Generic[T]):
                 raise
 
     def _mend(self, lane: _Lane, count: int | None = None) -> None:
-        """After an interrupt: leave no half of an event, nor of a group that began at ``count``. Lock held."""
+        """Remove a half-written event, or the group that began at ``count``, after an interrupt. Lock held."""
         if lane.full and lane.full[-1] is lane.batch:
             lane.batch = Batch(lane.segment)
         lane.batch.mend(count)
@@ -265,7 +286,7 @@ class EventWriter(Generic[T]):
         self._work.notify()
 
     def _find_lane(self, routing_key: str | None) -> _Lane:
-        """The lane of a key that is new here. A writer that has something to say has no lanes of keys. Lock held."""
+        """Return the lane of a new key. A writer with an error to raise has no known keys, so it checks here. Lock held."""
         self._check_usable()
         if self._is_late and not self._late_told:
             raise self._not_stored_yet("the store has taken nothing for longer than the timeout; this is not written")
@@ -278,7 +299,7 @@ class EventWriter(Generic[T]):
         return lane
 
     def _wait_for_room(self) -> None:
-        """Wait until there is room for more, or the writer fails."""
+        """Wait until there is room for more events, or the writer fails."""
         deadline = Deadline(self._clock, self.timeout)
         while True:
             with self._lock:
@@ -290,9 +311,9 @@ class EventWriter(Generic[T]):
             wait_on(self._clock, progress, deadline.remaining(1.0))
 
     def transaction(self) -> Transaction[T]:
-        """Events that are stored all or not at all: ``with writer.transaction() as txn: txn.write(...)``.
+        """Begin a transaction: ``with writer.transaction() as txn: txn.write(...)`` stores all its events or none.
 
-        They come into the stream when the block is left without an exception, after those written here before.
+        They enter the stream when the block ends without an exception, after the events written here before.
         """
         with self._lock:
             self._check_usable()
@@ -303,9 +324,13 @@ class EventWriter(Generic[T]):
     # ------------------------------------------------------------------ waiting for it
 
     def flush(self, *, timeout: float | None = None) -> None:
-        """Return when every event written before is stored.
+        """Return when all events written before are stored.
 
-        `DeadlineExceededError` if that takes longer than ``timeout``: it goes on, and may be waited for again.
+        Args:
+            timeout: Seconds to wait. Default: the writer's.
+
+        Raises:
+            DeadlineExceededError: It takes longer. The writer continues, and you can flush again.
         """
         with self._lock:
             self._check_usable()
@@ -334,7 +359,7 @@ class EventWriter(Generic[T]):
             self._flushing.discard(call)
 
     def _not_stored_yet(self, message: str) -> DeadlineExceededError:
-        """What a call says that has waited long enough. Lock held."""
+        """Return the error of a call whose wait timed out. Lock held."""
         self._late_told = True
         facts = {"stream": self.stream, **self._unstored_facts(), "bytes_not_stored": self._unstored}
         if self._trouble is not None:
@@ -344,21 +369,26 @@ class EventWriter(Generic[T]):
         return error
 
     def _unstored_facts(self) -> dict[str, object]:
-        """How many events are not stored, or only perhaps. Lock held."""
+        """Count the events that are not stored, and those in doubt. Lock held."""
         waiting = [batch for lane in self._lanes.values() for batch in (*lane.full, lane.batch)]
         in_doubt = sum(len(batch.events) for batch in self._round if batch.in_doubt)
         not_stored = sum(len(batch.events) for batch in self._round + waiting) - in_doubt
         return {"events_not_stored": not_stored, **({"events_in_doubt": in_doubt} if in_doubt else {})}
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Store what was written, and take no more. What is not stored after ``timeout`` seconds is given up.
+        """Store all events and close the writer. Closing twice is no error. An interrupted close can be repeated.
 
-        Closing twice is no error; a close that was interrupted is made again.
+        Args:
+            timeout: Seconds to wait; then events that are not stored are given up. Default: the writer's.
+
+        Raises:
+            DeadlineExceededError: Some events were not stored in time.
+            OutcomeUnknownError: Some events were sent without an answer and may be stored.
         """
         self._close_until(self._deadline(timeout))
 
     def _close_until(self, deadline: Deadline) -> None:
-        """`close`, with the time of another clock."""
+        """`close`, with a deadline that may be on another clock."""
         with self._lock:
             has_ended = self._ended
             self._closed = True
@@ -382,12 +412,12 @@ class EventWriter(Generic[T]):
             self._manager.finished_keys.forget_now(self.stream)
 
     def _end(self) -> None:
-        """Let the thread end, after an append that is on its way."""
+        """End the thread, after a running append."""
         self._ended = True
         self._stop.set()
         with self._lock:
             self._work.notify()
-        with suppress(RuntimeError):  # it has not begun: it ends when it does
+        with suppress(RuntimeError):  # it has not started: it ends as soon as it does
             self._thread.join(_JOIN_SECONDS)
         self._senders.shutdown(wait=False)
         self._manager.open_writers.discard(self)
@@ -397,7 +427,7 @@ class EventWriter(Generic[T]):
         return Deadline(self._clock, self.timeout if timeout is None else timeout)
 
     def _remove_marks(self) -> None:
-        """Leave no attribute behind, except where it still keeps a late append of ours out."""
+        """Remove the writer's marks, except where one still keeps out a late append of this writer."""
         for number, cell in self._cells.items():
             if cell.stored is not None and number not in self._unsettled:
                 try:
@@ -445,7 +475,7 @@ class EventWriter(Generic[T]):
                 self._progress.ring()
 
     def _take_round(self) -> bool:
-        """Take all that was written since the last round; False when the writer stops."""
+        """Take all events written since the last round. Return False when the writer stops."""
         with self._lock:
             while not self._unstored and not self._stop.is_set():
                 self._sender_waits = True
@@ -458,7 +488,7 @@ class EventWriter(Generic[T]):
             return bool(self._round)
 
     def _send_round(self) -> None:
-        """Store these batches, those of a segment in their order. Those that are not stored yet stay in the round."""
+        """Store the batches of the round, those of a segment in order. Batches not stored yet stay in the round."""
         while self._round:
             if self._stop.is_set():
                 raise _StoppedError
@@ -467,9 +497,9 @@ class EventWriter(Generic[T]):
                 self._reroute(refused)
 
     def _send_first(self) -> list[Batch]:
-        """Store the first batch of each segment, and return those that their segments do not take.
+        """Store the first batch of each segment, and return the batches that their segments refuse.
 
-        All at once, for a store that can put them into one commit.
+        Sends all at once, for a store that can put them into one commit.
         """
         firsts = list({batch.segment: batch for batch in reversed(self._round)}.values())
         attempts = {firsts[0]: self._attempt(firsts[0])} if len(firsts) == 1 else self._attempt_all(firsts)
@@ -486,7 +516,7 @@ class EventWriter(Generic[T]):
         return [batch for batch, outcome in attempts.items() if outcome is False]
 
     def _attempt_all(self, batches: Sequence[Batch]) -> dict[Batch, bool | BaseException]:
-        """`_attempt` them at the same time, with as many threads as can be had: at the end of a process, this one."""
+        """`_attempt` all batches at once, with as many threads as can start; at the end of a process, only this one."""
         waiting = deque(batches)
         outcomes: dict[Batch, bool | BaseException] = {}
 
@@ -515,14 +545,14 @@ class EventWriter(Generic[T]):
             progress.wait()
 
     def _attempt(self, batch: Batch) -> bool | BaseException:
-        """`_is_stored`, or what it raised."""
+        """Return the result of `_is_stored`, or its error."""
         try:
             return self._is_stored(batch)
         except BaseException as error:
             return error
 
     def _is_stored(self, batch: Batch) -> bool:
-        """Store the batch, or find that its segment takes no more and does not have it."""
+        """Store the batch and return True; False if its segment is sealed or deleted and does not have it."""
         cell = self._cell(batch.segment)
         data, new_mark = self._encode(batch)
         effort = _Effort(self)
@@ -547,7 +577,7 @@ class EventWriter(Generic[T]):
                 if not error.retryable:
                     raise
                 effort.pause(error)
-            except Exception as error:  # nobody knows what it means: the append may have arrived
+            except Exception as error:  # an unknown error: the append may have arrived
                 survive(error, self._thread.name)
                 self._unsettled.add(batch.segment)
                 effort.pause(error)
@@ -556,25 +586,25 @@ class EventWriter(Generic[T]):
                     batch.in_doubt = False
                     return True
                 if cell.stored is None and mark is not None and not answer_lost:
-                    continue  # this writer was silent for so long that another one removed its mark
+                    continue  # another writer swept this one's mark after a long silence
                 batch.in_doubt = answer_lost
                 raise OutcomeUnknownError(
                     "somebody else changed this writer's mark on the segment", segment=cell.segment
                 )
 
     def _cell(self, number: int) -> Cell:
-        """The writer's mark on a segment."""
+        """Return the writer's mark on a segment."""
         cell = self._cells.get(number)
         if cell is None:
             cell = self._cells[number] = Cell(self._store, self._state.data_segment(number), self._attribute)
         return cell
 
     def _encode(self, batch: Batch) -> tuple[bytes, bytes]:
-        """The batch under the next numbers, and the mark that tells that it is stored."""
+        """Encode the batch under the next numbers. Return it with the mark that shows that it is stored."""
         with self._lock:
-            # Numbered here and not by `write`: after a merge of segments, what two of them have not stored goes to one,
-            # and the lower numbers would look like repetitions unless sorted. From one counter, numbers grow in every
-            # segment. Gaps are harmless: the mark is compared for equality only. A round waits for its slowest segment.
+            # Numbered here and not by `write`: after a merge, the unstored events of two segments go to one, and lower
+            # numbers would look like repetitions unless sorted. From one counter, numbers grow in every segment. Gaps
+            # are harmless: the mark is compared for equality only. A round waits for its slowest segment.
             first_number, self._last_number = self._last_number + 1, self._last_number + len(batch.events)
             last_number = self._last_number
         now = self._clock.time()
@@ -582,20 +612,20 @@ class EventWriter(Generic[T]):
         return data, writer_marks.encode(last_number, now)
 
     def _has(self, cell: Cell, new_mark: bytes) -> bool:
-        """Whether a sealed segment has the batch that ends at ``new_mark``: nothing can arrive there any more."""
+        """Return whether a sealed segment has the batch that ends at ``new_mark``. Nothing can arrive there any more."""
         try:
             return _Effort(self).until_answered(cell.load) == new_mark
         except NotFoundError as error:
             raise _outcome_unknown(cell.segment, "was deleted") from error
 
     def _is_in_trouble(self, error: BaseException, *, is_late: bool) -> None:
-        """The store has not taken what it was sent; ``is_late``: for longer than the timeout."""
+        """Note that the store has not taken an append; ``is_late``: for longer than the timeout."""
         with self._lock:
             is_news = is_late and not self._is_late
             self._trouble = error if isinstance(error, Exception) else None
             if is_news:
                 self._is_late = True
-                self._lane_of_key = {}  # the next write is to hear of it
+                self._lane_of_key = {}  # so that the next write raises it
             facts = self._unstored_facts()
         if is_news:
             _logger.warning(
@@ -606,7 +636,7 @@ class EventWriter(Generic[T]):
     # ------------------------------------------------------------------ across a scale
 
     def _reroute(self, refused: list[Batch]) -> None:
-        """Send what is left of the round, and what waits in the lanes, to the segments of the newest epoch."""
+        """Send the rest of the round, and the events in the lanes, to the segments of the newest epoch."""
         deadline = self._deadline(None)
         patience = Patience(self._clock, deadline, self._stop)
         while True:
@@ -631,7 +661,7 @@ class EventWriter(Generic[T]):
             self._round = self._split_by_segment(self._round)
 
     def _split_by_segment(self, batches: list[Batch]) -> list[Batch]:
-        """The same events, in their order, in one batch per old batch and segment of the newest epoch."""
+        """Return the same events, in order, in one batch per old batch and segment of the newest epoch."""
         return [part for batch in batches for part in self._split(batch)]
 
     def _split(self, batch: Batch) -> Iterable[Batch]:
@@ -648,12 +678,12 @@ class EventWriter(Generic[T]):
         return parts.values()
 
     def _follow(self, state: StreamState) -> None:
-        """Write to the segments of this epoch from now on. What waits in the lanes was taken out. Lock held."""
+        """Write to the segments of this epoch from now on. The lanes are empty. Lock held."""
         self._state = state
         self._routes = state.routes
         self._lane_of_key = {}
         self._lanes = {number: _Lane(number) for number in state.current}
-        # The others are sealed: nothing arrives there any more, and what they hold is settled.
+        # The other segments are sealed: no append can arrive there, and their events are settled.
         self._cells = {number: self._cells[number] for number in state.current if number in self._cells}
         self._unsettled.intersection_update(state.current)
         # Writers start at different segments, so that few events without a key do not all go to the first one.
@@ -661,14 +691,14 @@ class EventWriter(Generic[T]):
         self._round_robin = cycle(state.current[first:] + state.current[:first])
 
     def _give_up(self) -> None:
-        """Take no more events: the writer was closed, and its time is over."""
+        """Take no more events: the writer was closed, and its deadline has passed."""
         with self._lock:
             is_in_doubt = any(batch.in_doubt for batch in self._round)
         kind = OutcomeUnknownError if is_in_doubt else DeadlineExceededError
         self._fail(kind("the writer was closed and not everything could be stored in time"), self._trouble)
 
     def _fail(self, error: Exception, cause: Exception | None = None) -> None:
-        """Take no more events, and say how many were not stored."""
+        """Take no more events, and count those that were not stored."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -685,7 +715,7 @@ class EventWriter(Generic[T]):
             self._progress.ring()
 
     def _abandon(self) -> None:
-        """In a forked child: the parent's thread sends what was written, and this one refuses."""
+        """Refuse all calls in a forked child. The parent's thread sends the events."""
         self._fresh_locks()
         self._lane_of_key = {}
         self._failure = ClosedError("the writer belongs to the parent process; open one here", stream=self.stream)
@@ -693,7 +723,7 @@ class EventWriter(Generic[T]):
 
 
 class _Effort:
-    """Attempts to make the store answer: until it does, or the writer stops. For one thread."""
+    """Retries until the store answers or the writer stops. For one thread."""
 
     def __init__(self, writer: EventWriter[Any]) -> None:
         self._writer = writer
@@ -701,13 +731,13 @@ class _Effort:
         self._late = Deadline(writer._clock, writer.timeout)
 
     def pause(self, error: BaseException) -> None:
-        """Wait after an attempt that failed."""
+        """Wait after a failed attempt."""
         self._writer._is_in_trouble(error, is_late=self._late.passed)
         if not self._patience.wait():
             raise _StoppedError from error
 
     def until_answered(self, attempt: Callable[[], R]) -> R:
-        """The answer, of what may be repeated. Raises the errors that no repetition mends."""
+        """Return the answer to a call that is safe to repeat. Raise errors that no retry can solve."""
         while True:
             try:
                 return attempt()
@@ -723,7 +753,7 @@ class _Effort:
 
 
 def _worst(errors: Iterable[BaseException]) -> BaseException:
-    """The one of several that is told: what ends the thread, what is unknown, what ends the writer."""
+    """Return the error to report: best one that ends the thread, then an unknown outcome, then one of this SDK."""
     return min(
         errors,
         key=lambda error: (
