@@ -1,8 +1,8 @@
-"""Copying the data of a stream: each segment is a part, which any process may copy, or go on with.
+"""Copy the data of a stream. Each segment is a part, which any process can copy or continue.
 
-By events the data goes through here, each part in its order. An attribute of the target's segment says up to which
-offset of the source it has the events. Every append moves that on, or does nothing: nothing is written twice, even if
-several processes copy the same part. By segments the store copies all parts inside itself, in one step.
+By events, the data passes through this process, each part in order. An attribute of the target's segment holds the
+source offset that the copy has reached. Every append moves that attribute or does nothing, so nothing is written twice,
+even if several processes copy the same part. By segments, the store copies all parts inside itself, in one step.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .config import Record
 from .data.block import Block, Buffer, encode_block
 from .data.segment_reader import SegmentReader, block_start
 
-#: Called with the bytes that are copied, and with those of the whole copy, as they lie in the source.
+#: Called with the bytes copied and the bytes of the whole copy, both as stored in the source.
 OnProgress = Callable[[int, int], object]
 
-#: Of a segment of the target: the events before this offset of the source are in it.
+#: The attribute of a target segment: it has the events before this offset of the source.
 _COPIED: Final = "copied"
 
 
 class CopyPart(Record):
-    """One segment of a copy by events. It pickles, and has no address: any process may copy it."""
+    """One segment of a copy by events. It pickles, and has no address: any process can copy it."""
 
     #: Names in the store.
     source: str
@@ -53,10 +53,10 @@ class CopyPart(Record):
 
 
 def copy_part(store: SegmentStore, part: CopyPart, patience: Callable[[], Patience]) -> Iterator[int]:
-    """Copy a part and seal it; yields how many of its bytes are copied, each time that more are.
+    """Copy a part and seal it. Yield how many of its bytes are copied, whenever there are more.
 
-    It goes on where an earlier call has got to, or one that is at it now. ``patience`` is how long a store that is away
-    is waited for.
+    Continues where an earlier or a concurrent call has got to. Each ``patience`` limits the wait for a store that is
+    away.
     """
     patience().call(lambda: store.create(part.target))
     if patience().call(lambda: store.info(part.target)).sealed:
@@ -70,28 +70,28 @@ def copy_part(store: SegmentStore, part: CopyPart, patience: Callable[[], Patien
         yield copied - part.start
         if copied >= part.end:
             break
-        if reader.offset != copied:  # somebody else is further
+        if reader.offset != copied:  # another process is ahead
             reader.seek(copied)
         data, upto = _next_blocks(reader, part, patience())
         try:
             patience().call(partial(cell.change, upto.to_bytes(8), data))
-        except SealedError:  # by whoever has copied the rest
+        except SealedError:  # by another process that copied the rest
             yield part.size
             break
     patience().call(lambda: store.seal(part.target))
 
 
 def copied_bytes(store: SegmentStore, part: CopyPart) -> int:
-    """How many bytes of a part are copied, by whoever is at it."""
+    """Return how many bytes of a part are copied, by any process."""
     try:
         mark = Cell(store, part.target, _COPIED).load()
     except NotFoundError:
-        return 0  # nobody has begun
+        return 0  # no process has begun
     return 0 if mark is None else int.from_bytes(mark) - part.start
 
 
 def _next_blocks(reader: SegmentReader, part: CopyPart, patience: Patience) -> tuple[bytes, int]:
-    """The next events, as the store brings them in one read, and the offset after them; encoded as they are."""
+    """Return the next events as one read of the store brings them, encoded as they are, and the offset after them."""
     blocks: list[Block] = []
     while reader.offset < part.end and (reader.buffered or not blocks):
         block = patience.call(reader.next_block)
@@ -102,7 +102,7 @@ def _next_blocks(reader: SegmentReader, part: CopyPart, patience: Patience) -> t
 
 
 def _encoded(block: Block, end: int) -> Buffer:
-    """The block as it is stored; only one that a cut divides is made anew, of the events on this side of it."""
+    """Return the block as it is stored. Encode only a block that a cut divides anew, with the events on this side."""
     if not block.skipped and block.end <= end:
         return block.encoded
     count = bisect_left(block.offsets, end)
@@ -118,7 +118,7 @@ def _encoded(block: Block, end: int) -> Buffer:
 
 
 class Progress:
-    """How much is copied, told by one thread at a time."""
+    """Counts the copied bytes, and reports them by one thread at a time."""
 
     def __init__(self, total: int, tell: OnProgress | None) -> None:
         self.total = total
@@ -142,7 +142,7 @@ def copy_by_events(
     progress: Progress,
     deadline: Deadline,
 ) -> None:
-    """Copy all parts through this process, so many of them at a time."""
+    """Copy all parts through this process, ``threads`` parts at a time."""
     stop = Flag()
 
     def copy(part: CopyPart) -> None:

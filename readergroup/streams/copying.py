@@ -1,11 +1,11 @@
-"""Copying a stream: what lies between two cuts of it becomes a stream of another name, with the same segments.
+"""Copy a stream: the data between two of its cuts becomes a stream of another name, with the same segments.
 
-The bounds are fixed when a copy begins, in the metadata of the target; so whoever goes on with a copy that was cut off,
-or makes the same one at the same time, makes the same. The target is nobody's business until it is whole: one update
-publishes it, sealed, because it is what was there.
+The bounds are fixed in the metadata of the target when a copy begins. So every client that continues an interrupted
+copy, or makes the same copy at the same time, makes the same stream. The target is hidden until it is complete: one
+update publishes it, sealed, because a copy of past data takes no events.
 
-By segments the store copies all data in one step, and offsets stay what they were. By events the data goes through
-processes, segments beside each other (`copy_parts.py`).
+By segments, the store copies all data in one step, and offsets stay the same. By events, the data passes through
+processes, several segments at a time (`copy_parts.py`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ By = Literal["segments", "events"]
 
 
 class Copies:
-    """Copies of streams: begun, and published when all their parts are copied. Any process may do any of it."""
+    """Begins copies of streams, and publishes them when all parts are copied. Any process can do any step."""
 
     def __init__(self, metadata: StreamMetadata, data: DataSegments, pending: PendingChanges) -> None:
         self._metadata = metadata
@@ -64,7 +64,7 @@ class Copies:
         on_progress: OnProgress | None,
         timeout: float | None,
     ) -> StreamInfo:
-        """Copy the stream, all of it in this call: see `StreamManager.copy`."""
+        """Copy the whole stream in this call: see `StreamManager.copy`."""
         check_count(threads, "threads")
         on_progress = None if on_progress is None else checked(on_progress, "on_progress")
         deadline = Deadline(self._metadata.clock, timeout)
@@ -98,9 +98,9 @@ class Copies:
         start: Place | None = None,
         end: Place | None = None,
     ) -> StreamState:
-        """The metadata of the target, in which everything is fixed: by this call, or by one before that was cut off.
+        """Return the metadata of the target with all bounds fixed, by this call or by an earlier, interrupted one.
 
-        One that exists because the same copy was whole already is returned, too.
+        If the same copy is complete already, return that.
         """
         if check_stream_name(target, "target") == check_stream_name(source, "source"):
             raise InvalidArgumentError("a stream is not copied onto itself", stream=source)
@@ -133,7 +133,7 @@ class Copies:
         synchronizer = self._metadata.open(target, create=True)
         before = synchronizer.fetch_updates(timeout=deadline.remaining())
         if not before.exists and not before.is_being_copied:
-            self._data.delete_all(before, deadline)  # what a deletion that was cut off left behind
+            self._data.delete_all(before, deadline)  # the rest of an interrupted deletion
         return synchronizer.update_state(
             lambda now: [] if now.exists or now.is_being_copied else [wanted], timeout=deadline.remaining()
         )
@@ -170,7 +170,7 @@ class Copies:
         )
 
     def _tail(self, source: str) -> tuple[StreamState, StreamCut]:
-        """The metadata of the source and where it ends, with nothing of a transaction or all of it."""
+        """Return the metadata of the source and its tail, with each transaction wholly before or after the tail."""
         deadline = self._metadata.deadline()
         while True:
             state = self._pending.finish(source, deadline)
@@ -194,7 +194,7 @@ class Copies:
     # ------------------------------------------------------------------ the data
 
     def parts(self, state: StreamState) -> Sequence[CopyPart]:
-        """What a copy is made of, a part for each segment."""
+        """Return the parts of a copy, one for each segment."""
         assert state.origin is not None
         origin = state.origin
         parts = []
@@ -211,7 +211,7 @@ class Copies:
     # ------------------------------------------------------------------ ending
 
     def publish(self, state: StreamState) -> StreamInfo:
-        """Make a copy, of which all parts are copied, a stream."""
+        """Make a copy, whose parts are all copied, a stream."""
         deadline = self._metadata.deadline()
 
         def publish(now: StreamState) -> list[Update[StreamState]]:
@@ -225,7 +225,7 @@ class Copies:
 
     @contextmanager
     def told_what_is_gone(self, state: StreamState) -> Iterator[None]:
-        """Say in the end whose data it was that was missing: the target's, which somebody gave up, or the source's."""
+        """Translate an error about missing data: the source's, or the target's because the copy was given up."""
         assert state.origin is not None
         try:
             yield
@@ -249,7 +249,7 @@ class Copies:
                 ) from error
 
     def _given_up(self, state: StreamState) -> NotFoundError:
-        """The error for a copy that was deleted, without whose segments nobody would ever come for."""
+        """Return the error for a deleted copy, and delete its segments: no other process would."""
         self._data.delete_all(state, self._metadata.deadline())
         return NotFoundError("the copy was deleted before it was whole", stream=state.name)
 

@@ -1,4 +1,4 @@
-"""The segments that hold the events of streams: how long they are, and how their data is given up."""
+"""The segments that hold the events of streams: their lengths, and the deletion of their data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .writing.marks import WRITER_RETENTION_SECONDS
 
 
 class DataSegments:
-    """The data segments of streams whose metadata the caller knows. Every step may be repeated, by any client."""
+    """The data segments of streams whose metadata the caller has. Any client can repeat every step."""
 
     def __init__(self, metadata: StreamMetadata) -> None:
         self._metadata = metadata
@@ -33,17 +33,17 @@ class DataSegments:
     # ------------------------------------------------------------------ what there is
 
     def lengths(self, state: StreamState, numbers: Iterable[int], deadline: Deadline) -> Mapping[int, int]:
-        """How long these data segments are now."""
+        """Return the present lengths of these data segments."""
         patience = self._metadata.patience(deadline)
         segments = {number: state.data_segment(number) for number in numbers}
         return {n: patience.call(partial(self._store.info, segment)).length for n, segment in segments.items()}
 
     def tail(self, state: StreamState, deadline: Deadline) -> StreamCut:
-        """Where the data of the newest epoch in ``state`` ends now."""
+        """Return where the data of the newest epoch in ``state`` ends now."""
         return state.cut(self.lengths(state, state.current, deadline))
 
     def info(self, state: StreamState, deadline: Deadline) -> StreamInfo:
-        """The stream of ``state``, with its present tail."""
+        """Return a description of the stream in ``state``, with its present tail."""
         return StreamInfo(
             name=state.name,
             incarnation=state.incarnation,
@@ -64,9 +64,9 @@ class DataSegments:
         tail: StreamCut | None = None,
         argument: str = "place",
     ) -> StreamCut:
-        """The cut that ``place`` means: ``tail`` or the present one, or a cut that a reader can start at.
+        """Return the cut for ``place``: the head, ``tail`` or the present tail, or a cut that a reader can start at.
 
-        ``argument`` is what an error calls the place.
+        Errors call the place ``argument``.
         """
         if place == "head":
             return state.head_cut
@@ -82,7 +82,7 @@ class DataSegments:
     # ------------------------------------------------------------------ giving data up
 
     def truncate(self, state: StreamState, deadline: Deadline) -> None:
-        """Give up the blocks that lie wholly before the head, and delete what was retired long ago."""
+        """Delete the blocks that lie wholly before the head, and segments that were retired long ago."""
         patience = self._metadata.patience(deadline)
         for number, each in state.segments.items():
             segment = state.data_segment(number)
@@ -93,7 +93,7 @@ class DataSegments:
         self._delete_retired(state, deadline)
 
     def _truncate_segment(self, segment: str, offset: int | None, patience: Patience) -> None:
-        """Give up the blocks that lie wholly before ``offset``; None: all."""
+        """Delete the blocks that lie wholly before ``offset``; None: all."""
         try:
             info = patience.call(lambda: self._store.info(segment))
             to = info.length if offset is None else offset
@@ -104,7 +104,7 @@ class DataSegments:
             return  # deleted already
 
     def _delete_retired(self, state: StreamState, deadline: Deadline) -> None:
-        """Delete what was retired so long ago that no writer asks for it any more."""
+        """Delete segments that were retired so long ago that no writer asks for them any more."""
         before = self._metadata.clock.time() - WRITER_RETENTION_SECONDS
         old = [n for n, each in state.segments.items() if each.retired_at is not None and each.retired_at < before]
         if not old:
@@ -138,7 +138,7 @@ class DataSegments:
                 self.delete([segment], patience)
 
     def delete_staged(self, prefix: str, is_given_up: Callable[[StagedName], bool], deadline: Deadline) -> None:
-        """Delete what is staged under the prefix and given up. What cannot be deleted now is when it is old."""
+        """Delete staged segments that are given up under the prefix. Those that cannot be deleted now expire later."""
         is_given_up = checked(is_given_up, "what says whether a part is given up")
         patience = self._metadata.patience(deadline)
         try:

@@ -1,8 +1,8 @@
-"""Deleting streams, with all that they leave behind, whoever dies.
+"""Delete streams completely, even if processes die in between.
 
-A stream is deleted in two steps: its metadata says so, and then its segments go. `Deletions.delete` does both, and
-before them puts the stream into a durable queue. What is in there is looked at again, later, by a process that deletes
-a stream: mostly there is nothing left to do. If somebody died between the two steps, this is where it is done.
+A stream is deleted in two steps: its metadata records the deletion, then its segments are deleted. `Deletions.delete`
+first adds the stream to a durable queue and then does both. Later, a process that deletes a stream checks the queue:
+mostly there is nothing left to do, but if a process died between the two steps, this check completes the deletion.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .metadata import StreamMetadata
 from .state import DeleteStream, StreamState
 
 QUEUE: Final = "readergroup/deletions"
-#: A process looks through the queue with its first deletion, and every so many.
+#: A process checks the queue at its first deletion, and again after every this many deletions.
 LOOK_EVERY: Final = 50
-#: How often it is looked whether another process, which holds the role, has gone through the queue.
+#: How often a process checks whether the holder of the role has handled the queue.
 _LOOK_SECONDS: Final = 0.5
-#: How long closing waits for the stream in hand; the next one who looks goes on with it.
+#: How long closing waits for the stream in hand. The next check of the queue continues with it.
 _CLOSE_SECONDS: Final = 5.0
-#: How long somebody who has announced a deletion may take to put it into the metadata. Clocks may differ by minutes.
+#: How long a process may take from announcing a deletion to recording it in the metadata. Clocks may differ by minutes.
 PATIENCE_SECONDS: Final = 3600.0
 
 _logger = logging.getLogger(__name__)
@@ -63,9 +63,9 @@ class Deletion(NamedTuple):
 
 
 class Deletions:
-    """Deletes streams, and looks through the queue of the store for what other clients have left.
+    """Deletes streams, and completes the deletions in the store's queue that other clients left.
 
-    With a clock that is moved by hand nothing runs in the background, and the queue is looked through in the call.
+    With a manual clock nothing runs in the background: the call itself checks the queue.
     """
 
     def __init__(self, metadata: StreamMetadata, data: DataSegments) -> None:
@@ -80,7 +80,7 @@ class Deletions:
         self._announced = 0
 
     def delete(self, stream: str, deadline: Deadline) -> None:
-        """Delete the stream and its data; a copy that is not whole yet is given up."""
+        """Delete the stream and its data, or give an incomplete copy up."""
         while True:
             synchronizer = self._metadata.existing(stream, deadline, or_being_copied=True)
             deleted = self._end(synchronizer, synchronizer.state, deadline)
@@ -90,7 +90,7 @@ class Deletions:
         self._look_through()
 
     def close(self) -> None:
-        """Stop after the stream in hand. Twice is no error."""
+        """Stop after the stream in hand. Closing twice is no error."""
         self._stopping.set()
         with self._lock:
             thread, queue = self._thread, self._queue
@@ -104,7 +104,7 @@ class Deletions:
     def _end(
         self, synchronizer: StateSynchronizer[StreamState], seen: StreamState, deadline: Deadline
     ) -> StreamState | None:
-        """Let the metadata say that the stream is deleted; None if there is another one of the name by now."""
+        """Record the deletion in the metadata; return None if the name has another stream by now."""
         try:
             self._announce(seen.name, seen.incarnation, timeout=deadline.remaining() / 2)
         except DeadlineExceededError as error:
@@ -123,7 +123,7 @@ class Deletions:
         return synchronizer.update_state_returning(end, timeout=deadline.remaining())
 
     def _announce(self, stream: str, incarnation: str, *, timeout: float) -> None:
-        """Remember, durably, that this stream is about to be deleted."""
+        """Record durably that this stream is about to be deleted."""
         with self._lock:
             self._announced += 1
             if self._queue is None:
@@ -133,7 +133,7 @@ class Deletions:
     # ------------------------------------------------------------------ what others have left
 
     def _look_through(self) -> None:
-        """Finish what others have left, in the background, if it is time to look for it."""
+        """Complete the deletions that others left, in the background, if a check is due."""
         with self._lock:
             is_running = self._thread is not None and self._thread.is_alive()
             if is_running or self._stopping.is_set() or self._announced % LOOK_EVERY != 1:
@@ -148,13 +148,13 @@ class Deletions:
                     thread.start()
                     self._thread = thread
                 except StoreUnavailableError as error:
-                    self._announced -= 1  # so that it is time at the next deletion
+                    self._announced -= 1  # so that the next deletion checks the queue
                     _logger.warning("what deleted streams have left is looked for at the next deletion: %s", error)
 
     def _run(self) -> None:
         assert self._queue is not None
         try:
-            end = self._store.info(self._queue.segment).length  # what is put off is for the next time
+            end = self._store.info(self._queue.segment).length  # deletions that are put off wait for the next check
             with EventProcessor(
                 self._store,
                 QUEUE,
@@ -182,7 +182,7 @@ class Deletions:
             self._queue.add(event.data)
 
     def _finish(self, deletion: Deletion) -> bool:
-        """Delete what is left of the stream; False if its metadata does not say that it is deleted."""
+        """Delete the rest of the stream; return False if its metadata does not record the deletion."""
         deadline = self._metadata.deadline()
         state = self._metadata.open(deletion.stream, create=False).fetch_updates(timeout=deadline.remaining())
         if state.incarnation == deletion.incarnation and (state.exists or state.is_being_copied):

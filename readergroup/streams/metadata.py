@@ -1,4 +1,4 @@
-"""The metadata of streams: one synchronizer for each stream that a client uses, and the names that are in use."""
+"""The metadata of streams: one synchronizer for each stream that a client uses, and the names in use."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _LOG_PREFIX: Final = "stream/"
 
 
 class StreamMetadata:
-    """The metadata of the streams of a store, as one client knows it. Threads may share it; it borrows the store.
+    """The metadata of a store's streams, as one client knows it. Threads may share it. It borrows the store.
 
-    The client shares each synchronizer among its threads, and `close` closes them all.
+    The client's threads share each synchronizer. `close` closes them all.
     """
 
     def __init__(self, store: SegmentStore, clock: Clock, timeout: float, state_limit_bytes: int) -> None:
@@ -48,7 +48,7 @@ class StreamMetadata:
         return Deadline(self.clock, self.timeout if timeout is None else timeout)
 
     def patience(self, deadline: Deadline | None = None) -> Patience:
-        """For a store that is away or full: it ends at the deadline, or when the client is closed."""
+        """Return a patience for a store that is away or full. It ends at the deadline, or when the client is closed."""
         return Patience(self.clock, deadline or self.deadline(), self._closing)
 
     # ------------------------------------------------------------------ one stream
@@ -56,7 +56,7 @@ class StreamMetadata:
     def existing(
         self, name: str, deadline: Deadline, *, or_being_copied: bool = False
     ) -> StateSynchronizer[StreamState]:
-        """The stream's synchronizer, just fetched; `NotFoundError` if there is no such stream."""
+        """Return the stream's synchronizer, just fetched. Raise `NotFoundError` if there is no such stream."""
         synchronizer = self.open(check_stream_name(name), create=False)
         state = synchronizer.fetch_updates(timeout=deadline.remaining())
         if state.is_being_copied and not or_being_copied:
@@ -71,7 +71,7 @@ class StreamMetadata:
         raise not_found(name)
 
     def open(self, name: str, *, create: bool) -> StateSynchronizer[StreamState]:
-        """The synchronizer of this name, whether or not there is such a stream now.
+        """Return the synchronizer of this name, whether or not such a stream exists now.
 
         A name that was never used raises `NotFoundError`, unless ``create`` begins its metadata.
         """
@@ -91,7 +91,7 @@ class StreamMetadata:
                 timeout=self.timeout,
                 state_limit_bytes=self._state_limit_bytes,
             )
-            _ = opened.state  # there is none where a creation was cut off before its first entry
+            _ = opened.state  # raises if a creation was interrupted before its first entry
         except NotFoundError as error:
             raise not_found(name) from error
         with self._lock:
@@ -111,7 +111,7 @@ class StreamMetadata:
         return True
 
     def names(self, scope: str | None, timeout: float | None) -> Iterator[str]:
-        """The names of the streams, of all scopes or of one. ``timeout`` is for each name."""
+        """Iterate over the names of the streams, of all scopes or of one. ``timeout`` is for each name."""
         prefix = _LOG_PREFIX if scope is None else f"{_LOG_PREFIX}{check_name(scope, 'scope')}/"
         patience = self.patience(self.deadline(timeout))
         logs = patience.call(lambda: self._deleted.others(list(self.store.list(prefix))))
@@ -128,7 +128,7 @@ class StreamMetadata:
         return exists
 
     def close(self) -> None:
-        """End the calls that wait, and close all synchronizers. Twice is no error."""
+        """End the calls that wait, and close all synchronizers. Closing twice is no error."""
         self._closing.set()
         with self._lock:
             synchronizers = self._synchronizers.values()
@@ -141,6 +141,6 @@ def not_found(name: str) -> NotFoundError:
 
 
 def check_not_replaced(now: StreamState, then: StreamState) -> None:
-    """Raise `NotFoundError` if the stream of ``then`` was deleted, even if there is another one of its name."""
+    """Raise `NotFoundError` if the stream of ``then`` was deleted, even if its name has another stream now."""
     if not now.exists or now.incarnation != then.incarnation:
         raise NotFoundError("the stream was deleted meanwhile", stream=then.name)

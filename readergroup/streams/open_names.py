@@ -1,7 +1,7 @@
-"""The names of streams and groups, as one client knows them: what it has open for each, and which are deleted.
+"""The names of streams and groups that one client has open, and those that it knows to be deleted.
 
-A name that was used once keeps a log, which says so when it is deleted: revisions of a name only grow. So what is
-deleted must cost a client next to nothing.
+A name that was used once keeps a log, which records its deletion, because revisions of a name only grow. So a deleted
+name must cost a client next to nothing.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ T = TypeVar("T")
 
 
 class OpenNames(Generic[T]):
-    """What is open for each name. The caller has a lock that guards it."""
+    """The open object of each name. The caller's lock guards it."""
 
     def __init__(self) -> None:
         self._kept: dict[str, T] = {}
         self._all: WeakValueDictionary[str, T] = WeakValueDictionary()
 
     def __contains__(self, name: str) -> bool:
-        """Whether it is open, and not known to be deleted."""
+        """Whether the name is open, and not known to be deleted."""
         return name in self._kept
 
     def get(self, name: str) -> T | None:
         return self._all.get(name)
 
     def keep(self, name: str, opened: T) -> T:
-        """What is open for the name: ``opened``, unless there is something already. It stays open."""
+        """Return the open object of the name: ``opened``, unless there is one already. It stays open."""
         found = self._all.setdefault(name, opened)
         self._kept[name] = found
         return found
 
     def let_go(self, name: str) -> None:
-        """The name is deleted: what is open for it stays in memory as long as somebody else uses it."""
+        """Forget a deleted name. Its object stays in memory as long as it is used elsewhere."""
         self._kept.pop(name, None)
 
     def values(self) -> Sequence[T]:
@@ -45,7 +45,7 @@ class OpenNames(Generic[T]):
 
 
 class DeletedNames:
-    """Logs that only say that their names are deleted. Each is read once, and again when it has grown."""
+    """Logs that only record a deletion. Each is read once, and again when it has grown."""
 
     def __init__(self, store: SegmentStore) -> None:
         self._store = store
@@ -53,7 +53,7 @@ class DeletedNames:
         self._lengths: dict[str, int] = {}
 
     def others(self, logs: Sequence[str]) -> Sequence[str]:
-        """Those of ``logs`` that may be of names in use."""
+        """Return the logs whose names may be in use."""
         with self._lock:
             known = {log: self._lengths[log] for log in logs if log in self._lengths}
         if not known:
@@ -65,10 +65,10 @@ class DeletedNames:
         return [log for log in logs if log not in known or log in grown]
 
     def length(self, log: str) -> int:
-        """How long it is: to be asked before it is found out whether the name is in use, for `add`."""
+        """Return the length of the log. Call this before checking whether the name is in use, for `add`."""
         return self._store.info(log).length
 
     def add(self, log: str, length: int) -> None:
-        """The name was not in use when its log was so long."""
+        """Record that the name was not in use when its log had this length."""
         with self._lock:
             self._lengths[log] = length

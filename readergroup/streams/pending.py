@@ -1,7 +1,8 @@
-"""Completing what is announced in the metadata of a stream: a creation or scale, a seal, the merge of a transaction.
+"""Complete changes announced in a stream's metadata: a creation or scale, a seal, the merge of a transaction.
 
 There is no controller. A change of a stream that touches the store is announced by one update of its metadata, then
-carried out, then published by a second one. Every step can be repeated, so any client completes what another one began.
+carried out, then published by a second one. Every step can be repeated, so any client can complete the changes of
+another one.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .transactions.merging import Merge
 
 
 class PendingChanges:
-    """The changes of streams that some client has announced and nobody has published yet."""
+    """The announced and unpublished changes of streams."""
 
     def __init__(self, metadata: StreamMetadata, data: DataSegments) -> None:
         self._metadata = metadata
@@ -38,14 +39,14 @@ class PendingChanges:
         self._store = metadata.store
 
     def fetch_state(self, name: str, deadline: Deadline) -> StreamState:
-        """The stream's metadata, as new as this call, with its first segments created."""
+        """Return the stream's metadata, as new as this call, with its first segments created."""
         state = self._metadata.existing(name, deadline).state
         return state if state.current else self.finish(name, deadline)
 
     def announce(
         self, name: str, announce: Callable[[StreamState], Iterable[Update[StreamState]]], deadline: Deadline
     ) -> StreamState:
-        """Announce a change when no other one is pending, and complete it; the state after it."""
+        """Announce a change when no other is pending, complete it, and return the state after it."""
 
         def when_nothing_is_pending(state: StreamState) -> tuple[Iterable[Update[StreamState]], StreamState | None]:
             if not state.exists:
@@ -64,9 +65,9 @@ class PendingChanges:
                 raise DeadlineExceededError("other clients kept scaling the stream; nothing was done", stream=name)
 
     def finish(self, name: str, deadline: Deadline, *, forget: str | None = None) -> StreamState:
-        """Complete what is pending, if anything is; the state after it.
+        """Complete a pending change, if there is one, and return the state after it.
 
-        ``forget`` is the key of a transaction that nobody but the caller will ask for.
+        ``forget`` is the key of a transaction that no other client will ask for.
         """
         synchronizer = self._metadata.existing(name, deadline)
         state = synchronizer.state
@@ -82,7 +83,7 @@ class PendingChanges:
                 raise not_found(name)
             if state.incarnation == before.incarnation:
                 return state
-            # Deleted and created again meanwhile: what is pending now is the other stream's.
+            # Deleted and created again meanwhile: only the new stream can have a pending change.
 
     def _finish_scale(
         self, synchronizer: StateSynchronizer[StreamState], state: StreamState, scale: Scale, deadline: Deadline
@@ -98,7 +99,7 @@ class PendingChanges:
             for number in scale.predecessors:
                 patience.call(partial(self._store.seal, state.data_segment(number)))
         except (AlreadyExistsError, NotFoundError):
-            # A name that was deleted: this scale is long done, or the stream is deleted. Its state tells.
+            # A name was deleted: this scale is long done, or the stream is deleted. The state shows which.
             now = synchronizer.fetch_updates(timeout=deadline.remaining())
             if is_open(now):
                 raise
@@ -140,7 +141,7 @@ class PendingChanges:
         try:
             Merge(self._store, state, transaction, deadline, self._metadata.patience(deadline)).run()
         except (NotFoundError, SealedError) as error:
-            # It was merged meanwhile, and the stream has gone on; or it is deleted. Its state tells.
+            # Merged meanwhile, and the stream has moved on; or the stream is deleted. The state shows which.
             now = synchronizer.fetch_updates(timeout=deadline.remaining())
             if is_open(now):
                 raise CorruptDataError(
@@ -157,7 +158,7 @@ class PendingChanges:
         except ReaderGroupError:
             if not finished.forget:
                 raise
-            # All events are there; and who asks again for a key that may be forgotten would commit it again.
+            # All events are in the stream. A caller that repeated the call could commit a forgotten key again.
             now = synchronizer.state
         prefix = staging_prefix(state.name, state.incarnation, transaction.key, transaction.generation)
         self._data.delete_staged(prefix, lambda _: True, deadline)

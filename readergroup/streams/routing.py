@@ -1,4 +1,4 @@
-"""Which segment a routing key belongs to: Pravega's hash, so that both place a key at the same point of the key range.
+"""The segment of a routing key, by Pravega's hash, so that both place a key at the same point of the key range.
 
 The key range is [0, 1). A key's place in it is the top 52 bits of the first half of murmur3-128 over the key in
 UTF-16LE, seed 1741865571 (Pravega: ``HashHelper.hashToRange``), as a fraction of 1.
@@ -16,23 +16,23 @@ import mmh3
 _SEED: Final = 1741865571
 _UNIT: Final = 2.0**-52
 _ENCODING: Final = "utf-16-le"
-#: Python loads a codec when it is first used, which fails in a process that has no file descriptor left.
+#: Python loads a codec at its first use, which fails in a process without a free file descriptor.
 codecs.lookup(_ENCODING)
 
 
 def key_hash(routing_key: str) -> int:
-    """The key's 64-bit hash."""
-    # "surrogatepass": a str may hold lone surrogates (a file name that is no UTF-8), and hashing one must not fail.
+    """Return the key's 64-bit hash."""
+    # "surrogatepass": a str may hold lone surrogates (a file name that is not UTF-8), and hashing it must not fail.
     return mmh3.hash64(routing_key.encode(_ENCODING, "surrogatepass"), _SEED, signed=False)[0]
 
 
 def key_position(routing_key: str) -> float:
-    """The key's place in the key range, at least 0 and below 1."""
+    """Return the key's place in the key range, at least 0 and below 1."""
     return (key_hash(routing_key) >> 12) * _UNIT
 
 
 class Routes:
-    """The segments of one epoch, found by position. Ranges must follow one another from 0 to 1."""
+    """The segments of one epoch, found by position. Their ranges must follow one another from 0 to 1."""
 
     def __init__(self, segments: Sequence[int], lows: Sequence[float]) -> None:
         if not segments or len(segments) != len(lows) or lows[0] != 0.0:
@@ -41,7 +41,7 @@ class Routes:
         self._lows = tuple(lows)
 
     def segment_of(self, routing_key: str) -> int:
-        """The number of the segment that the key's events are written to."""
+        """Return the number of the segment for the key's events."""
         return self.segment_at(key_position(routing_key))
 
     def segment_at(self, position: float) -> int:

@@ -1,11 +1,11 @@
-"""The metadata of a stream: what it is made of, the questions one asks it, and the updates that change it.
+"""The metadata of a stream: its segments, the queries on it, and the updates that change it.
 
-All of it is pure. A stream is created, scaled and sealed in two steps: one update announces what is to be, then the
-store is changed (each step of that may be repeated), and a second update publishes it. Whoever finds something
-announced can complete it, so nobody waits for a process that died in between.
+All of it is pure. A stream is created, scaled and sealed in two steps: one update announces the change, then the store
+is changed (each step can be repeated), and a second update publishes it. Any client that finds an announced change can
+complete it, so no client waits for a process that died in between.
 
-Segments are numbered as they come; a successor has a greater number than its predecessors. The state forgets a
-segment some time after its data was truncated away, so that it does not grow with the age of the stream.
+Segments are numbered in order of creation, so a successor has a greater number than its predecessors. The state forgets
+a segment some time after its data was truncated, so that it does not grow with the age of the stream.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ class StreamSegment(Record):
     #: The epoch that began with it.
     epoch: int = 0
     predecessors: tuple[int, ...] = ()
-    #: Published ones only: empty for a segment of the newest epoch.
+    #: Only published ones: empty for a segment of the newest epoch.
     successors: tuple[int, ...] = ()
-    #: When all of its data was truncated away, in seconds since 1970.
+    #: When all of its data was truncated, in seconds since 1970.
     retired_at: float | None = None
 
 
 class Scale(Record):
-    """An announced scale: ``successors`` are to take the place of ``predecessors``."""
+    """An announced scale: ``successors`` will replace ``predecessors``."""
 
     predecessors: tuple[int, ...]
     successors: tuple[StreamSegment, ...]
 
 
 class Origin(Record):
-    """What a stream is a copy of: the offsets, by number of segment, that it starts and ends at."""
+    """The source of a copy, with the offsets, by number of segment, where the copy starts and ends."""
 
     stream: str
     incarnation: str
@@ -68,30 +68,30 @@ class Origin(Record):
 
 
 class StreamState(State):
-    """The metadata of one stream name, through all the streams that bore it one after the other."""
+    """The metadata of one stream name, through all streams that have it one after the other."""
 
     name: str
-    #: Part of the names of the data segments: another stream of the same name has other ones. Empty before the first.
+    #: Part of the names of the data segments, so that streams of one name share none. Empty before the first stream.
     incarnation: str = ""
-    #: Created and not deleted.
+    #: Whether the stream was created and not deleted.
     exists: bool = False
     config: StreamConfig = StreamConfig()
-    #: Number of scales published, the creation not counted; -1 before that is published.
+    #: How many scales were published, without the creation; -1 until the creation is published.
     epoch: int = -1
     segments: Map[int, StreamSegment] = Map()
     #: The segments of the newest epoch, in order of their key ranges.
     current: tuple[int, ...] = ()
-    #: Where the data starts: an offset for each part of the key range.
+    #: Where the data starts: one offset for each part of the key range.
     head: Map[int, int] = Map()
     next_number: int = 0
     scale: Scale | None = None
-    #: To be sealed: it is not scaled any more.
+    #: Whether a seal was announced. No scale can begin.
     sealing: bool = False
-    #: Each segment of the newest epoch is sealed in the store, for good.
+    #: Whether each segment of the newest epoch is sealed in the store, for good.
     sealed: bool = False
-    #: None until one is committed or aborted.
+    #: None until a transaction is committed or aborted.
     transactions: StreamTransactions | None = None
-    #: Of a copy. As long as that does not exist, it is being made.
+    #: The source of a copy. Until the stream ``exists``, the copy is being made.
     origin: Origin | None = None
 
     # ------------------------------------------------------------------ names
@@ -100,16 +100,16 @@ class StreamState(State):
         return segment_id(self.name, number)
 
     def data_segment(self, number: int) -> str:
-        """The name, in the store, of the segment that holds the events."""
+        """Return the name, in the store, of the segment that holds the events."""
         return data_segment(self.segment(number), self.incarnation)
 
     @property
     def data_prefix(self) -> str:
-        """What the names of all its segments in the store start with, staged ones too, and of no others."""
+        """The prefix, in the store, of the names of all its segments, staged ones too, and of no others."""
         return data_prefix(self.name, self.incarnation)
 
     def staged_segments(self, transaction: CommittedTransaction) -> Iterator[tuple[int, str]]:
-        """What is to be merged, in order: for which segment of the stream it was staged, and its name in the store."""
+        """Iterate over the staged segments in merge order: the number of the target segment, the name in the store."""
         prefix = staging_prefix(self.name, self.incarnation, transaction.key, transaction.generation)
         for part in transaction.parts:
             yield from zip(part.segments, staged_segments(prefix, part.name, part.segments), strict=True)
@@ -118,7 +118,7 @@ class StreamState(State):
 
     @property
     def is_pending(self) -> bool:
-        """Whether something was announced that is not published."""
+        """Whether a change was announced and is not published."""
         return self.scale is not None or (self.sealing and not self.sealed) or self.known_transactions.open is not None
 
     @property
@@ -127,7 +127,7 @@ class StreamState(State):
 
     @property
     def is_being_copied(self) -> bool:
-        """Whether it is a copy that is not whole yet: nobody but those who make it may see it."""
+        """Whether it is an incomplete copy. Only the processes that make it may see it."""
         return self.origin is not None and not self.exists
 
     @property
@@ -140,7 +140,7 @@ class StreamState(State):
         return Routes(self.current, [self.segments[number].keys.low for number in self.current])
 
     def record(self, segment: SegmentId) -> StreamSegment:
-        """What is known of the segment; `NotFoundError` if it is none of this stream, or forgotten."""
+        """Return the segment's record. Raise `NotFoundError` if it is not of this stream, or forgotten."""
         number = number_of(segment)
         if segment != self.segment(number):
             raise NotFoundError("the segment belongs to another stream", segment=segment, stream=self.name)
@@ -153,20 +153,20 @@ class StreamState(State):
         return self.record(segment).keys
 
     def successors(self, segment: SegmentId) -> tuple[SegmentId, ...]:
-        """The published segments that took over its keys, in order of their key ranges; none if it is a newest one."""
+        """Return the published segments that took over its keys, in order of key ranges; none in the newest epoch."""
         return tuple(map(self.segment, self.record(segment).successors))
 
     def predecessors(self, segment: SegmentId) -> tuple[SegmentId, ...]:
-        """The segments whose keys it took over, but for those that are forgotten."""
+        """Return the segments whose keys it took over, except forgotten ones."""
         return tuple(map(self.segment, self.record(segment).predecessors))
 
     @property
     def head_cut(self) -> StreamCut:
-        """Where the data that is left starts."""
+        """Where the remaining data starts."""
         return self.cut(self.head)
 
     def cut(self, offsets: Mapping[int, int]) -> StreamCut:
-        """These offsets by number of segment, as a cut of this stream."""
+        """Return these offsets, by number of segment, as a cut of this stream."""
         return StreamCut(
             stream=self.name,
             offsets={self.segment(number): offset for number, offset in offsets.items()},
@@ -174,7 +174,7 @@ class StreamState(State):
         )
 
     def check_cut(self, cut: StreamCut) -> Mapping[int, int]:
-        """The cut's offsets by number of segment; raises if it is none of this stream or has gaps or overlaps."""
+        """Return the cut's offsets by number of segment. Raise if it is of another stream or has gaps or overlaps."""
         if cut.stream != self.name:
             raise InvalidArgumentError("the cut belongs to another stream", cut=str(cut), stream=self.name)
         if cut.incarnation not in (None, self.incarnation):
@@ -195,12 +195,12 @@ class StreamState(State):
         return offsets
 
     def precedes(self, earlier: StreamCut, later: StreamCut) -> bool:
-        """Whether ``earlier`` is nowhere behind ``later``. Two cuts may each be behind the other somewhere."""
+        """Return whether ``earlier`` is nowhere behind ``later``. Two cuts can each be behind the other somewhere."""
         left, right = self.check_cut(earlier), self.check_cut(later)
         return all((number, left[number]) <= (other, right[other]) for number, other in self._overlapping(left, right))
 
     def _overlapping(self, left: Iterable[int], right: Iterable[int]) -> Iterator[tuple[int, int]]:
-        """The pairs of segments that share keys, one from either side; each side covers the key range once."""
+        """Iterate over the pairs of segments, one per side, that share keys. Each side covers the key range once."""
         ours, theirs = self._by_keys(left), self._by_keys(right)
         i = j = 0
         while i < len(ours) and j < len(theirs):
@@ -213,7 +213,7 @@ class StreamState(State):
         return sorted(numbers, key=lambda number: self.segments[number].keys.low)
 
     def segments_from(self, cut: StreamCut) -> Mapping[SegmentId, tuple[SegmentId, ...]]:
-        """Every segment from the cut to the newest epoch, with those of its predecessors that are among them.
+        """Return each segment from the cut to the newest epoch, with its predecessors among them.
 
         A segment comes after its predecessors.
         """
@@ -224,7 +224,7 @@ class StreamState(State):
         }
 
     def segments_between(self, start: StreamCut, end: StreamCut | None) -> Mapping[SegmentId, tuple[SegmentId, ...]]:
-        """`segments_from` the start, without those that begin after ``end``; which must not lie before the start."""
+        """Return `segments_from` the start, without those that begin after ``end``, which must not precede it."""
         reached = self.segments_from(start)
         if end is None:
             return reached
@@ -234,7 +234,7 @@ class StreamState(State):
         return {segment: before for segment, before in reached.items() if segment not in beyond}
 
     def _reachable(self, numbers: Iterable[int]) -> set[int]:
-        """These segments and all that came after them."""
+        """Return these segments and all that came after them."""
         found: set[int] = set()
         waiting = list(numbers)
         while waiting:
@@ -247,14 +247,14 @@ class StreamState(State):
     # ------------------------------------------------------------------ what scaling may do
 
     def split(self, numbers: Sequence[int]) -> AnnounceScale:
-        """The update that splits each of these segments in two halves."""
+        """Return the update that splits each of these segments in two halves."""
         halves = [
             half for number in self._by_keys(self._scalable(numbers)) for half in self.segments[number].keys.split()
         ]
         return AnnounceScale(predecessors=tuple(numbers), ranges=tuple(halves))
 
     def merge(self, numbers: Sequence[int]) -> AnnounceScale:
-        """The update that merges these segments, which must be neighbours, into one."""
+        """Return the update that merges these segments, which must be neighbours, into one."""
         in_order = self._by_keys(self._scalable(numbers))
         if len(in_order) < 2:
             raise InvalidArgumentError("a merge takes at least two segments", stream=self.name, merge=list(numbers))
@@ -289,7 +289,7 @@ class StreamState(State):
 
 
 class CreateStream(Update[StreamState], tag="create-stream"):
-    """Begin a stream: announces its first segments."""
+    """Begin a stream, and announce its first segments."""
 
     incarnation: str
     config: StreamConfig
@@ -312,7 +312,7 @@ class CreateStream(Update[StreamState], tag="create-stream"):
 
 
 class AnnounceScale(Update[StreamState], tag="announce-scale"):
-    """Fix which segments are replaced and the names of their successors, one for each of ``ranges``."""
+    """Fix the segments to replace and the numbers of their successors, one for each of ``ranges``."""
 
     predecessors: tuple[int, ...]
     ranges: tuple[KeyRange, ...]
@@ -347,7 +347,7 @@ class AnnounceScale(Update[StreamState], tag="announce-scale"):
 
 
 class PublishScale(Update[StreamState], tag="publish-scale"):
-    """The successors exist and the predecessors are sealed: from here on events are routed to the successors."""
+    """Route events to the successors: they exist, and the predecessors are sealed."""
 
     epoch: int
 
@@ -373,7 +373,7 @@ class PublishScale(Update[StreamState], tag="publish-scale"):
 
 
 class AnnounceSeal(Update[StreamState], tag="announce-seal"):
-    """The stream is to be sealed: no scale begins any more, and its segments are sealed in the store."""
+    """Begin to seal the stream: no more scales begin, and its segments are sealed in the store."""
 
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
         _check_exists(state)
@@ -387,7 +387,7 @@ class AnnounceSeal(Update[StreamState], tag="announce-seal"):
 
 
 class SealStream(Update[StreamState], tag="seal-stream"):
-    """All segments of the newest epoch are sealed in the store: what they hold is all there will ever be."""
+    """Publish the seal: all segments of the newest epoch are sealed in the store, so no data will follow."""
 
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
         _check_exists(state)
@@ -397,10 +397,10 @@ class SealStream(Update[StreamState], tag="seal-stream"):
 
 
 class CommitTransaction(Update[StreamState], tag="commit-transaction"):
-    """The decision: these parts are events of the stream, in this order. Whoever sees it may merge them.
+    """Decide that these parts are events of the stream, in this order. Any client that sees this may merge them.
 
-    Keys that were not used since ``unused_since`` are forgotten, 0 for none: to look for them costs as much as there
-    are keys. Parts that were begun before ``expired_before`` are not committed any more.
+    Keys not used since ``unused_since`` are forgotten; 0: none, because finding them takes time in proportion to the
+    number of keys. Parts begun before ``expired_before`` can no longer be committed.
     """
 
     key: str
@@ -440,7 +440,7 @@ class CommitTransaction(Update[StreamState], tag="commit-transaction"):
 
 
 class FinishTransaction(Update[StreamState], tag="finish-transaction"):
-    """All events of the transaction are in the stream. With ``forget``, nobody will ask for its key again."""
+    """Publish the merge: all events of the transaction are in the stream. With ``forget``, forget its key."""
 
     sequence: int
     forget: bool | None = None
@@ -456,7 +456,7 @@ class FinishTransaction(Update[StreamState], tag="finish-transaction"):
 
 
 class ForgetTransactions(Update[StreamState], tag="forget-transactions"):
-    """Nobody will ask for these keys again: their transactions are over, and whoever committed them knows it."""
+    """Forget these keys: their transactions are over, their committers know it, and no client asks for them again."""
 
     keys: tuple[str, ...]
 
@@ -474,7 +474,7 @@ class ForgetTransactions(Update[StreamState], tag="forget-transactions"):
 
 
 class AbortTransaction(Update[StreamState], tag="abort-transaction"):
-    """What is staged under the key, and not committed, never will be."""
+    """Make sure that the parts of the key that are not committed never will be."""
 
     key: str
     at: float
@@ -490,7 +490,7 @@ class AbortTransaction(Update[StreamState], tag="abort-transaction"):
 
 
 class ConfigureStream(Update[StreamState], tag="configure-stream"):
-    """Replace the config. The segments that exist stay as they are."""
+    """Replace the config. The existing segments stay as they are."""
 
     config: StreamConfig
 
@@ -537,7 +537,7 @@ class ForgetSegments(Update[StreamState], tag="forget-segments"):
 
 
 class BeginCopy(Update[StreamState], tag="begin-copy"):
-    """Fix what a copy is made of, and its bounds. Segments have the numbers that they have in what is copied."""
+    """Fix the source and bounds of a copy. Its segments have the same numbers as in the source."""
 
     incarnation: str
     config: StreamConfig
@@ -565,7 +565,7 @@ class BeginCopy(Update[StreamState], tag="begin-copy"):
 
 
 class PublishCopy(Update[StreamState], tag="publish-copy"):
-    """All data is copied and all segments are sealed: from here on the copy is a stream."""
+    """Make the copy a stream: all data is copied and all segments are sealed."""
 
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
         if not state.is_being_copied:
@@ -574,7 +574,7 @@ class PublishCopy(Update[StreamState], tag="publish-copy"):
 
 
 class DeleteStream(Update[StreamState], tag="delete-stream"):
-    """End this stream. The log stays, and may go on with a new stream of the name and another incarnation."""
+    """End this stream. The log stays, and can continue with a new incarnation of the name."""
 
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
         return StreamState(name=state.name, incarnation=state.incarnation)
@@ -608,7 +608,7 @@ def _check_exists(state: StreamState) -> None:
 
 
 def _covered(ranges: Iterable[KeyRange]) -> list[tuple[float, float]]:
-    """The keys that these ranges cover, as ranges with gaps between them; ranges that overlap stay apart."""
+    """Return the keys that these ranges cover, as ranges with gaps between them. Overlapping ranges stay apart."""
     covered: list[tuple[float, float]] = []
     for keys in sorted(ranges, key=lambda keys: keys.low):
         if covered and covered[-1][1] == keys.low:

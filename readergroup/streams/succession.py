@@ -1,4 +1,4 @@
-"""Going on from segments that are read to their end to those that took their place."""
+"""From segments that are read to their end to their successors."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from .state import StreamState
 
 
 def with_successors(state: StreamState, offsets: Mapping[int, int], done: Set[int]) -> dict[int, int]:
-    """The offsets with successors, at their beginnings, in the place of the segments that are ``done``.
+    """Return the offsets with the segments that are ``done`` replaced by their successors, at their beginnings.
 
-    A successor comes when all of its predecessors are done, so that the offsets cover each key once.
+    A successor enters when all of its predecessors are done, so that the offsets cover each key once.
     """
     leaving = {number for number in done if state.segments[number].successors}
     staying: set[int] | None = None
-    while staying is None or staying:  # whoever shares a successor with one that stays has to stay too
+    while staying is None or staying:  # a segment stays if it shares a successor with one that stays
         staying = {number for number in leaving if not _all_predecessors_of_successors(state, number) <= leaving}
         leaving -= staying
     changed = {number: offset for number, offset in offsets.items() if number not in leaving}

@@ -1,4 +1,4 @@
-"""Where in a stream a time of day is, by the times that its blocks were written at."""
+"""The place of a time of day in a stream, by the times at which its blocks were written."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .manager import StreamManager
 from .succession import with_successors
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-#: In less than that there may be no start of a block in the second half.
+#: The second half of a shorter range may have no start of a block.
 _NEAR_BYTES: Final = 2 * MAX_ENCODED_BYTES
 
 
 def cut_at(streams: StreamManager, stream: str, time: datetime, *, timeout: float | None = None) -> StreamCut:
-    """As `BatchClient.cut_at`."""
+    """See `BatchClient.cut_at`."""
     if not isinstance(time, datetime):
         raise InvalidArgumentError("a time is a datetime with its timezone, as datetime.now(UTC)", time=time)
     if time.tzinfo is None:
@@ -31,7 +31,7 @@ def cut_at(streams: StreamManager, stream: str, time: datetime, *, timeout: floa
     state = streams.fetch_state(stream, timeout=deadline.remaining())
     patience = Patience(streams.clock, deadline)
     places: dict[int, int] = {}
-    before: set[int] = set()  # segments whose blocks were all written before that time
+    before: set[int] = set()  # segments whose blocks were all written before the time
     offsets = dict(state.head)
     while looked_for := offsets.keys() - places.keys():
         for number in looked_for:
@@ -45,9 +45,9 @@ def cut_at(streams: StreamManager, stream: str, time: datetime, *, timeout: floa
 
 
 def _place(store: SegmentStore, segment: str, microseconds: int, start: int) -> tuple[int, int]:
-    """Where the first block from ``start`` on lies that was written at this time or later; and how long the segment is.
+    """Return the offset of the first block from ``start`` on written at this time or later, and the segment's length.
 
-    The same number twice if there is none.
+    Both are the length if there is none.
     """
     length = store.info(segment).length
     while True:

@@ -1,4 +1,4 @@
-"""Events on their way into a segment: what is refused at once, and the batch in which the others wait."""
+"""Events on their way into a segment: the checks at the call, and the batch that waits to be stored."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from synchronizer.arguments import check_type
 
 from .block import MAX_EVENT_BYTES, Headers, cut_into_blocks, encode_block, headers_bytes
 
-#: A batch that has so many bytes is closed; it takes one more event, or group of events, at most.
+#: A batch of this many bytes is closed. The last event, or group of events, may exceed the limit.
 BATCH_BYTES: Final = 1024 * 1024
-#: Events that are written and not yet stored take so many bytes at most.
+#: A write waits while the events that are written and not yet stored are over this many bytes.
 MAX_UNSTORED_BYTES: Final = 16 * 1024 * 1024
 MAX_KEY_LENGTH: Final = 4096
-#: How many routing keys a writer remembers the segments of.
+#: For how many routing keys a writer remembers the segment.
 KNOWN_KEYS: Final = 50_000
-#: What an event costs beside its bytes and key.
+#: What an event costs in addition to its bytes and key.
 EVENT_BYTES: Final = 16
 
 
 def check_size(events: Sequence[bytes], headers: Headers | None, stream: str) -> None:
-    """Refuse events that are too large to go in together."""
+    """Refuse events that are too large to be stored together."""
     size = sum(map(len, events)) + len(events) * (headers_bytes(headers) if headers else 0)
     if size > MAX_EVENT_BYTES:
         raise EventTooLargeError(
@@ -52,7 +52,7 @@ def checked_headers(headers: Headers | None) -> Headers | None:
 
 
 class Batch:
-    """Events for one segment that go in together."""
+    """Events for one segment that are stored together."""
 
     __slots__ = ("events", "headers", "in_doubt", "keys", "segment", "size")
 
@@ -62,7 +62,7 @@ class Batch:
         self.keys: list[str | None] = []
         self.headers: list[Headers | None] | None = None  # as long as events, once one of them has headers
         self.size = 0
-        self.in_doubt = False  # whether it is stored could not be found out
+        self.in_doubt = False  # sent without an answer: it may be stored
 
     def add(self, event: bytes, key: str | None, headers: Headers | None) -> None:
         self.events.append(event)
@@ -75,7 +75,7 @@ class Batch:
             self.size += headers_bytes(headers) if headers else 0
 
     def mend(self, count: int | None = None) -> None:
-        """After an interrupt: keep the events that are whole, of those behind the first ``count`` none."""
+        """Keep only whole events after an interrupt; given ``count``, only the first ``count`` of them."""
         lists = [each for each in (self.events, self.keys, self.headers) if each is not None]
         whole = min(map(len, lists))
         for each in lists:

@@ -1,6 +1,6 @@
-"""The block: how events lie in a segment.
+"""The block: how events are stored in a segment.
 
-A segment of a stream is a row of blocks, each written by one append or together with others in one append:
+A segment of a stream is a sequence of blocks, each written by one append or together with others in one append:
 
     magic "R\\x01"  crc32 of all that follows                                     (6 bytes)
     length of the whole block, count of events, length of the columns,
@@ -9,15 +9,15 @@ A segment of a stream is a row of blocks, each written by one append or together
     events    one msgpack array of bin: decoded in C by one call
     trailer   0xC1 (never used by msgpack) and the length of the whole block      (5 bytes)
 
-The *offset* of a block's first event is where the block starts, that of every other where its msgpack ``bin`` element
-starts; the offset after the last event is the end of the block. So offsets are unique, grow with the order of events,
-and a position may stand inside a block. Whoever resumes there walks over the elements up to the trailer, which says
-where the block started (`enclosing_block_start`). To keep this short a block of several events has at most
-`MAX_BLOCK_BYTES` of them; a larger event has a block of its own.
+The *offset* of a block's first event is the start of the block; that of every other event is the start of its msgpack
+``bin`` element. The offset after the last event is the end of the block. So offsets are unique, grow with the order of
+events, and a position can be inside a block. A reader that resumes there walks over the elements up to the trailer,
+which shows where the block started (`enclosing_block_start`). To keep this walk short, a block of several events has at
+most `MAX_BLOCK_BYTES` of them; a larger event has a block of its own.
 
-The routing keys are stored and their hashes are not. A hash is a function of the key, takes under a microsecond, and
-would add 9 bytes to each event, nearly a tenth to events of 100 bytes. A release may add columns: an older reader
-ignores those that it does not ask for.
+Routing keys are stored without their hashes. A hash is a function of the key, takes under a microsecond, and would add
+9 bytes to each event, nearly a tenth to events of 100 bytes. A release may add columns: an older reader ignores columns
+that it does not ask for.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from readergroup.errors import CorruptDataError
 
 from ..routing import key_hash
 
-#: The most bytes of events, keys and headers that several events of one block may have.
+#: The most bytes that several events of one block have, with their keys and headers.
 MAX_BLOCK_BYTES: Final = 64 * 1024
-#: The most bytes one event may have, with its routing key and headers; also all events of one ``write_many``.
+#: The most bytes of one event with its headers; also of all events of one ``write_many``. Routing keys do not count.
 MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
 
 Headers = Mapping[str, bytes]
@@ -50,10 +50,10 @@ _FIELDS: Final = struct.Struct(">IIIQ16sQ")
 HEADER_BYTES: Final = _HEAD.size + _FIELDS.size
 _TRAILER: Final = struct.Struct(">BI")
 _TRAILER_MARK: Final = 0xC1
-#: No block is longer: one event of the limit, encoded, with room for what surrounds it.
+#: No block is longer: the largest event, encoded, with room for its key and the rest of the block.
 MAX_ENCODED_BYTES: Final = MAX_EVENT_BYTES + 64 * 1024
 
-#: What an event costs in a block beside its bytes, for deciding where to cut.
+#: What an event costs in a block in addition to its bytes, to decide where to cut.
 _ELEMENT_BYTES: Final = 5
 _BIN_LENGTHS: Final[Mapping[int, struct.Struct]] = {
     0xC4: struct.Struct(">xB"),
@@ -71,9 +71,9 @@ def encode_block(
     keys: Sequence[str | None] | None = None,
     headers: Sequence[Headers | None] | None = None,
 ) -> bytes:
-    """One block of these events. ``written_at`` is in microseconds, ``writer_id`` has 16 bytes.
+    """Return one block of these events. ``written_at`` is in microseconds, ``writer_id`` has 16 bytes.
 
-    ``keys`` and ``headers``, where given, are as long as ``events``.
+    ``keys`` and ``headers``, if given, are as long as ``events``.
     """
     columns: dict[str, object] = {}
     if keys is not None:
@@ -99,7 +99,7 @@ def encode_packed_block(
     writer_id: bytes,
     first_number: int,
 ) -> bytes:
-    """As `encode_block`, of ``count`` events in a msgpack array of ``bin``, and of what is in the columns."""
+    """Do as `encode_block`, with ``count`` events in a msgpack array of ``bin``, and the given columns."""
     packed_columns: bytes = msgpack.packb(columns, unicode_errors="surrogatepass") if columns else b""
     length = HEADER_BYTES + len(packed_columns) + len(packed_events) + _TRAILER.size
     fields = _FIELDS.pack(length, count, len(packed_columns), written_at, writer_id, first_number)
@@ -108,7 +108,7 @@ def encode_packed_block(
 
 
 def _encode_keys(keys: Sequence[str | None]) -> object:
-    """The keys, or, as they repeat in a block, the different ones and which event has which."""
+    """Return the keys; or, if they repeat, the distinct keys and, for each event, the number of its key."""
     different = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     if not are_few_keys(len(different), len(keys)):
         return list(keys)
@@ -116,7 +116,7 @@ def _encode_keys(keys: Sequence[str | None]) -> object:
 
 
 def are_few_keys(different: int, count: int) -> bool:
-    """Whether the keys of a block are stored once each, and with every event the number of its key."""
+    """Return whether a block stores its keys once each, and with every event the number of its key."""
     return different * 2 <= count and different <= 256
 
 
@@ -130,7 +130,7 @@ def _decode_keys(column: Any) -> list[str | None]:
 def cut_into_blocks(
     events: Sequence[bytes], keys: Sequence[str | None] | None = None, headers: Sequence[Headers | None] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """The (start, end) of each run of events that makes one block: the longest within `MAX_BLOCK_BYTES`."""
+    """Iterate over the (start, end) of each run of events for one block: the longest within `MAX_BLOCK_BYTES`."""
     sizes: Iterable[int] = map(len, events)
     if keys is not None:
         sizes = [size + len(key) if key else size for size, key in zip(sizes, keys, strict=True)]
@@ -151,33 +151,33 @@ def cut_into_blocks(
 
 
 def headers_bytes(headers: Headers) -> int:
-    """What these headers count against the limit of an event."""
+    """Return how many bytes these headers count against the limit of an event."""
     return sum(len(name.encode()) + len(value) + _ELEMENT_BYTES for name, value in headers.items())
 
 
 class Block:
-    """The events of one block from one of them on, decoded when first asked for.
+    """The events of one block from one of them on, decoded when first used.
 
-    The lists belong to the block: look, do not change.
+    The lists belong to the block; do not change them.
     """
 
     def __init__(self, segment: str, offset: int, buffer: Buffer, first: int = 0) -> None:
         self.segment = segment
-        #: Where the block starts, also when the events before ``first`` are left out.
+        #: Where the block starts, even if the events before ``first`` are left out.
         self.block_offset = offset
         (self.length, self._events_in_block, columns, self.written_at, self.writer_id, number) = _FIELDS.unpack_from(
             buffer, _HEAD.size
         )
-        #: The number that the writer gave to the first event here; those of the others follow it.
+        #: The writer's number of the first event here. The numbers of the others follow it.
         self.first_number: int = number + first
         self._buffer = buffer
-        #: How many events of the block, its first ones, are left out here.
+        #: How many events at the start of the block are left out here.
         self.skipped = first
         self._events_start = HEADER_BYTES + columns
 
     @property
     def encoded(self) -> Buffer:
-        """The whole block as it is stored, with the events before the first one here."""
+        """The whole block as it is stored, including the events before the first one here."""
         return self._buffer
 
     @property
@@ -204,7 +204,7 @@ class Block:
         return self._all_offsets[self.skipped :] if self.skipped else self._all_offsets
 
     def offset_of(self, index: int) -> int:
-        """``offsets[index]``, without those of all the others."""
+        """Return ``offsets[index]`` without computing all offsets."""
         if index + self.skipped == 0:
             return self.block_offset
         return self.events_end - sum(_element_sizes(self.data[index:]))
@@ -227,7 +227,7 @@ class Block:
         return [{}] * len(self) if column is None else [header or {} for header in column[self.skipped :]]
 
     def starting_at(self, offset: int) -> Block:
-        """The block without the events before ``offset``, which must be an event's."""
+        """Return the block without the events before ``offset``, which must be an event's."""
         if offset == self.block_offset:
             return self
         if offset not in self._all_offsets:
@@ -242,7 +242,7 @@ class Block:
 
     @property
     def packed_events(self) -> Buffer:
-        """All events of the block as they are stored: a msgpack array of ``bin``, which ends at ``events_end``."""
+        """All events of the block as they are stored: a msgpack array of ``bin`` that ends at ``events_end``."""
         return self._buffer[self._events_start : self.length - _TRAILER.size]
 
     @property
@@ -260,7 +260,7 @@ class Block:
     @cached_property
     def _all_offsets(self) -> list[int]:
         elements = _element_sizes(self._all_events)
-        # The first event's offset is the start of the block, so its "element" reaches from there.
+        # The first event's offset is the start of the block, so its "element" begins there.
         start_of_elements = self.length - _TRAILER.size - sum(elements)
         elements[0] += start_of_elements
         elements.pop()
@@ -283,7 +283,7 @@ class Block:
 
 
 def _element_sizes(events: Sequence[bytes]) -> list[int]:
-    """How many bytes each event takes as a msgpack ``bin``."""
+    """Return how many bytes each event takes as a msgpack ``bin``."""
     sizes = list(map(len, events))
     if max(sizes) < 256:
         return [size + 2 for size in sizes]
@@ -291,9 +291,9 @@ def _element_sizes(events: Sequence[bytes]) -> list[int]:
 
 
 def parse_blocks(segment: str, offset: int, data: bytes) -> tuple[list[Block], int]:
-    """The whole blocks at the start of ``data``, which starts at ``offset``; and how many bytes the next one needs.
+    """Return the whole blocks at the start of ``data``, which starts at ``offset``; and the bytes the next one needs.
 
-    That is 0 where ``data`` ends with a block. Raises `CorruptDataError` for bytes that are no intact block.
+    That number is 0 if ``data`` ends with a block. Raises `CorruptDataError` if the bytes are no intact block.
     """
     view = memoryview(data)
     blocks: list[Block] = []
@@ -308,9 +308,9 @@ def parse_blocks(segment: str, offset: int, data: bytes) -> tuple[list[Block], i
 
 
 def block_length(segment: str, offset: int, view: memoryview) -> int:
-    """The length of the block that ``view`` starts with, by its header; the header's own if less than that is here.
+    """Return the length of the block at the start of ``view``; the header's own length if the header is incomplete.
 
-    Raises `CorruptDataError` where no block can start.
+    Raises `CorruptDataError` if no block can start here.
     """
     if view[: len(MAGIC)] != MAGIC[: len(view)]:
         message = "no block of events starts here"
@@ -333,14 +333,14 @@ def _checked_block(segment: str, offset: int, view: memoryview) -> Block:
 
 
 def starts_block(first_byte: int) -> bool:
-    """Whether a block starts with this byte; else it may be the first of an event inside a block."""
+    """Return whether a block can start with this byte. Otherwise it may start an event inside a block."""
     return first_byte == MAGIC[0]
 
 
 def enclosing_block_start(segment: str, offset: int, data: Buffer) -> int:
-    """Where the block starts that holds the event at ``offset``; ``data`` is what follows from there.
+    """Return where the block with the event at ``offset`` starts; ``data`` begins at ``offset``.
 
-    Only as good as ``offset``: the block found has to be read and asked for it (`Block.starting_at`).
+    The result depends on a valid ``offset``: read the block found and check it with `Block.starting_at`.
     """
     at = 0
     while at < len(data):

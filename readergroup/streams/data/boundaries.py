@@ -1,9 +1,9 @@
-"""Where blocks start, for whoever divides a segment: without reading all of it.
+"""Find where blocks start, to divide a segment without reading all of it.
 
-Close by, from a place that is known, the headers tell (each says how long its block is). Further on nothing in a
-segment says where a block starts, so a place that looks like one is tried: its checksum must be right, and blocks must
-follow one another from there for longer than an event can be, or up to the end. An event that holds blocks, such as
-the copy of another segment, passes the first test and not the second one.
+Near a known place, the headers show it: each holds the length of its block. Further on nothing in a segment marks the
+start of a block, so the search tries a place that looks like one: its checksum must be right, and blocks must follow
+one another from there for longer than an event can be, or up to the end. An event that holds blocks, such as a copy of
+another segment, passes the first test and fails the second.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from synchronizer import SegmentStore
 from .block import HEADER_BYTES, MAGIC, MAX_ENCODED_BYTES, block_length
 from .segment_reader import READ_BYTES, block_start, read_block, read_fully
 
-#: Where the place that is known is so near, everything from there on is walked over.
+#: Up to this distance from the known place, the search walks from header to header.
 _NEAR_BYTES: Final = MAX_ENCODED_BYTES
 
 
 def next_boundary(store: SegmentStore, segment: str, offset: int, *, known: int, end: int) -> int:
-    """The first start of a block at or after ``offset``, or ``end`` if that comes before it.
+    """Return the first start of a block at or after ``offset``, or ``end`` if that comes first.
 
-    ``known`` is not behind ``offset``, and the offset of an event; ``end`` is an event's, or where the segment ends.
-    Raises `TruncatedError` where the data is gone.
+    ``known`` is the offset of an event, and not behind ``offset``. ``end`` is the offset of an event, or the segment's
+    end. Raises `TruncatedError` if the data is gone.
     """
     if offset >= end:
         return end
@@ -37,7 +37,7 @@ def next_boundary(store: SegmentStore, segment: str, offset: int, *, known: int,
 
 
 def _walk(store: SegmentStore, segment: str, start: int, end: int) -> Iterator[int]:
-    """The starts of blocks from one of them on, the last one not before ``end``."""
+    """Iterate over the starts of blocks from a known one on, until one is at or after ``end``."""
     at, data = start, memoryview(b"")
     while True:
         yield at
@@ -52,7 +52,7 @@ def _walk(store: SegmentStore, segment: str, start: int, end: int) -> Iterator[i
 
 
 def _search(store: SegmentStore, segment: str, offset: int, end: int) -> Iterator[int]:
-    """The first start of a block from ``offset`` on, else ``end``."""
+    """Iterate over the first start of a block from ``offset`` on, or else ``end``."""
     length = store.info(segment).length
     for start in range(offset, end, READ_BYTES):
         window = read_fully(store, segment, start, READ_BYTES + len(MAGIC) - 1)
@@ -66,7 +66,7 @@ def _search(store: SegmentStore, segment: str, offset: int, end: int) -> Iterato
 
 
 def _is_start(store: SegmentStore, segment: str, offset: int, length: int) -> bool:
-    """Whether a block of the segment, which is at least so long, starts here."""
+    """Return whether a block starts here. The segment has at least this ``length``."""
     try:
         read_block(store, segment, offset)
         for start in _walk(store, segment, offset, length):

@@ -1,4 +1,4 @@
-"""Places in a stream: which of them a reader can start at."""
+"""Places in a stream that a reader can start at."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Place = StreamCut | Literal["head", "tail"]
 
 
 def check_offset(store: SegmentStore, segment: SegmentId, incarnation: str, offset: int) -> None:
-    """Refuse an offset that a reader could not start at: beyond the end of the segment, or inside an event.
+    """Refuse an offset that no reader can start at: beyond the end of the segment, or inside an event.
 
-    One whose data was truncated is good: its reader is told.
+    An offset whose data was truncated is valid: its reader gets `TruncatedError`.
     """
     if offset < 0:
         raise InvalidArgumentError("an offset is not negative", segment=segment, offset=offset)

@@ -1,4 +1,4 @@
-"""Reading one segment from an offset on, a megabyte at a time: the fast path under every reader."""
+"""Read one segment from an offset on, a megabyte at a time: the fast path of every reader."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .block import (
 )
 
 READ_BYTES: Final = 1024 * 1024
-#: What is read to find the end of the block around an offset: the events of a block, and its trailer.
+#: How much is read to find the end of the block around an offset: the events of a block, and its trailer.
 _REST_OF_BLOCK_BYTES: Final = MAX_BLOCK_BYTES + 64
 
-# glibc gives the memory of a read back to the system, and the next read takes it again page by page, which costs as
-# much as the reading. In a process that freed a larger piece once, as after the largest event, it keeps some megabytes.
+# glibc returns the memory of a read to the system, and the next read gets it back page by page, which costs as much as
+# the read. After a process has freed a larger piece once, such as the largest event, glibc keeps some megabytes.
 bytes(MAX_EVENT_BYTES)
 
 
 class SegmentReader:
-    """The events of a segment of the store from ``offset`` on, as blocks. For one thread; borrows the store.
+    """The events of a segment of the store from ``offset`` on, as blocks. For one thread. Borrows the store.
 
-    ``offset`` may be that of any event, or the end of the segment; another one raises `CorruptDataError`.
+    ``offset`` must be that of an event, or the end of the segment; otherwise `next_block` raises `CorruptDataError`.
     """
 
     def __init__(self, store: SegmentStore, segment: str, offset: int = 0, *, read_bytes: int = READ_BYTES) -> None:
@@ -40,10 +40,10 @@ class SegmentReader:
         self.seek(offset)
 
     def seek(self, offset: int) -> None:
-        """Go on from ``offset``."""
-        #: Of the event that comes next.
+        """Continue from ``offset``."""
+        #: The offset of the next event.
         self.offset = offset
-        #: Whether the segment is sealed and everything in it was handed out; known after a `next_block` without one.
+        #: Whether the segment is sealed and all blocks were returned. Known once `next_block` has returned None.
         self.at_end = False
         self._ahead: deque[Block] = deque()
         self._read_to = offset
@@ -51,7 +51,7 @@ class SegmentReader:
 
     @property
     def known_length(self) -> int:
-        """How far the segment was read: what ``store.wait`` takes as known when `next_block` has none."""
+        """How far the segment was read: the known length for ``store.wait`` when `next_block` returns None."""
         return self._read_to
 
     @property
@@ -60,9 +60,9 @@ class SegmentReader:
         return bool(self._ahead)
 
     def next_block(self) -> Block | None:
-        """The next block, or the rest of the one that the offset is in; None if there is nothing more now.
+        """Return the next block, or the rest of the block that the offset is in; None if there is no more now.
 
-        Raises `TruncatedError` once where the data is gone; the next call goes on where the remaining data starts.
+        Raises `TruncatedError` once where data is gone; the next call continues where the remaining data starts.
         """
         if not self._ahead and not self._read_ahead():
             return None
@@ -96,7 +96,7 @@ class SegmentReader:
 
 
 def block_start(store: SegmentStore, segment: str, offset: int) -> int:
-    """Where the block starts that holds ``offset``: the offset of an event, or the end of the segment."""
+    """Return where the block starts that holds ``offset``, which is an event's offset or the end of the segment."""
     head = store.read(segment, offset, 1)
     if not head or starts_block(head[0]):
         return offset
@@ -104,7 +104,7 @@ def block_start(store: SegmentStore, segment: str, offset: int) -> int:
 
 
 def read_block(store: SegmentStore, segment: str, start: int, needed: int = HEADER_BYTES) -> Block:
-    """The block that starts here, of at least ``needed`` bytes. `CorruptDataError` if there is none."""
+    """Return the block that starts here, of at least ``needed`` bytes. Raise `CorruptDataError` if there is none."""
     while True:
         data = read_fully(store, segment, start, needed)
         if len(data) < needed:
@@ -115,7 +115,7 @@ def read_block(store: SegmentStore, segment: str, start: int, needed: int = HEAD
 
 
 def read_fully(store: SegmentStore, segment: str, offset: int, size: int) -> bytes:
-    """These bytes, less only where the segment ends: one read may bring less than is there."""
+    """Return these bytes; fewer only where the segment ends. A single read may return fewer than are stored."""
     parts: list[bytes] = []
     while size > 0 and (part := store.read(segment, offset, size)):
         parts.append(part)

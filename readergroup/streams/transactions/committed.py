@@ -1,8 +1,8 @@
-"""What a stream's metadata knows of transactions: who committed what, and which one is being merged. Pure.
+"""The transactions in a stream's metadata: what was committed under each key, and which one is being merged. Pure.
 
-A transaction is known by its *key*, the name of who commits one after the other, and its *number*, which grows. Its
-events are staged in *parts*; a part counts for one *generation* of its key, which ends with each commit and each abort
-of the key. So a part is committed once or never, and what is left of an earlier generation can be deleted at any time.
+A transaction has a *key*, which names a committer that commits one after the other, and a *number*, which grows. Its
+events are staged in *parts*. A part counts for one *generation* of its key, which ends with each commit and each abort
+of the key. So a part is committed once or never, and parts of an earlier generation can be deleted at any time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from synchronizer import InvalidArgumentError, Map, NotFoundError
 
 from ..config import Record
 
-#: How many digits of the name of a part are the second, since 1970, in which it was begun, in hexadecimal.
+#: How many hexadecimal digits of a part's name hold the second, since 1970, in which it was begun.
 _TIME_DIGITS: Final = 8
 
 
@@ -21,7 +21,7 @@ class CommittedPart(Record):
     """One part of a transaction."""
 
     name: str
-    #: The segments of the stream for which it has events, each as often as there are staged segments for it.
+    #: The segments of the stream that it has events for, each once per staged segment.
     segments: tuple[int, ...]
 
 
@@ -39,9 +39,9 @@ class CommittedTransaction(Record):
 
 
 class Committer(Record):
-    """What is remembered of a key."""
+    """The last use of a key."""
 
-    #: Of its last committed transaction; -1 before the first.
+    #: The number of its last committed transaction; -1 before the first.
     number: int = -1
     #: Counts its commits and aborts.
     generation: int = 0
@@ -50,12 +50,12 @@ class Committer(Record):
 
 
 class StreamTransactions(Record):
-    """The transactions of a stream, as far as anybody has to know of them."""
+    """The transactions of a stream, as far as a client needs them."""
 
     sequence: int = 0
     committers: Map[str, Committer] = Map()
     open: CommittedTransaction | None = None
-    #: Parts that were begun before this second are not committed any more: they may be deleted.
+    #: Parts begun before this second can no longer be committed, and may be deleted.
     expired_before: int = 0
 
     def committer(self, key: str) -> Committer:
@@ -63,7 +63,7 @@ class StreamTransactions(Record):
         return known
 
     def check_parts(self, key: str, generation: int, parts: tuple[CommittedPart, ...]) -> None:
-        """Refuse parts that may be deleted by now, and one that is given twice."""
+        """Refuse parts that may be deleted by now, and a part that is given twice."""
         names = [part.name for part in parts]
         if len(set(names)) < len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
@@ -83,10 +83,10 @@ class StreamTransactions(Record):
 
 
 def part_name(at: float, chance: str) -> str:
-    """The name of a part that is begun now. Names are in the order of their times."""
+    """Return the name of a part that is begun now. Names sort by time."""
     return f"{int(at):0{_TIME_DIGITS}x}{chance}"
 
 
 def begun_at(name: str) -> int:
-    """When the part was begun, in seconds since 1970."""
+    """Return when the part was begun, in seconds since 1970."""
     return int(name[:_TIME_DIGITS], 16)

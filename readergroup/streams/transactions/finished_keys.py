@@ -1,4 +1,4 @@
-"""Keys of transactions that nobody will ask for again. The metadata of a stream forgets them with the next commit."""
+"""Keys of finished transactions that no client will ask for. The next commit removes them from a stream's metadata."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..state import ForgetTransactions, StreamState
 
 
 class FinishedKeys:
-    """The keys of one client, for each stream. Threads may share it.
+    """The finished keys of one client, by stream. Threads may share it.
 
     If the process dies before a key is forgotten, the stream forgets it when it is old.
     """
@@ -23,26 +23,26 @@ class FinishedKeys:
         self._lock = threading.Lock()
 
     def add(self, state: StreamState, key: str) -> None:
-        """Let the next commit of this client forget the key. ``state`` has seen the end of its transaction."""
+        """Let the next commit of this client forget the key. ``state`` shows that its transaction is over."""
         if key in state.known_transactions.committers:
             with self._lock:
                 self._keys.setdefault(state.name, set()).add(key)
 
     def updates(self, state: StreamState) -> Sequence[ForgetTransactions]:
-        """The update, if any, that lets the stream forget its keys. Call `are_forgotten` when it is stored."""
+        """Return the update, if any, that forgets finished keys of the stream. Call `are_forgotten` when stored."""
         with self._lock:
             finished = sorted(self._keys.get(state.name, ()))
         keys = tuple(key for key in finished if key in state.known_transactions.committers)
         return [ForgetTransactions(keys=keys)] if keys else []
 
     def are_forgotten(self, stream: str, updates: Iterable[ForgetTransactions]) -> None:
-        """These updates, from `updates`, are stored."""
+        """Drop the keys of these updates, from `updates`, which are stored."""
         with self._lock:
             for update in updates:
                 self._keys[stream].difference_update(update.keys)
 
     def forget_now(self, stream: str) -> None:
-        """Let the stream forget its keys now. If that fails, it forgets them when they are old."""
+        """Forget the stream's finished keys now. If that fails, the stream forgets them when they are old."""
         with self._lock:
             if not self._keys.get(stream):
                 return

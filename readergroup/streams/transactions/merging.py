@@ -1,12 +1,12 @@
-"""Merging a committed transaction: its staged events go to the ends of the segments of the newest epoch.
+"""Merge a committed transaction: append its staged events to the segments of the newest epoch.
 
-Anybody merges, several at once, and each may die anywhere. How far a segment has got is an attribute of it, moved by
-the same append that brings the events and compared with what it was: of two who append the same, one does nothing.
-The value grows with every transaction, so whoever slept for long can append nothing either.
+Any client can merge, several at once, and each can die at any point. The progress of a segment is an attribute of it.
+The append that brings the events also moves the attribute from its expected value, so of two clients that append the
+same events one does nothing. The value grows with every transaction, so a client that slept for long appends nothing.
 
-While a transaction is open the stream is not scaled, so what goes where is the same for all: the parts in the order
-in which they were named at the commit, each whole where its segment is still written to. Where that was scaled since,
-the events are divided anew by their routing keys, and those without a key go to the first of the successors.
+While a transaction is open the stream is not scaled, so all clients append the same: the parts in the order of the
+commit, each whole if its segment still takes events. If that segment was scaled since, the events are divided by their
+routing keys, and events without a key go to the first of the successors.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from ..data.segment_reader import READ_BYTES, read_block, read_fully
 from ..state import StreamState
 from .committed import CommittedTransaction
 
-#: The attribute of a segment that tells how far it has got with which transaction.
+#: The attribute of a segment that holds its progress, and the transaction.
 PROGRESS: Final = "transaction"
-#: A transaction of up to so many bytes is merged in one step over all segments, where the store can do that.
+#: A transaction up to this size is merged in one step over all segments, if the store can do that.
 TOGETHER_BYTES: Final = READ_BYTES
-#: What one append brings, unless it is a single event that is larger.
+#: The size of one append, unless a single event is larger.
 _APPEND_BYTES: Final = READ_BYTES
-#: A step over all segments takes so many of them: each has its attribute, and messages of its own on NATS.
+#: The most segments of one step: each has its attribute, and on NATS its own messages.
 _TOGETHER_SEGMENTS: Final = 100
 
 
 class _Place(NamedTuple):
-    """How far a segment has got: the next of its pieces, and the offset in that."""
+    """The progress of a segment: the next of its pieces, and the offset in that piece."""
 
     piece: int = 0
     offset: int = 0
@@ -58,7 +58,7 @@ class _Piece(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """What is appended in one step."""
+    """The data of one append."""
 
     after: _Place
     data: bytes = b""
@@ -66,10 +66,10 @@ class _Chunk(NamedTuple):
 
 
 class Merge:
-    """The merge of the transaction that is open in ``state``. For one thread; borrows the store.
+    """The merge of the transaction that is open in ``state``. For one thread. Borrows the store.
 
-    Raises what the store does: `NotFoundError` and `SealedError` also where it was merged meanwhile, and the stream
-    has gone on.
+    Raises the store's errors. `NotFoundError` and `SealedError` can also mean that another client merged it and the
+    stream has moved on.
     """
 
     def __init__(
@@ -106,10 +106,10 @@ class Merge:
     # ------------------------------------------------------------------ what goes where
 
     def _destinations_of(self, number: int) -> tuple[int, ...]:
-        """The segments of the newest epoch that events of this one belong to now."""
+        """Return the segments of the newest epoch that events of this one belong to now."""
         if number in self._state.current:
             return (number,)
-        if number not in self._state.segments:  # truncated and forgotten since
+        if number not in self._state.segments:  # truncated and forgotten since then
             return self._state.current
         keys = self._state.segments[number].keys
         return tuple(each for each in self._state.current if self._state.segments[each].keys.overlaps(keys))
@@ -122,7 +122,7 @@ class Merge:
         return dict(sorted(pieces.items()))
 
     def _of_segment(self, blocks: Sequence[Block], staged_for: int, number: int) -> bytes:
-        """The events of the blocks that belong to the segment ``number``, as blocks."""
+        """Return the events of the blocks that belong to the segment ``number``, as blocks."""
         keyless = self._destinations[staged_for][0]
         found = []
         for block in blocks:
@@ -147,14 +147,14 @@ class Merge:
         )
 
     def _together(self) -> Mapping[int, bytes] | None:
-        """What each segment gets; None if one append does not take it, because dividing events makes them more."""
+        """Return the data for each segment; None if one append cannot take it, because dividing events adds bytes."""
         chunks = {number: self._chunk(number, _Place(), copy=False) for number in self._pieces}
         if any(chunk.after != self._end(number) for number, chunk in chunks.items()):
             return None
         return {number: chunk.data for number, chunk in chunks.items()}
 
     def _append_together(self, data: Mapping[int, bytes]) -> bool:
-        """Bring everything in one step, and return whether this call did."""
+        """Append everything in one step, and return whether this call did."""
         changes = [Change(cell, self._encoded(self._end(number)), data[number]) for number, cell in self._cells.items()]
         try:
             return change_together(self._store, changes)
@@ -175,7 +175,7 @@ class Merge:
                 raise self._not_merged()
 
     def _chunk(self, number: int, place: _Place, *, copy: bool) -> _Chunk:
-        """What comes next to the segment; with ``copy``, whole pieces inside the store."""
+        """Return the next append for the segment; with ``copy``, whole pieces are copied inside the store."""
         pieces = self._pieces[number]
         data = b""
         while place.piece < len(pieces) and len(data) < _APPEND_BYTES:
@@ -195,7 +195,7 @@ class Merge:
         return _Chunk(place, data)
 
     def _read(self, source: str, offset: int, at_most: int) -> Sequence[Block]:
-        """The blocks of the staged segment from here on that take so many bytes, or a larger one in its own append."""
+        """Return the blocks from here on within so many bytes; a larger block only if the append has no other data."""
         if source not in self._lengths:
             self._lengths[source] = self._patience.call(lambda: self._store.info(source)).length
         data = self._patience.call(lambda: read_fully(self._store, source, offset, at_most))
@@ -226,7 +226,7 @@ class Merge:
         return cell.stored is not None and bool(_PROGRESS.unpack(cell.stored)[0] >= self._transaction.sequence)
 
     def _place(self, value: bytes | None) -> _Place:
-        """Where the segment stands; behind everything where it has come to a later transaction."""
+        """Return the segment's progress; the end if it has come to a later transaction."""
         if value is None:
             return _Place()
         sequence, piece, offset = _PROGRESS.unpack(value)

@@ -1,8 +1,8 @@
-"""Staging one part of a transaction: its events in segments of their own, which no reader sees.
+"""Stage one part of a transaction: its events go to segments of their own, which no reader sees.
 
-A part has one staged segment for each segment of the stream that it has events for, filled as a writer fills those,
-and named by a rule: so it can be described in a few words, whatever its size. The stream may be scaled meanwhile;
-a part goes on as it began, and its events are divided anew when they are merged.
+A part has a staged segment for each segment of the stream that it has events for. A staged segment is filled as a
+writer fills a segment, and named by a rule, so that a few words describe a part of any size. If the stream is scaled
+meanwhile, the part continues as it began, and the merge divides its events anew.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from .committed import part_name
 
 T = TypeVar("T")
 
-#: A staged segment that is so long is followed by another one. Each is merged in one step, and others wait for that.
+#: A staged segment of this size is followed by another one. Each is merged in one step, while other writes wait.
 STAGED_BYTES: Final = 32 * 1024 * 1024
 
 
 class StagedPart(Record):
-    """What was staged, in a few words: to be sent to whoever commits. It pickles, and has a JSON form."""
+    """The description of a staged part, to send to the committer. It pickles, and has a JSON form."""
 
     stream: str
     incarnation: str
     key: str
     generation: int
     name: str
-    #: The segments of the stream for which it has events, each as often as there are staged segments for it.
+    #: The segments of the stream that it has events for, each once per staged segment.
     segments: tuple[int, ...]
     events: int
     size: int
@@ -60,7 +60,7 @@ class StagedPart(Record):
 
 
 class EncodableBatch(Protocol):
-    """Events for one segment that go in together, as `Batch` or in another form."""
+    """Events for one segment that are stored together, as `Batch` or in another form."""
 
     @property
     def segment(self) -> int: ...
@@ -70,14 +70,14 @@ class EncodableBatch(Protocol):
 
 
 class EncodedBatch(NamedTuple):
-    """Events for one segment of the stream, as they are stored."""
+    """Events for one segment of the stream, in their stored encoding."""
 
     segment: int
     data: bytes
 
 
 class _Lane:
-    """What a part has for one segment of the stream: segments of its own, and what is on its way into the last one."""
+    """A part's staged segments for one segment of the stream, and the batch for the last of them."""
 
     __slots__ = ("batch", "lengths", "number")
 
@@ -88,10 +88,11 @@ class _Lane:
 
 
 class Staging(Generic[T]):
-    """Takes the events of one part. For one thread; a context manager that gives up what was not finished.
+    """Stages the events of one part. For one thread. It is a context manager that gives up a part that was not
+    finished.
 
-    ``finish`` stores all and returns the part, which counts once it is committed. A write that fails gives the part
-    up: stage another. A store that is away is waited for up to ``timeout`` seconds.
+    ``finish`` stores all events and returns the part, which counts once it is committed. A write that fails gives the
+    part up: stage another. If the store is away, a call waits up to ``timeout`` seconds.
     """
 
     def __init__(
@@ -129,7 +130,18 @@ class Staging(Generic[T]):
         self._part: StagedPart | None = None
 
     def write(self, event: T, routing_key: str | None = None, headers: Headers | None = None) -> None:
-        """Add one event. Those of one ``routing_key`` are read in the order of these calls."""
+        """Add one event. Events of one ``routing_key`` are read in the order of these calls.
+
+        Args:
+            event: A value that the serializer takes, at most 8 MiB with its headers.
+            routing_key: Selects the segment; at most 4096 characters. Default: none.
+            headers: Stored with the event.
+
+        Raises:
+            EventTooLargeError: The event is over 8 MiB.
+            NotFoundError: The staged events were deleted: a transaction of the key was committed or aborted meanwhile.
+            ClosedError: The part is finished, or was given up.
+        """
         self._check_open()
         headers = checked_headers(headers)
         data = self._dumps(event)
@@ -145,14 +157,14 @@ class Staging(Generic[T]):
             self._send(self._lanes.values())
 
     def segment_of(self, routing_key: str | None) -> int:
-        """The segment of the stream that events of this key are for; without a key, round robin."""
+        """Return the segment of the stream for events of this key; without a key, round robin."""
         if routing_key is None:
             self._round_robin += 1
             return self._find_keyless().number
         return self._find(routing_key).number
 
     def encode(self, batch: EncodableBatch) -> EncodedBatch:
-        """Events that are for one segment, by `segment_of`, for `write_encoded`. Other threads may write meanwhile."""
+        """Encode events for one segment, from `segment_of`, for `write_encoded`. Other threads may write meanwhile."""
         data = batch.encode(self._encoded + 1, self._writer_id, int(self._clock.time() * 1_000_000))
         self._encoded += len(batch.events)
         return EncodedBatch(batch.segment, data)
@@ -166,7 +178,7 @@ class Staging(Generic[T]):
             self._store_batch(lane, batch)
 
     def finish(self) -> StagedPart:
-        """Store what was written and return the part, which takes no more events. Twice returns the same."""
+        """Store all events and return the part, which takes no more. Calling it twice returns the same part."""
         if self._part is None:
             self._check_open()
             self._send(self._lanes.values())
@@ -185,7 +197,7 @@ class Staging(Generic[T]):
         return self._part
 
     def discard(self) -> None:
-        """Delete what was staged. Not for a part that somebody may be about to commit: abort its key instead."""
+        """Delete the staged events. If the part may be about to be committed, abort its key instead."""
         self._given_up = True
         patience = self._patience()
         for name in staged_segments(self._prefix, self._name, self._numbers):
@@ -214,7 +226,7 @@ class Staging(Generic[T]):
     def _find(self, routing_key: str) -> _Lane:
         try:
             found = self._lane_of_key.get(routing_key)
-        except TypeError:  # one that cannot be a key of a dict
+        except TypeError:  # an unhashable key
             check_key(routing_key, self.stream)
             raise
         if found is None:
@@ -225,7 +237,7 @@ class Staging(Generic[T]):
         return found
 
     def _find_keyless(self) -> _Lane:
-        """Events without a key go on to another segment with every batch, so that a small part is in few segments."""
+        """Return the lane for events without a key. It changes with each batch: a small part is in few segments."""
         numbers = self._routes.segments
         return self._lanes[numbers[self._round_robin % len(numbers)]]
 
@@ -233,7 +245,7 @@ class Staging(Generic[T]):
 
     @property
     def _numbers(self) -> tuple[int, ...]:
-        """The segment of the stream for each staged segment that there is."""
+        """For each staged segment, the number of the segment of the stream."""
         return tuple(lane.number for lane in self._lanes.values() for _ in lane.lengths)
 
     def _send(self, lanes: Iterable[_Lane]) -> None:
@@ -246,7 +258,7 @@ class Staging(Generic[T]):
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
-        """What fails in here gives the part up."""
+        """Give the part up if this block fails."""
         try:
             yield
         except BaseException:
@@ -266,7 +278,7 @@ class Staging(Generic[T]):
         return name
 
     def _append(self, name: str, data: bytes, offset: int, patience: Patience) -> None:
-        """Append at ``offset``: nobody else does, so what is found behind it after a lost answer is this."""
+        """Append at ``offset``. No other process does, so data found there after a lost answer is from this append."""
         try:
             length = patience.call(partial(append_at, self._store, name, data, offset, unread=True))
         except NotFoundError as error:
@@ -275,7 +287,7 @@ class Staging(Generic[T]):
             raise OutcomeUnknownError("whether events were staged cannot be found out; stage them anew", segment=name)
 
     def _settle(self) -> None:
-        """Seal what was staged, so that a store can copy it; and see that the stream is there to be deleted with it."""
+        """Seal the staged segments, so that a store can copy them, and check that their stream still exists."""
         patience = self._patience()
         for name in staged_segments(self._prefix, self._name, self._numbers):
             try:

@@ -406,7 +406,7 @@ class _Commit:
 
 
 def _abort(streams: StreamManager, stream: str, key: str, timeout: float | None) -> StreamState:
-    """Refuse all later commits of what is staged under the key, then delete it. Return the state after that."""
+    """Refuse all later commits of the present parts of the key, then delete them. Return the state after that."""
     deadline = Deadline(streams.clock, streams.timeout if timeout is None else timeout)
     streams.fetch_state(stream, timeout=deadline.remaining())
     entry = AbortTransaction(key=key, at=streams.clock.time())

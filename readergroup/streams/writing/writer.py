@@ -286,7 +286,7 @@ class EventWriter(Generic[T]):
         self._work.notify()
 
     def _find_lane(self, routing_key: str | None) -> _Lane:
-        """Return the lane of a new key. A writer with an error to raise has no known keys, so it checks here. Lock held."""
+        """Return the lane of a new key, or raise. A writer with an error to raise has no known keys. Lock held."""
         self._check_usable()
         if self._is_late and not self._late_told:
             raise self._not_stored_yet("the store has taken nothing for longer than the timeout; this is not written")
@@ -612,7 +612,7 @@ class EventWriter(Generic[T]):
         return data, writer_marks.encode(last_number, now)
 
     def _has(self, cell: Cell, new_mark: bytes) -> bool:
-        """Return whether a sealed segment has the batch that ends at ``new_mark``. Nothing can arrive there any more."""
+        """Return whether a sealed segment has the batch that ends at ``new_mark``. No append can arrive there."""
         try:
             return _Effort(self).until_answered(cell.load) == new_mark
         except NotFoundError as error:
@@ -753,7 +753,7 @@ class _Effort:
 
 
 def _worst(errors: Iterable[BaseException]) -> BaseException:
-    """Return the error to report: best one that ends the thread, then an unknown outcome, then one of this SDK."""
+    """Return the error to report: an error that ends the thread first, then an unknown outcome, then one of the SDK."""
     return min(
         errors,
         key=lambda error: (
