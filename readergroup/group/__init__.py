@@ -1,1 +1,1 @@
-"""Reader groups: the group, its readers, and what keeps them alive."""
+"""Reader groups: the group, its readers, and the driver that renews their leases."""

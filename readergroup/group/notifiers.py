@@ -45,8 +45,8 @@ class ReaderNotification(Notification):
 class SegmentNotifier(PollingNotifier[ReaderGroupState, SegmentNotification]):
     """Notify of every change of the group's segments, as soon as the stream's metadata shows it.
 
-    A scale is told when it happens, not when its segments become readable. Before each poll the notifier brings the
-    group's state up to the metadata of its streams, so that all listeners see one order of changes.
+    Listeners hear of a scale when it happens, not when its segments become readable. Before each poll the notifier
+    brings the group's state up to the metadata of its streams, so that all listeners see one order of changes.
     """
 
     def __init__(self, manager: ReaderGroupStateManager, *, source: str) -> None:

@@ -121,13 +121,13 @@ class Reader(Generic[T]):
         self._pause = Flag()  # never set
         self._closed = False
         self._process_id = os.getpid()
-        self._is_cut_off = False  # from the store, as was logged
+        self._is_cut_off = False  # from the store, and this was logged
         self._gone: ReaderNotInGroupError | None = None  # removed for good
 
         # The assigned segments. The driver's thread reads this mapping, so it is replaced, never changed in place.
         self._sources: Mapping[SegmentId, Source[T]] = {}
         self._ready: deque[Source[T]] = deque()
-        self._idle: dict[str, Source[T]] = {}  # by the store's segment
+        self._idle: dict[str, Source[T]] = {}  # by name in the store
         self._look_at_idle_at = 0.0
         self._waited_for_idle = False  # the current call has just waited for them
         self._ending: list[Source[T]] = []  # handed out to their ends
@@ -144,7 +144,7 @@ class Reader(Generic[T]):
         self._done = 0
         #: When the last call returned or the last event was handed out. None: a call is running.
         self._left_at: float | None = None
-        self._is_overdue = False  # as was logged
+        self._is_overdue = False  # and this was logged
 
         self._feed: TransitionFeed[ReaderGroupState] = self._synchronizer.transitions()
         self._committed: Positions = {}
@@ -196,7 +196,7 @@ class Reader(Generic[T]):
         Raises:
             ReaderGroupError: As `read`.
         """
-        if type(max_events) is not int or max_events < 1:  # the quick test of what is nearly always given
+        if type(max_events) is not int or max_events < 1:  # fast path for the usual argument
             check_count(max_events, "max_events")
         deadline = self._enter(timeout)
         batch = self._next_batch(max_events, deadline)

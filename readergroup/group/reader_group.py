@@ -449,9 +449,12 @@ class ReaderGroup:
         Commits of earlier positions have no effect. Outstanding checkpoints fail.
 
         Args:
-            to: A checkpoint, a mapping of streams to cuts, "head", "tail", or a time of writing (``datetime``). Streams
-                without a cut stay where they are.
+            to: A checkpoint, a mapping of streams to cuts, "head", "tail", or a time of writing (``datetime`` with its
+                timezone). Streams without a cut stay where they are.
             timeout: Seconds to wait. Default: the client's.
+
+        Raises:
+            InvalidArgumentError: ``to`` is no place in the group's streams.
         """
         reset(self._manager, to, timeout=timeout)
 
@@ -594,7 +597,7 @@ class ReaderGroupManager:
             """Remove the leases as well: a reader without a lease cannot commit, even if it missed the deletion."""
             names = list(group._manager.leases())
             # Leases beyond the limit of one append go first. A reader that still finds the group joins it anew.
-            while len(names) > MAX_ATTRIBUTE_CHANGES - 2:  # the role and the record's name come on top
+            while len(names) > MAX_ATTRIBUTE_CHANGES - 2:  # two are for the role and the record's name
                 first, names = names[:MAX_ATTRIBUTE_CHANGES], names[MAX_ATTRIBUTE_CHANGES:]
                 remove_attributes(store, segment, dict.fromkeys(first, ANY))
             found = dict(store.attributes(segment, names=[ROLE, LIFE]))

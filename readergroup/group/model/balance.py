@@ -22,7 +22,7 @@ from .updates import ReassignSegment
 
 #: Grows with every change of what `plan` returns.
 PLANNER: Final = 1
-#: Of the lightest segment.
+#: The load of the lightest segment.
 _LEAST_LOAD: Final = 1
 
 

@@ -38,7 +38,7 @@ class Checkpoint(BaseModel):
     #: Grows with each checkpoint of the group.
     number: int
     cuts: Mapping[str, StreamCut]
-    #: The SDK took it by itself.
+    #: Whether the SDK took it without a call.
     automatic: bool = False
     #: How many readers with ``on_checkpoint`` were declared dead, removed or replaced before it was completed, after
     #: they had committed something since the group was created or last reset. Their unsaved results are lost.

@@ -54,7 +54,7 @@ class ReaderGroupState(State):
     """The state of a group: its readers, its segments, and the owner and offset of each segment."""
 
     config: StoredConfig
-    #: Which `balance.PLANNER` moves the segments of this group.
+    #: The `balance.PLANNER` that moves the segments of this group.
     planner: int = 1
     streams: Map[str, FollowedStream] = Map()
     readers: Map[str, ReaderState] = Map()

@@ -251,7 +251,7 @@ class PassCheckpoint(Update[ReaderGroupState], tag="pass_checkpoint"):
     """A reader has saved its results, and stands at ``position`` in its segments. The last completes the checkpoint."""
 
     reader: str
-    #: The token of its beginning.
+    #: The token of the revision that began it.
     checkpoint: int
     position: Mapping[SegmentId, Offset] | None = None
 
@@ -274,7 +274,7 @@ class PassCheckpoint(Update[ReaderGroupState], tag="pass_checkpoint"):
 class FailCheckpoint(Update[ReaderGroupState], tag="fail_checkpoint"):
     """Give a checkpoint up: readers no longer have to pass it."""
 
-    #: The token of its beginning.
+    #: The token of the revision that began it.
     checkpoint: int
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:

@@ -403,7 +403,7 @@ class EventWriter(Generic[T]):
                 self._store_until(deadline)
         except ReaderGroupError:
             self._end()
-            self._give_up()  # unless it has failed, or the thread has done it
+            self._give_up()  # does nothing if the writer failed, or its thread gave up
             with self._lock:
                 self._raise_failure()
         self._end()
@@ -668,7 +668,7 @@ class EventWriter(Generic[T]):
         if batch.segment in self._lanes:
             return [batch]
         parts: dict[int, Batch] = {}
-        # All events without a key stay together, because they may be one group.
+        # All events without a key stay together, because they may be of one `write_many`.
         keyless = next(self._round_robin)
         for index, (event, key) in enumerate(zip(batch.events, batch.keys, strict=True)):
             segment = keyless if key is None else self._routes.segment_of(key)
@@ -686,7 +686,7 @@ class EventWriter(Generic[T]):
         # The other segments are sealed: no append can arrive there, and their events are settled.
         self._cells = {number: self._cells[number] for number in state.current if number in self._cells}
         self._unsettled.intersection_update(state.current)
-        # Writers start at different segments, so that few events without a key do not all go to the first one.
+        # Writers start at different segments, so that events without a key spread even if each writer has few.
         first = secrets.randbelow(len(state.current))
         self._round_robin = cycle(state.current[first:] + state.current[:first])
 
