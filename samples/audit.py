@@ -1,4 +1,4 @@
-"""Every change of a shared state is written down, once and in order, by an audit that ends and begins again."""
+"""An audit writes down every change of a shared state, once and in order, even across a restart."""
 
 import json
 import sys
@@ -24,7 +24,7 @@ class Transfer(rg.Update[Accounts], tag="transfer"):
 
 
 class Audit:
-    """Appends a line for each update to a file, which also says where to go on."""
+    """Appends a line for each update to a file, which also says where to continue."""
 
     def __init__(self, accounts: rg.StateSynchronizer[Accounts], path: Path) -> None:
         self._path = path
@@ -56,7 +56,7 @@ def main(folder: Path) -> None:
         audit.wait_for(1)
         audit.stop()
 
-        # Nobody looks. Two transfers in one step are two updates.
+        # No audit is running. Two transfers in one step are two updates.
         accounts.update_state_unconditionally(
             Transfer(payer="bob", payee="carol", amount=2), Transfer(payer="bob", payee="dave", amount=1)
         )

@@ -1,4 +1,4 @@
-"""The fast path: batches of events of one segment, and their columns as lists."""
+"""The fast path: batches of events from one segment, and their columns as lists."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Two processes count in memory and one of them dies. The group goes back to a checkpoint, and nothing counts twice."""
+"""Two processes count in memory and one of them dies. A reset to a checkpoint lets each order count exactly once."""
 
 import multiprocessing
 import os
@@ -12,7 +12,7 @@ import readergroup as rg
 
 
 def count(url: str, folder: Path, reader_id: str, orders: int, may_fail: bool) -> None:
-    """Go on counting orders, to the end of the data or to an event that ends the process."""
+    """Continue to count orders, until the end of the data or an event that ends the process."""
 
     def keep(name: str) -> None:
         (folder / f"{name}.{reader_id}").write_text(str(orders))
@@ -59,7 +59,7 @@ def main(folder: Path) -> None:
         while not (notification := group.reader_notifier.wait(timeout=60)).dead:
             pass
         print("declared dead:", *notification.dead)
-        for process in processes:  # what the other one has counted since the checkpoint is given up, too
+        for process in processes:  # the other one's counts since the checkpoint are discarded too
             process.kill()
             process.join(60)
 

@@ -1,7 +1,7 @@
-"""Exactly once into a database: positions are committed after the data, and the database refuses what it has seen.
+"""Exactly once into a database: positions are committed after the data, and the database refuses duplicates.
 
-The pointer of an event is the same at every delivery, so it is the key under which the sink remembers it. The fencing
-token grows with every change of owner, so the sink can refuse a reader that lost the segment and does not know it yet.
+The pointer of an event is the same at every delivery, so the sink uses it as the key of the event. The fencing token
+grows with every change of owner, so the sink can refuse a reader that lost the segment and does not know it yet.
 """
 
 import sqlite3
@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
 
         group = client.groups.create("archive", streams=["shop/orders"])
         with group.reader("reader-1", auto_commit=False) as reader:
-            store(sink, reader.read_batch(100))  # and now it fails before it commits
+            store(sink, reader.read_batch(100))  # the reader fails before it commits
         with group.reader("reader-1", auto_commit=False) as reader:
             for batch in reader.batches(max_events=100):
                 store(sink, batch)

@@ -1,4 +1,4 @@
-"""A queue that survives kill -9: nothing that was added is lost, and what comes again is known by its offset."""
+"""A queue that survives kill -9: no added event is lost, and a repeated event is recognised by its offset."""
 
 import multiprocessing
 import os
@@ -13,13 +13,13 @@ MAIL = "shop/mail"
 
 
 def send(outbox: Path, killed_at: int = -1) -> None:
-    """Send the mail of the queue. The outbox remembers the offset of each, and so which it has sent already."""
+    """Send the mail of the queue. The outbox stores the offset of each mail, to send none twice."""
     sent = [int(line.split()[0]) for line in outbox.read_text().splitlines()] if outbox.exists() else []
     last = max(sent, default=-1)
 
     def handle(event: rg.QueuedEvent) -> None:
         if event.offset <= last:
-            return  # it comes again: the process died before its position was stored
+            return  # a repetition: the process died before it stored its position
         with outbox.open("a") as file:
             file.write(f"{event.offset} {event.data.decode()}\n")
         if event.data == b"mail %d" % killed_at:
@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     outbox = folder / "outbox.txt"
     with rg.connect() as client, client.event_queue(MAIL) as queue:
         for number in range(1000):
-            queue.add(b"mail %d" % number)  # is on disk when this returns
+            queue.add(b"mail %d" % number)  # the event is on disk when this returns
 
     doomed = multiprocessing.get_context("spawn").Process(target=send, args=(outbox, 300))
     doomed.start()

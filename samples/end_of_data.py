@@ -1,4 +1,4 @@
-"""A batch job over what is in a stream now: the group is bounded by a cut, ends there, and says so."""
+"""A batch job over the present events of a stream: the group is bounded by a cut, ends there, and says so."""
 
 import sys
 from pathlib import Path

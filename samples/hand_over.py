@@ -1,4 +1,4 @@
-"""A second reader joins: half of the segments move to it, each between two events, and callbacks say so."""
+"""A second reader joins: half of the segments move to it, each between two events, and callbacks report it."""
 
 import sys
 from pathlib import Path

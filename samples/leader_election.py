@@ -1,4 +1,4 @@
-"""Two processes want to lead. The leader is paused for longer than its lease; what it writes late is refused."""
+"""Two processes want to lead. The leader is paused for longer than its lease; its late write is refused."""
 
 import multiprocessing
 import os
@@ -12,7 +12,7 @@ import readergroup as rg
 
 
 class Ledger:
-    """What only the leader may write to. It refuses a token that is smaller than one it has seen."""
+    """A ledger that only the leader may write to. It refuses a token smaller than one it has seen."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -27,13 +27,13 @@ class Ledger:
 
 
 def lead(url: str, name: str, ledger: Connection) -> None:
-    """Be elected, and write a line. Between a check and the writing anything may happen."""
+    """Get elected, and write a line. Anything may happen between a check and the write."""
     with rg.connect(url) as client:
         election = client.leader_election("ledger", name, member_timeout_seconds=1.0)
         election.campaign(timeout=60)
         token = election.fencing_token
         ledger.send(token)
-        ledger.recv()  # whatever holds this process up
+        ledger.recv()  # anything may pause the process here
         ledger.send((f"written by {name}", token, election.is_leader))
         ledger.recv()
 
@@ -52,7 +52,7 @@ def main(folder: Path) -> None:
     second, connection = spawn.Pipe()
     successor = spawn.Process(target=lead, args=(url, "second", connection))
     successor.start()
-    print("the second has a greater token:", second.recv() > first_token)  # when the lease of the first has run out
+    print("the second has a greater token:", second.recv() > first_token)  # after the lease of the first expired
     second.send("go on")
     line, token, leads = second.recv()
     print(f"{line!r}, leads: {leads}, accepted: {ledger.write(line, token)}")

@@ -1,4 +1,4 @@
-"""Processes join, leave and die; everybody sees the same, and who died is told from who left."""
+"""Processes join, leave and die. All see the same members, and can tell a dead member from one that left."""
 
 import multiprocessing
 import os

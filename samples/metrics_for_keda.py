@@ -1,9 +1,9 @@
-"""A group's lag and the number of readers that it should have, over HTTP: for KEDA, or whatever scales your readers.
+"""Serves the lag and the desired number of readers of a group over HTTP, for KEDA or another scaler of your readers.
 
-    python metrics_for_keda.py                       # shows what it does, on a SQLite file
+    python metrics_for_keda.py                       # a demonstration on a SQLite file
     READERGROUP_URL=... python metrics_for_keda.py --group billing --max-readers 20 --port 8080
 
-One process of these is enough, and a second one does no harm.
+One such process is enough; a second one does no harm.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import readergroup as rg
 
 
 def server(group: rg.ReaderGroup, policy: rg.ReaderScalingPolicy, port: int) -> ThreadingHTTPServer:
-    """Answers ``/readers`` with the group as it is now, and ``/healthz`` while this process lives."""
+    """Return a server that answers ``/readers`` with the present group, and ``/healthz`` while this process lives."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -27,7 +27,7 @@ def server(group: rg.ReaderGroup, policy: rg.ReaderScalingPolicy, port: int) -> 
                 case "/readers":
                     try:
                         self._answer(200, look(group, policy))
-                    except rg.ReaderGroupError as error:  # KEDA then leaves the number as it is
+                    except rg.ReaderGroupError as error:  # KEDA then keeps the number of readers
                         self._answer(503, {"error": str(error)})
                 case "/healthz":
                     self._answer(200, {"status": "ok"})
@@ -64,14 +64,14 @@ def look(group: rg.ReaderGroup, policy: rg.ReaderScalingPolicy) -> dict[str, obj
 def serve(name: str, policy: rg.ReaderScalingPolicy, port: int) -> None:
     with rg.connect() as client:
         answering = server(client.groups.get(name), policy, port)
-        # Not from the handler itself: `shutdown` waits for the loop that the signal interrupts.
+        # In a thread: `shutdown` waits for the loop that the signal interrupts.
         signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=answering.shutdown).start())
         with answering:
             answering.serve_forever()
 
 
 def show(folder: Path) -> None:
-    """Four segments full of events, and nobody who reads them."""
+    """Fill four segments with events that no reader reads."""
     with rg.connect(f"sqlite:///{folder / 'shop.db'}") as client:
         client.streams.create("shop/orders", scaling=rg.ScalingPolicy.fixed(4))
         group = client.groups.create("billing", streams=["shop/orders"])
@@ -84,7 +84,7 @@ def show(folder: Path) -> None:
             threading.Thread(target=answering.serve_forever, daemon=True).start()
             answer: dict[str, object] = {}
             pause = threading.Event()
-            while answer.get("desired_readers") != 4:  # never more than there are segments
+            while answer.get("desired_readers") != 4:  # never more readers than segments
                 pause.wait(0.1)
                 with urlopen(f"http://127.0.0.1:{answering.server_port}/readers", timeout=10) as response:
                     answer = json.load(response)

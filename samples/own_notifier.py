@@ -1,4 +1,4 @@
-"""Notifications about a state of one's own: every hundredth visit is told, whoever counted it."""
+"""Notifications about your own state: a listener receives every hundredth visit, whichever process counted it."""
 
 import sys
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""A pool of worker processes follows the number of segments, retries what fails, and sets aside what keeps failing."""
+"""A pool of worker processes follows the number of segments, retries failed events, and then sets them aside."""
 
 import sys
 from pathlib import Path

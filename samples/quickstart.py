@@ -13,7 +13,7 @@ def main(folder: Path) -> None:
         with client.writer("shop/orders", serializer=rg.JsonSerializer()) as writer:
             for number in range(10):
                 writer.write({"id": number}, routing_key=f"customer-{number % 3}")
-        client.streams.seal("shop/orders")  # nothing more will come, so that reading ends
+        client.streams.seal("shop/orders")  # no more events will come, so reading ends
 
         group = client.groups.create("billing", streams=["shop/orders"])
         with group.reader("reader-1", serializer=rg.JsonSerializer()) as reader:

@@ -1,4 +1,4 @@
-"""The application scales its own readers: a listener hears how many segments there are, and starts as many threads."""
+"""The application scales its own readers: a listener receives the number of segments, and starts as many threads."""
 
 import sys
 import threading

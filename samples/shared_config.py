@@ -1,4 +1,4 @@
-"""A configuration that processes share: a change is heard at once, and one that is not valid never gets in."""
+"""A configuration that processes share: a listener receives each change at once, and invalid values are refused."""
 
 import sys
 import threading

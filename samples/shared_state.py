@@ -1,4 +1,4 @@
-"""The state synchronizer on its own: a stock that several threads sell from, and never more than there is."""
+"""The state synchronizer on its own: several threads sell from one stock, and never more than it holds."""
 
 import sys
 import threading
@@ -29,7 +29,7 @@ class Deliver(rg.Update[Stock], tag="deliver"):
 
 
 class Recount(rg.Update[Stock], tag="recount"):
-    """What is really there, counted by hand."""
+    """Set the amount to that of a manual count."""
 
     item: str
     amount: int
@@ -39,7 +39,7 @@ class Recount(rg.Update[Stock], tag="recount"):
 
 
 def sell_all(stock: rg.StateSynchronizer[Stock]) -> int:
-    """Sell pears while there are any. The decision is made on the state that the update is applied to."""
+    """Sell pears while there are any. Each decision is made on the state that its update is applied to."""
 
     def sell_one(state: Stock) -> tuple[Iterable[rg.Update[Stock]], bool]:
         return ([Sell(item="pear")], True) if state.items.get("pear", 0) > 0 else ([], False)
@@ -53,7 +53,7 @@ def sell_all(stock: rg.StateSynchronizer[Stock]) -> int:
 def main(folder: Path) -> None:
     with rg.connect(f"sqlite:///{folder / 'shop.db'}") as client:
         stock = client.synchronizer("shop/stock", initial=Stock(), updates=[Sell, Deliver, Recount])
-        # One step: nobody sells one of the pears that were not there.
+        # One step: no thread can sell one of the missing pears.
         stock.update_state_unconditionally(Deliver(item="pear", amount=120), Recount(item="pear", amount=100))
         sold: list[int] = []
         sellers = [threading.Thread(target=lambda: sold.append(sell_all(stock))) for _ in range(4)]

@@ -1,4 +1,4 @@
-"""A reader process is killed. Its lease runs out, and another reader goes on where it had committed."""
+"""A reader process is killed. Its lease expires, and another reader continues from its last commit."""
 
 import multiprocessing
 import os

@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
             for event in reader:
                 try:
                     print("order", event.data.id, event.data.total)
-                except ValidationError:  # decoding fails where the data is used, and the reader goes on
+                except ValidationError:  # decoding fails where the data is used; the reader continues
                     print("damaged", event.raw)
 
 

@@ -1,4 +1,4 @@
-"""The main job, to look at: many files, a pool of processes, a split, a kill, and a check of every line."""
+"""The demo of the main job: many files, a pool of processes, a split, a kill, and a check of every line."""
 
 from .run import DemoFailedError as DemoFailedError
 from .run import Outcome as Outcome

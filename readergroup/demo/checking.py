@@ -1,4 +1,4 @@
-"""Compares what the workers recorded with the truth, which is computed directly from the files."""
+"""Compares the records of the workers with the truth, which is computed directly from the files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_DIFFERENCES: Final = 20
 
 
 class FileTruth:
-    """What there is in a file: per line the number of its words and its checksum."""
+    """The truth about a file: the number of words and the checksum of each line."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         self.words = array(UNSIGNED)
@@ -30,9 +30,9 @@ class FileTruth:
 
 @dataclass
 class _Read:
-    """What was read of a file so far."""
+    """The part of a file that was read so far."""
 
-    #: The line that comes next for the present owner, and the first that nobody has read.
+    #: The line that the present owner must read next, and the first line that no owner has read.
     next: int = 0
     new: int = 0
     token: int = -1
@@ -46,12 +46,12 @@ class _Read:
 
 @dataclass
 class Verdict:
-    """What the comparison found. ``differences`` are sentences, the first of them."""
+    """The result of the comparison. ``differences`` holds the first differences as sentences."""
 
     files: int = 0
     lines: int = 0
     words: int = 0
-    #: Lines that were read again after the death of their reader.
+    #: Lines that were read again after their reader had died.
     repeated: int = 0
     missing: int = 0
     number_of_differences: int = 0
@@ -68,11 +68,11 @@ class Verdict:
 
 
 def check(truth: Mapping[str, FileTruth], records: Iterable[Record], died: Collection[int]) -> Verdict:
-    """Compare. ``records`` of one fencing token come in the order they were written; ``died`` are the tokens of
-    assignments whose reader was declared dead.
+    """Compare the records with the truth.
 
-    Fencing tokens order the owners of a line's key, across splits too. Each owner has to begin right after the line
-    where the one before it ended; only after a death may it begin earlier, and repeat.
+    ``records`` with one fencing token are in the order of writing. ``died`` holds the tokens of assignments whose
+    reader was declared dead. Fencing tokens order the owners of a line's key, across splits too. Each owner must start
+    right after the last line of the owner before; only after a death may it start earlier, and repeat.
     """
     verdict = Verdict(files=len(truth), lines=sum(map(len, truth.values())))
     files = {name: _Read() for name in truth}
@@ -93,7 +93,7 @@ def check(truth: Mapping[str, FileTruth], records: Iterable[Record], died: Colle
 
 
 def _check_offsets(record: Record, last_offsets: dict[tuple[int, str], int], verdict: Verdict) -> None:
-    """Events of a segment are handed out in the order of their offsets, by each owner."""
+    """Check that each owner read the events of a segment in the order of their offsets."""
     owner = (record.fencing_token, record.segment)
     offsets = [last_offsets.get(owner, -1), *record.offsets]
     if not all(map(lt, offsets, offsets[1:])):
@@ -104,7 +104,7 @@ def _check_offsets(record: Record, last_offsets: dict[tuple[int, str], int], ver
 def _check_run(
     name: str, truth: FileTruth, read: _Read, record: Record, run: slice, died: Collection[int], verdict: Verdict
 ) -> None:
-    """Lines of one file that were read one after the other."""
+    """Check lines of one file that were read one after another."""
     numbers = record.numbers[run]
     first, end = numbers[0], numbers[0] + len(numbers)
     if numbers != array(UNSIGNED, range(first, end)):

@@ -1,4 +1,4 @@
-"""The input: files whose lines become events. Any bytes will do."""
+"""The input: files whose lines become events. Lines may contain any bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Line = tuple[int, bytes]
 
 
 class LineSerializer(Serializer[Line]):
-    """A line as its number, a space, and its bytes."""
+    """Serializes a line as its number, a space, and its bytes."""
 
     def dumps(self, event: Line) -> bytes:
         return b"%d %b" % event
@@ -36,24 +36,24 @@ class Corpus:
 
     title: str
     files: dict[str, Path]
-    #: How many files were left out, because they cannot be read.
+    #: How many files were skipped because they cannot be read.
     unreadable: int = 0
 
     def lines(self, name: str) -> Iterator[bytes]:
-        """The lines of a file, without their ends."""
+        """Iterate over the lines of a file, without their ends."""
         with self.files[name].open("rb") as source:
             while line := source.readline(MAX_LINE_BYTES):
                 yield line.removesuffix(b"\n")
 
 
 def standard_library() -> Corpus:
-    """Every ``.py`` file of the running Python's own standard library."""
+    """Return a corpus of all ``.py`` files in the standard library of the running Python."""
     root = Path(sysconfig.get_path("stdlib"))
     return _corpus("this Python's standard library", root, [path for path in _walk(root) if path.suffix == ".py"])
 
 
 def of_path(path: Path) -> Corpus:
-    """The file at ``path``, or every file in that folder. Raises `OSError` where there is none."""
+    """Return a corpus of the file at ``path``, or of all files in that folder. Raise `OSError` if there is none."""
     if stat.S_ISDIR(path.stat().st_mode):
         return _corpus(path.resolve().name, path, list(_walk(path)))
     path.open("rb").close()
@@ -73,5 +73,5 @@ def _corpus(title: str, root: Path, paths: list[Path]) -> Corpus:
 
 
 def _name(path: Path) -> str:
-    """The path as text that can be a routing key, also where it is no valid UTF-8."""
+    """Return the path as text that can be a routing key, even if the path is not valid UTF-8."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")

@@ -1,7 +1,7 @@
-"""What the workers do: they count the words of each line, and record what they did outside of the product.
+"""The work of the workers: they count the words of each line, and record it independently of the product.
 
-Each worker process appends to a file of its own. A batch is one record, written before the batch counts as processed,
-so that a killed process has recorded all that counted. What of its last record is missing did not count.
+Each worker process appends to a file of its own. It writes one record per batch before the batch counts as processed,
+so a killed process has recorded all processed batches. If its last record is incomplete, that batch was not processed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import msgpack
 from ..streams.event import EventBatch
 from .corpus import Line
 
-#: The length of a record's body, and how many lines it is about.
+#: The length of a record's body, and its number of lines.
 _HEADER: Final = struct.Struct("<II")
 
 
-#: The type code of arrays of whole numbers, 8 bytes each.
+#: The type code of arrays of unsigned integers, 8 bytes each.
 UNSIGNED: Final = "Q"
 _WORD: Final = re.compile(r"\w+")
 
 
 class Record(NamedTuple):
-    """What a worker did with one batch. The arrays have an item per line, ``files`` a pair per run of one file."""
+    """A worker's account of one batch. The arrays have an item per line, ``files`` a pair per run of one file."""
 
     segment: str
     fencing_token: int
@@ -46,14 +46,14 @@ class Record(NamedTuple):
 
 @dataclass
 class CountWords:
-    """Handles a batch of lines. Pickles, and opens its file in the process that it works in."""
+    """Handles a batch of lines. Pickles, and opens its file in the worker's process."""
 
     folder: Path
     _file: BinaryIO | None = field(default=None, init=False)
 
     def __call__(self, batch: EventBatch[Line]) -> None:
         if self._file is None:
-            # A worker has no screen. What it warns of, the notifications tell too.
+            # A worker has no screen. Notifications report the same as its warnings.
             logging.getLogger("readergroup").addHandler(logging.NullHandler())
             self._file = record_file(self.folder, os.getpid()).open("ab")
         self._file.write(encode(_record(batch)))
@@ -77,7 +77,7 @@ def _record(batch: EventBatch[Line]) -> Record:
 
 
 def number_of_words(line: bytes) -> int:
-    """How many words there are: runs of letters, digits and underscores. What is no UTF-8 separates them."""
+    """Return the number of words: runs of letters, digits and underscores. Invalid UTF-8 separates words."""
     return len(_WORD.findall(line.decode("utf-8", "replace")))
 
 
@@ -86,7 +86,7 @@ def record_file(folder: Path, pid: int) -> Path:
 
 
 def record_files(folder: Path) -> Sequence[Path]:
-    """Those of all workers."""
+    """Return the record files of all workers."""
     return sorted(folder.glob("worker-*.records"))
 
 
@@ -97,7 +97,7 @@ def encode(record: Record) -> bytes:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The whole records of a file; a last one that was cut off is left out."""
+    """Iterate over the complete records of a file, without an incomplete last one."""
     data = memoryview(path.read_bytes())
     start = _HEADER.size
     while start <= len(data):
@@ -110,7 +110,7 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 class Progress:
-    """How many lines each worker process has recorded, seen by looking at the records' headers only."""
+    """How many lines each worker process has recorded, by the headers of its records only."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -127,7 +127,7 @@ class Progress:
             self.lines[pid] = self.lines.get(pid, 0) + self._look_at(path)
 
     def _look_at(self, path: Path) -> int:
-        """The lines of the records that were added since the last look."""
+        """Return the number of lines in the records since the last look."""
         found, at, size = 0, self._read_up_to.get(path, 0), path.stat().st_size
         with path.open("rb") as file:
             while at + _HEADER.size <= size:

@@ -1,4 +1,4 @@
-"""What is on the screen while the demo runs: a live table on a terminal, a line now and then elsewhere."""
+"""The output of the running demo: a live table on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-#: How often the screen changes; and how often a line comes where there is no screen.
+#: How often the table changes, and how often a line is printed without a terminal.
 _REFRESH_SECONDS: Final = 0.25
 _LINE_SECONDS: Final = 5.0
 _BAR_WIDTH: Final = 36
 
 
 class ReaderRow(NamedTuple):
-    """A reader as the table shows it."""
+    """A reader's row in the table."""
 
     name: str
     pid: int
@@ -30,7 +30,7 @@ class ReaderRow(NamedTuple):
 
 
 class Display:
-    """A context manager. ``say`` may be called in any thread, the rest in one."""
+    """Shows a running demo. A context manager. Any thread may call ``say``; one thread calls the rest."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
@@ -56,7 +56,7 @@ class Display:
         self._console.print(sentence)
 
     def show(self, at: float, written: int, read: int, rows: Sequence[ReaderRow]) -> None:
-        """Show this, if it is time to. ``at`` is in seconds."""
+        """Show the present numbers, if the next update is due. ``at`` is in seconds."""
         if at < self._next:
             return
         if self._live is None:
@@ -87,7 +87,7 @@ class Display:
         return Group("", readers, "", bars)
 
     def _rate(self, row: ReaderRow, at: float) -> float:
-        """Lines per second since the table was shown last."""
+        """Return the lines per second since the table was shown last."""
         since, lines = self._lines_before.get(row.name, (at, row.lines))
         self._lines_before[row.name] = (at, row.lines)
         return (row.lines - lines) / (at - since) if at > since else 0.0

@@ -1,4 +1,4 @@
-"""Writes the lines of the corpus to the stream, no faster than they are read and no further than the demo has come."""
+"""Writes the lines of the corpus to the stream, no faster than they are read and only as far as the demo allows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from synchronizer import Clock, Deadline, DeadlineExceededError
 from ..client import Client
 from .corpus import Corpus, LineSerializer
 
-#: How many lines are written between two looks at whether to go on.
+#: How many lines are written between two checks of the limits.
 _STEP: Final = 200
 _PATIENCE_SECONDS: Final = 120.0
 
 
 class Feeder:
-    """A thread that writes. ``backlog`` is how many lines may be written and not yet read, at first."""
+    """A thread that writes. ``backlog`` is the initial limit of lines that are written and not yet read."""
 
     def __init__(self, client: Client, stream: str, corpus: Corpus, *, backlog: int) -> None:
         self.written = 0
@@ -39,7 +39,7 @@ class Feeder:
         return not self._thread.is_alive()
 
     def let(self, *, read: int | None = None, may_write: int | None = None, backlog: int | None = None) -> None:
-        """So many lines were read; so many may be written in all; so many may be written and not yet read."""
+        """Set how many lines were read, how many may be written in all, and how many may be written but not read."""
         with self._gate:
             self._read = self._read if read is None else read
             self._may_write = self._may_write if may_write is None else may_write
@@ -47,7 +47,7 @@ class Feeder:
             self._gate.notify_all()
 
     def stop(self) -> None:
-        """End it, wherever it is."""
+        """End the thread, however far it is."""
         with self._gate:
             self._stopping = True
             self._gate.notify_all()
@@ -66,7 +66,7 @@ class Feeder:
             self.failure = error
 
     def _wait(self) -> bool:
-        """Wait until another line may be written; False if there is to be none."""
+        """Wait until another line may be written; return False to stop."""
         deadline = Deadline(self._clock, _PATIENCE_SECONDS)
         with self._gate:
             while not self._stopping and not self._is_open:

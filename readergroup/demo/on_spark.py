@@ -1,6 +1,6 @@
-"""The demo on Spark: the words of each module, counted in a whole stream and in one that grows and is scaled.
+"""The demo on Spark: counts the words of each module in a whole stream, and in one that grows and is scaled.
 
-Both are compared with the truth, which is computed directly from the files.
+It compares both counts with the truth, which is computed directly from the files.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from .story import Sample, Story
 WHOLE: Final = "demo/lines"
 GROWING: Final = "demo/live"
 SEGMENTS: Final = 4
-#: The stream that grows is split and merged when this part of the lines was read.
+#: The growing stream is split and merged when this fraction of the lines is read.
 _SPLIT: Final = 0.3
 _MERGE: Final = 0.6
-#: The writer is ahead of the query by this part of all lines at most: so the query has a dozen batches or more.
+#: The writer is ahead of the query by at most this fraction of all lines, so the query has a dozen batches or more.
 _BACKLOG: Final = 0.08
 _TICK_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 120.0
-#: What Spark's expression means too: letters, digits and underscores of ASCII.
+#: Letters, digits and underscores of ASCII, as in Spark's expression.
 _WORD: Final = re.compile(rb"\w+")
 
 
 def run_on_spark(corpus: Corpus, folder: Path, console: Console) -> SparkOutcome:
-    """Write, read, compare and draw, in ``folder``, which exists."""
+    """Write, read, compare and draw. All files are in ``folder``, which exists."""
     with busy(console, "counting in the files"):
         truth = _truth(corpus)
     if not truth:
@@ -81,13 +81,13 @@ def _truth(corpus: Corpus) -> Counts:
 
 
 def module_of(name: str) -> str:
-    """The module that a file belongs to: the first folder or file of its path."""
+    """Return the module of a file: the first folder or file of its path."""
     return name.partition("/")[0].removesuffix(".py")
 
 
 def count_words(events: DataFrame) -> DataFrame:
-    """Lines and words of each module, in events that are lines with their files' names as routing keys."""
-    # A line is any bytes: in this encoding each of them is a character.
+    """Return the lines and words of each module, from events that are lines with file names as routing keys."""
+    # A line may contain any bytes: in this encoding each byte is a character.
     line = F.regexp_replace(F.decode("event", "ISO-8859-1"), r"^\d+ ", "")
     module = F.regexp_replace(F.substring_index("routing_key", "/", 1), r"\.py\z", "")
     words = F.regexp_count(line, F.lit(r"\w+"))
@@ -100,7 +100,7 @@ def _counts(found: DataFrame) -> Counts:
 
 @contextmanager
 def _session(folder: Path, console: Console) -> Iterator[SparkSession]:
-    """A session whose chatter is in ``spark.log``."""
+    """Provide a session that logs into ``spark.log``."""
     settings = {
         "spark.local.dir": str(folder / "spark"),
         "spark.sql.shuffle.partitions": str(SEGMENTS),
@@ -116,7 +116,7 @@ def _session(folder: Path, console: Console) -> Iterator[SparkSession]:
 
 @contextmanager
 def _stderr_in(path: Path) -> Iterator[None]:
-    """What is started inside has its standard error in this file."""
+    """Redirect the standard error of processes that start in the block to this file."""
     sys.stderr.flush()
     before = os.dup(2)
     try:
@@ -142,10 +142,10 @@ class _Performance:
         self._outcome = outcome
         self._story = outcome.story
         self._total = outcome.total.lines
-        self._tick = threading.Event()  # never set: what is waited for is seen by looking
+        self._tick = threading.Event()  # never set: the run polls
 
     def read_whole(self) -> None:
-        """Write a stream, then read it at once."""
+        """Write a stream, then read it in one query."""
         self._client.streams.create(WHOLE, scaling=ScalingPolicy.fixed(SEGMENTS))
         with self._client.writer(WHOLE, serializer=LineSerializer()) as writer:
             for name in self._corpus.files:
@@ -160,7 +160,7 @@ class _Performance:
         self._story.say(f"Spark has counted their words in {self._outcome.whole_seconds:.1f} s")
 
     def read_growing(self) -> None:
-        """Read a stream by a streaming query while it is written, split and merged."""
+        """Read a stream with a streaming query while it is written, split and merged."""
         self._client.streams.create(GROWING, scaling=ScalingPolicy.fixed(SEGMENTS))
         feeder = Feeder(self._client, GROWING, self._corpus, backlog=max(100, int(self._total * _BACKLOG)))
         feeder.let(may_write=sys.maxsize)
@@ -222,7 +222,7 @@ class _Performance:
 
 
 def _new(before: Iterable[SegmentId], after: Iterable[SegmentId]) -> list[int]:
-    """The numbers of the segments that came with a scaling."""
+    """Return the numbers of the segments that a scaling added."""
     return sorted({*map(number_of, after)} - {*map(number_of, before)})
 
 

@@ -1,4 +1,4 @@
-"""Who owned which segment when, as the log of the group says."""
+"""Derives from the log of a group which reader owned which segment when."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..streams.config import SegmentId
 
 @dataclass
 class Assignment:
-    """A segment that a reader owned. Times are seconds since the ownership began to be followed."""
+    """A segment that a reader owned. Times are seconds since the follower started."""
 
     segment: SegmentId
     reader: str
@@ -37,7 +37,7 @@ class Ownership:
         self._open: dict[SegmentId, Assignment] = {}
 
     def apply(self, transition: Transition[ReaderGroupState], at: float) -> None:
-        """Take in one entry of the log, which became known at ``at``."""
+        """Apply one entry of the log, which arrived at ``at``."""
         if transition.after is None:
             return
         dead = {u.reader for u in transition.updates if isinstance(u, RemoveReader) and u.cause == "dead"}
@@ -63,12 +63,12 @@ class Ownership:
         return {assignment.fencing_token for assignment in self.assignments if assignment.died}
 
     def segments_of(self, reader: str) -> Sequence[SegmentId]:
-        """What the reader owns now."""
+        """Return the segments that the reader owns now."""
         return sorted(segment for segment, assignment in self._open.items() if assignment.reader == reader)
 
 
 class OwnershipFollower:
-    """Follows the log of a group in a thread of its own, from the start of the block to its end."""
+    """Follows the log of a group in a thread of its own during a block."""
 
     def __init__(self, group: ReaderGroup, now: Callable[[], float]) -> None:
         self.ownership = Ownership()

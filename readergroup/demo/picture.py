@@ -1,4 +1,4 @@
-"""Draws a run: who owned which segment when, what happened, and how far writing and reading had come."""
+"""Draws a run: the owner of each segment over time, what happened, and the progress of writing and reading."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _COLOURS: Final = ("#4477AA", "#EE7733", "#228833", "#CCBB44", "#AA3377", "#66CC
 _INK: Final = "#222222"
 _FAINT: Final = "#555555"
 _KILL: Final = "#CC0022"
-#: The height of a reader's row of 1, and the gap between two segments in it.
+#: The height of a reader's bar in a row of height 1, and the gap between two segments in it.
 _BAR: Final = 0.8
 _GAP: Final = 0.03
-#: Happenings that are closer to each other than this part of the whole time have their titles at two heights.
+#: Happenings that are closer than this fraction of the whole time have their titles at two heights.
 _WIDE: Final = 0.13
 _PAPER: Final = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.8}
-#: Notifications that are closer to each other than this part of the whole time share one label.
+#: Notifications that are closer than this fraction of the whole time share one label.
 _NEAR: Final = 0.05
-#: A bar that is narrower than this part of the whole time has no label.
+#: A bar that is narrower than this fraction of the whole time has no label.
 _NARROW: Final = 0.012
 
 _ROWS: Final[tuple[tuple[str, type[Notification], str, str], ...]] = (
@@ -75,7 +75,7 @@ def _draw_notifications(axes: Axes, notifications: Sequence[tuple[float, Notific
 
 
 def _labels(told: Sequence[tuple[float, Notification]], end: float) -> Iterable[tuple[float, str]]:
-    """A label for each notification, or for several that are near to each other."""
+    """Iterate over the labels, one for each notification or for several that are close together."""
     groups: list[list[tuple[float, Notification]]] = []
     for at, notification in told:
         if groups and at - groups[-1][-1][0] < _NEAR * end:
@@ -115,20 +115,20 @@ def _draw_bars(axes: Axes, story: Story, ownership: Ownership, end: float) -> No
 
 
 class _Piece(NamedTuple):
-    """A stretch of an assignment, while its reader owned just as many segments."""
+    """The part of an assignment during which its reader owned the same segments."""
 
     assignment: Assignment
     start: float
     end: float
-    #: Where in the reader's row, from its top, and how high: parts of the row.
+    #: Distance from the top of the reader's row, and height, as fractions of the row.
     top: float
     height: float
-    #: The reader was killed, and not yet declared dead.
+    #: The reader was killed but not yet declared dead.
     dead: bool
 
 
 def _pieces(assignments: Sequence[Assignment], killed_at: float | None, end: float) -> list[_Piece]:
-    """A reader's assignments, cut so that those of one moment share the row."""
+    """Cut a reader's assignments into pieces, so that those of one moment share the row."""
 
     def stop(assignment: Assignment) -> float:
         return end if assignment.end is None else assignment.end
@@ -144,7 +144,7 @@ def _pieces(assignments: Sequence[Assignment], killed_at: float | None, end: flo
 
 
 def _box(piece: _Piece, row: int) -> tuple[float, float]:
-    """Bottom and height of a piece on the axes."""
+    """Return the bottom and the height of a piece on the axes."""
     return row - _BAR / 2 + piece.top * _BAR, piece.height * _BAR - _GAP
 
 
@@ -157,7 +157,7 @@ def _draw_piece(axes: Axes, piece: _Piece, row: int, colour: str) -> None:
 
 
 def _label_pieces(axes: Axes, pieces: Sequence[_Piece], row: int, end: float) -> None:
-    """The segment's number, in the largest piece of each assignment."""
+    """Write the segment's number into the largest piece of each assignment."""
     for token in {piece.assignment.fencing_token: None for piece in pieces}:
         own = [piece for piece in pieces if piece.assignment.fencing_token == token and not piece.dead]
         for segment in {piece.assignment.segment: None for piece in own}:

@@ -1,4 +1,4 @@
-"""The demo from beginning to end."""
+"""Runs the demo from start to end."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ GROUP: Final = "word-counters"
 SEGMENTS: Final = 3
 READER_TIMEOUT_SECONDS: Final = 3.0
 
-#: Parts of all lines. The stream is split when so much is written, and a reader is killed when so much is read. Until
-#: the pool grows, the reader is killed and its segments are taken over, the writer goes no further than that.
+#: Fractions of all lines. `_SPLIT` is written when the stream is split, `_KILL` is read when a reader is killed. The
+#: writer stops at the others until the pool has grown, the reader is killed, and its segments are taken over.
 _SPLIT: Final = 0.2
 _BEFORE_GROWTH: Final = 0.4
 _KILL: Final = 0.45
 _BEFORE_KILL: Final = 0.6
 _BEFORE_TAKEOVER: Final = 0.85
-#: The writer is ahead of the readers by this part of all lines at most, until the kill.
+#: Until the kill, the writer is ahead of the readers by at most this fraction of all lines.
 _BACKLOG: Final = 0.05
 
-#: With fewer lines the pool may have read everything before it could grow.
+#: With fewer lines the pool may have read all of them before it could grow.
 _ENOUGH_LINES: Final = 50_000
 _TICK_SECONDS: Final = 0.05
 _PATIENCE_SECONDS: Final = 60.0
@@ -54,12 +54,12 @@ _PATIENCE_FOR_FEW_LINES_SECONDS: Final = 3.0
 
 
 class DemoFailedError(ReaderGroupError):
-    """The demo did not come to its end."""
+    """The demo did not finish."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the demo found. ``verdict.right`` says whether all of it is as it should be."""
+    """The result of the demo. ``verdict.right`` says whether all lines are right."""
 
     verdict: Verdict
     picture: Path
@@ -69,7 +69,7 @@ class Outcome:
 
 
 def run(corpus: Corpus, folder: Path, console: Console) -> Outcome:
-    """Write, read, split, kill, check and draw. Everything is stored in ``folder``, which exists."""
+    """Write, read, split, kill, check and draw. All files are in ``folder``, which exists."""
     looked_at = _tracked(console, "looking at the files", corpus.files)
     total = sum(sum(1 for _ in corpus.lines(name)) for name in looked_at)
     if not total:
@@ -95,12 +95,12 @@ def run(corpus: Corpus, folder: Path, console: Console) -> Outcome:
 
 
 def _tracked(console: Console, what: str, names: Collection[str]) -> Iterable[str]:
-    """These names, with a progress bar on a terminal."""
+    """Iterate over the names, with a progress bar on a terminal."""
     return track(names, what, console=console, transient=True) if console.is_terminal else names
 
 
 def busy(console: Console, what: str) -> AbstractContextManager[object]:
-    """Says on a terminal that this takes a moment."""
+    """Show on a terminal that the block takes a moment."""
     return console.status(what) if console.is_terminal else contextlib.nullcontext()
 
 
@@ -109,7 +109,7 @@ def _title(corpus: Corpus, total: int) -> str:
 
 
 class _Performance:
-    """One run: the writer, the pool and the script, and what is known about them."""
+    """One run: the writer, the pool, the script, and their state."""
 
     def __init__(self, corpus: Corpus, folder: Path, total: int, display: Display) -> None:
         self.corpus = corpus
@@ -124,7 +124,7 @@ class _Performance:
         self._progress = Progress(folder)
         self._pids: dict[str, int] = {}
         self._killed: str | None = None
-        self._tick = threading.Event()  # never set: what is waited for is seen by looking
+        self._tick = threading.Event()  # never set: the run polls
 
     def now(self) -> float:
         return self._clock.monotonic() - self._began_at
@@ -166,7 +166,7 @@ class _Performance:
             self._look()
 
     def _look(self) -> None:
-        """See how far everything is, and show it."""
+        """Check the progress, and show it."""
         self._pool.check()
         if self._feeder.failure is not None:
             raise self._feeder.failure
@@ -190,7 +190,7 @@ class _Performance:
     # ------------------------------------------------------------------ the script
 
     def _script(self) -> Iterator[None]:
-        """What happens, in order. Each step waits for the one before to have shown its effect."""
+        """Run the steps in order. Each step waits until the one before has taken effect."""
         self._feeder.let(may_write=int(self.total * _BEFORE_GROWTH))
         yield from self._until("the readers start", lambda: self._everybody_reads(SEGMENTS))
         yield from self._until("a part is written", lambda: self._feeder.written >= int(self.total * _SPLIT))
@@ -199,7 +199,7 @@ class _Performance:
         self._feeder.let(may_write=int(self.total * _BEFORE_KILL))
         yield from self._until("a part is read", lambda: self._progress.total >= int(self.total * _KILL))
         victim, owned = self._kill()
-        # What is written to the segments of the killed reader has to wait, and nothing else.
+        # Only events in the segments of the killed reader have to wait.
         self._feeder.let(may_write=int(self.total * _BEFORE_TAKEOVER), backlog=self.total)
         killed_at = self.now()
         yield from self._until(
@@ -229,7 +229,7 @@ class _Performance:
         return [reader for reader in self._group.state.readers if self._group.state.segments_of(reader)]
 
     def _split(self) -> int:
-        """Split the segment that holds most; the number of segments there are then."""
+        """Split the segment with the most data; return the new number of segments."""
         tail = self._client.streams.info(STREAM).tail.offsets
         number = number_of(max(tail, key=lambda segment: tail[segment]))
         segments = self._client.streams.scale(STREAM, split=[number]).segments
@@ -245,7 +245,7 @@ class _Performance:
             for _ in self._until(
                 f"the pool grows to {segments} readers", lambda: self._everybody_reads(segments), patience
             ):
-                # A pool grows only while events wait: a little is written all the time until it does.
+                # A pool grows only while events wait, so keep writing a little until it has grown.
                 waited = 1.0 - deadline.remaining() / patience
                 part = _BEFORE_GROWTH + (_BEFORE_KILL - _BEFORE_GROWTH) * waited
                 self._feeder.let(may_write=int(self.total * part))
@@ -258,7 +258,7 @@ class _Performance:
             self.story.say(f"the pool has grown to {segments} readers")
 
     def _kill(self) -> tuple[str, list[SegmentId]]:
-        """Kill the reader that has done most, with SIGKILL; it, and what it owned."""
+        """Kill the reader that has read most, with SIGKILL; return it and its segments."""
         owners = self._owners()
         pids = {worker.reader_id: worker.pid for worker in self._pool.workers if worker.reader_id in owners}
         victim = max(pids, key=lambda reader: self._progress.lines.get(pids[reader], 0))
@@ -285,7 +285,7 @@ class _Performance:
 
 
 class _PoolThread:
-    """A pool that runs in a thread of its own, so that this one can play its tricks on it."""
+    """A pool that runs in a thread of its own, so that the script can act on it."""
 
     def __init__(self, pool: ReaderPool[Any]) -> None:
         self._pool = pool
@@ -310,7 +310,7 @@ class _PoolThread:
         return not self._thread.is_alive()
 
     def check(self) -> None:
-        """Raise what the pool failed with."""
+        """Raise the error that ended the pool, if there is one."""
         if self._failure is not None:
             raise self._failure
 

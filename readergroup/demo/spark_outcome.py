@@ -1,4 +1,4 @@
-"""What the demo on Spark comes to."""
+"""The result of the demo on Spark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .story import Story
 
 
 class Count(NamedTuple):
-    """What there is of a module."""
+    """The size of a module."""
 
     lines: int = 0
     words: int = 0
@@ -22,14 +22,14 @@ Counts = Mapping[str, Count]
 
 @dataclass
 class SparkOutcome:
-    """What was counted, three times over, and how it went. It is right if ``differences`` is empty."""
+    """The counts of all three ways, and figures of the run. The run is right if ``differences`` is empty."""
 
     title: str
     truth: Counts
     whole: Counts = field(default_factory=dict)
     growing: Counts = field(default_factory=dict)
     whole_seconds: float = 0.0
-    #: How many batches the streaming query took.
+    #: How many batches the streaming query had.
     batches: int = 0
     story: Story = field(default_factory=lambda: Story(lambda: 0.0, lambda sentence: None))
     picture: Path = Path()
@@ -40,7 +40,7 @@ class SparkOutcome:
 
     @property
     def differences(self) -> list[str]:
-        """In sentences."""
+        """The differences between the counts, as sentences."""
         return [
             f"{module}: {counted.lines:,} lines and {counted.words:,} words in {source}, and in the files "
             f"{known.lines:,} and {known.words:,}"

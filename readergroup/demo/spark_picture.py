@@ -1,4 +1,4 @@
-"""Draws the demo on Spark: the words of each module as they were counted, and how the streaming query came on."""
+"""Draws the demo on Spark: the counted words of each module, and the progress of the streaming query."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-#: So many modules are shown, those with most words.
+#: How many modules are shown: those with most words.
 _MODULES: Final = 20
 _INK: Final = "#222222"
 _FAINT: Final = "#555555"

@@ -1,4 +1,4 @@
-"""What happened in a run, and when: for the screen while it runs, and for the picture afterwards."""
+"""Collects the happenings of a run, for the screen while it runs and for the picture afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..group.notifiers import EndOfDataNotification, ReaderNotification, Segment
 
 @dataclass(frozen=True)
 class Happening:
-    """Something that the demo did, or that followed from it: the picture marks it."""
+    """A step of the demo, or its consequence. The picture marks it."""
 
     at: float
     title: str
@@ -21,7 +21,7 @@ class Happening:
 
 @dataclass(frozen=True)
 class Sample:
-    """How many lines were written and read at a moment."""
+    """The numbers of lines written and read at one moment."""
 
     at: float
     written: int
@@ -30,7 +30,7 @@ class Sample:
 
 @dataclass
 class Story:
-    """Times are seconds since the beginning. ``tell`` is called with each sentence as it comes, in any thread."""
+    """The story of a run. Times are seconds since its start. ``tell`` gets each sentence at once, in any thread."""
 
     now: Callable[[], float]
     tell: Callable[[str], None]
@@ -40,7 +40,7 @@ class Story:
     names: dict[str, str] = field(default_factory=dict)  # of readers, for people
 
     def name(self, reader: str) -> str:
-        """A short name for a reader: "reader 1" is the first that was seen."""
+        """Return a short name for a reader: "reader 1" is the first to appear."""
         return self.names.setdefault(reader, f"reader {len(self.names) + 1}")
 
     def happened(self, title: str, sentence: str, *, reader: str | None = None) -> None:
@@ -51,7 +51,7 @@ class Story:
         self.tell(f"{self.now():5.1f} s  {sentence}")
 
     def hear(self, notification: Notification) -> None:
-        """A listener of the group's notifiers."""
+        """Listen to the group's notifiers."""
         self.notifications.append((self.now(), notification))
         match notification:
             case SegmentNotification():

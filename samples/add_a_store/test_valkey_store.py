@@ -1,6 +1,6 @@
-"""The store keeps the contract: the suite of the SDK, and one fixture that gives it a store.
+"""The store fulfils the contract: the suite of the SDK runs with one fixture that provides a store.
 
-Run it with ``VALKEY_URL=valkey://127.0.0.1:6379/0 pytest``: each test takes a prefix of its own.
+Run it with ``VALKEY_URL=valkey://127.0.0.1:6379/0 pytest``. Each test uses its own prefix.
 """
 
 from __future__ import annotations

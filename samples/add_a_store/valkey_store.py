@@ -1,6 +1,6 @@
-"""Segments on Valkey, or Redis 7: ``valkey://user:password@host:6379/0?prefix=shop``; ``valkeys://`` is with TLS.
+"""Segments on Valkey, or Redis 7: ``valkey://user:password@host:6379/0?prefix=shop``; ``valkeys://`` uses TLS.
 
-All keys begin with the prefix. What else the address asks for (``socket_timeout=3``) goes to redis-py.
+All keys begin with the prefix. Other options of the address, such as ``socket_timeout=3``, go to redis-py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from redis.exceptions import BusyLoadingError, OutOfMemoryError, RedisError, Res
 import synchronizer as sc
 from synchronizer.stores import contract
 
-# Each verb on a segment is one run of this script, and the server runs nothing else meanwhile. A segment is a hash with
-# its start, length and state, a hash of its attributes, and a stream of chunks whose ids are their offsets.
+# Each operation on a segment is one run of this script, and the server runs nothing else meanwhile. A segment is a hash
+# with its start, length and state, a hash of its attributes, and a stream of chunks whose ids are their offsets.
 SCRIPT = """
 local call, meta, chunks, values, names = redis.call, unpack(KEYS)
 local verb, segment, a, b = unpack(ARGV, 1, 4)
@@ -76,7 +76,7 @@ elseif verb == 'delete' and state ~= 'deleted' then
 end
 return {start, length, call('HGET', meta, 'state')}
 """.replace("MAX_DELTA_BYTES", str(sc.MAX_DELTA_BYTES))
-FREEING_SCRIPT = "#!lua flags=allow-oom\n" + SCRIPT  # where memory is full, what makes room must work
+FREEING_SCRIPT = "#!lua flags=allow-oom\n" + SCRIPT  # operations that free memory must work when memory is full
 LENGTHS = "local r = {}; for i, k in ipairs(KEYS) do r[i] = redis.call('HMGET', k, 'length', 'state') end; return r"
 
 
@@ -85,7 +85,7 @@ class AnswerLost(sc.StoreUnavailableError):
 
 
 class ValkeyStore(sc.SegmentStore):
-    """Segments on one primary. What it may lose of what it acknowledged is in the hands of its configuration."""
+    """Segments on one primary. Its configuration decides whether it may lose acknowledged data."""
 
     guarantees = sc.Guarantees(
         durable=False, linearizable_append=True, linearizable_read=True, push=True, many_processes=True, many_hosts=True
@@ -96,10 +96,10 @@ class ValkeyStore(sc.SegmentStore):
         options = {"socket_timeout": "10", **dict(parse_qsl(parts.query))}
         prefix = options.pop("prefix", "readergroup")
         address = parts._replace(scheme="rediss" if parts.scheme == "valkeys" else "redis", query=urlencode(options))
-        # A pool and no client: clients send again what was not answered, and an append would be there twice.
+        # A pool, not a client: a client repeats unanswered requests, so an append could be stored twice.
         self._pool = ConnectionPool.from_url(address.geturl())
         self.url = parts._replace(netloc=parts.netloc.rpartition("@")[2], query=urlencode({"prefix": prefix})).geturl()
-        self._key = "{" + prefix + "}:"  # one slot, where the server is a cluster
+        self._key = "{" + prefix + "}:"  # one slot, if the server is a cluster
         self._clock, self._process_id, self._closed = clock or sc.SystemClock(), os.getpid(), False
         try:
             exists = self._request("EXISTS", self._key + "names")
@@ -167,9 +167,9 @@ class ValkeyStore(sc.SegmentStore):
         contract.check_wait(known, timeout)
         deadline = sc.Deadline(self._clock, timeout)
         while not (changed := self._changed(known)) and not deadline.passed:
-            # For a second at most, to hear that the store was closed; 0 would be for ever.
+            # Wait a second at most, to notice that the store was closed; 0 would wait for ever.
             milliseconds = max(1, int(deadline.remaining(1.0) * 1000))
-            # At least one stream.
+            # XREAD needs at least one stream.
             streams = {self._key + "nothing": "0-0"} | {f"{self._key}chunks:{n}": f"{known[n]}-0" for n in known}
             self._request("XREAD", "COUNT", 1, "BLOCK", milliseconds, "STREAMS", *streams, *streams.values())
         return changed
@@ -177,7 +177,7 @@ class ValkeyStore(sc.SegmentStore):
     def close(self) -> None:
         if not self._closed and os.getpid() == self._process_id:
             self._closed = True
-            self._pool.disconnect(inuse_connections=False)  # who uses one finds out when it has its answer
+            self._pool.disconnect(inuse_connections=False)  # a thread that uses one notices when its answer arrives
 
     def _changed(self, known: Mapping[str, int]) -> frozenset[str]:
         changed = set()
@@ -190,7 +190,7 @@ class ValkeyStore(sc.SegmentStore):
         return frozenset(changed)
 
     def _names(self, prefix: bytes) -> Iterator[str]:
-        first, end = b"[" + prefix, b"(" + prefix + b"\xff"  # no byte of UTF-8
+        first, end = b"[" + prefix, b"(" + prefix + b"\xff"  # 0xff never occurs in UTF-8
         while page := self._request("ZRANGEBYLEX", self._key + "names", first, end, "LIMIT", 0, 1000):
             yield from map(bytes.decode, page)
             first = b"(" + page[-1]
@@ -213,7 +213,7 @@ class ValkeyStore(sc.SegmentStore):
         try:
             connection.send_command(*command)
             return connection.read_response()
-        except (ResponseError, BusyLoadingError) as error:  # an answer: nothing was carried out
+        except (ResponseError, BusyLoadingError) as error:  # the server answered: it did nothing
             kind = sc.StoreFullError if isinstance(error, OutOfMemoryError) else sc.StoreUnavailableError
             raise kind("Valkey refuses the request", url=self.url, cause=str(error)) from error
         except (RedisError, OSError) as error:

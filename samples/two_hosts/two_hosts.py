@@ -1,11 +1,11 @@
-"""Two hosts read one group. The link of one is cut, the other takes over; the link is mended, and both read again.
+"""Two hosts read one group. The link of one is cut, and the other takes over. The link is restored, and both read.
 
     python two_hosts.py postgresql://user@127.0.0.1/db
     python two_hosts.py nats://127.0.0.1:4222 --without-namespaces
 
-The hosts are network namespaces, if this is Linux, there is the command `ip` and the user is root: each has one link,
-to this machine, and it is really taken down. Else they are two processes, whose connections go silent. The server may
-be anywhere; what the hosts send to it passes a relay in this process.
+On Linux, with the command `ip` and as root, the hosts are network namespaces. Each has one link, to this machine, and
+the sample really takes it down. Otherwise they are two processes whose connections go silent. The server may be
+anywhere; a relay in this process passes on the hosts' traffic.
 """
 
 import argparse
@@ -32,11 +32,11 @@ READER_TIMEOUT_SECONDS = 2.0
 LONG = 60.0
 
 
-# ---------------------------------------------------------------------- what runs on a host
+# ---------------------------------------------------------------------- the code of a host
 
 
 def read(url: str, reader_id: str) -> None:
-    """Print each event's number, until SIGTERM."""
+    """Print the number of each event, until SIGTERM."""
     with rg.connect(url) as client:
         reader = client.groups.get(GROUP).reader(reader_id, serializer=rg.JsonSerializer())
         signal.signal(signal.SIGTERM, lambda *_: reader.stop())
@@ -49,7 +49,7 @@ def read(url: str, reader_id: str) -> None:
 
 
 class Relay:
-    """Passes on what comes to a port of ``address`` to the server, and its answers, while the link is whole."""
+    """Passes data from a port of ``address`` to the server, and its answers back, while the link is up."""
 
     def __init__(self, address: str, server: tuple[str, int]) -> None:
         self.address = address
@@ -127,7 +127,7 @@ class Host:
 
 
 class Link:
-    """A pair of network devices, one end of it in a namespace."""
+    """A pair of network devices, one of them in a namespace."""
 
     def __init__(self, namespace: str, device: str, address: str) -> None:
         self.namespace = namespace
@@ -173,7 +173,7 @@ def can_make_namespaces() -> bool:
 
 
 def split(url: str) -> tuple[tuple[str, str], tuple[str, int]]:
-    """The address before and after its host, and the host with its port."""
+    """Return the parts of the address before and after its host, and the host with its port."""
     found = re.fullmatch(r"(\w+://(?:[^@/]*@)?)([^/:?,]+)(?::(\d+))?([/?].*)?", url)
     if not found:
         sys.exit("give the address of one server: postgresql://user@host/db or nats://host:4222")
@@ -218,7 +218,7 @@ def main(url: str, *, in_namespaces: bool) -> None:
 
 
 class Orders:
-    """Written all the time, from this machine."""
+    """Writes orders all the time, from this machine."""
 
     def __init__(self, client: rg.Client) -> None:
         self._client = client
@@ -234,7 +234,7 @@ class Orders:
         self.stop()
 
     def stop(self) -> int:
-        """How many there were."""
+        """Stop, and return the number of orders."""
         self._is_enough.set()
         self._thread.join(LONG)
         return self._written
