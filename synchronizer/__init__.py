@@ -1,4 +1,4 @@
-"""A small piece of state that is the same in many processes, and the segment stores it lives on."""
+"""A small piece of state that is kept the same in many processes, and the segment stores that hold it."""
 
 from .callables import check_callable as check_callable
 from .callables import check_returned as check_returned

@@ -1,7 +1,7 @@
-"""Checks of what callers give, in one place for all three packages: types, durations and counts.
+"""Checks of arguments, in one place for all three packages: types, durations and counts.
 
-Python takes what it is given and fails far from there: on "5" at the first calculation, on None at the first method.
-NaN it compares with everything and finds nothing, and True it takes for 1.
+Python accepts any argument and fails far from the call: "5" fails at the first calculation, None at the first method
+call. Comparisons with NaN are false, and True counts as 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LARGEST_COUNT: Final = 2**63 - 1
 
 
 def check_type(value: object, kind: type, name: str, *, or_none: bool = False) -> None:
-    """Refuse what is no ``kind``. The error tells the type of what was given: the value may be a secret."""
+    """Raise `InvalidArgumentError` if ``value`` is no ``kind``. It shows the type only: the value may be a secret."""
     if isinstance(value, kind) or (value is None and or_none):
         return
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
@@ -25,7 +25,7 @@ def check_type(value: object, kind: type, name: str, *, or_none: bool = False) -
 
 
 def check_class(value: object, kind: type, name: str) -> None:
-    """Refuse what is not ``kind`` or a class derived from it."""
+    """Raise `InvalidArgumentError` if ``value`` is not ``kind`` or a class derived from it."""
     if not isinstance(value, type) or not issubclass(value, kind):
         found = value.__name__ if isinstance(value, type) else type(value).__name__
         raise InvalidArgumentError(f"{name} is a class derived from {kind.__name__}", found=found)
@@ -34,7 +34,7 @@ def check_class(value: object, kind: type, name: str) -> None:
 def check_duration(
     seconds: object, name: str, *, above_zero: bool = False, finite: bool = False, or_none: bool = False
 ) -> None:
-    """Refuse what is no number of seconds from 0 on. Infinity means for ever, where it is not to be ``finite``."""
+    """Raise `InvalidArgumentError` if ``seconds`` is no number from 0 on. Infinity means forever, unless ``finite``."""
     if seconds is None and or_none:
         return
     # NaN is neither above 0 nor equal to it.
@@ -50,7 +50,7 @@ def check_duration(
 def check_count(
     number: object, name: str, *, at_least: int = 1, at_most: int = _LARGEST_COUNT, or_none: bool = False
 ) -> None:
-    """Refuse what is no whole number from ``at_least`` on."""
+    """Raise `InvalidArgumentError` if ``number`` is no whole number from ``at_least`` to ``at_most``."""
     if number is None and or_none:
         return
     is_whole = isinstance(number, Integral) and not isinstance(number, bool)

@@ -1,12 +1,13 @@
-"""The boundary of a store: whatever goes wrong behind it comes out as an error of this distribution.
+"""The boundary of a store: every error behind it comes out as an error of this distribution.
 
-Each backend translates the errors that it knows, where it talks to its driver. What is left are those that nobody
-thought of, such as a `ValueError` of a driver or an `OSError` of the system. `SegmentStore` puts this boundary before
-the verbs of every backend, also of other distributions. A verb that appends answers `UnknownOutcome` then, since
-nothing says whether it wrote; every other verb, which may be repeated, raises `StoreUnavailableError`.
+Each backend translates the errors that it knows, where it calls its driver. This module translates the unexpected
+ones, such as a `ValueError` of a driver or an `OSError` of the system. `SegmentStore` puts the boundary in front of the
+verbs of every backend, including those of other distributions. A verb that appends then returns `UnknownOutcome`,
+because it may have written. Every other verb may be repeated: it raises `StoreUnavailableError`, or `StoreFullError`
+if the disk is full.
 
-What is no `Exception`, such as an interrupt, passes through. So does the `TypeError` of a call with arguments that the
-verb does not have.
+Interrupts and other exceptions that are no `Exception` pass through. So does the `TypeError` of a call with arguments
+that the verb does not have.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ Verb = Callable[..., Any]
 
 
 def guard(verbs: Mapping[str, Verb], unknown: Callable[[BaseException], object]) -> dict[str, Verb]:
-    """The same verbs of a backend behind the boundary; what is not a verb is left out."""
+    """Return the verbs of a backend behind the boundary, without the names that are no verbs."""
     guarded = {name: _GUARDS[name](verb) for name, verb in verbs.items() if name in _GUARDS}
     return guarded | {name: _guarded(verb, unknown) for name, verb in verbs.items() if name in _APPENDING}
 
 
 def unexpected(error: Exception, url: str) -> ReaderGroupError:
-    """What is raised in place of an error that the backend does not know."""
+    """Return the error to raise in place of one that the backend does not know."""
     facts = {"url": url, "error": repr(error)}
     translated: ReaderGroupError
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -46,7 +47,7 @@ def unexpected(error: Exception, url: str) -> ReaderGroupError:
 
 
 def _guarded(verb: Verb, unknown: Callable[[BaseException], object] | None = None) -> Verb:
-    """The verb with its unexpected errors translated, and raised, or returned as what ``unknown`` makes of them."""
+    """Return the verb with unexpected errors translated: it raises them, or returns what ``unknown`` makes of them."""
 
     @wraps(verb)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -99,7 +100,7 @@ def _locking(verb: Verb) -> Verb:
 
 
 class _GuardedLock(AbstractContextManager[bool]):
-    """A fair lock behind the boundary. What the block raises passes through as it is."""
+    """A fair lock behind the boundary. An error of the block passes through unchanged."""
 
     def __init__(self, lock: AbstractContextManager[bool], url: str) -> None:
         self._lock = lock
@@ -127,7 +128,7 @@ class _GuardedLock(AbstractContextManager[bool]):
 
 
 def _is_wrong_call(error: Exception) -> bool:
-    """Whether the verb did not even begin, because it does not have these arguments."""
+    """Return whether the verb did not begin, because it does not have these arguments."""
     traceback = error.__traceback__
     return isinstance(error, TypeError) and traceback is not None and traceback.tb_next is None
 

@@ -1,8 +1,8 @@
-"""Refuses callables that would be called and never run to their end: coroutines, and generators.
+"""Refuses callables that do not run when they are called: coroutine functions and generator functions.
 
-Calling an ``async def`` runs nothing of it. So does calling a function that yields. Where the result is thrown away,
-the work is lost without an error; this module has the two checks that prevent it: one when a callable is given, and
-one of what it returns, because a decorator or a lambda hides what it calls.
+Calling an ``async def``, or a function that yields, runs none of its body. If the caller discards the result, the work
+is lost without an error. Two checks prevent that: one when a callable is passed in, and one of each value that it
+returns, because a decorator or a lambda hides the function that it calls.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ _ASYNC_ADVICE: Final = (
 def check_callable(
     call: object, what: str, *, may_await: bool = False, may_yield: bool = False, **facts: object
 ) -> None:
-    """Refuse ``call`` as ``what`` ("a handler") where calling it would run nothing of it, or is not possible.
+    """Raise `InvalidArgumentError` if ``call`` cannot be called, or if calling it would not run its body.
 
-    Whoever awaits what it returns allows that with ``may_await``; whoever iterates over it, with ``may_yield``.
+    Args:
+        call: The object to check.
+        what: Its role, for the error, such as "a handler".
+        may_await: Accept an ``async def``: the caller awaits the result.
+        may_yield: Accept a generator function: the caller iterates over the result.
+        **facts: Values for the error.
     """
     if not callable(call):
         raise InvalidArgumentError(
@@ -46,15 +51,21 @@ def check_callable(
 
 
 def check_returned(returned: object, what: str, *, may_yield: bool = False, **facts: object) -> None:
-    """Refuse what ``what`` ("a handler") has returned, if that still has to be run: nothing has happened yet.
+    """Raise `InvalidArgumentError` if ``returned`` is an awaitable or a generator: nothing of it has run yet.
 
-    Quick for what most return; a hot path need not even ask for None.
+    The check is fast for common types. A hot path can skip it for None.
+
+    Args:
+        returned: The returned value.
+        what: The callable that returned it, for the error, such as "a handler".
+        may_yield: Accept a generator: the caller iterates over it.
+        **facts: Values for the error.
     """
     if type(returned) in _PLAIN:
         return
     if inspect.isawaitable(returned):
         if inspect.iscoroutine(returned):
-            returned.close()  # else Python warns that nobody awaited it
+            returned.close()  # else Python warns that it was never awaited
         raise InvalidArgumentError(
             f"{what} returned an awaitable: {_ASYNC_ADVICE}", found=type(returned).__name__, **facts
         )
@@ -67,7 +78,7 @@ def check_returned(returned: object, what: str, *, may_yield: bool = False, **fa
 
 
 def checked(call: Callable[P, R], what: str) -> Callable[P, R]:
-    """``call``, checked now, as a function that also checks what each call returns."""
+    """Check ``call``, and return a function that calls it and checks each returned value."""
     check_callable(call, what)
 
     @wraps(call)
@@ -80,14 +91,14 @@ def checked(call: Callable[P, R], what: str) -> Callable[P, R]:
 
 
 def is_async(call: object) -> bool:
-    """Whether it is an ``async def`` in some form, as a partial, a bound method or an object that is called."""
+    """Return whether ``call`` is an ``async def`` in any form, also as a partial, bound method or callable object."""
     return _is(inspect.iscoroutinefunction, call)
 
 
 def _is(kind: Callable[[Any], bool], call: Any) -> bool:
-    """Whether ``call``, or what it calls first as a partial or an object, is of this kind.
+    """Return whether ``call``, the function of a partial, or the ``__call__`` of an object, is of this kind.
 
-    Not what a decorator wraps: a plain function may wrap an async one to run it.
+    It does not look behind decorators: a plain function may wrap an async one to run it.
     """
     while isinstance(call, partial):
         call = call.func

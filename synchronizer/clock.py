@@ -1,4 +1,4 @@
-"""Where time comes from. Nothing outside this module asks the operating system for it."""
+"""The clocks. No other module asks the operating system for the time."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from .errors import InvalidArgumentError
 
 __all__ = ["Clock", "Deadline", "ManualClock", "SystemClock", "growing_pause", "is_manual", "wait_on"]
 
-#: The real time after which a thread that waits on a manual clock looks again whether somebody has moved it.
+#: How long, in real time, a thread that waits on a manual clock sleeps before it checks the clock again.
 _MOMENT_SECONDS: Final = 0.002
 
 
 @runtime_checkable
 class Clock(Protocol):
-    """The two times a process can ask for, in seconds, and a way to wait that follows them.
+    """Monotonic time and calendar time, in seconds, and a wait that follows them.
 
-    A clock that stands still until it is moved has a further attribute, ``is_manual``, which is true. On such a clock
-    nothing runs in the background, because no thread could wait for it: `step` of what was opened does the work
+    A clock that stands still until it is moved has one more attribute, ``is_manual``, which is true. On such a clock
+    nothing runs in the background, because no thread could wait for it. Call `step` of the objects that you opened
     instead. A clock without the attribute runs by itself.
     """
 
     def monotonic(self) -> float:
-        """Seconds since some fixed point. Never goes back, and runs while the machine is suspended."""
+        """Return seconds since some fixed point. They never go back, and include the time of a suspended machine."""
         ...
 
     def time(self) -> float:
-        """Seconds since 1970 UTC, for people to read. Never compared between processes."""
+        """Return seconds since 1970 UTC, for people to read. Never compare them between processes."""
         ...
 
     def wait(self, event: threading.Event, timeout: float) -> bool:
@@ -39,9 +39,9 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of the machine."""
 
-    # A lease must look old after a laptop was suspended; CLOCK_MONOTONIC stands still meanwhile.
+    # A lease must look old after a laptop was suspended; CLOCK_MONOTONIC stands still during suspension.
     _clock_id = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
     def monotonic(self) -> float:
@@ -56,20 +56,20 @@ class SystemClock:
 
 
 def is_manual(clock: Clock) -> bool:
-    """Whether the clock stands still until it is moved."""
-    # No member of the protocol: a clock that somebody wrote before there was this attribute remains a `Clock`.
+    """Return whether the clock stands still until it is moved."""
+    # The attribute is no member of the protocol, so that clocks written without it remain a `Clock`.
     return bool(getattr(clock, "is_manual", False))
 
 
 def check_clock(clock: Clock | None) -> None:
-    """Refuse what is neither a clock nor None."""
-    if isinstance(clock, type):  # it has all methods of a clock
+    """Raise `InvalidArgumentError` if ``clock`` is neither a clock nor None."""
+    if isinstance(clock, type):  # a class has all methods of a clock as well
         raise InvalidArgumentError("clock is a Clock, and not its class", found=clock.__name__)
     check_type(clock, Clock, "clock", or_none=True)
 
 
 def clock_or_system(clock: Clock | None) -> Clock:
-    """``clock``, checked; without one, the machine's."""
+    """Return ``clock``, checked, or the system clock for None."""
     check_clock(clock)
     return SystemClock() if clock is None else clock
 
@@ -90,6 +90,7 @@ class ManualClock:
         return 1_600_000_000.0 + self._now
 
     def advance(self, seconds: float) -> None:
+        """Move the clock forward, and wake the threads that wait on it. Raise `ValueError` for negative seconds."""
         if seconds < 0:
             raise ValueError(f"a clock does not go back: seconds={seconds}")
         with self._moved:
@@ -99,20 +100,20 @@ class ManualClock:
     def wait(self, event: threading.Event, timeout: float) -> bool:
         deadline = self._now + timeout
         with self._moved:
-            # The event is set without notifying this condition, so it is looked at again every few milliseconds.
+            # Setting the event does not notify this condition, so check the event every few milliseconds.
             while not event.is_set() and self._now < deadline:
                 self._moved.wait(_MOMENT_SECONDS)
         return event.is_set()
 
     def wait_on(self, event: threading.Event, timeout: float) -> None:
-        """Wait for ``event`` for a moment of real time: who waits looks again, at the clock as well."""
+        """Wait for ``event`` for a moment of real time. The caller then checks again, including the clock."""
         event.wait(_MOMENT_SECONDS if timeout > 0 else 0)
 
 
 def wait_on(clock: Clock, event: threading.Event, timeout: float) -> None:
-    """Wait for ``event``, which another thread sets, for up to ``timeout`` seconds of ``clock``.
+    """Wait up to ``timeout`` seconds of ``clock`` until another thread sets ``event``.
 
-    It may return sooner: look again at what is awaited.
+    It may return early: check again what you wait for.
     """
     check_duration(timeout, "timeout")
     if isinstance(clock, ManualClock):
@@ -122,20 +123,21 @@ def wait_on(clock: Clock, event: threading.Event, timeout: float) -> None:
 
 
 class Deadline:
-    """A point in time after which a call gives up. ``Deadline(clock, None)`` never comes.
+    """The point in time at which a call gives up. ``Deadline(clock, None)`` never passes.
 
-    The timeout of a public call comes here as it was given, so it is checked here.
+    Public calls pass their ``timeout``, in seconds from 0 on, as it was given. Other values raise
+    `InvalidArgumentError` here.
     """
 
     def __init__(self, clock: Clock, timeout: float | None) -> None:
-        # The quick test of what is nearly always given.
+        # The fast path: nearly every timeout is such a float.
         if type(timeout) is not float or not timeout >= 0.0:
             check_duration(timeout, "timeout", or_none=True)
         self._clock = clock
         self._at = None if timeout is None else clock.monotonic() + timeout
 
     def remaining(self, at_most: float = math.inf) -> float:
-        """Seconds left, at least 0 and at most ``at_most``."""
+        """Return the seconds left, at least 0 and at most ``at_most``."""
         if self._at is None:
             return at_most
         return min(at_most, max(0.0, self._at - self._clock.monotonic()))
@@ -146,5 +148,5 @@ class Deadline:
 
 
 def growing_pause(failures: int, *, first: float, most: float) -> float:
-    """The seconds to wait after so many failures in a row: ``first`` after one, twice as many after each other one."""
-    return min(most, first * 2.0 ** min(failures - 1, 64))  # more would only overflow
+    """Return seconds to wait after ``failures`` in a row: ``first``, doubled with each further one, at most ``most``."""
+    return min(most, first * 2.0 ** min(failures - 1, 64))  # a larger exponent would only overflow

@@ -1,8 +1,8 @@
-"""Conditional appends whose lost answers are found out. All code above the stores appends through here, or to a log.
+"""Conditional appends that settle lost answers. All code above the stores appends through here, or to a log.
 
-An append whose answer is lost is stored, or not, or arrives later. What settles it is the comparison that it carries:
-a further append with the same expectation either succeeds, and then the lost one never does, or conflicts, and then
-the store says what is there. `Cell` does that with an attribute, `append_at` with the length of a segment.
+An append whose answer is lost is stored, or not, or arrives later. Its comparison settles it: another append with the
+same expectation either succeeds, and then the lost one never does, or conflicts, and then the answer has the current
+value. `Cell` compares an attribute, `append_at` the length of a segment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .store import AnyValue, Append, Appended, AttributeChange, SegmentStore, Un
 
 
 class Outcome(Enum):
-    """What became of a change of a `Cell`."""
+    """The outcome of a change of a `Cell`."""
 
     #: This change is stored.
     STORED = auto()
@@ -29,10 +29,10 @@ class Outcome(Enum):
 class Cell:
     """An attribute of a segment that is changed by compare-and-set. For one thread at a time.
 
-    ``stored`` is the last value that is known to be there; None: the attribute does not exist. A change succeeds only
-    if it still is. ``length`` is that of the segment, as the last answer told it.
+    ``stored`` is the last known value; None: the attribute does not exist. A change succeeds only if the attribute
+    still has it. ``length`` is that of the segment in the last answer.
 
-    A lost answer is found out by comparing values, so the values that one process writes have to differ, as with a
+    A lost answer is settled by comparing values, so all values that one process writes must differ, for example by a
     counter in them.
     """
 
@@ -44,7 +44,7 @@ class Cell:
         self.stored = stored
         self.length = 0
         self._store = store
-        self._tried: set[bytes | None] = set()  # sent since `stored` was, and the answers lost
+        self._tried: set[bytes | None] = set()  # sent since `stored` was, with lost answers
 
     def load(self) -> bytes | None:
         """Read the value from the store."""
@@ -53,16 +53,16 @@ class Cell:
         return stored
 
     def is_in_doubt(self, value: bytes | None) -> bool:
-        """Whether a change to ``value`` was sent of which it is not known whether it is stored."""
+        """Return whether a change to ``value`` was sent and its outcome is unknown."""
         return value in self._tried
 
     def change(self, value: bytes | None, data: bytes = b"", *, source: str | None = None) -> Outcome:
         """Set the attribute to ``value``, None to remove it, and append ``data``, or all of ``source``, in one step.
 
-        Afterwards ``stored`` is what the attribute holds. Raises what the store raises, and `StoreUnavailableError` if
-        the answer is lost. The next change finds out what became of a lost one, and so does the same change again.
+        Afterwards ``stored`` is the value of the attribute. Raise what the store raises, and `StoreUnavailableError` if
+        the answer is lost. The next change, or the same one again, finds out the outcome of a lost one.
         """
-        if value == self.stored and value is not None:  # stored by a change that was interrupted when it was
+        if value == self.stored and value is not None:  # an interrupted change has stored it
             return Outcome.EARLIER
         was_tried = value in self._tried
         self._tried.add(value)  # before it is sent: an interrupt may keep the answer from being noted
@@ -96,7 +96,7 @@ class Cell:
 
 
 class Change(NamedTuple):
-    """One part of `change_together`: as the arguments of `Cell.change`."""
+    """One part of `change_together`: a cell, and the arguments of `Cell.change`."""
 
     cell: Cell
     value: bytes
@@ -104,9 +104,9 @@ class Change(NamedTuple):
 
 
 def change_together(store: SegmentStore, changes: Sequence[Change]) -> bool:
-    """Change cells of several segments in one step; False if one of them was not as expected, and nothing is changed.
+    """Change cells of several segments in one step. Return False, with nothing changed, if one is not as expected.
 
-    Only the cells' own `Cell.load` says what became of a lost answer, which raises `StoreUnavailableError`.
+    Raise `StoreUnavailableError` if the answer is lost. Only `Cell.load` of the cells then finds out the outcome.
     """
     answer = store.append_together(
         [
@@ -120,9 +120,9 @@ def change_together(store: SegmentStore, changes: Sequence[Change]) -> bool:
 
 
 def remove_attributes(store: SegmentStore, segment: str, known: Mapping[str, bytes | Literal[AnyValue.ANY]]) -> bool:
-    """Remove these attributes if each is as known, or `ANY`; whether they were.
+    """Remove these attributes if each is as known, or `ANY`; return whether they were removed.
 
-    Raises `StoreUnavailableError` if the answer is lost.
+    Raise `StoreUnavailableError` if the answer is lost.
     """
     changes = {name: AttributeChange(value, None) for name, value in known.items()}
     answer = store.append(segment, b"", attributes=changes)
@@ -132,10 +132,11 @@ def remove_attributes(store: SegmentStore, segment: str, known: Mapping[str, byt
 
 
 def append_at(store: SegmentStore, segment: str, data: bytes, offset: int, *, unread: bool = False) -> int:
-    """Append ``data`` if the segment ends at ``offset``; how long it is now.
+    """Append ``data`` if the segment ends at ``offset``; return the length of the segment now.
 
-    For a segment that one process fills: behind a lost answer it finds its own bytes. Raises `StoreUnavailableError` if
-    the answer is lost; the same call again finds out. ``unread`` uses `SegmentStore.append_unread`.
+    It is for a segment that only one process fills: after a lost answer the process finds its own bytes. Raise
+    `StoreUnavailableError` if the answer is lost; the same call again finds out. ``unread`` uses
+    `SegmentStore.append_unread`.
     """
     append = store.append_unread if unread else store.append
     answer = append(segment, data, expected_offset=offset)

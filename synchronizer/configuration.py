@@ -1,4 +1,4 @@
-"""The base of what applications configure with: its fields are checked when it is made, with errors of ours."""
+"""The base class of options. Its constructor checks the fields, and raises errors of this distribution."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import InvalidArgumentError
 class Configuration(BaseModel):
     """A frozen model whose constructor raises `InvalidArgumentError`, with pydantic's error as its cause.
 
-    What is read from a store by `model_validate` raises pydantic's own: there it is the data that is wrong.
+    `model_validate`, which reads stored data, raises pydantic's own error: there the data is wrong, not an argument.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -23,12 +23,12 @@ class Configuration(BaseModel):
         except ValidationError as error:
             raise InvalidArgumentError(f"{type(self).__name__} cannot be made of this: {reasons(error)}") from error
 
-    # Else `model_validate` calls it as well.
+    # Otherwise `model_validate` calls this constructor as well.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
 def reasons(error: ValidationError) -> str:
-    """What pydantic found wrong, in one line: fields, why, and what was given."""
+    """Return the findings of pydantic in one line: fields, reasons and values."""
     return "; ".join(
         ": ".join(filter(None, (".".join(map(str, e["loc"])), str(e["msg"]).removeprefix("Value error, "))))
         + (f", not {e['input']!r:.100}" if e["loc"] and e["type"] not in ("missing", "extra_forbidden") else "")

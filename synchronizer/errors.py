@@ -9,8 +9,8 @@ from typing import ClassVar
 class ReaderGroupError(Exception):
     """The root of all errors raised by this distribution.
 
-    The message says what happened and what to do; ``facts`` holds the values it happened with and is printed after
-    the message. ``retryable`` tells whether the same call may succeed later without anything else being changed.
+    The message says what happened and what to do. ``facts`` holds the values, which `str` prints after the message.
+    ``retryable`` tells whether the same call may succeed later, with nothing else changed.
     """
 
     retryable: ClassVar[bool] = False
@@ -38,25 +38,25 @@ class InvalidArgumentError(ReaderGroupError, ValueError):
 
 
 class NotFoundError(ReaderGroupError, LookupError):
-    """What was named does not exist, or exists no longer."""
+    """The object of this name does not exist, or no longer exists."""
 
 
 class AlreadyExistsError(ReaderGroupError, ValueError):
-    """What was to be created exists, in another shape."""
+    """The object to create exists in another form, or its name belonged to a deleted one."""
 
 
 class ClosedError(ReaderGroupError, RuntimeError):
-    """The object was closed, or belongs to the process that this one was forked from."""
+    """The object was closed, or belongs to the parent process that this one was forked from."""
 
 
 class DeadlineExceededError(ReaderGroupError, TimeoutError):
-    """The deadline came first. Nothing that the call was to write has been written, unless the message says so."""
+    """The deadline passed first. The call has written nothing, unless the message says so."""
 
     retryable = True
 
 
 class OutcomeUnknownError(ReaderGroupError):
-    """A write was sent and its answer lost, and whether it was stored can no longer be found out."""
+    """A write was sent and its answer was lost. It can no longer be found out whether it was stored."""
 
 
 class SealedError(ReaderGroupError):
@@ -64,7 +64,7 @@ class SealedError(ReaderGroupError):
 
 
 class TruncatedError(ReaderGroupError, LookupError):
-    """The data asked for was truncated away. ``facts['start_offset']`` is where the remaining data starts."""
+    """The requested data was truncated. ``facts['start_offset']`` is where the remaining data starts."""
 
     @property
     def start_offset(self) -> int:
@@ -74,13 +74,13 @@ class TruncatedError(ReaderGroupError, LookupError):
 
 
 class StoreUnavailableError(ReaderGroupError, ConnectionError):
-    """The store cannot be reached or does not answer now. The call had no effect."""
+    """The store cannot be reached, or its answer was lost. `SegmentStore.append` had no effect; other calls may."""
 
     retryable = True
 
 
 class StoreFullError(ReaderGroupError, OSError):
-    """The disk or quota of the store is full. The call had no effect; it succeeds when there is room again."""
+    """The disk or quota of the store is full. The call had no effect; it succeeds once there is room again."""
 
     retryable = True
 
@@ -90,30 +90,30 @@ class CorruptStoreError(ReaderGroupError):
 
 
 class UnsupportedError(ReaderGroupError, ValueError):
-    """The URL's scheme is unknown, its driver is not installed, or the store lacks a guarantee that is needed."""
+    """The URL's scheme is unknown, its driver is not installed, or the store lacks a required guarantee."""
 
 
 class CorruptStateError(ReaderGroupError):
-    """An entry of a state's log is damaged or does not follow the one before it. Nothing is skipped."""
+    """An entry of a state's log is damaged or does not follow the one before it. No entry is skipped."""
 
 
 class UnknownUpdateError(ReaderGroupError):
-    """The log holds an update, field or state format that this release does not know: deploy the one that does."""
+    """The log holds an update, field or state format that this release does not know. Deploy the release that does."""
 
 
 class StateTooLargeError(ReaderGroupError, ValueError):
-    """The updates would make a state that is over its limit larger. Nothing was written; removals still pass."""
+    """The updates make the state larger and leave it over its limit. Nothing was written; removals still pass."""
 
 
 class HandlerError(ReaderGroupError):
-    """A handler failed for the last time and there is nowhere to set the event aside. ``__cause__`` is its error."""
+    """A handler failed on its last attempt, and no dead-letter queue is set. ``__cause__`` is its error."""
 
 
 class BrokenBarrierError(ReaderGroupError, threading.BrokenBarrierError):
-    """Not all came together: one who waited at the barrier went, or died. Those who wait again begin anew."""
+    """The barrier broke: a waiting participant left or died, or `Barrier.reset` was called. Wait again to retry."""
 
     retryable = True
 
 
 class LeaseLostError(ReaderGroupError):
-    """The lease may be over: somebody else may hold it by now. Stop what it protected."""
+    """The lease may be over, and another process may hold it. Stop the work that it protected."""

@@ -1,4 +1,4 @@
-"""A persistent mapping for the fields of a state: changing one key costs about the same however many there are."""
+"""A persistent mapping for the fields of a state: changing a key costs about the same for any number of keys."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ V = TypeVar("V")
 
 
 class Map(Mapping[K, V]):
-    """An immutable `Mapping`; ``set`` and ``delete`` return a new one that shares what did not change.
+    """An immutable `Mapping`. ``set`` and ``delete`` return a new one that shares the unchanged items.
 
-    The order of iteration differs between processes, as a set's does: where ``apply_to`` depends on it, it sorts.
-    As the type of a pydantic field (``Map[str, int]``) it takes any mapping and is written as a dict.
+    The order of iteration differs between processes, like that of a set. Sort the keys where ``apply_to`` depends on
+    the order. As the type of a pydantic field (``Map[str, int]``) it accepts any mapping and is written as a dict.
     """
 
     __slots__ = ("_map",)
@@ -33,13 +33,15 @@ class Map(Mapping[K, V]):
         return new
 
     def set(self, key: K, value: V) -> Map[K, V]:
+        """Return a map in which ``key`` has this value."""
         return self._of(self._map.set(key, value))
 
     def delete(self, key: K) -> Map[K, V]:
-        """Raises `KeyError` where the key is not there."""
+        """Return a map without ``key``. Raise `KeyError` if it is absent."""
         return self._of(self._map.delete(key))
 
     def update(self, items: Mapping[K, V] | Iterable[tuple[K, V]]) -> Map[K, V]:
+        """Return a map with these items added or replaced."""
         return self._of(self._map.update(items))
 
     def __getitem__(self, key: K) -> V:

@@ -1,4 +1,4 @@
-"""How to wait for a store that is away."""
+"""Retries with growing pauses while a store is unavailable."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ _MAX_PAUSE_SECONDS: Final = 0.5
 
 
 class Patience:
-    """Pauses between attempts, each twice as long as the one before, until ``deadline`` or until ``stop`` is set."""
+    """Pauses between attempts, each twice as long as the one before, until ``deadline`` or until ``stop`` is set.
+
+    The first lasts 5 ms, the longest 0.5 s.
+    """
 
     def __init__(self, clock: Clock, deadline: Deadline, stop: threading.Event | None = None) -> None:
         self._clock = clock
@@ -26,16 +29,16 @@ class Patience:
         self._pause = _FIRST_PAUSE_SECONDS
 
     def wait(self) -> bool:
-        """Whether to try again, after a pause."""
+        """Pause, and return whether to try again."""
         if self._deadline.passed:
             return False
         pause, self._pause = self._pause, min(2 * self._pause, _MAX_PAUSE_SECONDS)
         return not self._clock.wait(self._stop, self._deadline.remaining(pause))
 
     def call(self, attempt: Callable[[], R]) -> R:
-        """The answer of ``attempt``, made again as long as the store is away or full; at last its error is raised.
+        """Return the result of ``attempt``, repeated while the store is unavailable or full. Then raise its last error.
 
-        Only for what may be repeated.
+        Use it only for calls that may be repeated.
         """
         while True:
             try:

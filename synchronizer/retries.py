@@ -1,4 +1,4 @@
-"""How often, and after which pauses, what has failed is tried again."""
+"""How often, and after which delays, a failed call is retried."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from .configuration import Configuration
 
 
 class Retries(Configuration):
-    """How often a handler is called for an event that it fails on. Durations are seconds.
+    """How often a handler is called for an event that it fails on. The delay doubles from attempt to attempt.
 
-    The delay doubles from attempt to attempt.
+    Args:
+        attempts: The number of calls, at least 1.
+        first_delay_seconds: The delay after the first attempt, from 0 on.
+        max_delay_seconds: The longest delay, from 0 on.
     """
 
     attempts: Annotated[int, Field(strict=True, ge=1)] = 5
@@ -21,5 +24,5 @@ class Retries(Configuration):
     max_delay_seconds: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] = 30.0
 
     def delay_after(self, attempt: int) -> float:
-        """How long to wait after the attempt of this number failed; the first one is 1."""
+        """Return how many seconds to wait after attempt number ``attempt`` failed; the first is number 1."""
         return growing_pause(attempt, first=self.first_delay_seconds, most=self.max_delay_seconds)

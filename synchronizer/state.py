@@ -1,4 +1,4 @@
-"""What users write: a `State`, which is a value, and its `Update` classes, which are the only way to change it."""
+"""The classes that users derive from: `State`, which is a value, and `Update`, which is the only way to change it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from .callables import check_callable
 from .errors import CorruptStateError, InvalidArgumentError, UnknownUpdateError
 from .log.entries import Revision
 
-#: What most updates fit in when they are packed. The buffer grows.
+#: Large enough for most packed updates. The buffer grows for the others.
 _BUFFER_BYTES: Final = 512
 
 
 class State(BaseModel):
-    """A value that every process holds alike. Subclasses add fields.
+    """A value that is the same in every process. Subclasses add fields.
 
-    Frozen: ``apply_to`` makes a new one with ``replace``. For collections use ``tuple``, ``frozenset`` and `Map`;
-    a class with a list, dict or set is refused.
-    ``class Counter(State, format=2)`` numbers the format of a state whose stored fields changed their meaning: a
-    release that knows only smaller numbers neither reads nor compacts it. A field whose value may be None defaults to
-    None, which is not written, so that a release which adds one can be read by the release before until it is used.
+    It is frozen: ``apply_to`` makes a new one with ``replace``. For collections use ``tuple``, ``frozenset`` and `Map`;
+    a class with a list, dict or set raises `TypeError`.
+
+    Give the class a higher format number, as in ``class Counter(State, format=2)``, when its stored fields change their
+    meaning: a release that knows only lower numbers neither reads nor compacts the state. A field whose value may be
+    None must default to None, which is not written. So the previous release reads a state with a new field until the
+    field is used.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=False)
@@ -47,11 +49,14 @@ class State(BaseModel):
                 raise TypeError(f"{cls.__name__}.{name} could be changed in place; use tuple, frozenset or Map")
 
     def replace(self, **changes: Any) -> Self:
-        """This state with other values in the named fields. The cost does not depend on the size of the others."""
+        """Return this state with other values in the named fields. The size of the other fields costs no time.
+
+        Raise `InvalidArgumentError` for a field that the state does not have.
+        """
         if not self.__dict__.keys() >= changes.keys():
             unknown = changes.keys() - self.__dict__.keys()
             raise InvalidArgumentError("the state has no such field", state=type(self).__name__, fields=sorted(unknown))
-        copied = self.__new__(type(self))  # as `model_copy`, in half of its time
+        copied = self.__new__(type(self))  # like `model_copy`, in half the time
         copied.__setstate__(
             {
                 "__dict__": {**self.__dict__, **changes},
@@ -67,10 +72,10 @@ S = TypeVar("S", bound=State)
 
 
 class Update(BaseModel, Generic[S]):
-    """One step of a state: ``class Add(Update[Counter], tag="add")`` with fields and a pure ``apply_to``.
+    """One typed change of a state, as in ``class Add(Update[Counter], tag="add")``: fields and a pure ``apply_to``.
 
-    The tag is the update's name on the wire: never used again for something else. A field whose value may be None
-    defaults to None, which is not written; so a field that is added later does not change what is stored without it.
+    The tag is the update's name in the log: never use it again for another update. A field whose value may be None must
+    default to None, which is not written. So a field that is added later does not change updates stored without it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -88,14 +93,18 @@ class Update(BaseModel, Generic[S]):
 
     @abstractmethod
     def apply_to(self, state: S, revision: Revision) -> S:
-        """The state after this update. Pure: the same arguments give the same result in every process, for ever.
+        """Return the state after this update. It must be pure: the same arguments give the same result everywhere.
 
-        Raising refuses the update before anything is written, and the error reaches the caller.
+        An exception refuses the update: nothing is written, and the caller gets the exception.
+
+        Args:
+            state: The state before the update.
+            revision: The revision of the state after it.
         """
 
 
 def _require_none_defaults(model: type[BaseModel], seen: frozenset[type[BaseModel]] = frozenset()) -> None:
-    """Refuse fields that come back as something else when their None is not written, in nested models too."""
+    """Raise `TypeError` for fields that are read back as another value if None is not written, in nested models too."""
     for name, field in model.model_fields.items():
         has_other_default = field.default is not None or field.default_factory is not None
         if has_other_default and _may_be_none(field.annotation):
@@ -111,7 +120,7 @@ def _may_be_none(annotation: Any) -> bool:
 
 
 def _is_changeable(annotation: Any) -> bool:
-    """Whether a value, or one within it, is a collection that whoever reads it could change."""
+    """Return whether such a value is, or contains, a collection that can be changed in place."""
     changeable = (get_origin(annotation) or annotation) in (list, dict, set)
     return changeable or any(map(_is_changeable, get_args(annotation)))
 
@@ -124,7 +133,7 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 class StateCodec(Generic[S]):
-    """Bodies of entries to and from bytes, for one class of states and its classes of updates."""
+    """Encodes and decodes the bodies of entries, for one class of states and its classes of updates."""
 
     def __init__(self, state_type: type[S], updates: tuple[type[Update[S]], ...]) -> None:
         self.state_type = state_type
@@ -165,7 +174,7 @@ class StateCodec(Generic[S]):
         return _pack(["d"])
 
     def encode_snapshot(self, state: S | None, checksum: int) -> bytes:
-        """Refuses, with `InvalidArgumentError`, a state that would not come back equal."""
+        """Return the body of a snapshot. Raise `InvalidArgumentError` for a state that is not equal when read back."""
         try:
             body = _pack(["s", self.state_type.state_format, checksum, None if state is None else _fields(state)])
             read = self.decode_snapshot(body)[0]
@@ -182,7 +191,7 @@ class StateCodec(Generic[S]):
         )
 
     def size(self, state: S) -> int:
-        """The bytes that ``state`` takes when it is written."""
+        """Return how many bytes ``state`` takes when it is written."""
         return len(_pack(_fields(state)))
 
     def decode_snapshot(self, body: bytes) -> tuple[S | None, int]:
@@ -194,7 +203,7 @@ class StateCodec(Generic[S]):
         return (None if fields is None else _validate(self.state_type, fields)), checksum
 
     def read_back(self, body: bytes) -> S | None | list[Update[S]]:
-        """`decode_body` of what is about to be written: what every process will read."""
+        """Decode a body before it is written, as every process will. Raise `InvalidArgumentError` if that fails."""
         try:
             return self.decode_body(body)
         except (CorruptStateError, UnknownUpdateError) as error:
@@ -203,7 +212,7 @@ class StateCodec(Generic[S]):
             ) from error
 
     def decode_body(self, body: bytes) -> S | None | list[Update[S]]:
-        """The state that begins here, None where the state was deleted, or updates."""
+        """Return the initial state, None for a deletion, or the updates."""
         kind, *rest = _unpack(body)
         if kind == "d":
             return None
@@ -216,7 +225,7 @@ class StateCodec(Generic[S]):
         return [self._decode_update(tag, fields) for tag, fields in content]
 
     def _check_format(self, state_format: int) -> None:
-        """Refuse what a release wrote that knows a later format: it means other things by the same names."""
+        """Raise `UnknownUpdateError` for a later format: in it the same names mean something else."""
         if state_format > self.state_type.state_format:
             raise UnknownUpdateError(
                 "a newer release wrote this; deploy that release here",
@@ -237,14 +246,14 @@ def _written_by_a_newer_release(kind: object) -> UnknownUpdateError:
 
 
 def _fields(model: BaseModel) -> dict[str, Any]:
-    # As model_dump, which takes three times as long over its arguments. A value of another type than its field's is
-    # refused when it is read back; pydantic would only warn of it.
+    # Like model_dump, whose handling of arguments takes three times as long. A value of another type than its field's
+    # is refused when it is read back; pydantic would only warn.
     fields: dict[str, Any] = model.__pydantic_serializer__.to_python(model, exclude_none=True, warnings=False)
     return fields
 
 
 def _is_same(read: State | None, written: State | None) -> bool:
-    """Equal, in fields of the same types: 1 is not True here, and a dict is no `Map`."""
+    """Return whether the states are equal, in fields of the same types: 1 is not True here, and a dict is no `Map`."""
     if read is None or written is None:
         return read is written
     return read == written and all(
@@ -257,7 +266,7 @@ M = TypeVar("M", bound=BaseModel)
 
 def _validate(model: type[M], fields: dict[str, Any], **facts: object) -> M:
     try:
-        # As model_validate, which takes twice as long over its arguments.
+        # Like model_validate, whose handling of arguments takes twice as long.
         value: M = model.__pydantic_validator__.validate_python(fields)
         return value
     except ValidationError as error:
@@ -274,7 +283,7 @@ def _validate(model: type[M], fields: dict[str, Any], **facts: object) -> M:
 
 def _pack(value: Any) -> bytes:
     try:
-        # As packb, whose buffer of a megabyte takes longer to come by than most values to pack.
+        # Like packb, whose buffer of a megabyte takes longer to allocate than most values take to pack.
         return bytes(msgpack.Packer(default=_packable, buf_size=_BUFFER_BYTES).pack(value))
     except (TypeError, ValueError, OverflowError) as error:
         if isinstance(error, InvalidArgumentError):
@@ -283,12 +292,12 @@ def _pack(value: Any) -> bytes:
 
 
 def _unpack(body: bytes) -> Any:
-    # Tuples, not lists: they can be keys, and a state must not hold what can be changed.
+    # Tuples, not lists: they can be keys, and a state must hold nothing that can be changed in place.
     return msgpack.unpackb(body, strict_map_key=False, use_list=False)
 
 
 def _packable(value: Any) -> Any:
-    """What msgpack does not know but pydantic reads back."""
+    """Convert a value that msgpack does not know but pydantic reads back."""
     if isinstance(value, frozenset | set):
         return sorted(value)
     raise InvalidArgumentError(

@@ -1,7 +1,7 @@
 """The state synchronizer: one state, the same in every process, changed only by updates that its log accepts.
 
-Every process applies the same entries in the same order, so there is nothing to coordinate but the order, and that is
-decided by the store. `LogFollower` applies the log, `LogWriter` puts calls into it, `Compactor` keeps it short.
+Every process applies the same entries in the same order. The store decides that order, and nothing else needs
+coordination. `LogFollower` applies the log, `LogWriter` writes calls to it, `Compactor` keeps it short.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ DEFAULT_STATE_LIMIT_BYTES: Final = 1024 * 1024
 
 
 class Proposal(NamedTuple, Generic[S, R]):
-    """What a generator of `update_state_with_attributes` answers: the updates, changes of the log segment's attributes
-    that go in with them or not at all, and what the caller gets back.
+    """The result of a generator of `update_state_with_attributes`: the updates, the value for the caller, and changes of
+    the log segment's attributes, which are stored in the same step as the updates.
 
-    A compared attribute must not come back to a value that it had before: after a lost answer, that value would let
-    the lost append land late."""
+    A compared attribute must not return to an earlier value: after a lost answer, that value would let the lost append
+    land late."""
 
     updates: Sequence[Update[S]]
     value: R
@@ -47,14 +47,20 @@ class Proposal(NamedTuple, Generic[S, R]):
 class StateSynchronizer(Generic[S]):
     """The replicated state ``name`` on ``store``. Threads may share it; it borrows the store and never closes it.
 
-    ``initial`` begins the state if nothing is stored. Without it, opening a name that was never used raises
-    `NotFoundError`, and so does using a state that was deleted. ``updates`` are all classes of updates that the log may
-    hold, retired ones too until a compaction has passed them. ``timeout`` is the default of all calls: at their
-    deadline they raise `DeadlineExceededError`, having written nothing, or `OutcomeUnknownError`. With a timeout of 0
-    a call asks the store once and does not wait.
+    At its deadline a call raises `DeadlineExceededError`, having written nothing, or `OutcomeUnknownError`.
 
-    ``compaction_bytes`` is about how much log makes an update compact; None leaves it to ``compact``. ``rng`` spreads
-    that over the processes.
+    Args:
+        store: A store with linearizable appends.
+        name: 1 to 600 characters: letters, digits and ``. _ - /``, the last of them no ``/``.
+        updates: All classes of updates that the log may hold, retired ones too until a compaction has passed them.
+        initial: Begins the state if nothing is stored. Without it, opening a name that was never used raises
+            `NotFoundError`, and so does using a state that was deleted.
+        state_type: The class of the state. Required without ``initial``.
+        clock: The system clock by default.
+        timeout: The default of all calls, in seconds. With 0 a call asks the store once and does not wait.
+        state_limit_bytes: An update that leaves the state larger, and over this size, raises `StateTooLargeError`.
+        compaction_bytes: About how much log makes an update compact. None leaves compaction to ``compact``.
+        rng: Spreads compactions over the processes.
     """
 
     def __init__(
@@ -105,19 +111,19 @@ class StateSynchronizer(Generic[S]):
             try:
                 self.initialize(initial, timeout=deadline.remaining())
             except OutcomeUnknownError as error:
-                if self._replica.state is None:  # else, whoever began it, it is there
+                if self._replica.state is None:  # else it exists, whichever process began it
                     raise DeadlineExceededError(
                         "the state was not begun in time, or its beginning not heard of; open it again", state=name
                     ) from error
 
     @property
     def segment(self) -> str:
-        """The name of the store's segment that holds the log."""
+        """The name of the segment that holds the log."""
         return self._follower.log.segment
 
     @property
     def state(self) -> S:
-        """The state as far as this process has applied the log. Immutable, never blocks."""
+        """The state as far as this process has applied the log, immutable. Never blocks."""
         return self._require(self._replica)
 
     @property
@@ -127,30 +133,30 @@ class StateSynchronizer(Generic[S]):
 
     @property
     def snapshot_of_state(self) -> tuple[S, Revision]:
-        """``state`` and its revision, of one moment."""
+        """``state`` and its revision, taken together."""
         replica = self._replica
         return self._require(replica), replica.revision
 
     @property
     def applied_length(self) -> int:
-        """The length of the log as far as it was applied here: what ``store.wait`` takes as known."""
+        """How many bytes of the log this process has applied: the known length for ``store.wait``."""
         return self._replica.next_offset
 
     @property
     def bytes_since_compaction(self) -> int:
-        """The bytes of log that a process which joins now has to apply, as far as this process knows."""
+        """How many bytes of log a process that joins now must apply, as far as this process knows."""
         mark = self._follower.mark
         return self._replica.next_offset - (mark.next_offset if mark else 0)
 
     def transitions(self) -> TransitionFeed[S]:
-        """A feed of every transition from now on, whoever wrote it, as this process applies them."""
+        """Return a feed of every transition that this process applies from now on, of any writer."""
         return self._follower.transitions()
 
     def history(self, after: Revision, *, timeout: float | None = None) -> Sequence[Transition[S]]:
-        """The transitions after ``after``, one by one as far back as the log goes, read from the store again.
+        """Return the transitions after ``after``, read from the store again, one for each entry of the log.
 
-        Where it does not go back so far, the first one has ``gap`` and leads to the state that reloads start from.
-        `Transition.one_by_one` tells them apart where one entry holds several updates.
+        If the log starts later, the first one has ``gap`` and leads to the state that reloads start from.
+        `Transition.one_by_one` separates the updates of one entry.
         """
         check_type(after, Revision, "after")
         return self._follower.history(after, self._deadline(timeout))
@@ -158,14 +164,18 @@ class StateSynchronizer(Generic[S]):
     def on_update(
         self, listener: Callable[[AppliedUpdate[S]], object], *, after: Revision | None = None
     ) -> Callable[[], None]:
-        """Call ``listener`` with every update from now on, whoever wrote it; returns the function that ends it.
+        """Call ``listener`` with every update from now on, of any writer. Return the function that stops it.
 
-        With ``after``, a revision that was heard of earlier, it first hears what came since: an audit goes on where it
-        stopped. It hears each update once, in the order of the log, or one call with ``gap`` in place of those that a
-        compaction has removed. A thread of its own follows the log for it, so it may call the synchronizer; if it
-        raises, that is logged, and it hears the next one. The thread ends soon after ``close``.
+        The listener gets each update once, in log order, or one call with ``gap`` in place of those that a compaction
+        has removed. A thread of its own follows the log, so the listener may call the synchronizer. An exception of the
+        listener is logged, and it gets the next update. The thread ends soon after ``close``.
 
         On a clock that ``is_manual`` nothing runs in the background: `step`, or `poll_listeners`, calls the listener.
+
+        Args:
+            listener: A plain function, neither async nor a generator.
+            after: A revision that was processed earlier. The listener first gets the updates since then, so an audit
+                continues where it stopped.
         """
         check_callable(listener, "a listener")
         check_type(after, Revision, "after", or_none=True)
@@ -183,29 +193,29 @@ class StateSynchronizer(Generic[S]):
         return stop
 
     def poll_listeners(self, *, timeout: float | None = None) -> None:
-        """On a clock that ``is_manual``: fetch, and call the listeners of `on_update` with what is new to them."""
+        """On a clock that ``is_manual``: fetch, and call the listeners of `on_update` with the new updates."""
         self._follower.fetch(self._deadline(timeout))
         for listening in self._listening:
             listening.tell()
 
     def step(self) -> float:
-        """`poll_listeners` once, without waiting for the store. Nothing is due at a known time, so it returns inf."""
+        """Call `poll_listeners` once, without waiting. Return infinity: nothing is due at a known time."""
         self.poll_listeners(timeout=0.0)
         return math.inf
 
     def fetch_updates(self, *, timeout: float | None = None) -> S:
-        """Bring the local state up to what the log held when the call began, at least, and return it."""
+        """Apply the log at least up to its end when the call began, and return the state."""
         self._follower.fetch(self._deadline(timeout))
         return self.state
 
     def wait_for_growth(self, timeout: float) -> bool:
-        """Whether the log is longer than what was applied here, waiting for it up to ``timeout`` seconds."""
+        """Wait up to ``timeout`` seconds until the log is longer than applied here; return whether it is."""
         check_duration(timeout, "timeout")
         self._follower.check_usable()
         return bool(self.store.wait({self.segment: self.applied_length}, timeout))
 
     def wait_for(self, predicate: Callable[[S], bool], *, timeout: float | None = None) -> S:
-        """The first state seen for which ``predicate`` holds; `DeadlineExceededError` if none came in time."""
+        """Return the first state seen for which ``predicate`` holds. Raise `DeadlineExceededError` if none comes."""
         check_callable(predicate, "a predicate", name=self.name)
         deadline = self._deadline(timeout)
         while True:
@@ -220,9 +230,10 @@ class StateSynchronizer(Generic[S]):
             self._follower.retry(deadline, lambda: self.wait_for_growth(deadline.remaining(1.0)))
 
     def watch(self) -> Iterator[S]:
-        """The present state, then the newest whenever it has changed, until the synchronizer is closed.
+        """Yield the current state, then the newest one after each change, until the synchronizer is closed.
 
-        Ends within a second of ``close``. A store that is away longer than the timeout raises `DeadlineExceededError`.
+        It ends within a second of ``close``. Raise `DeadlineExceededError` if the store is unavailable for longer than
+        the timeout.
         """
         seen: Revision | None = None
         while not self._follower.closing.is_set():
@@ -237,7 +248,7 @@ class StateSynchronizer(Generic[S]):
             seen = replica.revision
 
     def _next_after(self, seen: Revision | None) -> Replica[S]:
-        """The newest replica, waiting up to a second for one of another revision than ``seen``."""
+        """Return the newest replica; wait up to a second for another revision than ``seen``."""
         deadline = self._deadline(None)
         replica = self._follower.fetch(deadline)
         if replica.revision == seen and self._follower.retry(deadline, lambda: self.wait_for_growth(1.0)):
@@ -245,7 +256,7 @@ class StateSynchronizer(Generic[S]):
         return replica
 
     def initialize(self, state: S, *, timeout: float | None = None) -> bool:
-        """Begin the state with ``state`` if nothing is stored, or if it was deleted; whether this call did it."""
+        """Begin the state with ``state`` if nothing is stored, or it was deleted; return whether this call did it."""
         self._codec.check_state(state)
 
         def begin(present: S | None) -> Decision[bool]:
@@ -256,10 +267,13 @@ class StateSynchronizer(Generic[S]):
     def delete(
         self, *, timeout: float | None = None, attributes: Callable[[], Mapping[str, AttributeChange]] | None = None
     ) -> bool:
-        """End the state; whether this call did it. Its log stays, so that revisions of the name only grow.
+        """Delete the state; return whether this call did it. Its log stays, so that revisions of the name only grow.
 
-        Replicas raise `NotFoundError` when they learn of it, until `initialize` begins the state again. What
-        ``attributes`` answers, of attributes of the log's segment, is changed in the same atomic step.
+        Replicas raise `NotFoundError` when they learn of it, until `initialize` begins the state again.
+
+        Args:
+            timeout: In seconds; the synchronizer's by default.
+            attributes: Returns changes of the log segment's attributes, which are stored in the same atomic step.
         """
         if attributes is not None:
             check_callable(attributes, "a function for attributes")
@@ -277,11 +291,24 @@ class StateSynchronizer(Generic[S]):
         return deleted
 
     def update_state(self, generator: Callable[[S], Iterable[Update[S]]], *, timeout: float | None = None) -> S:
-        """Apply the updates that ``generator`` yields for the newest state, as one entry or not at all.
+        """Apply the updates that ``generator`` returns for the newest state, as one entry; return the state after them.
 
-        The generator is asked again whenever its state turns out not to be the newest, so it must have no side
-        effects, and must not call the synchronizer. No update at all means that there is nothing to do. Returns the
-        state that the updates made. What the generator or ``apply_to`` raises reaches the caller, with nothing written.
+        The generator runs again if its state was not the newest, so it must have no side effects. It must not call the
+        synchronizer. Without updates nothing is written. The same holds for an exception of the generator or of
+        ``apply_to``, which reaches the caller.
+
+        Args:
+            generator: Gets the state, and returns or yields updates.
+            timeout: In seconds; the synchronizer's by default.
+
+        Raises:
+            NotFoundError: The state does not exist, or was deleted.
+            StateTooLargeError: The updates make a state larger that is over its limit. Nothing was written.
+            DeadlineExceededError: The deadline passed. Nothing was written.
+            OutcomeUnknownError: It could not be found out whether the updates are stored.
+
+        Example:
+            ``counter.update_state(lambda state: [Add(by=1)] if state.value < 10 else [])``
         """
         if not callable(generator):
             raise _no_generator(generator)
@@ -290,7 +317,10 @@ class StateSynchronizer(Generic[S]):
     def update_state_returning(
         self, generator: Callable[[S], tuple[Iterable[Update[S]], R]], *, timeout: float | None = None
     ) -> R:
-        """`update_state` whose generator also says what the caller gets back: that of its last, successful run."""
+        """Like `update_state`, with a generator that returns a pair: its updates, and the value for the caller.
+
+        Return the value of its last, successful run.
+        """
         if not callable(generator):
             raise _no_generator(generator)
 
@@ -309,15 +339,15 @@ class StateSynchronizer(Generic[S]):
         return self.update_state_with_attributes(propose, timeout=timeout)
 
     def update_state_unconditionally(self, *updates: Update[S], timeout: float | None = None) -> S:
-        """Apply these updates to whatever the newest state is, as one entry, in this order."""
+        """Apply these updates to the newest state, as one entry, in this order; return the state after them."""
         return self.update_state(lambda state: updates, timeout=timeout)
 
     def update_state_with_attributes(
         self, generator: Callable[[S], Proposal[S, R]], *, timeout: float | None = None
     ) -> R:
-        """`update_state_returning` with changes of the log segment's attributes in the same atomic step.
+        """Like `update_state_returning`, with changes of the log segment's attributes in the same atomic step.
 
-        A generator reads the attributes that it expects from the store at every run.
+        The generator returns a `Proposal`. It reads the attributes that it expects from the store at every run.
         """
         if not callable(generator):
             raise _no_generator(generator)
@@ -346,16 +376,19 @@ class StateSynchronizer(Generic[S]):
         return value, after
 
     def compact(self, *, timeout: float | None = None) -> bool:
-        """Make the present state the place where reloads start, and give up the log before the last such place.
+        """Write the state as a snapshot, from which reloads start, and truncate the log before the previous snapshot.
 
-        Whether this call did it: another process may have been first. Conflicts with no update; a follower that is
-        less than one compaction behind does not notice. Raises `InvalidArgumentError` for a state that does not come
-        back equal when it is read.
+        Return whether this call did it: another process may have been first. It conflicts with no update, and a process
+        that is less than one compaction behind does not notice it.
+
+        Raises:
+            InvalidArgumentError: The state is not equal when it is read back.
+            UnknownUpdateError: A newer release has compacted this state.
         """
         return self._compactor.compact(self._deadline(timeout))
 
     def close(self) -> None:
-        """Let the watchers end and refuse further calls. The store stays open. Closing twice is no error."""
+        """End the watchers and refuse further calls. The store stays open. Closing twice is no error."""
         self._follower.closing.set()
 
     def __repr__(self) -> str:
@@ -385,7 +418,7 @@ class StateSynchronizer(Generic[S]):
 
 
 def _updates(found: Iterable[Update[S]]) -> tuple[Update[S], ...]:
-    """What a generator returned. By mistake it is a single update, whose iterator gives its fields, or nothing."""
+    """Return the updates of a generator. Refuse a single update, whose iterator yields its fields, and None."""
     check_returned(found, "a generator of updates", may_yield=True)
     if isinstance(found, Update) or not hasattr(found, "__iter__"):
         raise _no_updates(found)

@@ -1,12 +1,12 @@
-"""The segment store: the small interface that every backend implements and everything else is written on.
+"""The segment store: the small interface that every backend implements and all other code builds on.
 
-A segment is a named, append-only sequence of bytes with small named values (attributes) beside it. Offsets are
-absolute byte offsets and never reused: truncation moves the start, not the offsets. Each verb is one atomic step.
-A name that was deleted is never used again, so a name always means the same segment. Only a name that nobody else can
-use may be forgotten.
+A segment is a named, append-only sequence of bytes with small named values (attributes). Offsets are absolute byte
+offsets and never reused: truncation moves the start, not the offsets. Each verb is one atomic step. The name of a
+deleted segment is never used again, so a name always means the same segment. Only a name that no other process can use
+may be forgotten.
 
 Losing a race is an answer (`Conflict`), a missing segment is an exception (`NotFoundError`). A backend has no retry,
-no cache and no timeout policy of its own beyond what its verbs say.
+no cache and no timeout policy beyond those of its verbs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .boundary import guard
 from .errors import InvalidArgumentError, NotFoundError
 
 MAX_NAME_LENGTH: Final = 1024
-#: How many of the bytes that the loser of an append has not seen come with the answer.
+#: The most bytes of `Conflict.delta`, which the loser of an append has not seen yet.
 MAX_DELTA_BYTES: Final = 64 * 1024
 #: The largest `data` of one append that every backend must take.
 MAX_APPEND_BYTES: Final = 16 * 1024 * 1024
-#: How many attributes one append may change, in every backend.
+#: The most attributes that one append may change, in every backend.
 MAX_ATTRIBUTE_CHANGES: Final = 500
 
 
@@ -36,7 +36,7 @@ class AnyValue(enum.Enum):
     ANY = "any"
 
 
-#: As `AttributeChange.expected`: whatever the attribute is now.
+#: As `AttributeChange.expected`: any value, or none.
 ANY: Final = AnyValue.ANY
 
 
@@ -60,7 +60,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class SegmentCopy:
-    """One part of `SegmentStore.copy_segments`: ``segment`` becomes what ``source`` is from ``start`` up to ``end``."""
+    """One part of `SegmentStore.copy_segments`: ``segment`` becomes a copy of ``source`` from ``start`` to ``end``."""
 
     source: str
     segment: str
@@ -70,7 +70,7 @@ class SegmentCopy:
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo:
-    """What a store knows of a segment. Its bytes are those from ``start_offset`` up to ``length``."""
+    """The facts about a segment. Its bytes are those from ``start_offset`` up to ``length``."""
 
     name: str
     start_offset: int
@@ -80,9 +80,9 @@ class SegmentInfo:
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """The bytes are at ``offset`` and the attributes are changed, durably as far as the store's guarantees say.
+    """The bytes are at ``offset`` and the attributes are changed, durably if the store's guarantees say so.
 
-    Where no bytes were appended and no offset was expected, both numbers are the length at some moment of the call.
+    Without bytes and without an expected offset, both numbers are the length at some moment of the call.
     """
 
     offset: int
@@ -94,9 +94,9 @@ class Conflict:
     """Nothing was written: the segment's length or an attribute was not what was expected.
 
     ``length`` is the current length. ``delta`` holds the bytes from the expected offset on, up to `MAX_DELTA_BYTES`;
-    it is empty where no offset was expected or where these bytes are truncated. ``attributes`` holds the current
-    values (None: absent) of all attributes named in the append. "Current" is a moment of the call: one for length and
-    delta, one for all attributes, which may be another.
+    it is empty if no offset was expected or these bytes are truncated. ``attributes`` holds the current values (None:
+    absent) of all attributes named in the append. "Current" is a moment of the call: one for length and delta, one for
+    all attributes. The two moments may differ.
     """
 
     length: int
@@ -106,9 +106,9 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class UnknownOutcome:
-    """The append was sent and its answer lost: it was stored, or was not, or still may be.
+    """The append was sent and its answer was lost: it is stored, or is not, or may be stored later.
 
-    Only a further append with the same ``expected_offset`` (or the same attribute comparison) settles it.
+    Only another append with the same ``expected_offset`` (or the same attribute comparison) settles it.
     """
 
     cause: BaseException
@@ -119,7 +119,7 @@ AppendResult = Appended | Conflict | UnknownOutcome
 
 @dataclass(frozen=True, slots=True)
 class Guarantees:
-    """What a backend promises. Opening something on a store that lacks what it needs is an error at opening."""
+    """The guarantees of a backend. An object that needs more than a store guarantees raises when it is opened."""
 
     durable: bool  # an acknowledged append survives the loss of power
     linearizable_append: bool  # of appends that race, those succeed whose expectations held at their moment
@@ -137,10 +137,12 @@ class SegmentStore(ABC):
     """Segments by name. Threads may share a store; a forked child may not (`ClosedError`).
 
     Every verb raises `NotFoundError` for a segment that does not exist (or was deleted), `ClosedError` after
-    ``close``, and `StoreUnavailableError` when the store cannot be reached: then an append had no effect; ``create``,
-    ``delete``, ``truncate``, ``seal`` and ``copy_segments``, which may be repeated, may have had theirs. A backend has
-    to translate only the errors that it knows: what else its verbs raise becomes `UnknownOutcome` or
-    `StoreUnavailableError` before it reaches the caller, unless its class says ``translate_errors=False``.
+    ``close``, and `StoreUnavailableError` when the store cannot be reached. An append then had no effect; ``create``,
+    ``delete``, ``truncate``, ``seal`` and ``copy_segments``, which may be repeated, may have had theirs.
+
+    A backend must translate only the errors that it knows. Any other `Exception` of its verbs becomes `UnknownOutcome`,
+    `StoreUnavailableError` or `StoreFullError` before it reaches the caller, unless its class says
+    ``translate_errors=False``.
     """
 
     #: The address this store was opened with, without a password.
@@ -155,19 +157,19 @@ class SegmentStore(ABC):
 
     @abstractmethod
     def create(self, segment: str) -> bool:
-        """Create an empty segment and return True; False if it exists. A deleted name raises `AlreadyExistsError`."""
+        """Create an empty segment; return False if it exists. Raise `AlreadyExistsError` for a deleted name."""
 
     @abstractmethod
     def delete(self, segment: str) -> None:
         """Delete the segment's bytes and attributes. Its name is not used again. Deleting twice is no error."""
 
     def forget(self, segment: str) -> None:
-        """Delete the segment and its name: the store then knows it as little as one that was never created.
+        """Delete the segment and its name, as if it had never been created.
 
-        Only for a name that its creator alone ever creates and appends to, such as one with a random part: nothing
-        but memory of the name would keep a late `create` from making the segment again, empty. A deleted name takes
-        room for ever, a forgotten one does not. Forgetting what does not exist is no error. By default the same as
-        `delete`.
+        Use it only for a name that its creator alone creates and appends to, such as one with a random part. For other
+        names, only the memory of the name keeps a late `create` from making the segment again, empty. A deleted name
+        takes space forever, a forgotten one does not. Forgetting a segment that does not exist is no error. By default
+        it is the same as `delete`.
         """
         try:
             self.delete(segment)
@@ -176,11 +178,11 @@ class SegmentStore(ABC):
 
     @abstractmethod
     def info(self, segment: str) -> SegmentInfo:
-        """What the store knows of the segment now, after every append and seal that was acknowledged before."""
+        """Return the current facts about the segment, after every append and seal acknowledged before the call."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[str]:
-        """The names of existing segments that start with ``prefix``, in order of their code points."""
+        """Return the names of existing segments that start with ``prefix``, in order of their code points."""
 
     @abstractmethod
     def append(
@@ -191,41 +193,58 @@ class SegmentStore(ABC):
         expected_offset: int | None = None,
         attributes: Mapping[str, AttributeChange] | None = None,
     ) -> AppendResult:
-        """Append ``data`` and change ``attributes`` in one step, if every expectation holds; else nothing.
+        """Append ``data`` and change ``attributes`` in one step, if every expectation holds; else change nothing.
 
-        ``data`` may be empty, to change attributes only. A sealed segment raises `SealedError`, with or without
-        data, whatever else was expected. No other call sees a part of an append, however large. ``data`` over
-        `MAX_APPEND_BYTES` and more than `MAX_ATTRIBUTE_CHANGES` raise `InvalidArgumentError`.
+        No other call sees a part of an append of any size.
+
+        Args:
+            segment: The name of the segment.
+            data: At most `MAX_APPEND_BYTES`; empty to change attributes only.
+            expected_offset: The expected length of the segment in bytes; None expects nothing.
+            attributes: At most `MAX_ATTRIBUTE_CHANGES` changes, by the name of the attribute.
+
+        Returns:
+            `Appended`, `Conflict` if an expectation does not hold, or `UnknownOutcome` if the answer was lost.
+
+        Raises:
+            SealedError: The segment is sealed, with or without data and for any expectation.
+            InvalidArgumentError: The data or the changes exceed their limit.
         """
 
     def append_unread(self, segment: str, data: bytes, *, expected_offset: int | None = None) -> AppendResult:
-        """As `append`, for bytes that nobody relies on before this is acknowledged, such as those of a transaction.
+        """Append as `append` does, for bytes that no process relies on before the call returns, as in a transaction.
 
-        A store may let others see them a moment before they are durable, and so hold up its other writers for less;
-        and whoever waits for the segment may not hear of them. By default it is the same as `append`.
+        A store may let others see the bytes a moment before they are durable, so that its other writers wait less. It
+        may also not wake the waiters of the segment. By default it is the same as `append`.
         """
         return self.append(segment, data, expected_offset=expected_offset)
 
     @abstractmethod
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
-        """At most ``max_bytes`` bytes from ``offset`` on, as many as are there; empty exactly at the end.
+        """Return up to ``max_bytes`` bytes from ``offset`` on, as many as there are; empty exactly at the end.
 
-        Where appends began and ended, and how many they were, cannot be seen in what a read returns. An offset before
-        the start raises `TruncatedError`, one beyond the length `InvalidArgumentError`.
+        The result does not show the boundaries between appends.
+
+        Raises:
+            TruncatedError: ``offset`` is before the start.
+            InvalidArgumentError: ``offset`` is beyond the length.
         """
 
     @abstractmethod
     def attributes(
         self, segment: str, prefix: str = "", *, names: Collection[str] | None = None
     ) -> Mapping[str, bytes]:
-        """The attributes whose names start with ``prefix``, all of one moment; with ``names``, only those of them.
+        """Return attributes whose names start with ``prefix``, all of one moment; with ``names``, only those of them.
 
-        A few names cost no more than they do on a segment that has no others.
+        Reading a few names costs the same on a segment with many other attributes.
         """
 
     @abstractmethod
     def truncate(self, segment: str, offset: int) -> None:
-        """Give up the bytes before ``offset``. One before the start changes nothing; one beyond the length raises."""
+        """Delete the bytes before ``offset``.
+
+        An offset before the start changes nothing. Raise `InvalidArgumentError` for one beyond the length.
+        """
 
     @abstractmethod
     def seal(self, segment: str) -> SegmentInfo:
@@ -233,32 +252,37 @@ class SegmentStore(ABC):
 
     @abstractmethod
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
-        """Those segments of ``known`` that changed; waits for one up to ``timeout`` seconds, then returns none.
+        """Return the segments of ``known`` that changed. Wait for one up to ``timeout`` seconds, then return none.
 
-        ``known`` maps each name to the length the caller has seen. A segment has changed if its length is another,
-        or if it is sealed or deleted. Attribute changes and truncations alone wake nobody. A call cannot miss an
-        append made between the caller's last read and this call. A name that never was, or was forgotten, raises
-        `NotFoundError`.
+        A segment has changed if its length differs from the known one, or if it is sealed or deleted. Attribute changes
+        and truncations alone wake no waiter. A call cannot miss an append made between the caller's last read and this
+        call.
+
+        Args:
+            known: The length that the caller has seen, in bytes, by the name of the segment.
+            timeout: In seconds.
+
+        Raises:
+            NotFoundError: A name was never created, or was forgotten.
         """
         # The known lengths make the answer depend on the store alone, so a lost or repeated wake-up does no harm and a
         # backend may wake more often than needed. Leases are attributes: if attribute changes woke waiters, a hundred
         # readers would wake each other with every renewal.
 
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
-        """Hold a lock on the segment's name, first come first served; False if ``timeout`` seconds did not suffice.
+        """Return a lock on the segment's name, first come, first served. It enters as False after ``timeout`` seconds.
 
-        Politeness between contenders, never safety. Only where ``guarantees.fair_lock``.
+        It gives fairness between contenders, never safety. Only where ``guarantees.fair_lock``.
         """
         raise InvalidArgumentError("this store has no fair lock; see store.guarantees", url=self.url)
 
     def append_together(
         self, appends: Sequence[Append]
     ) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
-        """Make all of ``appends``, each to another segment, in one step, if every expectation of each holds; else none.
+        """Make all of ``appends``, each to another segment, in one step, if all their expectations hold; else none.
 
-        Where some did not hold, the answer maps their segments to conflicts. What `append` raises for one part is
-        raised for the whole. The limits of `append` are those of all parts in sum. Only where
-        ``guarantees.atomic_multi_append``.
+        If some do not hold, return their segments with the conflicts. An error of `append` for one part is raised for
+        all. The limits of `append` apply to the sum of all parts. Only where ``guarantees.atomic_multi_append``.
         """
         raise InvalidArgumentError("this store appends to one segment at a time; see store.guarantees", url=self.url)
 
@@ -272,24 +296,30 @@ class SegmentStore(ABC):
     ) -> AppendResult:
         """Append all bytes of the sealed ``source``, from its start on, as `append` does, inside the store.
 
-        However many they are, it is one step. The source stays as it is. One that is not sealed, or is ``segment``
-        itself, raises `InvalidArgumentError`. Only where ``guarantees.server_side_copy``.
+        It is one step for any number of bytes. The source does not change. Raise `InvalidArgumentError` for a source
+        that is not sealed, or is ``segment`` itself. Only where ``guarantees.server_side_copy``.
         """
         raise InvalidArgumentError("this store does not copy inside itself; see store.guarantees", url=self.url)
 
     def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
-        """Make all of these segments in one step, each sealed and with its bytes at the source's offsets; then True.
+        """Create all of these segments in one step, each sealed and with its bytes at the source's offsets.
 
-        However many bytes they are, they do not leave the store, and the sources are written meanwhile as ever. False
-        if all of them exist, so that a call may be repeated; where only some do, and for a name that was deleted, it
-        raises `AlreadyExistsError`. A ``start`` before that of the source raises `TruncatedError`, an ``end`` beyond
-        its length `InvalidArgumentError`: then none is made. Only where ``guarantees.server_side_copy``.
+        The bytes do not leave the store, and writes to the sources continue. Only where
+        ``guarantees.server_side_copy``.
+
+        Returns:
+            True; False if all of them exist, so that a call may be repeated.
+
+        Raises:
+            AlreadyExistsError: Only some of them exist, or a name was deleted. None is created.
+            TruncatedError: A ``start`` is before that of the source. None is created.
+            InvalidArgumentError: An ``end`` is beyond the length of the source. None is created.
         """
         raise InvalidArgumentError("this store does not copy inside itself; see store.guarantees", url=self.url)
 
     @abstractmethod
     def close(self) -> None:
-        """Release what the store holds and wake its waiters, who raise `ClosedError`. Closing twice is no error."""
+        """Release the store's resources and wake its waiters, which raise `ClosedError`. Closing twice is no error."""
 
     def __enter__(self) -> Self:
         return self
