@@ -148,5 +148,5 @@ class Deadline:
 
 
 def growing_pause(failures: int, *, first: float, most: float) -> float:
-    """Return seconds to wait after ``failures`` in a row: ``first``, doubled with each further one, at most ``most``."""
+    """Return the seconds to wait after ``failures`` in a row: ``first``, doubled each time, at most ``most``."""
     return min(most, first * 2.0 ** min(failures - 1, 64))  # a larger exponent would only overflow

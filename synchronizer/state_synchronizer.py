@@ -33,8 +33,8 @@ DEFAULT_STATE_LIMIT_BYTES: Final = 1024 * 1024
 
 
 class Proposal(NamedTuple, Generic[S, R]):
-    """The result of a generator of `update_state_with_attributes`: the updates, the value for the caller, and changes of
-    the log segment's attributes, which are stored in the same step as the updates.
+    """The result of a generator of `update_state_with_attributes`: the updates, the value for the caller, and changes
+    of the log segment's attributes, which are stored in the same step as the updates.
 
     A compared attribute must not return to an earlier value: after a lost answer, that value would let the lost append
     land late."""

@@ -1,1 +1,1 @@
-"""Leases, and what they decide: who is alive, and which process of many acts."""
+"""Liveness: which processes are alive (leases), and which one of many acts (exclusive roles)."""

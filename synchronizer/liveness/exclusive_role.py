@@ -3,8 +3,8 @@
 The role is an attribute of a segment. It holds the id of its holder, a counter, and a payload that the next holder
 starts from. It changes only by compare-and-set, so a process that has lost the role can change nothing.
 
-Another process takes over when the value has not changed for the timeout, on its own clock, and it has looked at it
-often enough meanwhile.
+Another process takes over when the value has not changed for the timeout, on the process's own clock, and the process
+has looked at it often enough.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class _Seen(NamedTuple):
     """A value that an observer saw, and that has not changed since."""
 
     stored: bytes | None
-    #: When the read that returned it first was over: before that it may have been written.
+    #: When the first read that returned it ended. The value may be older.
     at: float
-    #: The same of the first read after the last gap in looking.
+    #: The same for the first read after the last gap between looks.
     since: float
-    #: How many gaps there were up to now, one after the other.
+    #: The number of gaps in a row up to now.
     gaps: int = 0
 
 
@@ -64,11 +64,11 @@ class ExclusiveRole:
         check_type(attribute, str, "attribute")
         check_type(clock, Clock, "clock")
         self.holder = secrets.token_bytes(8)
-        #: Until when, on the clock, no other process can hold the role, with a margin.
+        #: The time on the clock before which no other process can hold the role, with a margin.
         self.valid_until = float("-inf")
         #: The stored value that this process last wrote or read.
         self.value = RoleValue()
-        #: How often this process took the role. While it is the same, no other process has held it in between.
+        #: How often this process took the role. While the number is the same, no other process has held the role.
         self.times_taken = 0
         self._store = store
         self._segment = segment
@@ -87,13 +87,16 @@ class ExclusiveRole:
         calls less often takes over from a dead holder on its third call, and a holder that calls less often may lose
         the role between two calls.
 
-        Raise what the store raises. The next call then finds out who holds the role.
+        Raise what the store raises. The next call then finds out which process holds the role.
+
+        Args:
+            timeout_seconds: How long the value must stay unchanged for another process to take over; above 0.
         """
         check_duration(timeout_seconds, "timeout_seconds", above_zero=True, finite=True)
         with self._lock:
             now = self._clock.monotonic()
             if timeout_seconds != self._timeout_seconds:
-                # Under one that has just been made shorter, the holder may not have known how soon to renew.
+                # After the timeout became shorter, the holder may not know yet how soon to renew.
                 self._timeout_seconds, self._seen, self._renew_at = timeout_seconds, None, float("-inf")
             if now < self._renew_at:
                 return True
@@ -107,7 +110,7 @@ class ExclusiveRole:
             try:
                 taken = self._write(holder=self.holder)
             except ReaderGroupError:
-                self._seen = None  # where the store takes nothing, the holder could not renew either
+                self._seen = None  # if the store takes no writes, the holder could not renew either
                 raise
             self.times_taken += taken
             return taken
@@ -134,7 +137,7 @@ class ExclusiveRole:
 
     @property
     def _is_mine(self) -> bool:
-        """As far as this process knows."""
+        """Whether this process holds the role, as far as it knows."""
         return self.value.holder == self.holder
 
     def _decode(self) -> None:
@@ -146,7 +149,7 @@ class ExclusiveRole:
         self.valid_until = self._renew_at = float("-inf")
 
     def _write(self, **fields: Any) -> bool:
-        """Change the value if it is the one that this process knows; if not, `value` becomes the stored one."""
+        """Change the value if it is the one that this process knows. If not, `value` becomes the stored one."""
         while True:
             sent_at = self._clock.monotonic()
             new = self.value._replace(counter=self.value.counter + 1, **fields).encode()
@@ -165,12 +168,12 @@ class ExclusiveRole:
                 return False
 
     def _stood_still(self, asked_at: float) -> bool:
-        """Whether the value has not changed for the timeout, as this process saw it.
+        """Return whether the value has not changed for the timeout, as this process saw it.
 
-        ``asked_at`` is when the read began that returned it now, which says nothing of what came after.
+        ``asked_at`` is when the last read began. It tells nothing about later changes.
 
-        In one gap in its looking the store may have been away, or all processes stopped; the holder is to have the time
-        to go on. Whoever looks so rarely that there is nothing but gaps judges by two of them.
+        During one gap between looks the store may have been unavailable, or all processes stopped, so the holder gets
+        time to continue. An observer that looks so rarely that it has only gaps judges by two of them.
         """
         is_gap = asked_at - self._looked_at > self._timeout_seconds / RENEWALS
         self._looked_at = asked_at

@@ -1,12 +1,12 @@
 """Leases: how the processes that share a state know which of them are alive.
 
-A holder has one attribute on the segment of the state's log, named by chance, which is created with the entry that
-lets the holder in and deleted with the one that takes it out, in the same step. It holds a counter, and what else its
-holder commits with each renewal, and is changed only by comparing with the value last written: once the holder was
-taken out, no renewal succeeds any more.
+A lease is an attribute of the segment of the state's log, with a random name. The entry that adds the holder creates
+it, and the entry that removes the holder deletes it, in the same step. It has a counter, and the payload that the
+holder commits with each renewal. A renewal compares it with the value written last, so no renewal succeeds after the
+holder was removed.
 
-Who looks at whose lease is a matter of rank: the first few holders look at all leases, the others at those of the
-first few only, so that what a holder costs at rest does not grow with their number.
+Rank decides which leases a process observes: the first few holders observe all leases, the others only those of the
+first few. So the cost of an idle holder does not grow with the number of holders.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from ..store import SegmentStore
 from .timing import STOP_AFTER, observe_interval
 
 PREFIX: Final = "lease/"
-#: A process that has not looked at the leases, or not had a renewal of its own accepted, for this part of the timeout
-#: does not judge others. A store that takes no writes is noticed by that before the first lease can look dead.
+#: A process that has not looked at the leases, or has had no renewal of its own accepted, for this fraction of the
+#: timeout does not judge others. So it notices a store that takes no writes before any lease can look dead.
 CONTACT: Final = 0.5
-#: So many holders, the first by rank, look at the leases of all. The others look at the leases of these.
+#: How many holders, the first by rank, observe the leases of all. The others observe the leases of these watchers.
 WATCHERS: Final = 8
-#: When all watchers have been silent for this part of the timeout, the next by rank begin to watch as well; if nothing
-#: is heard of these either, after as long again more of them do.
+#: When all watchers have been silent for this fraction of the timeout, the next by rank begin to watch as well. If
+#: these are silent too, more of them begin after the same time again.
 SUSPECT: Final = 0.5
-#: So many times as many as before: where all of so many are silent, few are left to watch.
+#: The factor by which the number of watchers grows: where so many are silent, few are left to watch.
 MORE_WATCHERS: Final = 8
-#: The longest that a process that comes late by rank waits before it does what nobody else has done.
+#: The longest time that the last process by rank waits before it does work that no other process has done.
 MAX_STAGGER_SECONDS: Final = 1.0
 
 
 class Holder(Protocol):
-    """What a state says of a holder."""
+    """A holder as the state records it."""
 
     @property
     def incarnation(self) -> int:
-        """Names this life of it: the token of the update that let it in."""
+        """Identifies this life of the holder: the token of the update that added it."""
         ...
 
     @property
     def lease(self) -> str | None:
-        """Names the attribute. None: it was let in by hand and has none."""
+        """The name of its lease; None if it was added by hand and has none."""
         ...
 
 
@@ -60,10 +60,10 @@ Observed = Mapping[str, tuple[int, bytes | None]]
 
 
 def by_rank(holders: Mapping[str, Holder]) -> Sequence[str]:
-    """The holders in the order in which they act for all. It is part of the protocol: all have to agree on it.
+    """Return the holders in the order in which they act for all. It is part of the protocol: all must agree on it.
 
-    It goes by a hash of their incarnations, so that holders which started together, and may well die together, are not
-    neighbours in it. One that was let in by hand has nobody who acts for it and comes last.
+    The order is that of a hash of their incarnations, so that holders which started together, and may die together, are
+    not neighbours. A holder that was added by hand has no process that acts for it, and comes last.
     """
 
     def rank(holder: str) -> tuple[bool, int, str]:
@@ -74,10 +74,11 @@ def by_rank(holders: Mapping[str, Holder]) -> Sequence[str]:
 
 
 def stagger(rank: int, number_of_holders: int) -> float:
-    """How many seconds the holder of this rank, from 0 on, waits for those before it.
+    """Return how many seconds the holder of this rank, from 0 on, waits for those before it.
 
-    The first few come one by one, each long enough after the other to hear of what that has done. Who comes then finds
-    all of these gone; however many holders there are, they come spread out, and none of them later than the maximum.
+    The first few act one by one, each long enough after the one before to see its result. A later holder acts only if
+    all of these are gone. The later ones are spread out, for any number of holders, and none waits longer than the
+    maximum.
     """
     if rank < WATCHERS:
         return MAX_STAGGER_SECONDS / 2 * rank / WATCHERS
@@ -89,12 +90,12 @@ def lease_attribute(lease: str) -> str:
 
 
 def lease_value(holder: Holder, leases: Mapping[str, bytes]) -> bytes | None:
-    """The value of the holder's lease, of those that the store holds; None if it has none."""
+    """Return the value of the holder's lease among ``leases``, which the store holds; None if it has none."""
     return None if holder.lease is None else leases.get(lease_attribute(holder.lease))
 
 
 def read_leases(store: SegmentStore, segment: str, holders: Iterable[Holder] | None) -> Mapping[str, bytes]:
-    """The values of the leases of these holders, by attribute; for None, of all leases on the segment."""
+    """Return the values of the leases of these holders, by attribute; for None, of all leases on the segment."""
     names = None
     if holders is not None:
         names = [lease_attribute(each.lease) for each in holders if each.lease is not None]
@@ -106,7 +107,7 @@ def encode_lease(counter: int, payload: object) -> bytes:
 
 
 class Lease:
-    """The holder's side. Threads may share it."""
+    """A lease as its holder renews it. Threads may share it."""
 
     def __init__(self, store: SegmentStore, segment: str, name: str, clock: Clock) -> None:
         self.name = name
@@ -116,9 +117,9 @@ class Lease:
         self._cell = Cell(store, segment, lease_attribute(name), self.first_value)
         self._valid_until = float("-inf")
         self._process = os.getpid()
-        #: When the last renewal that was accepted was sent.
+        #: When the last accepted renewal was sent.
         self.renewed_at = float("-inf")
-        #: The holder was taken out, or has left.
+        #: Whether the holder was removed, or has left.
         self.lost = False
 
     @property
@@ -127,39 +128,39 @@ class Lease:
 
     @property
     def begun(self) -> bool:
-        """Whether it is known to exist: before that there is nothing to renew."""
+        """Whether the lease is known to exist. Before that there is nothing to renew."""
         return self.renewed_at > float("-inf")
 
     @property
     def first_value(self) -> bytes:
-        """What the entry that lets the holder in writes."""
+        """The value that is written with the entry that adds the holder."""
         return encode_lease(0, {})
 
     @property
     def valid_until(self) -> float:
-        """Until when, on the clock, nobody else can have been given what the holder has, with a margin.
+        """The time on the clock before which no other process can get what the holder has, with a margin.
 
-        In a forked child it is over: nothing is renewed there, and nobody hears there of what became of the holder.
+        In a forked child the lease is over: nothing renews it there, and the child does not learn of a removal.
         """
         return float("-inf") if self.lost or os.getpid() != self._process else self._valid_until
 
     def begin(self, sent_at: float, timeout_seconds: float) -> None:
-        """The lease was created, or renewed, by an append that was sent at ``sent_at``."""
+        """Record that an append sent at ``sent_at`` has created or renewed the lease."""
         self.renewed_at = sent_at
         self.keep_to(timeout_seconds)
 
     def keep_to(self, timeout_seconds: float) -> None:
-        """The others judge by this timeout from now on."""
+        """Adopt the timeout by which the other processes judge from now on."""
         self._valid_until = self.renewed_at + STOP_AFTER * timeout_seconds
 
     def lose(self) -> None:
-        """The holder is out."""
+        """Record that the holder was removed, or has left."""
         self.lost = True
 
     def renew(self, payload: object, timeout_seconds: float) -> bool:
-        """Renew the lease and commit ``payload`` in one step. False: the holder was taken out, and nothing was written.
+        """Renew the lease and commit ``payload`` in one step. Return False, with nothing written, after a removal.
 
-        Raises what the store raises; then it is not known whether the renewal went in, and the next call finds out.
+        Raise what the store raises. The renewal may then be stored; the next call finds out.
         """
         with self._lock:
             while not self.lost:
@@ -177,14 +178,14 @@ class Lease:
 class _Seen(NamedTuple):
     value: bytes | None
     since: float
-    renewed: bool  # under the eyes of this process
+    renewed: bool  # while this process observed it
 
 
 class LeaseObserver:
-    """The others' side: which leases have not changed for the timeout, as this process saw it.
+    """Finds the leases of others that have not changed for the timeout, as this process saw them.
 
-    No clock of another process is looked at. A silence counts only while this process itself is in contact with the
-    store, to read and to write: after a gap it begins anew, so that a store that was away has evicted nobody.
+    It uses no clock of another process. A silence counts only while this process itself can read and write the store.
+    After a gap it starts again, so an outage of the store evicts no holder.
     """
 
     def __init__(self) -> None:
@@ -199,9 +200,10 @@ class LeaseObserver:
     def choose(
         self, now: float, holders: Mapping[str, Holder], order: Sequence[str], own: Collection[str]
     ) -> Mapping[str, Holder]:
-        """Those of the holders whose leases a process looks at that has the holders ``own``.
+        """Return the holders whose leases the process with the holders ``own`` observes.
 
-        All of them, if one of its own is a watcher; else the watchers. ``order`` is `by_rank` of the holders.
+        These are all holders if one of its own is a watcher; else the watchers, and those that it still keeps in view.
+        ``order`` is `by_rank` of the holders.
         """
         watchers = self._watchers(holders, order)
         watched, self._watches = self._watches, any(holder in own for holder in watchers)
@@ -212,9 +214,9 @@ class LeaseObserver:
         return {holder: holders[holder] for holder in (*watchers, *self._kept(holders))}
 
     def _watchers(self, holders: Mapping[str, Holder], order: Sequence[str]) -> Sequence[str]:
-        """The first by rank, and as long as nothing is heard of any of these, ever more.
+        """Return the first N holders by rank; N grows while all of them are silent.
 
-        Where the dead are removed, others move up. That nothing was heard of those yet means nothing.
+        When dead holders are removed, others move up. That these were not heard of yet means nothing.
         """
         first = [self._seen.get((holder, holders[holder].incarnation)) for holder in order[: self._number_of_watchers]]
         seen = [(rank, each) for rank, each in enumerate(first) if each is not None]
@@ -233,13 +235,13 @@ class LeaseObserver:
         return order[: self._number_of_watchers]
 
     def _is_long_ago(self, at: float) -> bool:
-        """At the last look: what has passed since then, nobody has seen."""
+        """Return whether ``at`` was long before the last look. The time since then was not observed."""
         return self._last - at > SUSPECT * self._timeout_seconds
 
     def _kept(self, holders: Mapping[str, Holder]) -> Iterable[str]:
-        """Whoever was looked at when this process ceased to be a watcher, and has given no sign of life since.
+        """Yield the holders that this process observed when it ceased to be a watcher, and that are silent since.
 
-        Those who watch now may have come after the last sign of a holder that is dead by now.
+        The current watchers may have joined after the last sign of life of a holder that is dead now.
         """
         for (holder, incarnation), seen in self._seen.items():
             if seen.since <= self._relieved_at and holder in holders and holders[holder].incarnation == incarnation:
@@ -255,14 +257,14 @@ class LeaseObserver:
         renewed_at: float,
         asked_at: float,
     ) -> list[str]:
-        """Take note of the leases of these holders as they are now and return those holders that are dead.
+        """Record the current leases of these holders, and return the holders that are dead.
 
-        ``renewed_at`` is when this process last sent a renewal of its own that was accepted, ``asked_at`` when it
-        began to read ``values``. A silence lasts from the end of the read that returned a value first to the beginning
-        of the last one that did, so that a slow read makes none longer.
+        ``renewed_at`` is when this process sent its own last accepted renewal, ``asked_at`` when it began to read
+        ``values``. A silence lasts from the end of the first read that returned a value to the start of the last one,
+        so that a slow read does not make it longer.
         """
         in_contact = now - min(self._last, renewed_at) <= CONTACT * timeout_seconds
-        # Under a timeout that has just been made shorter, a holder may not have known how soon to renew.
+        # After the timeout became shorter, a holder may not know yet how soon to renew.
         if not in_contact or timeout_seconds != self._timeout_seconds:
             self._seen.clear()
             self._number_of_watchers = WATCHERS
@@ -281,19 +283,19 @@ class LeaseObserver:
         return dead
 
     def seen(self, holders: Mapping[str, Holder], holder: str) -> tuple[int, bytes | None]:
-        """The incarnation of the holder and the value of its lease, as observed: what a removal compares with."""
+        """Return the incarnation of the holder and the observed value of its lease. A removal compares with both."""
         incarnation = holders[holder].incarnation
         return incarnation, self._seen[holder, incarnation].value
 
 
 class DeathWatch:
-    """Finds the dead among the holders of one state, for a process that holds some of them.
+    """Finds the dead holders of one state, for a process that has some of the holders.
 
-    What it finds is left to those before it by rank, for a moment, so that mostly one process removes the dead.
+    It leaves their removal to the holders before it by rank, for a moment, so that usually one process removes them.
     """
 
     def __init__(self, clock: Clock) -> None:
-        #: When there is something to look at again.
+        #: When the next look is due.
         self.due = float("-inf")
         self._clock = clock
         self._observer = LeaseObserver()
@@ -308,7 +310,7 @@ class DeathWatch:
         timeout_seconds: float,
         renewed_at: Callable[[], float],
     ) -> Observed:
-        """Look at the leases, if that is due, and answer who is dead, if this process is the one to remove them."""
+        """Observe the leases if that is due. Return the dead holders if this process is the one to remove them."""
         now = self._clock.monotonic()
         if now < self.due:
             return {}
@@ -326,7 +328,7 @@ class DeathWatch:
         return {holder: self._observer.seen(holders, holder) for holder in dead}
 
     def stagger(self, holders: Mapping[str, Holder], own: Collection[str]) -> float:
-        """How long this process leaves to others what one of them has to do."""
+        """Return how many seconds this process leaves work to others that one of them must do."""
         order = self._by_rank(holders)
         rank = next((rank for rank, holder in enumerate(order) if holder in own), len(order))
         return stagger(rank, len(order))

@@ -1,1 +1,1 @@
-"""Background threads and what threads wait with, safe against interrupts."""
+"""Background threads, and events that threads wait for, safe against interrupts."""

@@ -1,8 +1,8 @@
-"""Background threads: how they start, and how they live through errors that nobody expected.
+"""Background threads: how they start, and how they survive unexpected errors.
 
-What a loop knows how to deal with, such as a store that is away, it handles itself. Any other `Exception` is logged
-once per kind, counted, and the loop goes on after a pause. So no lease runs out, and nobody waits for a thread that is
-gone, because of one error. A kind is a type of error and the line that it came from.
+A loop handles the errors that it expects, such as an unavailable store. Any other `Exception` is counted and logged,
+and the loop continues after a pause. So one error lets no lease expire, and leaves no caller waiting for a dead thread.
+The kind of an error is its type and the line that raised it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 class _Survived:
-    """How often each kind of error came. There are as many kinds as lines that raise, so this stays small."""
+    """Counts the errors of each kind. There are as many kinds as lines that raise, so it stays small."""
 
     def __init__(self) -> None:
         self._forget()
@@ -52,15 +52,15 @@ os.register_at_fork(after_in_child=_survived._forget)
 
 
 def background_errors() -> Mapping[str, int]:
-    """How often background threads of this process met each kind of unexpected error, and went on.
+    """Return how often a background thread or a store of this process met each kind of unexpected error.
 
-    The keys are like ``"KeyError at synchronizer/liveness/exclusive_role.py:52"``. Empty is what it should be.
+    A key is like ``"KeyError at liveness/exclusive_role.py:52"``. The result should be empty.
     """
     return _survived.counts()
 
 
 def survive(error: Exception, loop: str, *, log: bool = True) -> None:
-    """Count an unexpected error that ``loop`` goes on after, and log it: the first of its kind with its traceback."""
+    """Count an unexpected error after which ``loop`` continues. Log the first of its kind with its traceback."""
     with suppress(Exception):  # a handler or filter of the program's logging may raise
         kind = _kind_of(error)
         count = _survived.add(kind)
@@ -80,9 +80,9 @@ def keep_running(
     stopping: threading.Event | None = None,
     most_seconds: float = MAX_PAUSE_SECONDS,
 ) -> None:
-    """Run ``loop`` until it returns, or raises `ClosedError`. Where it raises another `Exception` it is run again.
+    """Run ``loop`` until it returns or raises `ClosedError`. Run it again after any other `Exception`.
 
-    It is not run again when ``stopping`` is set. The pauses before it grow up to ``most_seconds``.
+    It is not run again when ``stopping`` is set. The pauses between runs grow up to ``most_seconds``.
     """
     clock, stopping = clock or SystemClock(), stopping or Flag()
     failures = 0
@@ -101,7 +101,7 @@ def keep_running(
 
 
 class BackgroundThread(threading.Thread):
-    """A daemon thread that does `keep_running`. Where the system has none, `start` raises `StoreUnavailableError`."""
+    """A daemon thread that runs `keep_running`. `start` raises `StoreUnavailableError` if the system has no thread."""
 
     def __init__(
         self,
@@ -127,11 +127,11 @@ class BackgroundThread(threading.Thread):
 
 @contextmanager
 def starting(thread: str) -> Iterator[None]:
-    """Where the system has no thread for what is started inside: `StoreUnavailableError`."""
+    """Raise `StoreUnavailableError` if the system has no thread for the one that is started inside."""
     try:
         yield
     except RuntimeError as error:
-        if "start new thread" not in str(error):  # an interrupt, behind the error of a lock that it cut off
+        if "start new thread" not in str(error):  # an interrupt made a lock raise: raise the interrupt
             raise (error.__context__ or error) from None
         raise StoreUnavailableError(
             "the system has no thread left; end others, or raise the limit of this user", thread=thread

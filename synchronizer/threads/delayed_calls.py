@@ -1,7 +1,7 @@
-"""Calls that one thread of the process makes a moment later, unless they are taken back before.
+"""Calls that one thread of the process makes a moment later, unless they are removed before.
 
-For work that most often is not needed: threads for a lock that is released within the moment cost more than the lock.
-Adding a call seldom wakes anybody. The thread looks ten times a second while there are calls, and a second longer.
+They are for work that is rarely needed: threads for a lock that is released within the moment cost more than the lock.
+Adding a call rarely starts a thread. The thread looks ten times a second while there are calls, and a second longer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .background import BackgroundThread, survive
 from .flag import Flag
 
 DELAY_SECONDS: Final = 0.1
-#: How long the thread stays without calls. It is cheaper to keep than to start.
+#: How long the thread stays without calls. Keeping it is cheaper than starting it.
 LINGER_SECONDS: Final = 1.0
 
 _clock: Final = SystemClock()
@@ -39,9 +39,9 @@ class DelayedCalls:
         self._thread: BackgroundThread | None = None
 
     def add(self, key: Hashable, call: Callable[[], bool]) -> None:
-        """Make the call a moment later, and again after another one as long as it returns True.
+        """Make the call a moment later, and repeat it after another moment as long as it returns True.
 
-        It is called within two of `DELAY_SECONDS`. Raises `StoreUnavailableError` where the system has no thread left.
+        It is made within two of `DELAY_SECONDS`. Raise `StoreUnavailableError` if the system has no thread left.
         """
         with self._lock:
             self._calls[key] = _Delayed(_clock.monotonic() + DELAY_SECONDS, call)
@@ -55,7 +55,7 @@ class DelayedCalls:
                 self._thread = thread
 
     def remove(self, key: Hashable) -> None:
-        """Do not make the call. One that is under way is not waited for."""
+        """Remove the call. Do not wait for a call in progress."""
         self._calls.pop(key, None)
 
     def _run(self) -> None:
@@ -76,7 +76,7 @@ class DelayedCalls:
                         return
 
     def _take(self, key: Hashable, delayed: _Delayed) -> bool:
-        """Whether the call is still to be made; another one of its key, which was added meanwhile, stays."""
+        """Remove the call; return whether it is still to be made. A newer call under its key stays."""
         with self._lock:
             return self._calls.get(key) is delayed and self._calls.pop(key, None) is delayed
 
@@ -89,6 +89,6 @@ def _is_to_repeat(call: Callable[[], bool]) -> bool:
         return True
 
 
-#: Those of this process.
+#: The delayed calls of this process.
 delayed_calls: Final = DelayedCalls()
 os.register_at_fork(after_in_child=delayed_calls.forget_all)

@@ -1,4 +1,4 @@
-"""What threads wait for each other with, where a signal handler that raises may interrupt them at any point."""
+"""Events for threads that a signal handler which raises may interrupt at any point."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from contextlib import suppress
 
 
 class Flag(threading.Event):
-    """A drop-in for `threading.Event` that is in order whenever a signal handler raises, as Ctrl-C does.
+    """A drop-in for `threading.Event` that stays intact when a signal handler raises, as Ctrl-C does.
 
-    That of the standard library has a lock, which an interrupt at the wrong moment leaves locked: then every later call
-    of any thread waits for ever. This one has none: each waiter sleeps at a lock of its own, which may be released
-    twice. (Not in a queue: `SimpleQueue.get` of Python 3.11 waits for ever if its timeout is over when it begins.)
+    The event of the standard library has a lock, which an interrupt at the wrong moment leaves locked: then every later
+    call of any thread waits forever. A flag has none: each waiter sleeps on a lock of its own, which may be released
+    twice. (Not on a queue: `SimpleQueue.get` of Python 3.11 waits forever if its timeout has passed when it begins.)
     """
 
     def __init__(self) -> None:
         self._flag = False
-        self._sleeping: dict[threading.Lock, None] = {}  # in the order in which they came
+        self._sleeping: dict[threading.Lock, None] = {}  # in order of arrival
 
     def __repr__(self) -> str:
         return f"<Flag: {'set' if self._flag else 'unset'}>"
@@ -28,7 +28,7 @@ class Flag(threading.Event):
         self._flag = True
         try:
             self._wake()
-        except BaseException:  # interrupted: those that were not woken would sleep on
+        except BaseException:  # interrupted: the waiters that were not woken would sleep on
             self._wake()
             raise
 
@@ -42,7 +42,7 @@ class Flag(threading.Event):
         woken.acquire()
         try:
             self._sleeping[woken] = None
-            if self._flag:  # it was set before it knew of this sleeper
+            if self._flag:  # it was set before this waiter was registered
                 return True
             return woken.acquire(timeout=-1 if timeout is None else max(0.0, timeout)) or self._flag
         finally:
@@ -50,15 +50,15 @@ class Flag(threading.Event):
 
     def _wake(self) -> None:
         for each in list(self._sleeping):
-            with suppress(RuntimeError):  # it was woken before
+            with suppress(RuntimeError):  # it is awake already
                 each.release()
 
 
 class Bell:
-    """Wakes everybody who waits for the next change of what a lock guards; both methods are called with it held.
+    """Wakes all threads that wait for the next change of data that a lock guards. Call both methods with the lock held.
 
-    Take `next_ring` together with a look at what is guarded, and wait for it without the lock. A `threading.Condition`
-    lets go of the lock while it waits and must have it back, which an interrupt can keep it from.
+    Take `next_ring` while you read the data, and wait for it without the lock. A `threading.Condition` releases the
+    lock while it waits and must acquire it again, which an interrupt can prevent.
     """
 
     def __init__(self) -> None:
@@ -68,6 +68,6 @@ class Bell:
         return self._next
 
     def ring(self) -> None:
-        """It may be called twice, by one who was interrupted."""
+        """Wake the waiting threads. An interrupted caller may call it twice."""
         self._next.set()
         self._next = Flag()

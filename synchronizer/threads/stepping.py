@@ -1,4 +1,4 @@
-"""What takes the place of background threads on a clock that stands still until it is moved."""
+"""Steps in place of background threads, on a clock that stands still until it is moved."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class Stepped(Protocol):
-    """What works in the background: its threads call `step` in turn with waiting, or a test does in their place."""
+    """An object that works in the background: its threads alternate `step` and waiting, or a test calls `step`."""
 
     def step(self) -> float:
-        """Do one round of what the background threads do, and return when, on the clock, the next is due."""
+        """Do one round of the background work, and return when, on the clock, the next is due."""
         ...
 
 
 def step_each(steps: Iterable[Callable[[], float | None]]) -> float:
-    """Call each of ``steps``, and return when the first of them is due again; one that returns None does not know.
+    """Call each of ``steps``, and return when the first of them is due again. A step that returns None does not know.
 
-    A step that fails with an error that is ``retryable`` is logged, and is repeated with the next round. What was
-    closed has nothing to do. Any other error is raised at once.
+    A step that raises a ``retryable`` error is logged, and repeated in the next round. A closed object has nothing to
+    do. Any other error is raised at once.
     """
     due = math.inf
     for step in steps:
