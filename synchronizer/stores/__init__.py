@@ -1,3 +1,3 @@
-"""The backends. `open_store` picks one by the address."""
+"""The backends. `open_store` selects one by the address."""
 
 from .opening import open_store as open_store

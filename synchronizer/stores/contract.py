@@ -1,6 +1,6 @@
-"""What every backend refuses before it writes, and the words it does so with.
+"""The checks that every backend makes before it writes, with the same errors in all of them.
 
-For backends of other distributions too: ``from synchronizer.stores import contract``.
+Backends of other distributions use it too: ``from synchronizer.stores import contract``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 
 
 def check_open(process_id: int, is_closed: bool, url: str) -> None:
-    """Refuse a call of a store that process ``process_id`` opened, in a forked child or after ``close``."""
+    """Raise `ClosedError` after ``close``, or in a forked child of ``process_id``, which opened the store."""
     if os.getpid() != process_id:
         raise ClosedError(
             "the store belongs to the process that this one was forked from; open it after the fork, not before, or"
@@ -37,7 +37,7 @@ def check_open(process_id: int, is_closed: bool, url: str) -> None:
 
 
 def check_name(name: str, what: str = "segment") -> None:
-    """Refuse what cannot be the name of a segment or an attribute in every backend."""
+    """Raise `InvalidArgumentError` if ``name`` cannot be the name of a segment or an attribute in every backend."""
     if not isinstance(name, str) or not name:
         raise InvalidArgumentError(f"the name of a {what} is a non-empty string", name=name)
     if len(name) > MAX_NAME_LENGTH:
@@ -64,7 +64,7 @@ def check_attributes(segment: str, prefix: str, names: Collection[str] | None) -
 
 
 def check_offset(segment: str, offset: int) -> None:
-    """Refuse what cannot be an offset of any segment."""
+    """Raise `InvalidArgumentError` if ``offset`` cannot be an offset of any segment."""
     if not isinstance(offset, int) or isinstance(offset, bool):
         raise InvalidArgumentError("an offset is an int", segment=segment, offset=offset)
     if offset < 0:
@@ -186,7 +186,10 @@ def check_copies(copies: Sequence[SegmentCopy]) -> None:
 
 
 def are_new(copies: Sequence[SegmentCopy], known: Mapping[str, bool]) -> bool:
-    """Whether the segments are to be made; else all are there. ``known``: those ever made, and whether deleted."""
+    """Return whether to create the segments; False if all exist. Raise `AlreadyExistsError` if only some do.
+
+    ``known`` has those that were ever created, and whether they were deleted. A deleted one raises as well.
+    """
     for name, is_deleted in known.items():
         if is_deleted:
             raise name_is_used_up(name)
@@ -198,7 +201,7 @@ def are_new(copies: Sequence[SegmentCopy], known: Mapping[str, bool]) -> bool:
 
 
 def check_copy(copy: SegmentCopy, start_offset: int, length: int) -> None:
-    """Refuse what the source does not have."""
+    """Raise `TruncatedError` or `InvalidArgumentError` for bytes that the source does not have."""
     check_read(copy.source, copy.start, 1, start_offset, length)
     check_within(copy.source, copy.end, length)
 

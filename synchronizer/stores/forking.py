@@ -1,7 +1,7 @@
-"""Forks and what must not be cut in two by them: a process that forks waits until its other threads are out of it.
+"""Blocks that a fork must not interrupt: a fork waits until the other threads of the process have left them.
 
-A forked child has one thread, and the memory of all. A lock inside SQLite that another thread held at that moment is
-held in the child for ever: without this, two of a hundred children of a busy process hung when they opened a file of
+A forked child has one thread, and the memory of all. A lock inside SQLite that another thread held at the fork is held
+in the child forever: without this module, two of a hundred children of a busy process hung when they opened a file of
 their own. And a file that the child inherits keeps its locks until the child ends, even if the parent was killed.
 """
 
@@ -18,30 +18,30 @@ from typing import Final, Protocol
 from ..clock import Deadline, SystemClock
 from ..threads.flag import Flag
 
-# Forks wait for threads, which no clock of a test can move.
+# Forks wait for real threads, which no test clock can move.
 _CLOCK: Final = SystemClock()
-#: For so long a fork waits. A commit may wait this long for another program that keeps the file locked.
+#: How long a fork waits. A commit may wait this long for another program that keeps the file locked.
 _PATIENCE_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.0002
 
 
 class _ForksWait:
-    """Inside of ``with forks_wait:`` no other thread forks this process. Not for waits without an end, nor to nest.
+    """Inside ``with forks_wait:`` no other thread forks this process. Do not nest it, or wait in it without a limit.
 
-    There is no lock: an interrupt at any point leaves at most the thread's number behind, and its next block that.
+    It has no lock: an interrupt at any point leaves at most the thread's id behind, which its next block removes.
     """
 
     def __init__(self) -> None:
         self._inside: set[int] = set()
         self._forking: set[int] = set()
         self._is_cut = False
-        #: In a child: whether the fork did not wait until all other threads were out, here or in a process before.
+        #: In a child: whether its fork, or that of an ancestor, happened while another thread was inside.
         self.was_cut = False
 
     def __enter__(self) -> None:
         thread = threading.get_ident()
         self._inside.add(thread)
-        if self._forking:  # looked at after the thread is in, as the fork looks after it has said that it comes
+        if self._forking:  # checked after the thread has registered; a fork also registers before it checks
             self._wait(thread)
 
     def __exit__(self, *error: object) -> None:
@@ -74,7 +74,7 @@ class _ForksWait:
 
 
 class Descriptor(Protocol):
-    """What holds a file or a socket."""
+    """An object with a file or a socket."""
 
     @property
     def closed(self) -> bool: ...
@@ -84,14 +84,15 @@ class Descriptor(Protocol):
 
 forks_wait: Final = _ForksWait()
 _own: weakref.WeakSet[Descriptor] = weakref.WeakSet()
-#: Opened with the first of these, because a child may have no descriptor left.
+#: The null device. Opened with the first of these, because a child may have no descriptor left.
 _null: int | None = None
 
 
 def open_own(path: str, flags: int, mode: int = 0o600) -> FileIO:
-    """An open file that a forked child does not share: there its number stands for the null device.
+    """Open a file that a forked child does not share: there its descriptor is that of the null device.
 
-    So what still uses or closes it in the child, such as the end of a block, does no harm. Close it with `close_own`.
+    So code of the child that still uses or closes it, such as the end of a block, does no harm. Close it with
+    `close_own`.
     """
     with forks_wait:
         file = FileIO(path, "r+", opener=lambda path, _: os.open(path, flags | os.O_CLOEXEC, mode))
@@ -100,7 +101,7 @@ def open_own(path: str, flags: int, mode: int = 0o600) -> FileIO:
 
 
 def own(opened: Descriptor) -> None:
-    """Do not share this with forked children. A socket that a child keeps open outlives the parent at the server."""
+    """Do not share this with forked children. The server would see a socket open until the last child closes it."""
     global _null
     if _null is None:
         _null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -108,7 +109,7 @@ def own(opened: Descriptor) -> None:
 
 
 def close_own(file: FileIO) -> None:
-    with forks_wait:  # a child that is forked before the system has closed it would keep it, and its locks
+    with forks_wait:  # a child forked before the system has closed the file would keep it, and its locks
         file.close()
 
 
@@ -120,7 +121,7 @@ def _lose_in_child() -> None:
 
 
 def never_free(inherited: object) -> None:
-    """Keep an object of the parent in this child beyond its end: what frees it would close what is the parent's."""
+    """Never free this object of the parent in the child: freeing it would close resources of the parent."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
 
 

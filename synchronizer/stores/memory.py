@@ -1,4 +1,4 @@
-"""A store in the memory of this process: the contract in its plainest form, for tests and as the reference."""
+"""A store in the memory of this process: the contract in its simplest form, for tests and as the reference."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Memory:
         return segment
 
     def conflict(self, append: Append) -> Conflict | None:
-        """Why the append cannot be made, if it cannot."""
+        """Return the conflict that prevents the append; None if there is none."""
         held = self.segment(append.segment)
         if held.sealed:
             raise sealed(held.name, held.length)
@@ -113,7 +113,7 @@ class Memory:
         if append.attributes:
             changed = {**attributes, **{name: change.new for name, change in append.attributes.items()}}
             attributes = {name: value for name, value in changed.items() if value is not None}
-        # No call stands between these two, so no interrupt comes there.
+        # No call stands between these two, so no interrupt comes between them.
         held.data += append.data
         held.attributes = attributes
         if append.data:
@@ -125,7 +125,7 @@ class Memory:
         before = [(held, held.length, held.attributes) for held in segments]
         try:
             return tuple(self.append(append) for append in appends)
-        except BaseException:  # interrupted: all, or nothing
+        except BaseException:  # interrupted: undo all
             for held, length, attributes in before:
                 del held.data[length - held.start_offset :]
                 held.attributes = attributes
@@ -138,7 +138,7 @@ class Memory:
 
 
 class _Contender(AbstractContextManager[bool]):
-    """One that queues for the fair lock of a segment. It may be left twice, and before it was entered to the end."""
+    """A place in the queue for the fair lock of a segment. It may be left twice, and after an interrupted entry."""
 
     def __init__(self, memory: Memory, segment: str, clock: Clock, timeout: float) -> None:
         self._memory = memory
@@ -166,7 +166,7 @@ class _Contender(AbstractContextManager[bool]):
 
 
 class MemoryStore(SegmentStore):
-    """Segments that live as long as the process. Nothing survives it, and no other process sees them."""
+    """A store whose segments live as long as the process. No other process sees them."""
 
     guarantees = Guarantees(
         durable=False,
@@ -305,7 +305,7 @@ class MemoryStore(SegmentStore):
             check_within(segment, offset, held.length)
             if offset > held.start_offset:
                 del held.data[: offset - held.start_offset]
-                held.start_offset = offset  # with no call in between
+                held.start_offset = offset  # no call in between, so no interrupt
 
     def seal(self, segment: str) -> SegmentInfo:
         check_name(segment)
@@ -384,13 +384,13 @@ _named_lock = threading.Lock()
 
 
 def named_memory(name: str) -> Memory:
-    """The memory of this name: the same one at every call in this process."""
+    """Return the memory of this name, the same one at every call in this process."""
     with _named_lock:
         return _named.setdefault(name, Memory())
 
 
 def _forget_names_in_child() -> None:
-    """The memory is that of the parent, and locks of it may be held by threads that are not here."""
+    """Forget the memory of the parent: threads that do not exist in the child may hold its locks."""
     global _named_lock
     _named_lock = threading.Lock()
     _named.clear()

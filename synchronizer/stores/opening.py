@@ -1,4 +1,4 @@
-"""From an address to a store. A backend's driver is imported only when its scheme is asked for."""
+"""Opens a store by its address. A backend's driver is imported only when its scheme is used."""
 
 from __future__ import annotations
 
@@ -23,21 +23,30 @@ _Opener = Callable[..., SegmentStore]  # (url, *, clock, must_exist)
 
 
 def open_store(url: str, *, clock: Clock | None = None, must_exist: bool = False) -> SegmentStore:
-    """The store at ``url``; close it when done.
+    """Open the store at ``url``; close it when done.
 
-    ``memory://`` is private to the store that is returned, ``memory://name`` shared in this process for as long as
-    it runs. ``sqlite:///shop.db`` is relative to the working directory, ``sqlite:////var/lib/shop.db`` absolute; the
-    file is created if it does not exist, its directory is not. ``postgresql://user@host/db`` is an address as libpq
-    takes it (see `PostgresStore` for what may follow a question mark), ``nats://host:4222`` one or several servers
-    with JetStream (see `NatsStore`). Other schemes come from distributions that add a store.
+    - ``memory://`` is private to the returned store, ``memory://name`` is shared in this process while it runs.
+    - ``sqlite:///shop.db`` is relative to the working directory, ``sqlite:////var/lib/shop.db`` is absolute. The file
+      is created if it does not exist, its directory is not.
+    - ``postgresql://user@host/db`` is an address as libpq takes it. See `PostgresStore` for the options after ``?``.
+    - ``nats://host:4222`` is one or several servers with JetStream. See `NatsStore`.
+    - Other schemes come from distributions that add a store.
 
-    With ``must_exist`` nothing is created: a store that is not there raises `NotFoundError`.
+    Args:
+        url: The address.
+        clock: The system clock by default.
+        must_exist: Create nothing, and raise `NotFoundError` if the store does not exist.
+
+    Raises:
+        InvalidArgumentError: ``url`` is not the address of a store.
+        UnsupportedError: The scheme is unknown, or its driver is not installed.
+        NotFoundError: With ``must_exist``, the store does not exist.
     """
     check_type(url, str, "url")
     check_clock(clock)
     scheme, separator, _ = url.partition("://")
     if not separator:
-        # Not shown: it may hold a password all the same, as 'host=db password=...' does.
+        # The error does not show it: it may contain a password, as 'host=db password=...' does.
         raise InvalidArgumentError(f"not an address of a store; write {_EXAMPLES}")
     opener = _BUILT_IN.get(scheme) or _added_by_another_distribution(scheme)
     try:
@@ -102,7 +111,7 @@ _BUILT_IN: Final[Mapping[str, _Opener]] = {
 
 def _added_by_another_distribution(scheme: str) -> _Opener:
     added = entry_points(group=ENTRY_POINT_GROUP)
-    # What follows the scheme may hold a password: no message shows it.
+    # The rest of the address may contain a password: no message shows it.
     if scheme not in added.names:
         raise UnsupportedError(
             f"the address has an unknown scheme; write {_EXAMPLES}, or install the distribution that adds it",

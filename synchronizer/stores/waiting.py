@@ -1,4 +1,4 @@
-"""Threads that wait for segments to change, and the one thread that looks on behalf of them all."""
+"""Threads that wait for segments to change, and the one thread that watches the store for all of them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..errors import ClosedError
 from ..threads.background import BackgroundThread
 from ..threads.flag import Flag
 
-#: A change that nobody announced (by a foreign tool, or on a full disk) is found after this time.
+#: A change without an announcement (by a foreign tool, or on a full disk) is found after this time.
 _RECHECK_SECONDS: Final = 1.0
 
 
 class Watch(Protocol):
-    """Something that a thread can sleep on until there may be a change."""
+    """A watch on the store, on which a thread sleeps until there may be a change."""
 
     def wait(self) -> frozenset[str] | None:
-        """Return after a change, or after `wake`: the segments concerned, or None where it may have been any."""
+        """Sleep until a change, or until `wake`. Return the segments that may have changed, None for any."""
         ...
 
     def wake(self) -> None: ...
@@ -35,12 +35,12 @@ class _Waiter:
 
 
 class Waiters:
-    """Level-triggered waiting: a waiter asks ``changed`` itself after it is registered, so it cannot miss a change.
+    """Level-triggered waiting: a waiter calls ``changed`` itself after it is registered, so it cannot miss a change.
 
     The watching thread starts with the first waiter, sleeps while there is none, and ends with `close`.
 
-    ``expect`` is called with the names a waiter waits for, before it looks and about every second while it waits: for
-    a store that announces only what somebody expects.
+    A waiter calls ``expect`` with the names that it waits for, before it checks and about every second while it waits:
+    for a store that announces only expected changes.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Waiters:
         self._expect = expect
         self._lock = threading.Lock()
         self._waiters: set[_Waiter] = set()
-        self._wanted = Flag()  # somebody waits, or it is closed
+        self._wanted = Flag()  # there is a waiter, or it is closed
         self._watch: Watch | None = None
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -75,7 +75,7 @@ class Waiters:
             self._waiters.discard(waiter)
 
     def close(self) -> None:
-        """Wake every waiter, who raises `ClosedError`, and end the watching thread."""
+        """Wake all waiters, which raise `ClosedError`, and end the watching thread."""
         with self._lock:
             self._is_closed = True
             self._closing.set()
@@ -105,7 +105,7 @@ class Waiters:
         try:
             thread.start()
         except BaseException as error:
-            self._watch = None  # the next who waits tries again, and a thread that has begun nevertheless ends
+            self._watch = None  # the next waiter tries again, and a thread that started despite the error ends
             if isinstance(error, Exception):
                 watch.close()
             else:
@@ -124,7 +124,7 @@ class Waiters:
                 return changed
             self._clock.wait(waiter.woken, deadline.remaining(_RECHECK_SECONDS))
             if deadline.passed and not waiter.woken.is_set():
-                return frozenset()  # whoever waits again looks first
+                return frozenset()  # the next wait checks first
 
     def _run(self, watch: Watch) -> None:
         while self._is_wanted(watch):
@@ -133,7 +133,7 @@ class Waiters:
                 if not self._waiters and self._is_wanted(watch):
                     self._wanted.wait()
                 continue
-            concerned: Collection[str] | None = None  # all, where it cannot be found out
+            concerned: Collection[str] | None = None  # all, if it cannot be found out
             try:
                 concerned = watch.wait()
             finally:
@@ -155,4 +155,4 @@ class Waiters:
         try:
             return bool(self._changed(waiter.known))
         except Exception:
-            return True  # the waiter runs into it itself, in its caller's thread
+            return True  # the waiter gets the error itself, in its caller's thread
