@@ -219,7 +219,7 @@ class StreamManager:
 
         Raises:
             StreamExistsError: The target exists and is not this copy.
-            InvalidArgumentError: A cut is invalid, or is inside a block and ``by`` is "segments".
+            InvalidArgumentError: A cut is invalid, or ``end`` is inside a block and ``by`` is "segments".
             UnsupportedError: The store cannot copy by segments.
             TruncatedError: The source was truncated meanwhile.
         """
