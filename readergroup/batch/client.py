@@ -34,7 +34,7 @@ class BatchClient:
         self._streams = streams
         self._store: SegmentStore = streams.store
 
-    # ------------------------------------------------------------------ what there is to read
+    # ------------------------------------------------------------------ ranges and cuts
 
     def segment_ranges(
         self,
@@ -151,7 +151,7 @@ class BatchClient:
         """
         return cut_at(self._streams, stream, time, timeout=timeout)
 
-    # ------------------------------------------------------------------ reading it
+    # ------------------------------------------------------------------ reading
 
     @overload
     def read(self, segment_range: SegmentRange) -> Events[bytes]: ...

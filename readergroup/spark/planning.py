@@ -65,7 +65,7 @@ R = TypeVar("R", bound=_HasSize)
 
 
 def packed(ranges: Sequence[R], max_bytes: int, at_least: int) -> list[list[R]]:
-    """Return the ranges in groups of at most ``max_bytes``, or of one range; ``at_least`` so many if possible."""
+    """Return the ranges in groups of at most ``max_bytes``, or of one range; ``at_least`` this many if possible."""
     groups: list[list[R]] = []
     room = 0
     for each in ranges:

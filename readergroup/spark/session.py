@@ -14,7 +14,9 @@ from .source import register
 
 
 def local_session(master: str = "local[*]", config: Mapping[str, str] | None = None) -> SparkSession:
-    """Return a session with the format ``readergroup``; stop it when done. An existing session keeps its settings.
+    """Return a session with the format ``readergroup``; stop it when done.
+
+    An existing session is returned, after applying those settings that can change at run time.
 
     Args:
         master: The master of the session. Default: all cores of this machine.
