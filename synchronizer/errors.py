@@ -74,7 +74,7 @@ class TruncatedError(ReaderGroupError, LookupError):
 
 
 class StoreUnavailableError(ReaderGroupError, ConnectionError):
-    """The store cannot be reached, or its answer was lost. `SegmentStore.append` had no effect; other calls may."""
+    """The store cannot be reached, or its answer was lost. `SegmentStore.append` did nothing; other calls may have."""
 
     retryable = True
 

@@ -14,9 +14,9 @@ class Retries(Configuration):
     """How often a handler is called for an event that it fails on. The delay doubles from attempt to attempt.
 
     Args:
-        attempts: The number of calls, at least 1.
-        first_delay_seconds: The delay after the first attempt, from 0 on.
-        max_delay_seconds: The longest delay, from 0 on.
+        attempts: The number of calls, at least 1; 5 by default.
+        first_delay_seconds: The delay after the first attempt, from 0 on; 0.2 by default.
+        max_delay_seconds: The longest delay, from 0 on; 30 by default.
     """
 
     attempts: Annotated[int, Field(strict=True, ge=1)] = 5

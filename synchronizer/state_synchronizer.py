@@ -57,9 +57,11 @@ class StateSynchronizer(Generic[S]):
             `NotFoundError`, and so does using a state that was deleted.
         state_type: The class of the state. Required without ``initial``.
         clock: The system clock by default.
-        timeout: The default of all calls, in seconds. With 0 a call asks the store once and does not wait.
-        state_limit_bytes: An update that leaves the state larger, and over this size, raises `StateTooLargeError`.
-        compaction_bytes: About how much log makes an update compact. None leaves compaction to ``compact``.
+        timeout: The default of all calls, 30 seconds. With 0 a call asks the store once and does not wait.
+        state_limit_bytes: 1 MiB by default. An update that leaves the state larger, and over this size, raises
+            `StateTooLargeError`.
+        compaction_bytes: About how much log makes an update compact, 512 KiB by default. None leaves compaction to
+            ``compact``.
         rng: Spreads compactions over the processes.
     """
 

@@ -157,7 +157,7 @@ class SegmentStore(ABC):
 
     @abstractmethod
     def create(self, segment: str) -> bool:
-        """Create an empty segment; return False if it exists. Raise `AlreadyExistsError` for a deleted name."""
+        """Create an empty segment; return whether it is new. Raise `AlreadyExistsError` for a deleted name."""
 
     @abstractmethod
     def delete(self, segment: str) -> None:

@@ -34,7 +34,7 @@ MAX_PAUSE_SECONDS: Final = 5.0
 
 
 class QueueBackoff:
-    """How long to wait in a queue that may not move. Times are seconds of one clock that does not go back.
+    """Decides how long to wait in a queue that may not move. Times are seconds of one clock that does not go back.
 
     After a timeout the next wait lasts as long as the pause before it. That is enough for a queue that has begun to
     move slowly, because processes outside of it outrun the lock's holder. A queue that never moves takes at most half
@@ -51,7 +51,7 @@ class QueueBackoff:
         return self._timeouts == 0
 
     def patience(self, now: float) -> float:
-        """How many seconds to wait in the queue now; 0 to proceed without it."""
+        """Return how many seconds to wait in the queue now; 0 to proceed without it."""
         if self.is_reset:
             return PATIENCE_SECONDS
         return min(self._pause, PATIENCE_SECONDS) if now >= self._again_at else 0.0

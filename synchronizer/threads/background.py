@@ -60,7 +60,7 @@ def background_errors() -> Mapping[str, int]:
 
 
 def survive(error: Exception, loop: str, *, log: bool = True) -> None:
-    """Count an unexpected error after which ``loop`` continues. Log the first of its kind with its traceback."""
+    """Count an unexpected error after which ``loop`` continues, and log it: the first of its kind with a traceback."""
     with suppress(Exception):  # a handler or filter of the program's logging may raise
         kind = _kind_of(error)
         count = _survived.add(kind)
