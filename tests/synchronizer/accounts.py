@@ -11,6 +11,7 @@ from typing import Any
 from synchronizer import (
     AppendResult,
     AttributeChange,
+    ManualClock,
     Map,
     Revision,
     SegmentStore,
@@ -158,8 +159,18 @@ class Barrier:
 
 @contextmanager
 def threads(number: int) -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(number) as pool:
+    pool = ThreadPoolExecutor(number)
+    try:
         yield pool
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)  # a thread may wait for what the test did not come to
+        raise
+    pool.shutdown()
+
+
+def is_waited_on(clock: ManualClock) -> bool:
+    """Whether a thread waits for the clock to move."""
+    return bool(clock._moved._waiters)  # type: ignore[attr-defined]
 
 
 def joined(replica: Replica, number: int) -> None:

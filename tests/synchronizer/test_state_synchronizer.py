@@ -44,6 +44,7 @@ from tests.synchronizer.accounts import (
     Put,
     Take,
     answer,
+    is_waited_on,
     joined,
     just_before,
     opened,
@@ -386,6 +387,7 @@ class TestDeadlines:
             before = len(store.operations)
             waiting = pool.submit(calls[call])
             until(lambda: len(store.operations) > before, "an attempt")
+            until(lambda: is_waited_on(clock), "it pauses")  # else the pause would begin after the clock has moved
             clock.advance(6.9)
             until(lambda: len(store.operations) > before + 1, "another attempt")
             assert not waiting.done()
