@@ -180,6 +180,8 @@ class GroupDriver:
                 due = min(due, reader.renew_if_due())
             except ClosedError:
                 raise
+            except NotFoundError as error:  # the group was deleted: there is nothing to renew
+                _logger.info("reader %s of %s: %s", reader.reader_id, self._synchronizer.name, error)
             except Exception as error:
                 is_cut_off = True  # the renewal stays due
                 if not isinstance(error, ReaderGroupError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import pickle
 import threading
 import time
@@ -716,3 +718,17 @@ def test_closing_while_the_store_is_away_does_not_wait_for_each_notifier(world: 
         begun = time.monotonic()
         client.close()
         assert time.monotonic() - begun < CLOSE_TIMEOUT_SECONDS + 2
+
+
+def test_a_reader_of_a_deleted_group_does_not_blame_the_store(caplog: pytest.LogCaptureFixture) -> None:
+    clock = rg.ManualClock()
+    with rg.connect("memory://", clock=clock) as client:
+        client.streams.create("shop/orders")
+        group = client.groups.create("billing", streams=["shop/orders"])
+        reader = group.reader("r1")
+        client.groups.delete("billing")
+        clock.advance(10)
+        with caplog.at_level(logging.INFO):
+            assert group.driver.renew() == math.inf
+            reader.close()
+    assert "does not answer" not in caplog.text
