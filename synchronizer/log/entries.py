@@ -92,15 +92,15 @@ class Entry(NamedTuple):
 
     offset: int
     end: int
-    process_id: bytes
+    writer_id: bytes
     call: int
     checksum: int
     body: bytes
 
 
-def encode_entry(process_id: bytes, call: int, previous: int, body: bytes) -> tuple[bytes, int]:
+def encode_entry(writer_id: bytes, call: int, previous: int, body: bytes) -> tuple[bytes, int]:
     """Return the entry's bytes and its checksum, which the header of the next entry repeats."""
-    protected = _HEADER.pack(FORMAT_VERSION, process_id, call, previous) + body
+    protected = _HEADER.pack(FORMAT_VERSION, writer_id, call, previous) + body
     checksum = zlib.crc32(protected)
     return _PREFIX.pack(len(body), checksum) + protected, checksum
 
@@ -133,7 +133,7 @@ def _decode_entry(segment: str, view: memoryview, offset: int, previous: int, ma
         return None
     if zlib.crc32(view[_PREFIX.size : end]) != checksum:
         raise _damaged(segment, offset)
-    version, process_id, call, named = _HEADER.unpack_from(view, _PREFIX.size)
+    version, writer_id, call, named = _HEADER.unpack_from(view, _PREFIX.size)
     if version != FORMAT_VERSION:
         raise UnknownUpdateError(
             "a newer release wrote this entry; deploy that release here",
@@ -148,7 +148,7 @@ def _decode_entry(segment: str, view: memoryview, offset: int, previous: int, ma
             segment=segment,
             offset=offset,
         )
-    return Entry(offset, offset + end, process_id, call, checksum, bytes(view[_OVERHEAD:end]))
+    return Entry(offset, offset + end, writer_id, call, checksum, bytes(view[_OVERHEAD:end]))
 
 
 def _damaged(segment: str, offset: int) -> CorruptStateError:

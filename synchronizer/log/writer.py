@@ -165,7 +165,7 @@ class LogWriter(Generic[S]):
         self._follower = follower
         self._log = follower.log
         self._state_limit_bytes = state_limit_bytes
-        self._process_id = secrets.token_bytes(8)
+        self._writer_id = secrets.token_bytes(8)
         self._calls = itertools.count(1)
         self._deciding = threading.RLock()  # held by the one thread that runs a generator
         self._lock, self._changed = follower.lock, follower.changed  # guards what follows
@@ -294,8 +294,8 @@ class LogWriter(Generic[S]):
         if len(body) > MAX_BATCH_BYTES:
             raise InvalidArgumentError("the updates of one call are too large", segment=self._segment, bytes=len(body))
         call = next(self._calls)
-        data, checksum = encode_entry(self._process_id, call, base.checksum, body)
-        entry = Entry(base.next_offset, base.next_offset + len(data), self._process_id, call, checksum, body)
+        data, checksum = encode_entry(self._writer_id, call, base.checksum, body)
+        entry = Entry(base.next_offset, base.next_offset + len(data), self._writer_id, call, checksum, body)
         # Apply the body as it is read back, as every other process does.
         after, transition = base.apply(entry, self._follower.codec.read_back(body))
         self._check_size(base, after)
@@ -488,7 +488,7 @@ class LogWriter(Generic[S]):
             batch.end(_Status.AGAIN)
 
     def _look_for_own(self, entry: Entry) -> None:
-        if self._sending is not None and entry.process_id == self._process_id:
+        if self._sending is not None and entry.writer_id == self._writer_id:
             self._sending.landed |= entry.call in [each.call for each in self._sending.entries]
 
     @property

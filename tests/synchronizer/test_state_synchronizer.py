@@ -110,7 +110,7 @@ class TestOpening:
 
     def test_two_given_the_same_rng_are_still_two_writers(self, store: FailingStore) -> None:
         one, two = (opened(s, rng=random.Random(1)) for s in (store, store.inner))
-        assert one._writer._process_id != two._writer._process_id
+        assert one._writer._writer_id != two._writer._writer_id
 
 
 class TestConditionalUpdates:

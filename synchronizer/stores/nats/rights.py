@@ -21,12 +21,12 @@ class Api:
         self.direct_get = f"$JS.API.DIRECT.GET.{stream}"
 
 
-def line_of(stream: str) -> str:
+def queue_stream_of(stream: str) -> str:
     """Return the name of the stream that holds the queues of fair locks, and first token of its subjects."""
     return f"{stream}_line"
 
 
-def word_of(stream: str) -> str:
+def grant_prefix_of(stream: str) -> str:
     """Return the first token of the subjects on which a process hears that it is first in the queue."""
     return f"{stream}_turn"
 
@@ -40,16 +40,16 @@ class Rights(NamedTuple):
 
 def rights_of(stream: str, inbox_prefix: str = "_INBOX") -> Rights:
     """Return the least rights that a user of the store needs. If one is missing, an error names it."""
-    api, line = Api(stream), Api(line_of(stream))
+    api, line = Api(stream), Api(queue_stream_of(stream))
     return Rights(
         publish=(
             *(f"{stream}.{kind}.>" for kind in STORED_KINDS),
             *(api.info, api.create, api.purge, api.get, api.delete, api.direct_get),
-            f"{line_of(stream)}.>",
+            f"{queue_stream_of(stream)}.>",
             *(line.create, line.delete, line.direct_get),
-            f"{word_of(stream)}.>",
+            f"{grant_prefix_of(stream)}.>",
         ),
-        subscribe=(f"{inbox_prefix}.>", f"{stream}.{NEWS_KIND}.>", f"{word_of(stream)}.>"),
+        subscribe=(f"{inbox_prefix}.>", f"{stream}.{NEWS_KIND}.>", f"{grant_prefix_of(stream)}.>"),
     )
 
 

@@ -63,9 +63,9 @@ from ..contract import (
 )
 from .address import NatsAddress, parse_address
 from .connection import AnswerLostError, NatsConnection, NotPermittedError, NotSentError
+from .fair_lock import FairLock
 from .frames import Answer, Outgoing, error_in
 from .hints import Hints, Value
-from .line import FairLine
 from .reading import SegmentReader, Snapshot, read_answer
 from .rights import Api
 from .waiting import NatsWaiters
@@ -181,7 +181,7 @@ class NatsStore(SegmentStore):
             self._connection, self._subjects, self._hints, address.timeout_seconds, replicas > 1
         )
         self._waiters = NatsWaiters(self._connection, self._subjects, self._hints, self._reader.heads, clock)
-        self._line = FairLine(self._connection, address.stream, clock)
+        self._fair_lock = FairLock(self._connection, address.stream, clock)
         if not address.is_durable:
             _warn_once(self.url)
 
@@ -369,7 +369,7 @@ class NatsStore(SegmentStore):
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
         check_fair_lock(segment, timeout)
         self._check_open()
-        return self._line.held(segment, timeout, store=self)
+        return self._fair_lock.held(segment, timeout, store=self)
 
     def close(self) -> None:
         if os.getpid() != self._process_id:

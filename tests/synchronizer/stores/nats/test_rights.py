@@ -159,7 +159,7 @@ def contend(store: SegmentStore, other: SegmentStore) -> None:
         assert is_held
         thread = threading.Thread(target=take)
         thread.start()
-        until(lambda: bool(other._line._waiting) or not thread.is_alive())
+        until(lambda: bool(other._fair_lock._waiting) or not thread.is_alive())
         with store.fair_lock("lock", 0.05) as is_held_twice:
             assert not is_held_twice or failures
     thread.join(LONG)

@@ -20,7 +20,7 @@ from synchronizer.threads.flag import Flag
 
 from .connection import AnswerLostError, NatsConnection, NotSentError
 from .frames import Answer, Headers, Outgoing
-from .rights import Api, line_of, word_of
+from .rights import Api, grant_prefix_of, queue_stream_of
 from .wire import EXPECTED, request, sequence_in, token
 
 #: Tickets expire after this time, so those of dead or stopped processes do too.
@@ -56,30 +56,30 @@ class _Place:
 class _Holding(AbstractContextManager[bool]):
     """The context manager of one lock: waits for the lock, holds it and releases it."""
 
-    def __init__(self, line: FairLine, place: _Place, timeout: float, store: object) -> None:
+    def __init__(self, lock: FairLock, place: _Place, timeout: float, store: object) -> None:
         self._store = store  # keep the store alive: one without references closes, and its locks with it
-        self._line = line
+        self._lock = lock
         self._place = place
         self._timeout = timeout
 
     def __enter__(self) -> bool:
-        return self._line.enter(self._place, self._timeout)
+        return self._lock.enter(self._place, self._timeout)
 
     def __exit__(self, *exc_info: object) -> None:
-        self._line.leave(self._place)
+        self._lock.leave(self._place)
 
 
-class FairLine:
+class FairLock:
     """The fair locks of one store."""
 
     def __init__(self, connection: NatsConnection, stream: str, clock: Clock) -> None:
         self._connection = connection
-        self._stream = line_of(stream)
+        self._stream = queue_stream_of(stream)
         self._api = Api(self._stream)
         self._clock = clock
-        self._word = f"{word_of(stream)}.{uuid.uuid4().hex}"
+        self._word = f"{grant_prefix_of(stream)}.{uuid.uuid4().hex}"
         #: Any user may have published a ticket. Send messages only to subjects of this form, where the SDK listens.
-        self._any_word = re.compile(re.escape(word_of(stream)) + r"\.[0-9a-f]{32}")
+        self._any_word = re.compile(re.escape(grant_prefix_of(stream)) + r"\.[0-9a-f]{32}")
         self._waiting: dict[int, Flag] = {}
         self._is_listening = False
 
