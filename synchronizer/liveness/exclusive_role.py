@@ -66,9 +66,8 @@ class ExclusiveRole:
         self.holder = secrets.token_bytes(8)
         #: The time on the clock before which no other process can hold the role, with a margin.
         self.valid_until = float("-inf")
-        #: The stored value that this process last wrote or read.
-        self.value = RoleValue()
-        #: How often this process took the role. While the number is the same, no other process has held the role.
+        #: How often this process tried to take the role. While it holds the role and the number is the same, no other
+        #: process has held it.
         self.times_taken = 0
         self._store = store
         self._segment = segment
@@ -76,7 +75,8 @@ class ExclusiveRole:
         self._clock = clock
         self._lock = threading.Lock()
         self._timeout_seconds = 0.0
-        self._cell = Cell(store, segment, attribute)  # what `value` was decoded from
+        self._cell = Cell(store, segment, attribute)
+        self._decoded: tuple[bytes | None, RoleValue] = (None, RoleValue())  # a value of the cell, and what it says
         self._seen: _Seen | None = None
         self._looked_at = self._renew_at = float("-inf")
 
@@ -102,18 +102,17 @@ class ExclusiveRole:
                 return True
             if not self._is_mine:
                 self._cell.load()
-                self._decode()
+                self._lapse_if_lost()
             elif self._write():
                 return True
             if self.value.holder and not self._is_mine and not self._stood_still(now):
                 return False
+            self.times_taken += 1  # first: an interrupt may keep the answer from being noted
             try:
-                taken = self._write(holder=self.holder)
+                return self._write(holder=self.holder)
             except ReaderGroupError:
                 self._seen = None  # if the store takes no writes, the holder could not renew either
                 raise
-            self.times_taken += taken
-            return taken
 
     def record(self, *payload: Any) -> bool:
         """Store these values for the next holder, and renew the role.
@@ -136,12 +135,19 @@ class ExclusiveRole:
         return RoleValue.decode(Cell(self._store, self._segment, self._attribute).load())
 
     @property
+    def value(self) -> RoleValue:
+        """The stored value that this process last wrote or read."""
+        stored, decoded = self._cell.stored, self._decoded
+        if decoded[0] is not stored:
+            decoded = self._decoded = stored, RoleValue.decode(stored)
+        return decoded[1]
+
+    @property
     def _is_mine(self) -> bool:
         """Whether this process holds the role, as far as it knows."""
         return self.value.holder == self.holder
 
-    def _decode(self) -> None:
-        self.value = RoleValue.decode(self._cell.stored)
+    def _lapse_if_lost(self) -> None:
         if not self._is_mine:
             self._lapse()
 
@@ -158,7 +164,7 @@ class ExclusiveRole:
             except ReaderGroupError:
                 self._renew_at = float("-inf")  # the next call finds out
                 raise
-            self._decode()
+            self._lapse_if_lost()
             if outcome is Outcome.STORED:
                 if self._is_mine:
                     self.valid_until = sent_at + STOP_AFTER * self._timeout_seconds

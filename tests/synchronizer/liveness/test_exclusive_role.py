@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -286,6 +287,19 @@ def test_a_read_that_ends_late_says_nothing_of_the_time_since_it_began(store: Fa
     store.after = lambda operation: clock.advance(2.0)  # what was read is as old then
     assert not second.take(TIMEOUT_SECONDS)
     assert second.take(TIMEOUT_SECONDS)
+
+
+def test_what_an_interrupted_call_recorded_is_not_taken_back_by_the_next_renewal(clock: ManualClock) -> None:
+    with open_store("memory://") as store:
+        store.create("log")
+        holder = role(store, clock)
+        assert holder.take(10.0)
+        numbers = itertools.count(1)
+        for run in interrupts(lambda: holder.record(next(numbers))):
+            recorded = holder.look().payload
+            clock.advance(5.0)
+            assert holder.take(10.0), f"interrupted at {run.place}"
+            assert holder.look().payload == recorded, f"interrupted at {run.place}"
 
 
 def test_an_interrupt_takes_the_role_from_nobody(clock: ManualClock) -> None:
