@@ -298,6 +298,8 @@ class QueueProducer:
     def _append(self, batch: _Batch, data: bytes, deadline: Deadline) -> None:
         patience = Patience(self._clock, deadline, self._closing)
         while True:
+            if self._cell.stored is None and batch.number is not None and batch.lost_answer is not None:
+                raise OutcomeUnknownError("the segment has forgotten this process meanwhile", segment=self._segment)
             problem: BaseException
             try:
                 if self._cell.stored is None:
@@ -315,9 +317,7 @@ class QueueProducer:
             else:
                 if outcome is Outcome.STORED or self._cell.stored == batch.number:
                     return self._end_stored(batch)
-                if self._cell.stored is None and batch.lost_answer is not None:
-                    raise OutcomeUnknownError("the segment has forgotten this process meanwhile", segment=self._segment)
-                continue  # the segment has the number of a batch that all its calls gave up
+                continue  # the segment has the number of a batch that all its calls gave up, or none any more
             if not patience.wait():
                 self._check_open()
                 raise DeadlineExceededError(

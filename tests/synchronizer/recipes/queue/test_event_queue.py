@@ -26,10 +26,13 @@ from synchronizer import (
     SegmentStore,
     open_store,
 )
+from synchronizer.clock import Deadline
 from synchronizer.recipes.queue.dead_letters import ROOM_BYTES
-from synchronizer.recipes.queue.frames import OVERHEAD_BYTES, read_frames
-from synchronizer.recipes.queue.producer import ADDERS, BATCH_BYTES
+from synchronizer.recipes.queue.frames import OVERHEAD_BYTES, encode_frame, read_frames
+from synchronizer.recipes.queue.producer import ADDERS, BATCH_BYTES, _Call
+from synchronizer.stores.memory import MemoryStore
 from synchronizer.testing import FailingStore, InstantClock
+from tests.interrupts import interrupts
 from tests.synchronizer.accounts import Barrier, LateStore, answer, just_before, threads
 from tests.waiting import until
 
@@ -332,6 +335,38 @@ def test_what_was_on_its_way_when_the_segment_forgot_the_process_is_not_sent_aga
     with pytest.raises(OutcomeUnknownError):
         jobs.add(b"perhaps")
     assert stored(store) == [b"first", b"perhaps"]
+
+
+def test_an_interrupt_while_the_segment_forgets_the_process_stores_nothing_twice() -> None:
+    opened: list[tuple[LateStore, EventQueue]] = []
+
+    def forgetful() -> None:
+        store = LateStore(MemoryStore())
+        store.create(SEGMENT)
+        jobs = queue(store)
+        jobs.add(b"first")
+        (adder,) = store.attributes(SEGMENT, ADDERS)
+        store.lose_answers()
+
+        def forget() -> None:
+            present = store.inner.attributes(SEGMENT, ADDERS)[adder]
+            store.inner.append(SEGMENT, b"", attributes={adder: AttributeChange(present, None)})
+
+        just_before(store, "append", forget, nth=2)
+        opened.append((store, jobs))
+
+    def add_two() -> None:
+        store, jobs = opened[-1]
+        producer, call, deadline = jobs._producer, _Call(), Deadline(InstantClock(), 5.0)
+        batch = producer._join(call, encode_frame(b"of another thread"), deadline)
+        with suppress(KeyboardInterrupt, OutcomeUnknownError):
+            jobs.add(b"interrupted")
+        with suppress(OutcomeUnknownError):
+            producer._await(batch, call, deadline)
+
+    for run in interrupts(add_two, before=forgetful):
+        found = stored(opened[-1][0])
+        assert len(found) == len(set(found)), f"{found} after an interrupt at {run.place}"
 
 
 # ---------------------------------------------------------------------- the bound
