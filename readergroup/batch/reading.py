@@ -8,7 +8,7 @@ from typing import Final, Generic, NoReturn, TypeVar
 from synchronizer import InvalidArgumentError, NotFoundError, TruncatedError
 from synchronizer.arguments import check_type
 
-from ..group.assigned_segment import Source
+from ..group.assigned_segment import AssignedSegment
 from ..streams.config import stream_of
 from ..streams.event import Event, EventBatch, Part
 from ..streams.manager import StreamManager
@@ -29,7 +29,7 @@ class Parts:
         self._range = segment_range
         self._streams = streams
         self._is_gone = False  # a `TruncatedError` has reported that all data is gone
-        self._source = Source(
+        self._segment = AssignedSegment(
             streams.store,
             segment_range.segment,
             segment_range.incarnation,
@@ -42,10 +42,10 @@ class Parts:
     def take(self, max_events: int) -> list[Part]:
         """Return the next events, at most ``max_events``; none at the end."""
         try:
-            parts = self._source.take_parts(max_events)
+            parts = self._segment.take_parts(max_events)
         except NotFoundError:
             self._explain_missing()
-        if not parts and self._source.known_length < self._range.end and not self._is_gone:
+        if not parts and self._segment.known_length < self._range.end and not self._is_gone:
             raise InvalidArgumentError(
                 "the range goes beyond the end of the segment; take ranges from segment_ranges",
                 range=str(self._range),
@@ -61,12 +61,12 @@ class Parts:
                 "the stream was deleted and created again; take ranges of the new one from segment_ranges",
                 range=str(self._range),
             )
-        self._source.skip_to_end()
+        self._segment.skip_to_end()
         self._is_gone = True
         raise TruncatedError(
             "all data of the segment was truncated, and the stream has forgotten it; go on with other ranges",
             segment=self._range.segment,
-            offset=self._source.known_length,
+            offset=self._segment.known_length,
             start_offset=self._range.end,
         )
 

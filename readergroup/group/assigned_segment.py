@@ -18,7 +18,7 @@ from .model.positions import Held
 T = TypeVar("T")
 
 
-class Source(Generic[T]):
+class AssignedSegment(Generic[T]):
     """A segment under one assignment. It belongs to the reading thread; other threads may read ``held``."""
 
     def __init__(
@@ -34,10 +34,10 @@ class Source(Generic[T]):
         self.segment = segment
         self.data_segment = data_segment(segment, incarnation)
         self.token = token
-        #: Where the next owner would start: all events before this are processed.
-        self.committed = offset
-        #: All events before this were handed out.
-        self.handed = offset
+        #: The offset before which all events are processed: the next owner would start here.
+        self.processed = offset
+        #: The offset before which all events were handed out.
+        self.handed_out = offset
         self._began = offset
         self._incarnation = incarnation
         self._serializer = serializer
@@ -55,7 +55,7 @@ class Source(Generic[T]):
     @property
     def completed(self) -> bool:
         """Whether every event that the group will read of the segment is processed."""
-        return self.exhausted and self.committed >= self.handed
+        return self.exhausted and self.processed >= self.handed_out
 
     @property
     def exhausted(self) -> bool:
@@ -64,12 +64,12 @@ class Source(Generic[T]):
 
     @property
     def held(self) -> Held:
-        return Held(self.token, self.committed)
+        return Held(self.token, self.processed)
 
     @property
     def moved(self) -> bool:
         """Whether there is a position to commit."""
-        return self.committed > self._began
+        return self.processed > self._began
 
     def skip_to_end(self) -> None:
         """Treat the segment as read: its data is gone for good."""
@@ -114,7 +114,7 @@ class Source(Generic[T]):
             block = self._reader.next_block()
         except TruncatedError as error:
             # Truncated data counts as processed: it was deleted on purpose, and the error tells the caller.
-            asked_for, self.committed, self.handed = self.handed, error.start_offset, error.start_offset
+            asked_for, self.processed, self.handed_out = self.handed_out, error.start_offset, error.start_offset
             raise TruncatedError(
                 "data was truncated before it was read; the next read goes on behind it",
                 segment=self.segment,

@@ -40,7 +40,7 @@ from ..errors import EndOfDataError, ReaderNotInGroupError
 from ..streams.config import SegmentId, check_name, stream_of
 from ..streams.event import Event, EventBatch, Position
 from ..streams.serializers import Serializer, check_serializer
-from .assigned_segment import Source
+from .assigned_segment import AssignedSegment
 from .driver import GroupDriver
 from .model.checkpoint import CheckpointState
 from .model.config import ReaderGroupConfig
@@ -125,12 +125,12 @@ class Reader(Generic[T]):
         self._gone: ReaderNotInGroupError | None = None  # removed for good
 
         # The assigned segments. The driver's thread reads this mapping, so it is replaced, never changed in place.
-        self._sources: Mapping[SegmentId, Source[T]] = {}
-        self._ready: deque[Source[T]] = deque()
-        self._idle: dict[str, Source[T]] = {}  # by name in the store
+        self._assigned: Mapping[SegmentId, AssignedSegment[T]] = {}
+        self._ready: deque[AssignedSegment[T]] = deque()
+        self._idle: dict[str, AssignedSegment[T]] = {}  # by name in the store
         self._look_at_idle_at = 0.0
         self._waited_for_idle = False  # the current call has just waited for them
-        self._ending: list[Source[T]] = []  # handed out to their ends
+        self._ending: list[AssignedSegment[T]] = []  # handed out to their ends
         #: The checkpoint last announced to the application, and the reader's positions then.
         self._kept_at: tuple[int, Positions] | None = None
         self._settled: Revision | None = None
@@ -139,7 +139,7 @@ class Reader(Generic[T]):
 
         # The batch in hand: its events up to `_handed` were handed out, and up to `_done` are processed.
         self._batch: EventBatch[T] | None = None
-        self._batch_source: Source[T] | None = None
+        self._batch_segment: AssignedSegment[T] | None = None
         self._handed = 0
         self._done = 0
         #: When the last call returned or the last event was handed out. None: a call is running.
@@ -268,16 +268,16 @@ class Reader(Generic[T]):
         if event is None:
             self._done = self._handed
             self._take_over_progress()
-            for source in self._sources.values():
-                source.committed = source.handed
+            for assigned in self._assigned.values():
+                assigned.processed = assigned.handed_out
         else:
             check_type(event, Event, "event")
-            source_of_event = self._sources.get(event.segment)
-            if source_of_event is None or source_of_event.token != event.fencing_token:
+            segment_of_event = self._assigned.get(event.segment)
+            if segment_of_event is None or segment_of_event.token != event.fencing_token:
                 raise ReaderNotInGroupError(
                     "the event's segment is no longer this reader's", reader=self.reader_id, segment=event.segment
                 )
-            source_of_event.committed = max(source_of_event.committed, event.next_offset)
+            segment_of_event.processed = max(segment_of_event.processed, event.next_offset)
         self._left_at = None
         try:
             self._renew_until(deadline)
@@ -291,7 +291,7 @@ class Reader(Generic[T]):
     @property
     def assigned_segments(self) -> Collection[SegmentId]:
         """The segments whose events the reader hands out now."""
-        return tuple(self._sources)
+        return tuple(self._assigned)
 
     # ------------------------------------------------------------------ leaving
 
@@ -368,7 +368,7 @@ class Reader(Generic[T]):
             _logger.warning("reader %s could not leave its group; its lease runs out", self.reader_id, exc_info=True)
 
     def __repr__(self) -> str:
-        return f"Reader({self.reader_id!r}, {self._synchronizer.name!r}, {len(self._sources)} segments)"
+        return f"Reader({self.reader_id!r}, {self._synchronizer.name!r}, {len(self._assigned)} segments)"
 
     # ------------------------------------------------------------------ for the driver
 
@@ -471,18 +471,18 @@ class Reader(Generic[T]):
 
     def _held(self, *, moved_only: bool = True) -> Positions:
         """Return the reader's positions at one moment. May be called from any thread."""
-        sources = self._sources
-        held = {segment: source.held for segment, source in sources.items() if source.moved or not moved_only}
+        present = self._assigned
+        held = {segment: each.held for segment, each in present.items() if each.moved or not moved_only}
         if not self._auto_commit:
             return held
         # The reading thread sets the batch to None, then the counts to 0, then the new batch. If the batch is the same
         # before and after reading the count, the count belongs to it.
-        batch, source = self._batch, self._batch_source
+        batch, assigned = self._batch, self._batch_segment
         done = self._done
-        if batch is None or source is None or self._batch is not batch:
+        if batch is None or assigned is None or self._batch is not batch:
             return held
-        if done and sources.get(batch.segment) is source:
-            held[batch.segment] = Held(source.token, max(source.committed, batch.offset_after(done)))
+        if done and present.get(batch.segment) is assigned:
+            held[batch.segment] = Held(assigned.token, max(assigned.processed, batch.offset_after(done)))
         return held
 
     # ------------------------------------------------------------------ one step of reading
@@ -511,23 +511,23 @@ class Reader(Generic[T]):
         return self._look or self._clock.monotonic() >= self._lease.valid_until
 
     def _take_over_progress(self) -> None:
-        """Tell the source of the batch in hand how far the batch was handed out and processed."""
-        batch, source = self._batch, self._batch_source
-        if batch is None or source is None:
+        """Tell the segment of the batch in hand how far the batch was handed out and processed."""
+        batch, assigned = self._batch, self._batch_segment
+        if batch is None or assigned is None:
             return
         if self._handed:
-            source.handed = batch.offset_after(self._handed)
+            assigned.handed_out = batch.offset_after(self._handed)
         if self._auto_commit and self._done:
-            source.committed = max(source.committed, batch.offset_after(self._done))
+            assigned.processed = max(assigned.processed, batch.offset_after(self._done))
 
     def _empty_hand(self) -> None:
-        """Put the rest of the batch in hand back into its source."""
-        batch, source, handed = self._batch, self._batch_source, self._handed
+        """Put the rest of the batch in hand back into its segment."""
+        batch, assigned, handed = self._batch, self._batch_segment, self._handed
         self._take_over_progress()
         self._batch = None
         self._handed = self._done = 0
-        if batch is not None and source is not None and handed < len(batch):
-            source.put_back(batch.parts_after(handed))
+        if batch is not None and assigned is not None and handed < len(batch):
+            assigned.put_back(batch.parts_after(handed))
 
     def _next_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
         """Take the next batch in hand, with none of it handed out, and return it; None at the deadline.
@@ -585,16 +585,16 @@ class Reader(Generic[T]):
                 if self._stopped or (len(self._ending) == ending and not self._ready):
                     break
             elif self._clock.monotonic() < self._lease.valid_until:
-                self._batch_source, self._batch = found
+                self._batch_segment, self._batch = found
                 return self._batch
             else:  # the lease ran out meanwhile
-                source, batch = found
-                source.put_back(batch.parts_after(0))
+                assigned, batch = found
+                assigned.put_back(batch.parts_after(0))
         if self._synchronizer.state.end_of_data:
             raise EndOfDataError("the group has read all of its streams", group=self._synchronizer.name)
         return None
 
-    def _take(self, max_events: int) -> tuple[Source[T], EventBatch[T]] | None:
+    def _take(self, max_events: int) -> tuple[AssignedSegment[T], EventBatch[T]] | None:
         """Return the next batch, round robin over the segments; None if there is none or a check must come first."""
         now = self._clock.monotonic()
         is_look_due = now >= self._look_at_idle_at if self._ready else not self._waited_for_idle
@@ -603,39 +603,39 @@ class Reader(Generic[T]):
             self._wake_idle(self._store.wait({name: s.known_length for name, s in self._idle.items()}, 0))
         while self._ready:
             self._ready.rotate(-1)  # whatever this one yields, the others come first next time
-            source = self._ready[-1]
+            assigned = self._ready[-1]
             try:
-                batch = source.take(max_events)
+                batch = assigned.take(max_events)
             except NotFoundError:
-                self._explain_missing(source)
+                self._explain_missing(assigned)
             if batch is not None:
-                return source, batch
+                return assigned, batch
             self._ready.pop()
-            if source.exhausted:
-                self._ending.append(source)
+            if assigned.exhausted:
+                self._ending.append(assigned)
             else:
-                self._idle[source.data_segment] = source
+                self._idle[assigned.data_segment] = assigned
             if self._look:  # checking thousands of idle segments takes a while
                 return None
         return None
 
     def _wake_idle(self, names: Collection[str]) -> None:
         for name in names:
-            source = self._idle.pop(name, None)
-            if source is not None:
-                self._ready.append(source)
+            assigned = self._idle.pop(name, None)
+            if assigned is not None:
+                self._ready.append(assigned)
 
-    def _explain_missing(self, source: Source[T]) -> NoReturn:
+    def _explain_missing(self, assigned: AssignedSegment[T]) -> NoReturn:
         """Raise the reason why the data segment is missing: `TruncatedError`, once, if its stream still exists."""
-        stream = stream_of(source.segment)
+        stream = stream_of(assigned.segment)
         metadata = self._manager.streams.fetch_state(stream)
         check_same_stream(metadata, self._synchronizer.state.streams[stream].incarnation)
-        source.skip_to_end()
+        assigned.skip_to_end()
         raise TruncatedError(
             "all data of the segment was truncated; reading goes on with its successors",
-            segment=source.segment,
-            offset=source.handed,
-            start_offset=source.handed,
+            segment=assigned.segment,
+            offset=assigned.handed_out,
+            start_offset=assigned.handed_out,
         )
 
     def _wait(self, deadline: Deadline) -> None:
@@ -646,7 +646,7 @@ class Reader(Generic[T]):
             self._look = True
         if self._look:
             return
-        known = {name: source.known_length for name, source in self._idle.items()}
+        known = {name: each.known_length for name, each in self._idle.items()}
         pause = self._pace.pause
         if pause and known:
             changed = self._store.wait(known, deadline.remaining(pause))
@@ -719,7 +719,7 @@ class Reader(Generic[T]):
                 continue
             self._lease.keep_to(state.config.reader_timeout_seconds)
             owned = state.segments_of(self.reader_id)
-            self._drop([s for s, source in self._sources.items() if s not in owned or owned[s].token != source.token])
+            self._drop([s for s, each in self._assigned.items() if s not in owned or owned[s].token != each.token])
             if ahead := state.checkpoints_ahead_of(self.reader_id):
                 self._pass(ahead[0], deadline)
                 continue
@@ -735,7 +735,7 @@ class Reader(Generic[T]):
         """Join as a new incarnation, unless the reader was removed or replaced or its group was deleted."""
         if self._closed:  # by another thread, just now
             raise ClosedError("the reader is closed", reader=self.reader_id)
-        self._drop(list(self._sources))
+        self._drop(list(self._assigned))
         self._lease.lose()
         why = _STAYS_OUT["replaced"] if self.reader_id in state.readers else self._why_it_stays_out()
         if why is None:
@@ -765,7 +765,7 @@ class Reader(Generic[T]):
                 with self._in_callback():
                     self._on_checkpoint(checkpoint.name)
             # Commits made before the store has this report belong after the checkpoint.
-            self._kept_at = checkpoint.token, {segment: source.held for segment, source in self._sources.items()}
+            self._kept_at = checkpoint.token, {segment: each.held for segment, each in self._assigned.items()}
         token, held = self._kept_at
         try:
             self._manager.pass_checkpoint(
@@ -778,11 +778,11 @@ class Reader(Generic[T]):
         """Release the segments marked for hand-over, where the reader stands. The state shows when it is done."""
         positions: dict[SegmentId, Held] = {}
         for segment, found in marked.items():
-            source = self._sources.get(segment)
-            if source is not None:
-                self._announce_release(source)
+            assigned = self._assigned.get(segment)
+            if assigned is not None:
+                self._announce_release(assigned)
             # A segment that is assigned and marked before the reader took it over has its offset in the state.
-            positions[segment] = source.held if source is not None else Held(cast(int, found.token), found.offset)
+            positions[segment] = assigned.held if assigned is not None else Held(cast(int, found.token), found.offset)
         try:
             self._manager.release(
                 self.reader_id, self._lease.name, positions, timeout=deadline.remaining(self._timeout)
@@ -790,23 +790,23 @@ class Reader(Generic[T]):
         except ReaderNotInGroupError:
             self._fetch(deadline)  # the state says what happened
 
-    def _announce_release(self, source: Source[T]) -> None:
-        if self._on_release is not None and not source.leaving:
+    def _announce_release(self, assigned: AssignedSegment[T]) -> None:
+        if self._on_release is not None and not assigned.leaving:
             with self._in_callback():
-                self._on_release(source.segment)
-        source.leaving = True
+                self._on_release(assigned.segment)
+        assigned.leaving = True
 
     def _acquire(self, state: ReaderGroupState) -> None:
         """Take over the assigned segments that the reader does not have yet."""
-        taken_over: dict[SegmentId, Source[T]] = {}
+        taken_over: dict[SegmentId, AssignedSegment[T]] = {}
         try:
             for segment, found in state.segments_of(self.reader_id).items():
-                if segment in self._sources:
+                if segment in self._assigned:
                     continue
                 if self._on_assign is not None:
                     with self._in_callback():
                         self._on_assign(segment)
-                taken_over[segment] = Source(
+                taken_over[segment] = AssignedSegment(
                     self._store,
                     segment,
                     state.streams[stream_of(segment)].incarnation,
@@ -816,7 +816,7 @@ class Reader(Generic[T]):
                     self._serializer,
                 )
         finally:  # keep those that were announced to the application
-            self._sources = {**self._sources, **taken_over}
+            self._assigned = {**self._assigned, **taken_over}
             self._ready.extend(taken_over.values())
 
     def _drop(self, segments: Collection[SegmentId]) -> None:
@@ -824,24 +824,24 @@ class Reader(Generic[T]):
         if not segments:
             return
         dropped = set(segments)
-        self._sources = {segment: source for segment, source in self._sources.items() if segment not in dropped}
-        self._ready = deque(source for source in self._ready if source.segment not in dropped)
-        self._idle = {name: source for name, source in self._idle.items() if source.segment not in dropped}
-        self._ending = [source for source in self._ending if source.segment not in dropped]
+        self._assigned = {segment: each for segment, each in self._assigned.items() if segment not in dropped}
+        self._ready = deque(each for each in self._ready if each.segment not in dropped)
+        self._idle = {name: each for name, each in self._idle.items() if each.segment not in dropped}
+        self._ending = [each for each in self._ending if each.segment not in dropped]
 
     def _complete_segments(self, deadline: Deadline) -> bool:
         """Report the first segment whose last event is processed, and return whether there was one."""
-        return any(self._complete(source, deadline) for source in self._ending if source.completed)
+        return any(self._complete(each, deadline) for each in self._ending if each.completed)
 
-    def _complete(self, source: Source[T], deadline: Deadline) -> bool:
+    def _complete(self, assigned: AssignedSegment[T], deadline: Deadline) -> bool:
         """Report the segment as completed, and return whether it is no longer the reader's."""
-        self._announce_release(source)
-        arguments = (self.reader_id, self._lease.name, source.segment, source.held)
+        self._announce_release(assigned)
+        arguments = (self.reader_id, self._lease.name, assigned.segment, assigned.held)
         try:
             if self._manager.complete(*arguments, timeout=deadline.remaining(self._timeout)):
                 return True
             # This process does not know the successors yet, or the client that scaled the stream has not finished.
-            self._manager.finish_scale(stream_of(source.segment), timeout=deadline.remaining(self._timeout))
+            self._manager.finish_scale(stream_of(assigned.segment), timeout=deadline.remaining(self._timeout))
             return self._manager.complete(*arguments, timeout=deadline.remaining(self._timeout))
         except ReaderNotInGroupError:
             self._fetch(deadline)

@@ -170,7 +170,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         0,
         frozenset({"S1"}),
         (
-            Words(Reader, "commit", "max(source_of_event.committed, event.next_offset)", "event.next_offset"),
+            Words(Reader, "commit", "max(segment_of_event.processed, event.next_offset)", "event.next_offset"),
             Words(updates, "_forward", "if offset < found.offset:", "if False:"),
             Words(liveness, "current_offsets", " and offset > found.offset", ""),
         ),
@@ -310,7 +310,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
                 Reader,
                 "_settle",
                 "if ahead := state.checkpoints_ahead_of(self.reader_id):",
-                "if (ahead := state.checkpoints_ahead_of(self.reader_id)) and owned.keys() <= self._sources.keys():",
+                "if (ahead := state.checkpoints_ahead_of(self.reader_id)) and owned.keys() <= self._assigned.keys():",
             ),
         ),
     ),
