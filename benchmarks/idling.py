@@ -14,7 +14,7 @@ import msgpack
 
 import readergroup as rg
 from readergroup import SegmentId
-from readergroup.group.model.positions import Held
+from readergroup.group.model.positions import SegmentPosition
 from readergroup.group.model.state import ReaderState
 from synchronizer import AttributeChange, open_store
 from synchronizer.liveness.lease import PREFIX, WATCHERS, LeaseObserver, by_rank, encode_lease, lease_attribute
@@ -111,7 +111,7 @@ def _look(store: Store, readers: int, *, rank: int) -> float:
         states = {}
         for number in range(readers):
             lease = f"{number:016x}"
-            value = encode_lease(number, {SegmentId(f"bench/events/{number}"): Held(number, number)})
+            value = encode_lease(number, {SegmentId(f"bench/events/{number}"): SegmentPosition(number, number)})
             segments.append("group", b"", attributes={lease_attribute(lease): AttributeChange(None, value)})
             states[f"reader-{number}"] = ReaderState(incarnation=number, lease=lease)
         observer, order = LeaseObserver(), by_rank(states)

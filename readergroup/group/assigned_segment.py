@@ -13,13 +13,13 @@ from ..streams.data.block import Block
 from ..streams.data.segment_reader import SegmentReader
 from ..streams.event import EventBatch, Part
 from ..streams.serializers import Serializer
-from .model.positions import Held
+from .model.positions import SegmentPosition
 
 T = TypeVar("T")
 
 
 class AssignedSegment(Generic[T]):
-    """A segment under one assignment. It belongs to the reading thread; other threads may read ``held``."""
+    """A segment under one assignment. It belongs to the reading thread; other threads may read ``position``."""
 
     def __init__(
         self,
@@ -63,8 +63,8 @@ class AssignedSegment(Generic[T]):
         return self._at_end and not self._ahead
 
     @property
-    def held(self) -> Held:
-        return Held(self.token, self.processed)
+    def position(self) -> SegmentPosition:
+        return SegmentPosition(self.token, self.processed)
 
     @property
     def moved(self) -> bool:

@@ -44,7 +44,7 @@ from .assigned_segment import AssignedSegment
 from .driver import GroupDriver
 from .model.checkpoint import CheckpointState
 from .model.config import ReaderGroupConfig
-from .model.positions import Held, Positions
+from .model.positions import Positions, SegmentPosition
 from .model.state import ReaderGroupState, SegmentState
 from .model.updates import RemoveReader
 from .pace import Pace
@@ -286,7 +286,7 @@ class Reader(Generic[T]):
 
     def position(self) -> Position:
         """Return the reader's offset in each of its segments; all events before it are processed."""
-        return {segment: held.offset for segment, held in self._held(moved_only=False).items()}
+        return {segment: each.offset for segment, each in self._positions(moved_only=False).items()}
 
     @property
     def assigned_segments(self) -> Collection[SegmentId]:
@@ -341,7 +341,7 @@ class Reader(Generic[T]):
                 self._manager.remove_reader(
                     self.reader_id,
                     lease=self._lease.name,
-                    reached=self._held(),
+                    reached=self._positions(),
                     position=at,
                     cause="closed",
                     timeout=deadline.remaining(_CLOSE_SECONDS),
@@ -388,7 +388,9 @@ class Reader(Generic[T]):
             self._note_overdue(now - left_at)
             return now + interval  # no renewal: liveness decides
         self._is_overdue = False
-        if now >= self._lease.renewed_at + interval or (now >= self._commit_at and self._held() != self._committed):
+        if now >= self._lease.renewed_at + interval or (
+            now >= self._commit_at and self._positions() != self._committed
+        ):
             if not self._renew():
                 return float("inf")
         elif now >= self._commit_at:
@@ -446,11 +448,11 @@ class Reader(Generic[T]):
 
     def _renew(self) -> bool:
         """Renew the lease and commit the positions; False if the reader is no longer in the group."""
-        held, config = self._held(), self._config
-        if not self._lease.renew(held, config.reader_timeout_seconds):
+        positions, config = self._positions(), self._config
+        if not self._lease.renew(positions, config.reader_timeout_seconds):
             self._look = True
             return False
-        self._committed = held
+        self._committed = positions
         self._commit_at = self._clock.monotonic() + config.position_interval_seconds
         return True
 
@@ -469,21 +471,23 @@ class Reader(Generic[T]):
                 if not patience.wait():
                     raise DeadlineExceededError("the positions could not be committed in time") from error
 
-    def _held(self, *, moved_only: bool = True) -> Positions:
+    def _positions(self, *, moved_only: bool = True) -> Positions:
         """Return the reader's positions at one moment. May be called from any thread."""
         present = self._assigned
-        held = {segment: each.held for segment, each in present.items() if each.moved or not moved_only}
+        positions = {segment: each.position for segment, each in present.items() if each.moved or not moved_only}
         if not self._auto_commit:
-            return held
+            return positions
         # The reading thread sets the batch to None, then the counts to 0, then the new batch. If the batch is the same
         # before and after reading the count, the count belongs to it.
         batch, assigned = self._batch, self._batch_segment
         done = self._done
         if batch is None or assigned is None or self._batch is not batch:
-            return held
+            return positions
         if done and present.get(batch.segment) is assigned:
-            held[batch.segment] = Held(assigned.token, max(assigned.processed, batch.offset_after(done)))
-        return held
+            positions[batch.segment] = SegmentPosition(
+                assigned.token, max(assigned.processed, batch.offset_after(done))
+            )
+        return positions
 
     # ------------------------------------------------------------------ one step of reading
 
@@ -765,24 +769,26 @@ class Reader(Generic[T]):
                 with self._in_callback():
                     self._on_checkpoint(checkpoint.name)
             # Commits made before the store has this report belong after the checkpoint.
-            self._kept_at = checkpoint.token, {segment: each.held for segment, each in self._assigned.items()}
-        token, held = self._kept_at
+            self._kept_at = checkpoint.token, {segment: each.position for segment, each in self._assigned.items()}
+        token, positions = self._kept_at
         try:
             self._manager.pass_checkpoint(
-                self.reader_id, self._lease.name, token, held, timeout=deadline.remaining(self._timeout)
+                self.reader_id, self._lease.name, token, positions, timeout=deadline.remaining(self._timeout)
             )
         except ReaderNotInGroupError:
             self._fetch(deadline)  # the state says what happened
 
     def _release(self, marked: Mapping[SegmentId, SegmentState], deadline: Deadline) -> None:
         """Release the segments marked for hand-over, where the reader stands. The state shows when it is done."""
-        positions: dict[SegmentId, Held] = {}
+        positions: dict[SegmentId, SegmentPosition] = {}
         for segment, found in marked.items():
             assigned = self._assigned.get(segment)
             if assigned is not None:
                 self._announce_release(assigned)
             # A segment that is assigned and marked before the reader took it over has its offset in the state.
-            positions[segment] = assigned.held if assigned is not None else Held(cast(int, found.token), found.offset)
+            positions[segment] = (
+                assigned.position if assigned is not None else SegmentPosition(cast(int, found.token), found.offset)
+            )
         try:
             self._manager.release(
                 self.reader_id, self._lease.name, positions, timeout=deadline.remaining(self._timeout)
@@ -836,7 +842,7 @@ class Reader(Generic[T]):
     def _complete(self, assigned: AssignedSegment[T], deadline: Deadline) -> bool:
         """Report the segment as completed, and return whether it is no longer the reader's."""
         self._announce_release(assigned)
-        arguments = (self.reader_id, self._lease.name, assigned.segment, assigned.held)
+        arguments = (self.reader_id, self._lease.name, assigned.segment, assigned.position)
         try:
             if self._manager.complete(*arguments, timeout=deadline.remaining(self._timeout)):
                 return True

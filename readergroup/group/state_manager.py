@@ -29,7 +29,7 @@ from ..streams.data.places import check_offset
 from ..streams.manager import StreamManager
 from ..streams.state import StreamState
 from .model import balance
-from .model.positions import Held, Positions, current_offsets
+from .model.positions import Positions, SegmentPosition, current_offsets
 from .model.state import ReaderGroupState, ReaderState, SegmentState
 from .model.updates import (
     AddEpoch,
@@ -201,9 +201,9 @@ class ReaderGroupStateManager:
             if all(each.token != checkpoint for each in state.checkpoints_ahead_of(reader)):
                 return ()
             position = {
-                segment: held.offset
-                for segment, held in positions.items()
-                if _holds(state, reader, segment, held) and held.offset > state.segments[segment].offset
+                segment: reached.offset
+                for segment, reached in positions.items()
+                if _is_current(state, reader, segment, reached) and reached.offset > state.segments[segment].offset
             }
             return [PassCheckpoint(reader=reader, checkpoint=checkpoint, position=position or None)]
 
@@ -235,29 +235,29 @@ class ReaderGroupStateManager:
         def give_up(state: ReaderGroupState) -> Proposal[ReaderGroupState, None]:
             _check_member(state, reader, lease)
             updates = [
-                ReleaseSegment(reader=reader, segment=segment, offset=held.offset)
-                for segment, held in positions.items()
-                if _holds(state, reader, segment, held)
+                ReleaseSegment(reader=reader, segment=segment, offset=reached.offset)
+                for segment, reached in positions.items()
+                if _is_current(state, reader, segment, reached)
             ]
             return Proposal(updates, None)
 
         self._update_and_balance(give_up, timeout)
 
     def complete(
-        self, reader: str, lease: str, segment: SegmentId, held: Held, *, timeout: float | None = None
+        self, reader: str, lease: str, segment: SegmentId, reached: SegmentPosition, *, timeout: float | None = None
     ) -> bool:
-        """Record that the segment's last event is processed, at ``held``; return False if that has to wait.
+        """Record that the segment's last event is processed, at ``reached``; return False if that has to wait.
 
         It has to wait until the stream's metadata shows the segment's successors, or the end of the stream.
         """
 
         def finish(state: ReaderGroupState) -> Proposal[ReaderGroupState, bool]:
             _check_member(state, reader, lease)
-            if not _holds(state, reader, segment, held):
+            if not _is_current(state, reader, segment, reached):
                 return Proposal((), True)
             if not state.knows_successors(segment):
                 return Proposal((), False)
-            return Proposal([CompleteSegment(reader=reader, segment=segment, offset=held.offset)], True)
+            return Proposal([CompleteSegment(reader=reader, segment=segment, offset=reached.offset)], True)
 
         return self._update_and_balance(finish, timeout)
 
@@ -346,9 +346,9 @@ def _removal(
     found = state.readers[reader]
     value = lease_value(found, leases)
     offsets = current_offsets(state, reader, value)
-    for segment, held in (reached or {}).items():
-        if _holds(state, reader, segment, held) and held.offset > offsets.get(segment, 0):
-            offsets[segment] = held.offset
+    for segment, each in (reached or {}).items():
+        if _is_current(state, reader, segment, each) and each.offset > offsets.get(segment, 0):
+            offsets[segment] = each.offset
     offsets.update(position or {})
     changes = {} if found.lease is None else {lease_attribute(found.lease): AttributeChange(value, None)}
     return RemoveReader(reader=reader, position=offsets or None, cause=cause), changes
@@ -408,9 +408,10 @@ def _ender(stream: str) -> Callable[[ReaderGroupState], Updates]:
     return lambda state: () if state.streams[stream].ended else (EndStream(stream=stream),)
 
 
-def _holds(state: ReaderGroupState, reader: str, segment: SegmentId, held: Held) -> bool:
+def _is_current(state: ReaderGroupState, reader: str, segment: SegmentId, reached: SegmentPosition) -> bool:
+    """Return whether the position was reached under the present assignment of the segment."""
     found = state.segments.get(segment)
-    return found is not None and found.owner == reader and found.token == held.token
+    return found is not None and found.owner == reader and found.token == reached.token
 
 
 def _check_member(state: ReaderGroupState, reader: str, lease: str) -> None:

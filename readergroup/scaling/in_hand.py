@@ -11,7 +11,7 @@ import ctypes
 import multiprocessing
 from typing import Any, Final, NamedTuple
 
-from ..group.model.positions import Held, Positions
+from ..group.model.positions import Positions, SegmentPosition
 from ..streams.config import SegmentId
 from ..streams.event import Event, EventBatch, EventPointer
 
@@ -82,7 +82,7 @@ class SharedHand:
     def reached(self) -> Positions:
         """The position of the child in that segment: the events before it are processed."""
         found = self.found
-        return {} if found is None else {found.segment: Held(self._numbers[2], found.offset)}
+        return {} if found is None else {found.segment: SegmentPosition(self._numbers[2], found.offset)}
 
 
 class Hand:

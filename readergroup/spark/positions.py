@@ -18,7 +18,7 @@ from synchronizer.liveness.lease import Lease
 
 from ..client import Client
 from ..group.driver import GroupDriver
-from ..group.model.positions import Held, Positions
+from ..group.model.positions import Positions, SegmentPosition
 from ..group.model.state import ReaderGroupState
 from ..group.starting import reset
 from ..group.state_manager import ReaderGroupStateManager
@@ -133,7 +133,7 @@ class PublishedPositions:
             state = self._synchronizer.state
         with self._lock:
             self._positions = {
-                segment: Held(found.token, cut.offsets[segment])
+                segment: SegmentPosition(found.token, cut.offsets[segment])
                 for segment, found in state.segments_of(READER).items()
                 if found.token is not None and segment in cut.offsets
             }
@@ -143,9 +143,9 @@ class PublishedPositions:
         """Whether the reader reaches the cut by reading on in its segments, rather than in others or backwards."""
         owned = state.segments_of(READER)
         stands_at = {segment: found.offset for segment, found in owned.items()}
-        for segment, held in self._positions.items():
-            if segment in owned and owned[segment].token == held.token:
-                stands_at[segment] = max(stands_at[segment], held.offset)
+        for segment, reached in self._positions.items():
+            if segment in owned and owned[segment].token == reached.token:
+                stands_at[segment] = max(stands_at[segment], reached.offset)
         return stands_at.keys() == cut.offsets.keys() and all(
             offset <= cut.offsets[segment] for segment, offset in stands_at.items()
         )

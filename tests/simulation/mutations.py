@@ -129,7 +129,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         49,
         frozenset({"S1"}),
         (
-            Words(state_manager, "_holds", " and found.owner == reader and found.token == held.token", ""),
+            Words(state_manager, "_is_current", " and found.owner == reader and found.token == reached.token", ""),
             Words(state_manager, "_check_member", "if state.reader(reader).lease != lease:", "if False:"),
             Words(liveness, "current_offsets", "found.owner == reader and found.token == token and ", ""),
             Words(ReaderGroupState, "owned_segment", "if found.owner != reader:", "if False:"),
@@ -280,7 +280,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         frozenset({"S1"}),
         (
             Words(updates, "_hand_over", " and target.incarnation == found.target_incarnation", ""),
-            Words(RemoveReader, "apply_to", "state.segment_index.held.get(self.reader, ())", "()"),
+            Words(RemoveReader, "apply_to", "state.segment_index.planned.get(self.reader, ())", "()"),
         ),
     ),
     Mutation(

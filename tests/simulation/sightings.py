@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import readergroup as rg
-from readergroup.group.model.positions import Held, decode_positions
+from readergroup.group.model.positions import Positions, decode_positions
 from readergroup.group.model.state import ReaderGroupState
 from readergroup.group.model.updates import (
     AddReader,
@@ -363,7 +363,7 @@ class _Leases(_Watcher):
                 elif isinstance(done.result, Conflict) and done.result.attributes[attribute] is None:
                     self.saw("F4.2" if done.answered else "F4.4")
 
-    def _renewed(self, state: ReaderGroupState | None, attribute: str, positions: Mapping[SegmentId, Held]) -> None:
+    def _renewed(self, state: ReaderGroupState | None, attribute: str, positions: Positions) -> None:
         if state is None:
             return
         for segment, held in positions.items():

@@ -43,30 +43,30 @@ def plan(state: ReaderGroupState, *, even_out: bool = True) -> list[ReassignSegm
         return []
     nothing: Map[SegmentId, int] = Map()
     shares = [
-        _Share(reader, load, segment_index.held.get(reader, nothing))
+        _Share(reader, load, segment_index.planned.get(reader, nothing))
         for reader, load in zip(state.readers, loads, strict=True)
     ]
     free = [(state.segments[segment].weight, segment) for segment in segment_index.unassigned]
     after = dict(_given_out(shares, free))
     if even_out:
         after |= _evened_out(shares)
-    moved = sorted(segment for segment, reader in after.items() if reader != state.segments[segment].holder)
+    moved = sorted(segment for segment, reader in after.items() if reader != state.segments[segment].planned_owner)
     return [ReassignSegment(segment=segment, reader=after[segment]) for segment in moved]
 
 
 class _Share:
-    """The planned segments of one reader, by weight; at first those that it ``held``."""
+    """The planned segments of one reader, by weight; at first those of the state."""
 
-    def __init__(self, reader: str, load: int, held: Mapping[SegmentId, int]) -> None:
+    def __init__(self, reader: str, load: int, segments: Mapping[SegmentId, int]) -> None:
         self.reader = reader
         self.load = load
-        self._held = held
+        self._initial = segments
 
     @cached_property
     def _segments(self) -> dict[int, list[SegmentId]]:
         """Heaps, by the weight's exponent."""
         segments: dict[int, list[SegmentId]] = {}
-        for segment, weight in self._held.items():
+        for segment, weight in self._initial.items():
             segments.setdefault(weight, []).append(segment)
         for heap in segments.values():
             heapq.heapify(heap)
@@ -78,7 +78,7 @@ class _Share:
 
     def take(self, below: int) -> tuple[int, SegmentId] | None:
         """Take out the heaviest segment that weighs less than ``below``, of several the first by name."""
-        weight = max((weight for weight, held in self._segments.items() if held and 1 << weight < below), default=None)
+        weight = max((weight for weight, heap in self._segments.items() if heap and 1 << weight < below), default=None)
         if weight is None:
             return None
         self.load -= 1 << weight

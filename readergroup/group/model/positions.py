@@ -12,19 +12,19 @@ from readergroup.streams.config import SegmentId
 from .state import ReaderGroupState
 
 
-class Held(NamedTuple):
+class SegmentPosition(NamedTuple):
     """A position of a reader in one segment, and the token of the assignment under which the reader reached it."""
 
     token: int
     offset: int
 
 
-Positions = Mapping[SegmentId, Held]
+Positions = Mapping[SegmentId, SegmentPosition]
 
 
 def decode_positions(value: bytes) -> Positions:
     _, positions = msgpack.unpackb(value)
-    return {segment: Held(*held) for segment, held in positions.items()}
+    return {segment: SegmentPosition(*position) for segment, position in positions.items()}
 
 
 def current_offsets(state: ReaderGroupState, reader: str, value: bytes | None) -> dict[SegmentId, int]:

@@ -15,12 +15,12 @@ V = TypeVar("V")
 
 
 class SegmentIndex(NamedTuple):
-    """Segments grouped by owner, holder and condition. A reader without segments has no key in these maps."""
+    """Segments grouped by owner, planned owner and condition. A reader without segments has no key in these maps."""
 
     #: The segments that each reader owns.
     owned: Map[str, Map[SegmentId, None]] = Map()
-    #: The segments that each reader has, or gets by a hand-over; with the weights.
-    held: Map[str, Map[SegmentId, int]] = Map()
+    #: The segments that each reader owns after the present hand-overs, with their weights.
+    planned: Map[str, Map[SegmentId, int]] = Map()
     #: How much work these are, for each reader.
     loads: Map[str, int] = Map()
     #: Segments marked for hand-over.
@@ -36,11 +36,11 @@ class SegmentIndex(NamedTuple):
     def of(cls, segments: Mapping[SegmentId, SegmentState]) -> SegmentIndex:
         loads: dict[str, int] = {}
         for found in segments.values():
-            if found.holder is not None:
-                loads[found.holder] = loads.get(found.holder, 0) + found.load
+            if found.planned_owner is not None:
+                loads[found.planned_owner] = loads.get(found.planned_owner, 0) + found.load
         return cls(
             owned=_grouped((each.owner, segment, None) for segment, each in segments.items()),
-            held=_grouped((each.holder, segment, each.weight) for segment, each in segments.items()),
+            planned=_grouped((each.planned_owner, segment, each.weight) for segment, each in segments.items()),
             loads=Map(loads),
             marked=Map((segment, None) for segment, each in segments.items() if each.target is not None),
             unassigned=Map((segment, None) for segment, each in segments.items() if each.unassigned),
@@ -50,18 +50,18 @@ class SegmentIndex(NamedTuple):
 
     def after(self, segment: SegmentId, before: SegmentState | None, after: SegmentState | None) -> SegmentIndex:
         """Return the index after ``segment`` changed from ``before`` to ``after``; None: it does not exist."""
-        owned, held, loads = self.owned, self.held, self.loads
+        owned, planned, loads = self.owned, self.planned, self.loads
         if before is not None:
             owned = _without(owned, before.owner, segment)
-            held = _without(held, before.holder, segment)
-            loads = _increased(loads, before.holder, -before.load)
+            planned = _without(planned, before.planned_owner, segment)
+            loads = _increased(loads, before.planned_owner, -before.load)
         if after is not None:
             owned = _with(owned, after.owner, segment, None)
-            held = _with(held, after.holder, segment, after.weight)
-            loads = _increased(loads, after.holder, after.load)
+            planned = _with(planned, after.planned_owner, segment, after.weight)
+            loads = _increased(loads, after.planned_owner, after.load)
         return SegmentIndex(
             owned=owned,
-            held=held,
+            planned=planned,
             loads=loads,
             marked=_marked(self.marked, segment, after is not None and after.target is not None),
             unassigned=_marked(self.unassigned, segment, after is not None and after.unassigned),
@@ -77,7 +77,7 @@ def _grouped(items: Iterable[tuple[str | None, SegmentId, V]]) -> Map[str, Map[S
     for reader, segment, value in items:
         if reader is not None:
             groups.setdefault(reader, {})[segment] = value
-    return Map({reader: Map(held) for reader, held in groups.items()})
+    return Map({reader: Map(segments) for reader, segments in groups.items()})
 
 
 def _with(
@@ -85,8 +85,8 @@ def _with(
 ) -> Map[str, Map[SegmentId, V]]:
     if reader is None:
         return groups
-    held: Map[SegmentId, V] = groups.get(reader, Map())
-    return groups.set(reader, held.set(segment, value))
+    segments: Map[SegmentId, V] = groups.get(reader, Map())
+    return groups.set(reader, segments.set(segment, value))
 
 
 def _without(

@@ -56,8 +56,8 @@ class SegmentState(Value):
         return not self.completed and not self.waiting_for
 
     @property
-    def holder(self) -> str | None:
-        """The reader that reads the segment next: its target, else its owner."""
+    def planned_owner(self) -> str | None:
+        """The owner after the present hand-over, if there is one: the target, else the owner."""
         return self.target or self.owner
 
     @property

@@ -72,7 +72,7 @@ class RemoveReader(Update[ReaderGroupState], tag="remove_reader"):
         for segment in state.owned.get(self.reader, ()):
             found = state.segments[segment]
             state = _hand_over(state, segment, found, position.get(segment, found.offset), revision)
-        for segment in state.segment_index.held.get(self.reader, ()):
+        for segment in state.segment_index.planned.get(self.reader, ()):
             found = state.segments[segment]
             state = state.with_segment(segment, found.changed(target=None, target_incarnation=None))
         if self.cause != "closed" and state.readers[self.reader].has_something:

@@ -321,7 +321,7 @@ def test_what_nobody_has_is_given_out_at_once_during_a_hand_over(store_url: str)
         feed.drain()
         first.close()
         assert tags_of(feed, world) == [["reassign", "remove_reader"]]
-        assert held(world) == {"r2": 2, "r3": 2, "r4": 2}
+        assert planned(world) == {"r2": 2, "r3": 2, "r4": 2}
         assert world.state.marked and not world.state.unassigned
 
 
@@ -333,11 +333,11 @@ def test_a_hand_over_that_takes_long_does_not_keep_others_from_their_share(store
         readers.append(world.process().reader("r2"))
         assert world.state.marked
         readers.append(world.process().reader("r3"))
-        assert "r3" not in held(world)
+        assert "r3" not in planned(world)
         world.step()
-        assert "r3" not in held(world)
+        assert "r3" not in planned(world)
         world.pass_time(HAND_OVER_SECONDS + 0.25)
-        assert held(world) == {"r1": 2, "r2": 2, "r3": 2}
+        assert planned(world) == {"r1": 2, "r2": 2, "r3": 2}
         assert world.state.owned.keys() == {"r1"}
 
 
@@ -369,9 +369,9 @@ def test_f20_moves_that_a_full_state_has_no_room_for_are_tried_once_for_each_cha
     full.close()
 
 
-def held(world: World) -> dict[str, int]:
+def planned(world: World) -> dict[str, int]:
     """How many segments each reader has, or is to get."""
-    return {reader: len(segments) for reader, segments in world.state.segment_index.held.items()}
+    return {reader: len(segments) for reader, segments in world.state.segment_index.planned.items()}
 
 
 @pytest.mark.stores

@@ -405,7 +405,7 @@ def test_f4_a_position_under_an_old_token_counts_for_nothing(world: World) -> No
     reader = process.reader("r1", auto_commit=False)
     event = take(reader, 30)[-1]
     reader.commit(event)
-    held = reader._held()
+    held = reader._positions()
     # The segment goes and comes back, to an earlier place.
     process.group.remove_reader("r1", position={event.segment: 0})
     other = world.process()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import readergroup as rg
-from readergroup.group.model.positions import Held
+from readergroup.group.model.positions import SegmentPosition
 from readergroup.group.state_manager import ReaderGroupStateManager
 from synchronizer.liveness.lease import Lease
 
@@ -27,7 +27,7 @@ class Assigned:
         self.synchronizer = group.synchronizer
         self.manager = ReaderGroupStateManager(group.synchronizer, client.streams)
         self.manager.add_reader("reader-1", Lease(client.store, group.synchronizer.segment, LEASE, client.clock))
-        self.before = Held(self.token, 0)
+        self.before = SegmentPosition(self.token, 0)
         self.synchronizer.update_state_unconditionally(
             rg.ReleaseSegment(reader="reader-1", segment=SEGMENT, offset=0),
             rg.ReassignSegment(segment=SEGMENT, reader="reader-1"),
@@ -41,9 +41,9 @@ class Assigned:
         return token
 
     @property
-    def late(self) -> dict[rg.SegmentId, Held]:
+    def late(self) -> dict[rg.SegmentId, SegmentPosition]:
         end = self.synchronizer.store.info(f"data/shop/orders/{self.stream_incarnation}/0").length
-        return {SEGMENT: Held(self.before.token, end)}
+        return {SEGMENT: SegmentPosition(self.before.token, end)}
 
     @property
     def stream_incarnation(self) -> str:

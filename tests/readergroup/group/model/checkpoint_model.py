@@ -35,7 +35,7 @@ class Handled(NamedTuple):
     life: int
 
 
-class Held(NamedTuple):
+class OwnedSegment(NamedTuple):
     """A segment in a reader's hands: under which token, and the next event."""
 
     token: int
@@ -48,7 +48,7 @@ class ModelReader:
     """What a reader knows and holds."""
 
     life: int
-    sources: Mapping[SegmentId, Held] = field(default_factory=dict)
+    sources: Mapping[SegmentId, OwnedSegment] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Model:
                 return self._with(reader, others).apply(done)
         return self._taken_over(reader)
 
-    def _still_held(self, reader: str) -> dict[SegmentId, Held]:
+    def _still_held(self, reader: str) -> dict[SegmentId, OwnedSegment]:
         owned = self.state.segments_of(reader)
         held_now = self.readers[reader].sources.items()
         return {s: held for s, held in held_now if s in owned and owned[s].token == held.token}
@@ -164,7 +164,9 @@ class Model:
     def _taken_over(self, reader: str) -> Model:
         owned = self.state.segments_of(reader)
         new = {
-            s: Held(token, each.offset, each.offset) for s, each in owned.items() if (token := each.token) is not None
+            s: OwnedSegment(token, each.offset, each.offset)
+            for s, each in owned.items()
+            if (token := each.token) is not None
         }
         return self._with(reader, {**new, **self._still_held(reader)})
 
@@ -173,7 +175,7 @@ class Model:
         taken_over = self._taken_over(reader)
         return taken_over if taken_over.readers != self.readers else LOOK(self, reader)
 
-    def _with(self, reader: str, sources: Mapping[SegmentId, Held]) -> Model:
+    def _with(self, reader: str, sources: Mapping[SegmentId, OwnedSegment]) -> Model:
         return replace(self, readers={**self.readers, reader: replace(self.readers[reader], sources=sources)})
 
     # ------------------------------------------------------------------ what may happen
@@ -202,7 +204,7 @@ class Model:
         for segment, found in self.state.segments.items():
             if found.readable:
                 for reader in self.readers:
-                    if found.holder != reader and found.target is None:
+                    if found.planned_owner != reader and found.target is None:
                         yield self.apply(ReassignSegment(segment=segment, reader=reader))
 
     @property

@@ -13,7 +13,7 @@ import msgpack
 
 from readergroup.group.model.checkpoint import CheckpointState
 from readergroup.group.model.config import ReaderGroupConfig
-from readergroup.group.model.positions import Held, decode_positions
+from readergroup.group.model.positions import SegmentPosition, decode_positions
 from readergroup.group.model.state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
 from readergroup.group.model.updates import (
     UPDATES,
@@ -212,7 +212,7 @@ def test_a_state_without_checkpoints_is_written_so_that_the_release_before_reads
 
 
 def test_a_lease_is_written_and_read_as_ever() -> None:
-    positions = {seg(0): Held(41, 700)}
+    positions = {seg(0): SegmentPosition(41, 700)}
     stored = wire("group-lease-v1.msgpack", encode_lease(3, positions))
     assert stored == encode_lease(3, positions)
     assert decode_positions(stored) == positions
