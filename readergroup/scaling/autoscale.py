@@ -61,7 +61,7 @@ def forget_history(stored: bytes) -> bytes:
     The next group of this name has the role too.
     """
     value = RoleValue.decode(stored)
-    return RoleValue(value.holder, value.counter + 1).encode()
+    return RoleValue(value.holder_id, value.counter + 1).encode()
 
 
 class Autoscaling:

@@ -27,20 +27,20 @@ class RoleValue(NamedTuple):
     """The stored value of a role."""
 
     #: Empty while no process holds the role.
-    holder: bytes = b""
+    holder_id: bytes = b""
     counter: int = 0
     #: What the last holder recorded: values that msgpack takes. Empty before the first record.
     payload: tuple[Any, ...] = ()
 
     def encode(self) -> bytes:
-        return bytes(msgpack.packb([self.holder, self.counter, *self.payload]))
+        return bytes(msgpack.packb([self.holder_id, self.counter, *self.payload]))
 
     @classmethod
     def decode(cls, stored: bytes | None) -> RoleValue:
         if stored is None:
             return cls()
-        holder, counter, *payload = msgpack.unpackb(stored)
-        return cls(holder, counter, tuple(payload))
+        holder_id, counter, *payload = msgpack.unpackb(stored)
+        return cls(holder_id, counter, tuple(payload))
 
 
 class _Seen(NamedTuple):
@@ -63,7 +63,8 @@ class ExclusiveRole:
         check_type(segment, str, "segment")
         check_type(attribute, str, "attribute")
         check_type(clock, Clock, "clock")
-        self.holder = secrets.token_bytes(8)
+        #: What the stored value names as the holder while this process has the role.
+        self.own_id = secrets.token_bytes(8)
         #: The time on the clock before which no other process can hold the role, with a margin.
         self.valid_until = float("-inf")
         #: How often this process tried to take the role. While it holds the role and the number is the same, no other
@@ -105,11 +106,11 @@ class ExclusiveRole:
                 self._lapse_if_lost()
             elif self._write():
                 return True
-            if self.value.holder and not self._is_mine and not self._stood_still(now):
+            if self.value.holder_id and not self._is_mine and not self._stood_still(now):
                 return False
             self.times_taken += 1  # first: an interrupt may keep the answer from being noted
             try:
-                return self._write(holder=self.holder)
+                return self._write(holder_id=self.own_id)
             except ReaderGroupError:
                 self._seen = None  # if the store takes no writes, the holder could not renew either
                 raise
@@ -127,7 +128,7 @@ class ExclusiveRole:
         """Release the role, so that another process takes it at once. The payload stays."""
         with self._lock:
             self._lapse()  # also if the answer is lost
-            while self._is_mine and not self._write(holder=b""):
+            while self._is_mine and not self._write(holder_id=b""):
                 pass  # the payload was cleared
 
     def look(self) -> RoleValue:
@@ -145,7 +146,7 @@ class ExclusiveRole:
     @property
     def _is_mine(self) -> bool:
         """Whether this process holds the role, as far as it knows."""
-        return self.value.holder == self.holder
+        return self.value.holder_id == self.own_id
 
     def _lapse_if_lost(self) -> None:
         if not self._is_mine:

@@ -39,7 +39,7 @@ MORE_WATCHERS: Final = 8
 MAX_STAGGER_SECONDS: Final = 1.0
 
 
-class Holder(Protocol):
+class LeaseHolder(Protocol):
     """A holder as the state records it."""
 
     @property
@@ -53,13 +53,13 @@ class Holder(Protocol):
         ...
 
 
-H = TypeVar("H", bound=Holder)
+H = TypeVar("H", bound=LeaseHolder)
 
 #: Holders, each with its incarnation and the value of its lease that was observed.
 Observed = Mapping[str, tuple[int, bytes | None]]
 
 
-def by_rank(holders: Mapping[str, Holder]) -> Sequence[str]:
+def by_rank(holders: Mapping[str, LeaseHolder]) -> Sequence[str]:
     """Return the holders in the order in which they act for all. It is part of the protocol: all must agree on it.
 
     The order is that of a hash of their incarnations, so that holders which started together, and may die together, are
@@ -89,12 +89,12 @@ def lease_attribute(lease: str) -> str:
     return PREFIX + lease
 
 
-def lease_value(holder: Holder, leases: Mapping[str, bytes]) -> bytes | None:
+def lease_value(holder: LeaseHolder, leases: Mapping[str, bytes]) -> bytes | None:
     """Return the value of the holder's lease among ``leases``, which the store holds; None if it has none."""
     return None if holder.lease is None else leases.get(lease_attribute(holder.lease))
 
 
-def read_leases(store: SegmentStore, segment: str, holders: Iterable[Holder] | None) -> Mapping[str, bytes]:
+def read_leases(store: SegmentStore, segment: str, holders: Iterable[LeaseHolder] | None) -> Mapping[str, bytes]:
     """Return the values of the leases of these holders, by attribute; for None, of all leases on the segment."""
     names = None
     if holders is not None:
@@ -198,8 +198,8 @@ class LeaseObserver:
         self._increased_at = float("-inf")
 
     def choose(
-        self, now: float, holders: Mapping[str, Holder], order: Sequence[str], own: Collection[str]
-    ) -> Mapping[str, Holder]:
+        self, now: float, holders: Mapping[str, LeaseHolder], order: Sequence[str], own: Collection[str]
+    ) -> Mapping[str, LeaseHolder]:
         """Return the holders whose leases the process with the holders ``own`` observes.
 
         These are all holders if one of its own is a watcher; else the watchers, and those that it still keeps in view.
@@ -213,7 +213,7 @@ class LeaseObserver:
             self._relieved_at = now
         return {holder: holders[holder] for holder in (*watchers, *self._kept(holders))}
 
-    def _watchers(self, holders: Mapping[str, Holder], order: Sequence[str]) -> Sequence[str]:
+    def _watchers(self, holders: Mapping[str, LeaseHolder], order: Sequence[str]) -> Sequence[str]:
         """Return the first N holders by rank; N grows while all of them are silent.
 
         When dead holders are removed, others move up. That these were not heard of yet means nothing.
@@ -238,7 +238,7 @@ class LeaseObserver:
         """Return whether ``at`` was long before the last look. The time since then was not observed."""
         return self._last - at > SUSPECT * self._timeout_seconds
 
-    def _kept(self, holders: Mapping[str, Holder]) -> Iterable[str]:
+    def _kept(self, holders: Mapping[str, LeaseHolder]) -> Iterable[str]:
         """Yield the holders that this process observed when it ceased to be a watcher, and that are silent since.
 
         The current watchers may have joined after the last sign of life of a holder that is dead now.
@@ -250,7 +250,7 @@ class LeaseObserver:
     def observe(
         self,
         now: float,
-        holders: Mapping[str, Holder],
+        holders: Mapping[str, LeaseHolder],
         values: Mapping[str, bytes],
         timeout_seconds: float,
         *,
@@ -282,7 +282,7 @@ class LeaseObserver:
         self._seen = seen
         return dead
 
-    def seen(self, holders: Mapping[str, Holder], holder: str) -> tuple[int, bytes | None]:
+    def seen(self, holders: Mapping[str, LeaseHolder], holder: str) -> tuple[int, bytes | None]:
         """Return the incarnation of the holder and the observed value of its lease. A removal compares with both."""
         incarnation = holders[holder].incarnation
         return incarnation, self._seen[holder, incarnation].value
@@ -300,7 +300,7 @@ class DeathWatch:
         self._clock = clock
         self._observer = LeaseObserver()
         self._remove_at: float | None = None
-        self._order: tuple[Mapping[str, Holder], Sequence[str]] = ({}, ())  # of the holders seen last
+        self._order: tuple[Mapping[str, LeaseHolder], Sequence[str]] = ({}, ())  # of the holders seen last
 
     def look(
         self,
@@ -327,13 +327,13 @@ class DeathWatch:
         self._remove_at = None
         return {holder: self._observer.seen(holders, holder) for holder in dead}
 
-    def stagger(self, holders: Mapping[str, Holder], own: Collection[str]) -> float:
+    def stagger(self, holders: Mapping[str, LeaseHolder], own: Collection[str]) -> float:
         """Return how many seconds this process leaves work to others that one of them must do."""
         order = self._by_rank(holders)
         rank = next((rank for rank, holder in enumerate(order) if holder in own), len(order))
         return stagger(rank, len(order))
 
-    def _by_rank(self, holders: Mapping[str, Holder]) -> Sequence[str]:
+    def _by_rank(self, holders: Mapping[str, LeaseHolder]) -> Sequence[str]:
         if holders is not self._order[0]:
             self._order = holders, by_rank(holders)
         return self._order[1]

@@ -598,7 +598,7 @@ def test_what_a_newer_release_remembers_stops_this_one_and_no_other(start: Start
     with pytest.raises(UnknownUpdateError, match="deploy that release here"):
         other.notifier.poll()
     role = other.notifier._durables[ATTRIBUTE]._role.look()
-    assert (role.holder, role.payload[-1]) == (b"", "something new")
+    assert (role.holder_id, role.payload[-1]) == (b"", "something new")
 
 
 def test_ending_waits_for_no_store(store: SegmentStore) -> None:

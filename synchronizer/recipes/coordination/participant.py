@@ -90,7 +90,10 @@ class Participant:
         self._left_behind = set() if left_behind is None else left_behind
         self._leaving: set[str] = set()  # stays that ended here, until the store knows it
         self._deaths = DeathWatch(self._clock)
-        self._holders: tuple[tuple[Member, ...], Mapping[str, Member]] = ((), {})  # the last seen members by lease
+        self._cached_by_lease: tuple[tuple[Member, ...], Mapping[str, Member]] = (
+            (),
+            {},
+        )  # the last seen members by lease
         self._complaints: dict[str, str] = {}  # the last logged error of each part of the work that fails
         self._to_start: list[Callable[[], None]] = []  # the threads of the present stay that have not started
         self._starting = threading.Lock()
@@ -423,18 +426,18 @@ class Participant:
             lease.lose()
             self._wake.set()
             return float("inf")
-        holders = self._by_lease(state.members)
+        by_lease = self._by_lease(state.members)
         dead = self._deaths.look(
-            holders, {lease.name}, self._read_leases, state.timeout_seconds, lambda: lease.renewed_at
+            by_lease, {lease.name}, self._read_leases, state.timeout_seconds, lambda: lease.renewed_at
         )
         if dead:
             self._remove(dead)
         return self._deaths.due
 
     def _by_lease(self, members: tuple[Member, ...]) -> Mapping[str, Member]:
-        if members is not self._holders[0]:
-            self._holders = members, {each.lease: each for each in members}
-        return self._holders[1]
+        if members is not self._cached_by_lease[0]:
+            self._cached_by_lease = members, {each.lease: each for each in members}
+        return self._cached_by_lease[1]
 
     def _remove(self, dead: Observed) -> None:
         """Remove dead members. A member that has renewed since stays: the entry compares with the observed values."""

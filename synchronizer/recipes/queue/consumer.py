@@ -180,7 +180,7 @@ class Consumer:
                 return True
             self.active = False
             if self._dead_letters is not None:
-                self._dead_letters.take_over(self._role.holder)
+                self._dead_letters.take_over(self._role.own_id)
             self._times_taken = self._role.times_taken
             self.committed = self.handled = handled_upto(self._role.value)
             self._frames.clear()
@@ -196,7 +196,7 @@ class Consumer:
     def _agreed_timeout(self) -> float:
         """Return the holder's timeout. The holder renews by it, so other consumers must judge it by the same."""
         value = self._role.value
-        is_known = value.holder and len(value.payload) > 1  # `clear` may leave a position alone
+        is_known = value.holder_id and len(value.payload) > 1  # `clear` may leave a position alone
         return value.payload[1] if is_known else self._timeout_seconds
 
     def _record(self) -> None:
@@ -318,7 +318,7 @@ class Consumer:
     def _set_aside(self, dead_letters: DeadLetters, frame: Frame, error: Exception) -> None:
         text = _text_of(error)[:MAX_ERROR_LENGTH]
         letter = encode_dead_event(data=frame.data, offset=frame.offset, error=text, attempts=self._failures)
-        if not dead_letters.put(self._role.holder, letter, frame.offset):
+        if not dead_letters.put(self._role.own_id, letter, frame.offset):
             self.active = False
             return
         _logger.error("%s: the event at offset %d is set aside", self._queue, frame.offset, exc_info=error)

@@ -52,24 +52,24 @@ class DeadLetters:
         self.segment = segment
         self._store = store
 
-    def take_over(self, holder: bytes) -> None:
+    def take_over(self, consumer_id: bytes) -> None:
         """Make this consumer the only one that can set events aside."""
         self._store.create(self.segment)
         cell = Cell(self._store, self.segment, _LAST)
         while True:
             last = cell.load()
-            new = _encode_last(holder, -1 if last is None else msgpack.unpackb(last)[1])
+            new = _encode_last(consumer_id, -1 if last is None else msgpack.unpackb(last)[1])
             if cell.change(new) is Outcome.STORED or cell.stored == new:
                 return
 
-    def put(self, holder: bytes, event: bytes, offset: int) -> bool:
+    def put(self, consumer_id: bytes, event: bytes, offset: int) -> bool:
         """Append an encoded event, unless it is stored already; return False if another consumer has taken over."""
         cell = Cell(self._store, self.segment, _LAST)
         last = cell.load()
         present, last_offset = (b"", -1) if last is None else msgpack.unpackb(last)
-        if present != holder:
+        if present != consumer_id:
             return False
-        return last_offset >= offset or cell.change(_encode_last(holder, offset), event) is Outcome.STORED
+        return last_offset >= offset or cell.change(_encode_last(consumer_id, offset), event) is Outcome.STORED
 
     def read(self) -> Iterator[DeadEvent]:
         """Yield all dead letters, the oldest first."""
@@ -95,5 +95,5 @@ class DeadLetters:
             self._store.truncate(self.segment, self._store.info(self.segment).length)
 
 
-def _encode_last(holder: bytes, offset: int) -> bytes:
-    return bytes(msgpack.packb([holder, offset]))
+def _encode_last(consumer_id: bytes, offset: int) -> bytes:
+    return bytes(msgpack.packb([consumer_id, offset]))

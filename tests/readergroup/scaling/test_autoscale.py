@@ -237,7 +237,7 @@ def test_the_holder_of_a_deleted_group_gives_up_its_role_and_what_was_told_is_fo
     until(lambda: calls.told == [1])
     until(lambda: told(group) == 1)
     client.groups.delete("billing")
-    until(lambda: not role(group, group.synchronizer.clock).look().holder)
+    until(lambda: not role(group, group.synchronizer.clock).look().holder_id)
     assert told(group) is None
 
 
@@ -257,7 +257,7 @@ def test_what_a_group_was_told_while_it_was_deleted_is_not_remembered_for_the_ne
 
     monkeypatch.setattr(ExclusiveRole, "take", delete_and_take)
     group.autoscale(POLICY)(calls)
-    until(lambda: taken and not role(group, group.synchronizer.clock).look().holder)
+    until(lambda: taken and not role(group, group.synchronizer.clock).look().holder_id)
     assert told(group) is None
 
 
@@ -277,7 +277,7 @@ def test_what_was_told_to_a_group_that_is_deleted_is_forgotten_also_when_nobody_
     monkeypatch.setattr(ExclusiveRole, "record", delete_and_record)
     group.autoscale(POLICY)(calls)
     until(lambda: not list(client.groups.list()), "the deletion")
-    until(lambda: not role(group, group.synchronizer.clock).look().holder, "the end of the autoscaling")
+    until(lambda: not role(group, group.synchronizer.clock).look().holder_id, "the end of the autoscaling")
     assert told(group) is None
 
 

@@ -63,7 +63,7 @@ def test_a_role_is_taken_over_when_it_has_stood_still_for_the_timeout(store: Seg
     assert not first.take(TIMEOUT_SECONDS)
     first.give_up()
     assert second.record(7)
-    assert first.look() == RoleValue(second.holder, second.value.counter, (7,))
+    assert first.look() == RoleValue(second.own_id, second.value.counter, (7,))
 
 
 def test_a_role_that_is_renewed_is_kept(store: SegmentStore, clock: ManualClock) -> None:
@@ -168,7 +168,7 @@ def test_what_was_lost_is_found_out_by_the_next_call(store: FailingStore, clock:
     with pytest.raises(StoreUnavailableError):
         first.give_up()
     assert first.valid_until < clock.monotonic()
-    assert (first.look().holder == b"") is arrived
+    assert (first.look().holder_id == b"") is arrived
 
 
 def test_f9_while_the_store_takes_nothing_nobody_is_given_up(store: FailingStore, clock: ManualClock) -> None:
@@ -200,7 +200,7 @@ def test_one_that_was_given_up_with_a_lost_answer_is_not_held(store: FailingStor
     assert first.look().payload == (5,)
     # Whoever wants it back takes it anew.
     assert first.take(TIMEOUT_SECONDS)
-    assert first.look().holder == first.holder
+    assert first.look().holder_id == first.own_id
     assert first.times_taken == 2
 
 
@@ -211,10 +211,10 @@ def test_a_lost_request_that_arrives_late_is_known_as_ones_own(store: FailingSto
     store.lose_requests()
     with pytest.raises(StoreUnavailableError):
         first.record(1)
-    late = RoleValue(first.holder, first.value.counter + 1, (1,)).encode()
+    late = RoleValue(first.own_id, first.value.counter + 1, (1,)).encode()
     store.inner.append("log", b"", attributes={"turn": AttributeChange(before, late)})
     assert first.record(2)
-    assert first.look() == first.value == RoleValue(first.holder, 3, (2,))
+    assert first.look() == first.value == RoleValue(first.own_id, 3, (2,))
 
 
 def test_the_holder_of_what_was_taken_away_records_nothing_and_keeps_its_role(
@@ -231,7 +231,7 @@ def test_the_holder_of_what_was_taken_away_records_nothing_and_keeps_its_role(
     assert first.record(3)
     store.append("log", b"", attributes={"turn": AttributeChange(ANY, forgotten.encode())})
     first.give_up()
-    assert not first.look().holder
+    assert not first.look().holder_id
 
 
 def test_the_stored_form_stays() -> None:

@@ -651,7 +651,7 @@ class TestThreads:
         for thread in mine:
             thread.join(LONG)
             assert not thread.is_alive()
-        assert RoleValue.decode(store.attributes(SEGMENT)[CONSUMER]).holder == b""
+        assert RoleValue.decode(store.attributes(SEGMENT)[CONSUMER]).holder_id == b""
         processor.close()
 
     def test_closing_waits_for_the_event_in_hand_and_for_no_other(self, store: FailingStore) -> None:

@@ -44,7 +44,7 @@ def position(store: SegmentStore) -> int:
 
 
 def holder(store: SegmentStore) -> bytes:
-    return RoleValue.decode(store.attributes(SEGMENT)[CONSUMER]).holder
+    return RoleValue.decode(store.attributes(SEGMENT)[CONSUMER]).holder_id
 
 
 def kill(process: BaseProcess) -> None:
