@@ -1,12 +1,22 @@
 """Tells listeners what changed in a shared state: each change once, in order, without waiting for a slow listener."""
 
-from .background import BackgroundPolling as BackgroundPolling
-from .notification import PRESENT_VALUE as PRESENT_VALUE
-from .notification import SEVERAL_CHANGES as SEVERAL_CHANGES
-from .notification import Change as Change
-from .notification import Notification as Notification
-from .notification import NotificationKey as NotificationKey
-from .notifier import PollingNotifier as PollingNotifier
-from .system import Listener as Listener
-from .system import NotificationSystem as NotificationSystem
-from .system import Subscription as Subscription
+from .notification import PRESENT_VALUE, SEVERAL_CHANGES, Change, Notification, NotificationKey
+from .notifier import PollingNotifier
+from .system import Listener, NotificationSystem, Subscription
+
+__all__ = [
+    "Change",
+    "Listener",
+    "Notification",
+    "NotificationKey",
+    "NotificationSystem",
+    "PRESENT_VALUE",
+    "PollingNotifier",
+    "SEVERAL_CHANGES",
+    "Subscription",
+]
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that hold them, for completion in an interpreter."""
+    return __all__

@@ -10,9 +10,12 @@ from typing import Final
 
 from apscheduler.schedulers.base import BaseScheduler
 
-from synchronizer import Clock, Deadline, Flag, ReaderGroupError, SegmentStore, check_callable, growing_pause
+from synchronizer import Clock, Deadline, ReaderGroupError, SegmentStore
 from synchronizer.arguments import check_duration
+from synchronizer.callables import check_callable
+from synchronizer.clock import growing_pause
 from synchronizer.threads.background import BackgroundThread, survive
+from synchronizer.threads.flag import Flag
 
 from .scheduler import SHARED, add_job
 

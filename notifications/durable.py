@@ -17,10 +17,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from synchronizer import (
     ANY,
-    RENEWALS,
     ClosedError,
-    ExclusiveRole,
-    Flag,
     InvalidArgumentError,
     ReaderGroupError,
     Revision,
@@ -29,11 +26,13 @@ from synchronizer import (
     Transition,
     TransitionFeed,
     UnknownUpdateError,
-    growing_pause,
-    observe_interval,
 )
+from synchronizer.clock import growing_pause
 from synchronizer.compare_and_set import remove_attributes
+from synchronizer.liveness.exclusive_role import ExclusiveRole
+from synchronizer.liveness.timing import RENEWALS, observe_interval
 from synchronizer.threads.background import BackgroundThread, survive
+from synchronizer.threads.flag import Flag
 
 from .mailbox import N
 from .system import CLOSE_TIMEOUT_SECONDS, Listener, Subscription

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import Generic, TypeVar
 
-from synchronizer import Flag
+from synchronizer.threads.flag import Flag
 
 from .notification import Notification
 

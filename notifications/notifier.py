@@ -29,10 +29,9 @@ from synchronizer import (
     StateSynchronizer,
     Transition,
     TransitionFeed,
-    check_callable,
-    check_returned,
 )
 from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.callables import check_callable, check_returned
 from synchronizer.clock import is_manual
 
 from .background import BackgroundPolling

@@ -12,8 +12,9 @@ from typing import Any, Final, Generic, overload
 
 from blinker import Signal
 
-from synchronizer import ClosedError, InvalidArgumentError, check_callable, check_returned, is_async
+from synchronizer import ClosedError, InvalidArgumentError
 from synchronizer.arguments import check_class, check_count, check_duration, check_type
+from synchronizer.callables import check_callable, check_returned, is_async
 from synchronizer.threads.background import BackgroundThread
 
 from .mailbox import Mailbox, N

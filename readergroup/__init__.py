@@ -1,114 +1,208 @@
 """Reader groups that coordinate themselves through SQLite, PostgreSQL or NATS, with notifications."""
 
-from notifications import Change as Change
-from notifications import Notification as Notification
-from notifications import NotificationKey as NotificationKey
-from notifications import NotificationSystem as NotificationSystem
-from notifications import PollingNotifier as PollingNotifier
-from synchronizer import AlreadyExistsError as AlreadyExistsError
-from synchronizer import AppliedUpdate as AppliedUpdate
-from synchronizer import Barrier as Barrier
-from synchronizer import BrokenBarrierError as BrokenBarrierError
-from synchronizer import ClosedError as ClosedError
-from synchronizer import CorruptStateError as CorruptStateError
-from synchronizer import CorruptStoreError as CorruptStoreError
-from synchronizer import DeadEvent as DeadEvent
-from synchronizer import DeadlineExceededError as DeadlineExceededError
-from synchronizer import EntryChange as EntryChange
-from synchronizer import EventProcessor as EventProcessor
-from synchronizer import EventQueue as EventQueue
-from synchronizer import HandlerError as HandlerError
-from synchronizer import HandlingLatency as HandlingLatency
-from synchronizer import HeldLock as HeldLock
-from synchronizer import InvalidArgumentError as InvalidArgumentError
-from synchronizer import LeaderElection as LeaderElection
-from synchronizer import LeaseLostError as LeaseLostError
-from synchronizer import Lock as Lock
-from synchronizer import ManualClock as ManualClock
-from synchronizer import Map as Map
-from synchronizer import Membership as Membership
-from synchronizer import NotFoundError as NotFoundError
-from synchronizer import OutcomeUnknownError as OutcomeUnknownError
-from synchronizer import QueuedEvent as QueuedEvent
-from synchronizer import ReaderGroupError as ReaderGroupError
-from synchronizer import Retries as Retries
-from synchronizer import Revision as Revision
-from synchronizer import SealedError as SealedError
-from synchronizer import Semaphore as Semaphore
-from synchronizer import SetChange as SetChange
-from synchronizer import SharedConfig as SharedConfig
-from synchronizer import SharedCounter as SharedCounter
-from synchronizer import SharedMap as SharedMap
-from synchronizer import SharedSet as SharedSet
-from synchronizer import State as State
-from synchronizer import StateSynchronizer as StateSynchronizer
-from synchronizer import StateTooLargeError as StateTooLargeError
-from synchronizer import StoreFullError as StoreFullError
-from synchronizer import StoreUnavailableError as StoreUnavailableError
-from synchronizer import Transition as Transition
-from synchronizer import TruncatedError as TruncatedError
-from synchronizer import UnknownUpdateError as UnknownUpdateError
-from synchronizer import UnsupportedError as UnsupportedError
-from synchronizer import Update as Update
-from synchronizer import ValueChange as ValueChange
-from synchronizer import background_errors as background_errors
+from notifications import Change, Notification, NotificationKey, NotificationSystem, PollingNotifier
+from synchronizer import (
+    AlreadyExistsError,
+    AppliedUpdate,
+    Barrier,
+    BrokenBarrierError,
+    ClosedError,
+    CorruptStateError,
+    CorruptStoreError,
+    DeadEvent,
+    DeadlineExceededError,
+    EntryChange,
+    EventProcessor,
+    EventQueue,
+    HandlerError,
+    HandlingLatency,
+    HeldLock,
+    InvalidArgumentError,
+    LeaderElection,
+    LeaseLostError,
+    Lock,
+    ManualClock,
+    Map,
+    Membership,
+    NotFoundError,
+    OutcomeUnknownError,
+    QueuedEvent,
+    ReaderGroupError,
+    Retries,
+    Revision,
+    SealedError,
+    Semaphore,
+    SetChange,
+    SharedConfig,
+    SharedCounter,
+    SharedMap,
+    SharedSet,
+    State,
+    StateSynchronizer,
+    StateTooLargeError,
+    StoreFullError,
+    StoreUnavailableError,
+    Transition,
+    TruncatedError,
+    UnknownUpdateError,
+    UnsupportedError,
+    Update,
+    ValueChange,
+    background_errors,
+)
 
-from .batch.client import BatchClient as BatchClient
-from .batch.ranges import SegmentRange as SegmentRange
-from .client import Client as Client
-from .client import connect as connect
-from .errors import CheckpointFailedError as CheckpointFailedError
-from .errors import CheckpointTimeoutError as CheckpointTimeoutError
-from .errors import CorruptDataError as CorruptDataError
-from .errors import EndOfDataError as EndOfDataError
-from .errors import EventTooLargeError as EventTooLargeError
-from .errors import ReaderGroupExistsError as ReaderGroupExistsError
-from .errors import ReaderNotInGroupError as ReaderNotInGroupError
-from .errors import StreamBeingCopiedError as StreamBeingCopiedError
-from .errors import StreamExistsError as StreamExistsError
-from .errors import WorkerError as WorkerError
-from .group.lag import GroupLag as GroupLag
-from .group.lag import SegmentLag as SegmentLag
-from .group.model.checkpoint import Checkpoint as Checkpoint
-from .group.model.config import ReaderGroupConfig as ReaderGroupConfig
-from .group.model.state import ReaderGroupState as ReaderGroupState
-from .group.model.updates import AddReader as AddReader
-from .group.model.updates import ReassignSegment as ReassignSegment
-from .group.model.updates import ReleaseSegment as ReleaseSegment
-from .group.model.updates import RemoveReader as RemoveReader
-from .group.notifiers import CheckpointNotification as CheckpointNotification
-from .group.notifiers import EndOfDataNotification as EndOfDataNotification
-from .group.notifiers import ReaderNotification as ReaderNotification
-from .group.notifiers import SegmentNotification as SegmentNotification
-from .group.reader import Reader as Reader
-from .group.reader_group import Distribution as Distribution
-from .group.reader_group import ReaderGroup as ReaderGroup
-from .record.entries import LagSample as LagSample
-from .record.entries import RecordRange as RecordRange
-from .record.record import NotificationRecord as NotificationRecord
-from .record.recorder import NotificationRecording as NotificationRecording
-from .scaling.autoscale import Autoscaling as Autoscaling
-from .scaling.policy import ReaderScalingPolicy as ReaderScalingPolicy
-from .scaling.policy import ScalingDecision as ScalingDecision
-from .scaling.pool import ReaderPool as ReaderPool
-from .scaling.retry import DeadLetter as DeadLetter
-from .scaling.retry import RetryPolicy as RetryPolicy
-from .streams.config import ScalingPolicy as ScalingPolicy
-from .streams.config import SegmentId as SegmentId
-from .streams.config import StreamConfig as StreamConfig
-from .streams.config import StreamCut as StreamCut
-from .streams.config import StreamInfo as StreamInfo
-from .streams.event import Event as Event
-from .streams.event import EventBatch as EventBatch
-from .streams.event import EventPointer as EventPointer
-from .streams.event import Position as Position
-from .streams.serializers import BytesSerializer as BytesSerializer
-from .streams.serializers import JsonSerializer as JsonSerializer
-from .streams.serializers import MsgpackSerializer as MsgpackSerializer
-from .streams.serializers import PydanticSerializer as PydanticSerializer
-from .streams.serializers import Serializer as Serializer
-from .streams.transactions.staging import StagedPart as StagedPart
-from .streams.transactions.staging import Staging as Staging
-from .streams.transactions.transaction import Transaction as Transaction
-from .streams.transactions.transaction import Transactions as Transactions
-from .streams.writing.writer import EventWriter as EventWriter
+from .batch.client import BatchClient
+from .batch.ranges import SegmentRange
+from .client import Client, connect
+from .errors import (
+    CheckpointFailedError,
+    CheckpointTimeoutError,
+    CorruptDataError,
+    EndOfDataError,
+    EventTooLargeError,
+    ReaderGroupExistsError,
+    ReaderNotInGroupError,
+    StreamBeingCopiedError,
+    StreamExistsError,
+    WorkerError,
+)
+from .group.lag import GroupLag, SegmentLag
+from .group.model.checkpoint import Checkpoint
+from .group.model.config import ReaderGroupConfig
+from .group.model.state import ReaderGroupState
+from .group.model.updates import AddReader, ReassignSegment, ReleaseSegment, RemoveReader
+from .group.notifiers import CheckpointNotification, EndOfDataNotification, ReaderNotification, SegmentNotification
+from .group.reader import Reader
+from .group.reader_group import Distribution, ReaderGroup
+from .record.entries import LagSample, RecordRange
+from .record.record import NotificationRecord
+from .record.recorder import NotificationRecording
+from .scaling.autoscale import Autoscaling
+from .scaling.policy import ReaderScalingPolicy, ScalingDecision
+from .scaling.pool import ReaderPool
+from .scaling.retry import DeadLetter, RetryPolicy
+from .streams.config import ScalingPolicy, SegmentId, StreamConfig, StreamCut, StreamInfo
+from .streams.event import Event, EventBatch, EventPointer, Position
+from .streams.serializers import BytesSerializer, JsonSerializer, MsgpackSerializer, PydanticSerializer, Serializer
+from .streams.transactions.staging import StagedPart, Staging
+from .streams.transactions.transaction import Transaction, Transactions
+from .streams.writing.writer import EventWriter
+
+__all__ = [
+    "AddReader",
+    "AlreadyExistsError",
+    "AppliedUpdate",
+    "Autoscaling",
+    "Barrier",
+    "BatchClient",
+    "BrokenBarrierError",
+    "BytesSerializer",
+    "Change",
+    "Checkpoint",
+    "CheckpointFailedError",
+    "CheckpointNotification",
+    "CheckpointTimeoutError",
+    "Client",
+    "ClosedError",
+    "CorruptDataError",
+    "CorruptStateError",
+    "CorruptStoreError",
+    "DeadEvent",
+    "DeadLetter",
+    "DeadlineExceededError",
+    "Distribution",
+    "EndOfDataError",
+    "EndOfDataNotification",
+    "EntryChange",
+    "Event",
+    "EventBatch",
+    "EventPointer",
+    "EventProcessor",
+    "EventQueue",
+    "EventTooLargeError",
+    "EventWriter",
+    "GroupLag",
+    "HandlerError",
+    "HandlingLatency",
+    "HeldLock",
+    "InvalidArgumentError",
+    "JsonSerializer",
+    "LagSample",
+    "LeaderElection",
+    "LeaseLostError",
+    "Lock",
+    "ManualClock",
+    "Map",
+    "Membership",
+    "MsgpackSerializer",
+    "NotFoundError",
+    "Notification",
+    "NotificationKey",
+    "NotificationRecord",
+    "NotificationRecording",
+    "NotificationSystem",
+    "OutcomeUnknownError",
+    "PollingNotifier",
+    "Position",
+    "PydanticSerializer",
+    "QueuedEvent",
+    "Reader",
+    "ReaderGroup",
+    "ReaderGroupConfig",
+    "ReaderGroupError",
+    "ReaderGroupExistsError",
+    "ReaderGroupState",
+    "ReaderNotInGroupError",
+    "ReaderNotification",
+    "ReaderPool",
+    "ReaderScalingPolicy",
+    "ReassignSegment",
+    "RecordRange",
+    "ReleaseSegment",
+    "RemoveReader",
+    "Retries",
+    "RetryPolicy",
+    "Revision",
+    "ScalingDecision",
+    "ScalingPolicy",
+    "SealedError",
+    "SegmentId",
+    "SegmentLag",
+    "SegmentNotification",
+    "SegmentRange",
+    "Semaphore",
+    "Serializer",
+    "SetChange",
+    "SharedConfig",
+    "SharedCounter",
+    "SharedMap",
+    "SharedSet",
+    "StagedPart",
+    "Staging",
+    "State",
+    "StateSynchronizer",
+    "StateTooLargeError",
+    "StoreFullError",
+    "StoreUnavailableError",
+    "StreamBeingCopiedError",
+    "StreamConfig",
+    "StreamCut",
+    "StreamExistsError",
+    "StreamInfo",
+    "Transaction",
+    "Transactions",
+    "Transition",
+    "TruncatedError",
+    "UnknownUpdateError",
+    "UnsupportedError",
+    "Update",
+    "ValueChange",
+    "WorkerError",
+    "background_errors",
+    "connect",
+]
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that hold them, for completion in an interpreter."""
+    return __all__

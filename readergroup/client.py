@@ -14,8 +14,6 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from pydantic import BaseModel
 
 from synchronizer import (
-    DEFAULT_STATE_LIMIT_BYTES,
-    MAX_OUTSTANDING_BYTES,
     Barrier,
     Clock,
     EventProcessor,
@@ -42,6 +40,8 @@ from synchronizer import (
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.clock import clock_or_system, is_manual
 from synchronizer.liveness.timing import observe_interval
+from synchronizer.recipes.queue.event_queue import MAX_OUTSTANDING_BYTES
+from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 from synchronizer.threads.stepping import Stepped, step_each
 
 from .batch.client import BatchClient

@@ -1,90 +1,149 @@
 """A small piece of state that is kept the same in many processes, and the segment stores that hold it."""
 
-from .callables import check_callable as check_callable
-from .callables import check_returned as check_returned
-from .callables import checked as checked
-from .callables import is_async as is_async
-from .clock import Clock as Clock
-from .clock import Deadline as Deadline
-from .clock import ManualClock as ManualClock
-from .clock import SystemClock as SystemClock
-from .clock import growing_pause as growing_pause
-from .clock import wait_on as wait_on
-from .errors import AlreadyExistsError as AlreadyExistsError
-from .errors import BrokenBarrierError as BrokenBarrierError
-from .errors import ClosedError as ClosedError
-from .errors import CorruptStateError as CorruptStateError
-from .errors import CorruptStoreError as CorruptStoreError
-from .errors import DeadlineExceededError as DeadlineExceededError
-from .errors import HandlerError as HandlerError
-from .errors import InvalidArgumentError as InvalidArgumentError
-from .errors import LeaseLostError as LeaseLostError
-from .errors import NotFoundError as NotFoundError
-from .errors import OutcomeUnknownError as OutcomeUnknownError
-from .errors import ReaderGroupError as ReaderGroupError
-from .errors import SealedError as SealedError
-from .errors import StateTooLargeError as StateTooLargeError
-from .errors import StoreFullError as StoreFullError
-from .errors import StoreUnavailableError as StoreUnavailableError
-from .errors import TruncatedError as TruncatedError
-from .errors import UnknownUpdateError as UnknownUpdateError
-from .errors import UnsupportedError as UnsupportedError
-from .liveness.exclusive_role import ExclusiveRole as ExclusiveRole
-from .liveness.exclusive_role import RoleValue as RoleValue
-from .liveness.timing import OBSERVE_SECONDS as OBSERVE_SECONDS
-from .liveness.timing import RENEWALS as RENEWALS
-from .liveness.timing import STOP_AFTER as STOP_AFTER
-from .liveness.timing import observe_interval as observe_interval
-from .log.entries import Revision as Revision
-from .log.entries import RevisionedStream as RevisionedStream
-from .log.replica import AppliedUpdate as AppliedUpdate
-from .log.replica import Transition as Transition
-from .log.replica import TransitionFeed as TransitionFeed
-from .map import Map as Map
-from .patience import Patience as Patience
-from .recipes import MAX_OUTSTANDING_BYTES as MAX_OUTSTANDING_BYTES
-from .recipes import Barrier as Barrier
-from .recipes import ConfigEntries as ConfigEntries
-from .recipes import DeadEvent as DeadEvent
-from .recipes import EntryChange as EntryChange
-from .recipes import EventProcessor as EventProcessor
-from .recipes import EventProcessorOptions as EventProcessorOptions
-from .recipes import EventQueue as EventQueue
-from .recipes import HandlingLatency as HandlingLatency
-from .recipes import HeldLock as HeldLock
-from .recipes import LeaderElection as LeaderElection
-from .recipes import Lock as Lock
-from .recipes import Membership as Membership
-from .recipes import QueuedEvent as QueuedEvent
-from .recipes import Semaphore as Semaphore
-from .recipes import SetChange as SetChange
-from .recipes import SharedConfig as SharedConfig
-from .recipes import SharedCounter as SharedCounter
-from .recipes import SharedMap as SharedMap
-from .recipes import SharedSet as SharedSet
-from .recipes import SynchronizerOptions as SynchronizerOptions
-from .recipes import ValueChange as ValueChange
-from .retries import Retries as Retries
-from .state import State as State
-from .state import Update as Update
-from .state_synchronizer import DEFAULT_STATE_LIMIT_BYTES as DEFAULT_STATE_LIMIT_BYTES
-from .state_synchronizer import Proposal as Proposal
-from .state_synchronizer import StateSynchronizer as StateSynchronizer
-from .store import ANY as ANY
-from .store import MAX_APPEND_BYTES as MAX_APPEND_BYTES
-from .store import MAX_ATTRIBUTE_CHANGES as MAX_ATTRIBUTE_CHANGES
-from .store import MAX_DELTA_BYTES as MAX_DELTA_BYTES
-from .store import MAX_NAME_LENGTH as MAX_NAME_LENGTH
-from .store import Append as Append
-from .store import Appended as Appended
-from .store import AppendResult as AppendResult
-from .store import AttributeChange as AttributeChange
-from .store import Conflict as Conflict
-from .store import Guarantees as Guarantees
-from .store import SegmentCopy as SegmentCopy
-from .store import SegmentInfo as SegmentInfo
-from .store import SegmentStore as SegmentStore
-from .store import UnknownOutcome as UnknownOutcome
-from .stores import open_store as open_store
-from .threads.background import background_errors as background_errors
-from .threads.flag import Flag as Flag
+from .clock import Clock, Deadline, ManualClock, SystemClock
+from .errors import (
+    AlreadyExistsError,
+    BrokenBarrierError,
+    ClosedError,
+    CorruptStateError,
+    CorruptStoreError,
+    DeadlineExceededError,
+    HandlerError,
+    InvalidArgumentError,
+    LeaseLostError,
+    NotFoundError,
+    OutcomeUnknownError,
+    ReaderGroupError,
+    SealedError,
+    StateTooLargeError,
+    StoreFullError,
+    StoreUnavailableError,
+    TruncatedError,
+    UnknownUpdateError,
+    UnsupportedError,
+)
+from .log.entries import Revision
+from .log.replica import AppliedUpdate, Transition, TransitionFeed
+from .map import Map
+from .recipes import (
+    Barrier,
+    DeadEvent,
+    EntryChange,
+    EventProcessor,
+    EventProcessorOptions,
+    EventQueue,
+    HandlingLatency,
+    HeldLock,
+    LeaderElection,
+    Lock,
+    Membership,
+    QueuedEvent,
+    Semaphore,
+    SetChange,
+    SharedConfig,
+    SharedCounter,
+    SharedMap,
+    SharedSet,
+    SynchronizerOptions,
+    ValueChange,
+)
+from .retries import Retries
+from .state import State, Update
+from .state_synchronizer import Proposal, StateSynchronizer
+from .store import (
+    ANY,
+    MAX_APPEND_BYTES,
+    MAX_ATTRIBUTE_CHANGES,
+    MAX_DELTA_BYTES,
+    MAX_NAME_LENGTH,
+    Append,
+    Appended,
+    AppendResult,
+    AttributeChange,
+    Conflict,
+    Guarantees,
+    SegmentCopy,
+    SegmentInfo,
+    SegmentStore,
+    UnknownOutcome,
+)
+from .stores import open_store
+from .threads.background import background_errors
+
+__all__ = [
+    "ANY",
+    "AlreadyExistsError",
+    "Append",
+    "AppendResult",
+    "Appended",
+    "AppliedUpdate",
+    "AttributeChange",
+    "Barrier",
+    "BrokenBarrierError",
+    "Clock",
+    "ClosedError",
+    "Conflict",
+    "CorruptStateError",
+    "CorruptStoreError",
+    "DeadEvent",
+    "Deadline",
+    "DeadlineExceededError",
+    "EntryChange",
+    "EventProcessor",
+    "EventProcessorOptions",
+    "EventQueue",
+    "Guarantees",
+    "HandlerError",
+    "HandlingLatency",
+    "HeldLock",
+    "InvalidArgumentError",
+    "LeaderElection",
+    "LeaseLostError",
+    "Lock",
+    "MAX_APPEND_BYTES",
+    "MAX_ATTRIBUTE_CHANGES",
+    "MAX_DELTA_BYTES",
+    "MAX_NAME_LENGTH",
+    "ManualClock",
+    "Map",
+    "Membership",
+    "NotFoundError",
+    "OutcomeUnknownError",
+    "Proposal",
+    "QueuedEvent",
+    "ReaderGroupError",
+    "Retries",
+    "Revision",
+    "SealedError",
+    "SegmentCopy",
+    "SegmentInfo",
+    "SegmentStore",
+    "Semaphore",
+    "SetChange",
+    "SharedConfig",
+    "SharedCounter",
+    "SharedMap",
+    "SharedSet",
+    "State",
+    "StateSynchronizer",
+    "StateTooLargeError",
+    "StoreFullError",
+    "StoreUnavailableError",
+    "SynchronizerOptions",
+    "SystemClock",
+    "Transition",
+    "TransitionFeed",
+    "TruncatedError",
+    "UnknownOutcome",
+    "UnknownUpdateError",
+    "UnsupportedError",
+    "Update",
+    "ValueChange",
+    "background_errors",
+    "open_store",
+]
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that hold them, for completion in an interpreter."""
+    return __all__

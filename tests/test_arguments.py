@@ -58,24 +58,23 @@ WRONG = (5, 0, object(), b"\xff", "a b\n", "", [5], [], {5: 5}, None, BaseModel)
 #: Results, and what only a test moves.
 NOT_CALLED_BY_APPLICATIONS = (
     synchronizer.DeadEvent, synchronizer.HandlingLatency, synchronizer.Guarantees, synchronizer.ManualClock,
-    synchronizer.SystemClock, synchronizer.Flag, synchronizer.RevisionedStream, synchronizer.SegmentStore,
+    synchronizer.SystemClock, synchronizer.SegmentStore,
     rg.StagedPart, rg.LagSample, rg.Notification,
 )  # fmt: skip
 #: Applications get them from others.
 NOT_MADE = (rg.Reader, rg.NotificationRecord, rg.Transaction)
-NOT_CALLED = {"observe_interval", "growing_pause", "wait_for_growth"}
 #: What is not tried with wrong types, and why not.
 NOT_TYPED: Mapping[str, frozenset[str]] = {
     "our own code makes it, and hands it to applications": frozenset({
-        "Autoscaling", "BatchClient", "BackgroundPolling", "Deadline", "Event", "EventBatch", "EventWriter", "HeldLock",
-        "NotificationRecording", "Patience", "ReaderGroup", "ReaderPool", "Staging", "Subscription", "TransitionFeed",
+        "Autoscaling", "BatchClient", "Deadline", "Event", "EventBatch", "EventWriter", "HeldLock",
+        "NotificationRecording", "ReaderGroup", "ReaderPool", "Staging", "Subscription", "TransitionFeed",
     }),
     "our own code calls it": frozenset({
         "BatchClient.ranges_between", "Deadline.remaining", "EventBatch.offset_after", "EventBatch.only",
-        "EventBatch.parts_after", "Patience.call", "PollingNotifier.detect", "Staging.encode", "Staging.write_encoded",
+        "EventBatch.parts_after", "PollingNotifier.detect", "Staging.encode", "Staging.write_encoded",
         "StreamManager.delete_staged", "StreamManager.finish_pending", "StreamManager.resolve",
         "StreamManager.segment_lengths", "StreamManager.tail_cut", "Subscription.put", "Subscription.receive",
-        "TransitionFeed.put", "RoleValue.decode", "check_callable", "check_returned", "checked", "wait_on",
+        "TransitionFeed.put",
     }),
     "it asks whether there is such a thing, and there is none": frozenset({"PollingNotifier.unregister_listener"}),
     "what is stored is read, and raises what its format raises": frozenset({
@@ -154,15 +153,6 @@ class World:
         self.pool = self.group.pool(lambda event: None)
         self.writer_in_transaction = client.writer(STREAM)
         system = notifications.NotificationSystem()
-        polling = notifications.BackgroundPolling(
-            lambda: None,
-            dict,
-            name="polling",
-            store=client.store,
-            clock=client.clock,
-            interval_seconds=5,
-            scheduler=None,
-        )
         self.objects: Mapping[type, object] = {
             type(each): each
             for each in (
@@ -185,14 +175,11 @@ class World:
                 self.counter,
                 self.group,
                 system.register_listener(print, source="source"),
-                polling,
-                synchronizer.ConfigEntries(client.store, "other"),
                 self.group.reader("reader"),
                 self.pool,
                 self.group.segment_notifier,
                 self.group.record_notifications(),
                 rg.Transactions(client.streams),
-                synchronizer.ExclusiveRole(client.store, "state/counter", "turn", client.clock),
                 system,
                 self.group.notification_record,
                 rg.Transactions(client.streams).stage(STREAM, "job"),
@@ -336,7 +323,7 @@ def public_callables(
                 yield f"{kind.__name__}.{name}", kind, name
     for module in (synchronizer, notifications, rg):
         for name, call in sorted(vars(module).items()):
-            if inspect.isfunction(call) and wanted_of(call) and name not in NOT_CALLED:
+            if inspect.isfunction(call) and wanted_of(call):
                 yield name, None, name
 
 

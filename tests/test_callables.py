@@ -15,7 +15,8 @@ import pytest
 import notifications
 import readergroup.testing
 import synchronizer.testing
-from notifications import BackgroundPolling, Change, Notification, NotificationSystem, PollingNotifier
+from notifications import Change, Notification, NotificationSystem, PollingNotifier
+from notifications.background import BackgroundPolling
 from readergroup import (
     InvalidArgumentError,
     ReaderScalingPolicy,
@@ -29,7 +30,8 @@ from readergroup import (
 from readergroup.client import Client
 from readergroup.streams.config import staging_prefix
 from readergroup.testing import InstantClock, drain, failing_store, make_event, manual_clock, reader_group_client  # noqa: F401
-from synchronizer import SystemClock, check_callable, check_returned
+from synchronizer import SystemClock
+from synchronizer.callables import check_callable, check_returned
 from tests.waiting import until
 
 OURS: Final = ("synchronizer", "notifications", "readergroup")
@@ -40,7 +42,6 @@ Call = Callable[..., Any]
 #: Arguments that only this distribution gives, or that are not called.
 INSIDE: Final = {
     "EventBatch.__init__(serializer)",
-    "Patience.call(attempt)",
     "PollingNotifier.unregister_listener(listener)",
     "Reader.__init__(on_close)",
     "Subscription.__init__(listener)",
@@ -48,11 +49,8 @@ INSIDE: Final = {
     "Transaction.__init__(before_commit)",
     "Transaction.__init__(serializer)",
     "TransitionFeed.__init__(close)",
-    "check_callable(call)",
     "Worker.run(on_ready)",
-    "checked(call)",
     "checked_dumps(serializer)",
-    "is_async(call)",
 }
 
 

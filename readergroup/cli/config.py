@@ -9,7 +9,8 @@ from typing import Annotated, Final
 
 import typer
 
-from synchronizer import ConfigEntries, NotFoundError
+from synchronizer import NotFoundError
+from synchronizer.recipes.collections.shared_config import ConfigEntries
 
 from .entries import Entries, as_json
 from .screen import count

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
-from synchronizer import ANY, ConfigEntries, ReaderGroupError
+from synchronizer import ANY, ReaderGroupError
+from synchronizer.recipes.collections.shared_config import ConfigEntries
 
 from .screen import count
 from .session import Failed

@@ -8,7 +8,8 @@ import typer
 from rich.table import Table
 
 from notifications import Notification
-from synchronizer import Flag, InvalidArgumentError, Revision
+from synchronizer import InvalidArgumentError, Revision
+from synchronizer.threads.flag import Flag
 
 from .groups import Name
 from .screen import out, print_json, say

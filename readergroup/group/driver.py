@@ -17,7 +17,6 @@ from weakref import WeakValueDictionary
 
 from synchronizer import (
     ClosedError,
-    Flag,
     NotFoundError,
     ReaderGroupError,
     Revision,
@@ -25,6 +24,7 @@ from synchronizer import (
 )
 from synchronizer.liveness.lease import DeathWatch
 from synchronizer.threads.background import BackgroundThread, survive
+from synchronizer.threads.flag import Flag
 
 from .model import balance
 from .model.state import ReaderState

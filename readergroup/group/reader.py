@@ -17,24 +17,24 @@ from types import TracebackType
 from typing import Final, Generic, NoReturn, Self, TypeVar, cast
 
 from synchronizer import (
-    RENEWALS,
     ClosedError,
     Deadline,
     DeadlineExceededError,
-    Flag,
     InvalidArgumentError,
     NotFoundError,
     OutcomeUnknownError,
-    Patience,
     ReaderGroupError,
     Revision,
     StoreUnavailableError,
     TransitionFeed,
     TruncatedError,
-    checked,
 )
 from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.callables import checked
 from synchronizer.liveness.lease import Lease
+from synchronizer.liveness.timing import RENEWALS
+from synchronizer.patience import Patience
+from synchronizer.threads.flag import Flag
 
 from ..errors import EndOfDataError, ReaderNotInGroupError
 from ..streams.config import SegmentId, check_name, stream_of

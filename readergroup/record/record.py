@@ -8,8 +8,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from notifications import Notification
-from synchronizer import Clock, Deadline, Flag, NotFoundError, Patience, Revision, SegmentStore, TruncatedError
+from synchronizer import (
+    Clock,
+    Deadline,
+    NotFoundError,
+    Revision,
+    SegmentStore,
+    TruncatedError,
+)
 from synchronizer.arguments import check_type
+from synchronizer.patience import Patience
+from synchronizer.threads.flag import Flag
 
 from ..streams.data.segment_reader import SegmentReader
 from .entries import LIFE, RecordRange, decode_notification, record_segment

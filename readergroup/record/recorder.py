@@ -24,7 +24,8 @@ from typing import Final, NamedTuple, Protocol
 
 import msgpack
 
-from notifications import PRESENT_VALUE, SEVERAL_CHANGES, BackgroundPolling, Change, Notification
+from notifications import PRESENT_VALUE, SEVERAL_CHANGES, Change, Notification
+from notifications.background import BackgroundPolling
 from synchronizer import (
     AlreadyExistsError,
     ClosedError,

@@ -12,18 +12,13 @@ import threading
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from synchronizer import (
-    ClosedError,
-    ExclusiveRole,
-    Flag,
-    NotFoundError,
-    ReaderGroupError,
-    RoleValue,
-    checked,
-    growing_pause,
-    observe_interval,
-)
+from synchronizer import ClosedError, NotFoundError, ReaderGroupError
+from synchronizer.callables import checked
+from synchronizer.clock import growing_pause
+from synchronizer.liveness.exclusive_role import ExclusiveRole, RoleValue
+from synchronizer.liveness.timing import observe_interval
 from synchronizer.threads.background import BackgroundThread, survive
+from synchronizer.threads.flag import Flag
 
 from .policy import ReaderScalingPolicy, ScalingDecision, ScalingHistory
 from .scaled_group import ScaledGroup

@@ -18,16 +18,16 @@ from typing import Final, Generic, Literal, Protocol, TypeVar
 from synchronizer import (
     ClosedError,
     Deadline,
-    Flag,
     HandlerError,
     InvalidArgumentError,
     NotFoundError,
     ReaderGroupError,
     StoreUnavailableError,
-    check_callable,
-    growing_pause,
 )
 from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.callables import check_callable
+from synchronizer.clock import growing_pause
+from synchronizer.threads.flag import Flag
 
 from ..errors import ReaderNotInGroupError
 from ..group.model.config import new_reader_id

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, TypeVar
 
-from synchronizer import Flag, HandlerError, TruncatedError, check_returned
+from synchronizer import HandlerError, TruncatedError
+from synchronizer.callables import check_returned
+from synchronizer.threads.flag import Flag
 
 from ..errors import EventTooLargeError
 from ..group.reader import Reader

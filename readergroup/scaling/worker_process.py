@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
-from synchronizer import Flag, InvalidArgumentError, StoreUnavailableError
+from synchronizer import InvalidArgumentError, StoreUnavailableError
 from synchronizer.threads.background import BackgroundThread
+from synchronizer.threads.flag import Flag
 
 from ..errors import WorkerError
 from ..group.model.positions import Positions

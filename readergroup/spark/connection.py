@@ -11,7 +11,14 @@ from typing import Final
 
 from pydantic import SecretStr
 
-from synchronizer import Deadline, InvalidArgumentError, Patience, SystemClock, UnsupportedError, open_store
+from synchronizer import (
+    Deadline,
+    InvalidArgumentError,
+    SystemClock,
+    UnsupportedError,
+    open_store,
+)
+from synchronizer.patience import Patience
 
 from ..client import Client
 

@@ -14,16 +14,16 @@ from pyspark.sql import SparkSession
 
 from synchronizer import (
     AlreadyExistsError,
-    Flag,
     NotFoundError,
     ReaderGroupError,
     StoreUnavailableError,
     SystemClock,
     TruncatedError,
-    checked,
     open_store,
 )
+from synchronizer.callables import checked
 from synchronizer.threads.background import BackgroundThread
+from synchronizer.threads.flag import Flag
 
 from ..client import Client
 from ..streams.config import StreamInfo

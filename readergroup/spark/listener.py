@@ -17,7 +17,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
-from synchronizer import checked
+from synchronizer.callables import checked
 
 from ..streams.config import SegmentId, StreamCut
 from .offsets import cut_of

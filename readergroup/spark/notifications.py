@@ -14,7 +14,14 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from notifications import Notification
-from synchronizer import Flag, InvalidArgumentError, NotFoundError, Revision, SegmentStore, TruncatedError
+from synchronizer import (
+    InvalidArgumentError,
+    NotFoundError,
+    Revision,
+    SegmentStore,
+    TruncatedError,
+)
+from synchronizer.threads.flag import Flag
 
 from ..record.arrow import SCHEMA, record_batches
 from ..record.entries import RecordRange

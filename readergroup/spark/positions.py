@@ -13,8 +13,9 @@ import signal
 import threading
 from typing import Final
 
-from synchronizer import RENEWALS, InvalidArgumentError, ReaderGroupError
+from synchronizer import InvalidArgumentError, ReaderGroupError
 from synchronizer.liveness.lease import Lease
+from synchronizer.liveness.timing import RENEWALS
 
 from ..client import Client
 from ..group.driver import GroupDriver

@@ -17,14 +17,14 @@ from typing import Final
 from synchronizer import (
     Deadline,
     DeadlineExceededError,
-    Flag,
     NotFoundError,
-    Patience,
     SealedError,
     SegmentCopy,
     SegmentStore,
 )
 from synchronizer.compare_and_set import Cell
+from synchronizer.patience import Patience
+from synchronizer.threads.flag import Flag
 
 from ..errors import CorruptDataError
 from .config import Record

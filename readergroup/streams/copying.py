@@ -26,9 +26,9 @@ from synchronizer import (
     TruncatedError,
     UnsupportedError,
     Update,
-    checked,
 )
 from synchronizer.arguments import check_count
+from synchronizer.callables import checked
 
 from ..errors import StreamExistsError
 from .config import StreamCut, StreamInfo, check_stream_name, data_segment, number_of, segment_id

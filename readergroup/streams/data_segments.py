@@ -9,11 +9,11 @@ from synchronizer import (
     Deadline,
     InvalidArgumentError,
     NotFoundError,
-    Patience,
     ReaderGroupError,
     Update,
-    checked,
 )
+from synchronizer.callables import checked
+from synchronizer.patience import Patience
 
 from .config import StagedName, StreamCut, StreamInfo, staging_prefix
 from .data.places import Place, check_offset

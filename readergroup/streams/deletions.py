@@ -19,7 +19,6 @@ from synchronizer import (
     DeadlineExceededError,
     EventProcessor,
     EventQueue,
-    Flag,
     QueuedEvent,
     ReaderGroupError,
     StateSynchronizer,
@@ -29,6 +28,7 @@ from synchronizer import (
 )
 from synchronizer.clock import is_manual
 from synchronizer.threads.background import BackgroundThread, survive
+from synchronizer.threads.flag import Flag
 
 from .data_segments import DataSegments
 from .metadata import StreamMetadata

@@ -14,7 +14,6 @@ from typing import Protocol
 from weakref import WeakSet
 
 from synchronizer import (
-    DEFAULT_STATE_LIMIT_BYTES,
     Clock,
     InvalidArgumentError,
     Map,
@@ -24,6 +23,7 @@ from synchronizer import (
 )
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.clock import clock_or_system
+from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 
 from ..errors import StreamExistsError
 from .config import ScalingPolicy, StagedName, StreamConfig, StreamCut, StreamInfo, check_stream_name

@@ -10,12 +10,12 @@ from synchronizer import (
     Clock,
     ClosedError,
     Deadline,
-    Flag,
     NotFoundError,
-    Patience,
     SegmentStore,
     StateSynchronizer,
 )
+from synchronizer.patience import Patience
+from synchronizer.threads.flag import Flag
 
 from ..errors import StreamBeingCopiedError
 from .config import check_name, check_stream_name

@@ -9,7 +9,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import msgpack
 from pydantic import BaseModel
 
-from synchronizer import InvalidArgumentError, check_callable, check_returned
+from synchronizer import InvalidArgumentError
+from synchronizer.callables import check_callable, check_returned
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Final
 
-from synchronizer import Deadline, InvalidArgumentError, Patience, SegmentStore, TruncatedError
+from synchronizer import Deadline, InvalidArgumentError, SegmentStore, TruncatedError
+from synchronizer.patience import Patience
 
 from .config import StreamCut
 from .data.block import MAX_ENCODED_BYTES

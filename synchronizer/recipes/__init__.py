@@ -2,7 +2,6 @@
 
 from .collections.shared import SynchronizerOptions as SynchronizerOptions
 from .collections.shared import ValueChange as ValueChange
-from .collections.shared_config import ConfigEntries as ConfigEntries
 from .collections.shared_config import SharedConfig as SharedConfig
 from .collections.shared_counter import SharedCounter as SharedCounter
 from .collections.shared_map import EntryChange as EntryChange
@@ -20,5 +19,4 @@ from .queue.consumer import QueuedEvent as QueuedEvent
 from .queue.dead_letters import DeadEvent as DeadEvent
 from .queue.event_processor import EventProcessor as EventProcessor
 from .queue.event_processor import EventProcessorOptions as EventProcessorOptions
-from .queue.event_queue import MAX_OUTSTANDING_BYTES as MAX_OUTSTANDING_BYTES
 from .queue.event_queue import EventQueue as EventQueue

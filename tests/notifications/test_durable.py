@@ -17,12 +17,12 @@ from synchronizer import (
     InvalidArgumentError,
     ManualClock,
     NotFoundError,
-    RoleValue,
     SegmentStore,
     StateSynchronizer,
     StoreUnavailableError,
     UnknownUpdateError,
 )
+from synchronizer.liveness.exclusive_role import RoleValue
 from synchronizer.log import replica
 from synchronizer.testing import FailingStore, Operation
 from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter

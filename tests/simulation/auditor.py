@@ -36,8 +36,9 @@ from readergroup.streams.state import (
     StreamState,
     TruncateStream,
 )
-from synchronizer import RENEWALS, Appended, NotFoundError, ReaderGroupError, Revision
+from synchronizer import Appended, NotFoundError, ReaderGroupError, Revision
 from synchronizer.liveness.lease import PREFIX, lease_attribute
+from synchronizer.liveness.timing import RENEWALS
 from synchronizer.log.entries import MARK, Mark, RevisionedStream, decode_entries
 from synchronizer.log.replica import Replica, Transition
 from synchronizer.state import StateCodec

@@ -19,12 +19,12 @@ from typing import Final, NamedTuple
 from synchronizer import (
     Deadline,
     DeadlineExceededError,
-    Patience,
     SegmentStore,
     StoreFullError,
     StoreUnavailableError,
 )
 from synchronizer.compare_and_set import Cell, Change, change_together
+from synchronizer.patience import Patience
 
 from ..data.batch import Batch
 from ..data.block import HEADER_BYTES, Block, parse_blocks

@@ -19,12 +19,12 @@ from synchronizer import (
     Deadline,
     NotFoundError,
     OutcomeUnknownError,
-    Patience,
     ReaderGroupError,
     SealedError,
 )
 from synchronizer.arguments import check_duration
 from synchronizer.compare_and_set import append_at
+from synchronizer.patience import Patience
 
 from ..config import Record, check_name, staged_segments, staging_prefix
 from ..data.batch import BATCH_BYTES, KNOWN_KEYS, MAX_UNSTORED_BYTES, Batch, check_key, check_size, checked_headers

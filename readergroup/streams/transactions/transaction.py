@@ -24,13 +24,13 @@ from synchronizer import (
     DeadlineExceededError,
     InvalidArgumentError,
     NotFoundError,
-    Patience,
     ReaderGroupError,
     SealedError,
     StateTooLargeError,
     Update,
 )
 from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.patience import Patience
 
 from ..config import check_name, check_stream_name, staging_prefix
 from ..data.block import Headers

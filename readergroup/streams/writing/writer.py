@@ -34,18 +34,17 @@ from synchronizer import (
     ClosedError,
     Deadline,
     DeadlineExceededError,
-    Flag,
     NotFoundError,
     OutcomeUnknownError,
-    Patience,
     ReaderGroupError,
     SealedError,
-    wait_on,
 )
 from synchronizer.arguments import check_duration, check_type
+from synchronizer.clock import wait_on
 from synchronizer.compare_and_set import Cell, Outcome, remove_attributes
+from synchronizer.patience import Patience
 from synchronizer.threads.background import BackgroundThread, survive
-from synchronizer.threads.flag import Bell
+from synchronizer.threads.flag import Bell, Flag
 
 from ..data.batch import (
     BATCH_BYTES,

@@ -17,7 +17,8 @@ from readergroup.cli import app
 from readergroup.streams.copy_parts import CopyPart, _next_blocks
 from readergroup.streams.data.block import parse_blocks
 from readergroup.streams.data.segment_reader import READ_BYTES, SegmentReader
-from synchronizer import Deadline, Patience
+from synchronizer import Deadline
+from synchronizer.patience import Patience
 
 T = TypeVar("T")
 

@@ -17,7 +17,8 @@ from pydantic import BaseModel
 
 import readergroup as rg
 from readergroup.cli.entries import Entries
-from synchronizer import ConfigEntries, open_store
+from synchronizer import open_store
+from synchronizer.recipes.collections.shared_config import ConfigEntries
 from tests.readergroup.cli.test_commands import COMMAND, PATIENCE_SECONDS, Cli
 
 

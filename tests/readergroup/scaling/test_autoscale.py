@@ -8,7 +8,8 @@ import pytest
 import readergroup as rg
 from readergroup.scaling import autoscale
 from readergroup.scaling.autoscale import ROLE, Told
-from synchronizer import Clock, ExclusiveRole
+from synchronizer import Clock
+from synchronizer.liveness.exclusive_role import ExclusiveRole
 from tests.clean_processes import CLEAN
 from tests.readergroup.scaling.handlers import Fault, write
 from tests.waiting import until

@@ -8,7 +8,8 @@ from pyspark.sql import SparkSession
 import readergroup as rg
 from readergroup.spark import copy
 from readergroup.streams.copy_parts import copy_part
-from synchronizer import Deadline, Patience
+from synchronizer import Deadline
+from synchronizer.patience import Patience
 from tests.readergroup.spark.streams import STREAM, write
 
 TARGET = "archive/orders"

@@ -9,13 +9,12 @@ import pytest
 from synchronizer import (
     ANY,
     AttributeChange,
-    ExclusiveRole,
     ManualClock,
-    RoleValue,
     SegmentStore,
     StoreUnavailableError,
     open_store,
 )
+from synchronizer.liveness.exclusive_role import ExclusiveRole, RoleValue
 from synchronizer.testing import FailingStore, Operation
 from tests.interrupts import interrupts
 from tests.places import WIRE

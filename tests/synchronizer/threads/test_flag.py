@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from synchronizer import Flag
+from synchronizer.threads.flag import Flag
 from tests.interrupts import interrupts
 from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 

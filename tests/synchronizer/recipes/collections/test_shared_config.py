@@ -6,7 +6,8 @@ from typing import Any, Self
 import pytest
 from pydantic import AliasChoices, BaseModel, Field, model_validator
 
-from synchronizer import ConfigEntries, InvalidArgumentError, SharedConfig, ValueChange, open_store
+from synchronizer import InvalidArgumentError, SharedConfig, ValueChange, open_store
+from synchronizer.recipes.collections.shared_config import ConfigEntries
 from synchronizer.testing import FailingStore
 from tests.synchronizer.accounts import just_before
 from tests.waiting import until

@@ -20,11 +20,11 @@ from synchronizer import (
     ManualClock,
     QueuedEvent,
     Retries,
-    RoleValue,
     SegmentStore,
     StoreUnavailableError,
     open_store,
 )
+from synchronizer.liveness.exclusive_role import RoleValue
 from synchronizer.recipes.queue.consumer import TRUNCATE_BYTES
 from synchronizer.recipes.queue.event_queue import CONSUMER, handled_upto
 from synchronizer.recipes.queue.frames import OVERHEAD_BYTES

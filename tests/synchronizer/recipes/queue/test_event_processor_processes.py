@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from synchronizer import EventProcessor, EventQueue, RoleValue, SegmentStore, open_store
+from synchronizer import EventProcessor, EventQueue, SegmentStore, open_store
+from synchronizer.liveness.exclusive_role import RoleValue
 from synchronizer.recipes.queue.event_queue import CONSUMER, handled_upto
 from tests.stopping import stopped
 from tests.synchronizer.recipes.queue.queue_processes import (

@@ -15,10 +15,10 @@ from synchronizer import (
     OutcomeUnknownError,
     QueuedEvent,
     Retries,
-    RoleValue,
     StoreUnavailableError,
     open_store,
 )
+from synchronizer.liveness.exclusive_role import RoleValue
 from synchronizer.recipes.queue.event_queue import CONSUMER, handled_upto
 from synchronizer.recipes.queue.frames import OVERHEAD_BYTES
 from synchronizer.testing import FailingStore, InstantClock, Operation
