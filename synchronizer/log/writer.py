@@ -373,10 +373,13 @@ class LogWriter(Generic[S]):
 
     def _leave(self, call: _Call[S]) -> None:
         """End a call that has its answer, or gives up before there is one. It may be called twice."""
-        self._queue.leave()
         batch = call.batch
-        if batch is None or (batch.status is not _Status.UNDECIDED and self._leader is not call):
-            return
+        # First, because the release of the fair lock asks the store: it may take long, and be interrupted again.
+        if batch is not None and (batch.status is _Status.UNDECIDED or self._leader is call):
+            self._leave_batch(batch, call)
+        self._queue.leave()
+
+    def _leave_batch(self, batch: _Batch[S], call: _Call[S]) -> None:
         self._end_leading(call)
         with self._lock:
             batch.callers.discard(call)

@@ -9,15 +9,17 @@ import itertools
 import os
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 
 import pytest
 
-from synchronizer import EventQueue, SegmentStore, open_store
+from synchronizer import AppendResult, AttributeChange, EventQueue, SegmentStore, open_store
 from synchronizer.log.contention import MAX_CONTENTION
 from synchronizer.recipes.queue.frames import read_frames
+from synchronizer.testing import FailingStore
 from tests.interrupts import FEW_OR_MORE, interrupts
-from tests.synchronizer.accounts import Add, Put, Replica, opened
+from tests.synchronizer.accounts import Account, Add, Put, Replica, opened
 from tests.waiting import CallInThread
 
 pytestmark = pytest.mark.stores("memory", "sqlite")
@@ -73,6 +75,58 @@ def test_an_interrupted_update_holds_up_nobody(replicas: list[Replica], is_polit
 def is_free(store: SegmentStore, segment: str) -> bool:
     with store.fair_lock(segment, 5.0) as is_held:
         return is_held
+
+
+class FrozenStore(FailingStore):
+    """While it ``is_frozen``, it answers neither an append nor the release of a lock: an interrupt ends the wait."""
+
+    is_frozen = False
+
+    def append(
+        self,
+        segment: str,
+        data: bytes,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        if self.is_frozen:
+            raise KeyboardInterrupt
+        return super().append(segment, data, expected_offset=expected_offset, attributes=attributes)
+
+    def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
+        return FrozenLock(self, super().fair_lock(segment, timeout))
+
+
+class FrozenLock(AbstractContextManager[bool]):
+    def __init__(self, store: FrozenStore, lock: AbstractContextManager[bool]) -> None:
+        self._store = store
+        self._lock = lock
+
+    def __enter__(self) -> bool:
+        return self._lock.__enter__()
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._store.is_frozen:
+            raise KeyboardInterrupt
+        self._lock.__exit__(None, None, None)
+
+
+@pytest.mark.stores("memory")
+def test_an_interrupted_update_whose_release_of_the_lock_is_interrupted_too_holds_up_nobody(
+    stores: list[SegmentStore],
+) -> None:
+    store = FrozenStore(stores[0])
+    replica = opened(store)
+    replica._writer._queue._contention = MAX_CONTENTION
+    store.is_frozen = True
+    with pytest.raises(KeyboardInterrupt):
+        replica.update_state_unconditionally(Add(), timeout=DEADLINE)
+    store.is_frozen = False
+    adding = CallInThread(lambda: replica.update_state_unconditionally(Add(), timeout=DEADLINE)).ended()
+    assert isinstance(adding, Account), adding
+    assert replica.update_state_unconditionally(Add(), timeout=DEADLINE).value == 2
+    assert is_free(stores[1], replica.segment)
 
 
 def test_those_who_update_together_with_an_interrupted_thread_go_on(replicas: list[Replica]) -> None:
