@@ -244,8 +244,10 @@ class NatsConnection:
         return answers
 
     def send(self, message: Outgoing) -> None:
-        """Send a message that has no answer, if there is a connection."""
-        self._call_in_loop(self._send_unheard, Sendable(message, b"", framed(message, b"")))
+        """Send a message that has no answer, if there is a connection. A finalizer may call it."""
+        self._check_open()
+        with contextlib.suppress(nats_loop.LoopEndedError):  # and the connection with it
+            self._hidden.call(self._send_unheard, Sendable(message, b"", framed(message, b"")))
 
     def listen(self, subject: str, hear: Callable[[Headers], None]) -> None:
         """Call ``hear``, in the hidden thread, with the headers of each message on the subject."""

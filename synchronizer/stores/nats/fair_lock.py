@@ -68,6 +68,13 @@ class _Holding(AbstractContextManager[bool]):
     def __exit__(self, *exc_info: object) -> None:
         self._lock.leave(self._place)
 
+    def __del__(self) -> None:
+        """Leave the queue if an interrupt came at the first instruction of ``__exit__``."""
+        try:
+            self._lock.abandon(self._place)
+        except Exception:  # the constructor was interrupted, or the process ends
+            return
+
 
 class FairLock:
     """The fair locks of one store."""
@@ -91,7 +98,7 @@ class FairLock:
         try:
             place.has_turn = self._take(place, Deadline(self._clock, timeout))
         except BaseException:
-            self._abandon(place)
+            self.abandon(place)
             raise
         return place.has_turn
 
@@ -126,16 +133,22 @@ class FairLock:
 
     def leave(self, place: _Place) -> None:
         """Release the lock to the next ticket. It may be called again after an interrupt."""
-        if place.ticket is None:
-            return
-        word = self._waiting.get(place.ticket)
+        try:
+            if place.ticket is not None:
+                self._release(place)
+        except BaseException:  # interrupted
+            self.abandon(place)
+            raise
+
+    def _release(self, place: _Place) -> None:
+        word = self._waiting.get(place.number)
         try:
             following = self._delete_and_look(place)
             if place.has_turn or (word is not None and word.is_set()):
                 self._send_word(following or self._first(place.subject, 1))
         except ReaderGroupError:
             pass  # the ticket expires
-        self._waiting.pop(place.ticket, None)
+        self._waiting.pop(place.number, None)
         place.ticket = None
 
     def _send_word(self, following: _Ticket | None) -> None:
@@ -143,13 +156,15 @@ class FairLock:
             word = Outgoing(following.word, b"", {_TICKET: str(following.number)}, has_answer=False)
             self._connection.send(word)
 
-    def _abandon(self, place: _Place) -> None:
-        """Leave the queue without waiting for an answer."""
+    def abandon(self, place: _Place) -> None:
+        """Leave the queue without waiting for an answer. The next owner finds out when it polls."""
         place.is_abandoned = True
-        if place.ticket is not None:
-            self._waiting.pop(place.ticket, None)
+        ticket = place.ticket
+        if ticket is not None:
+            self._waiting.pop(ticket, None)
             with suppress(ReaderGroupError):
-                self._connection.send(self._deletion_of(place.ticket)._replace(has_answer=False))
+                self._connection.send(self._deletion_of(ticket)._replace(has_answer=False))
+            place.ticket = None
 
     def _draw(self, place: _Place, *, only_first: bool) -> bool:
         """Draw a new ticket. With ``only_first``, return False if there are other tickets."""
@@ -178,7 +193,7 @@ class FairLock:
             if "error" not in document and isinstance(document.get("seq"), int):
                 place.ticket = document["seq"]
                 if place.is_abandoned:
-                    self._abandon(place)
+                    self.abandon(place)
 
     def _first(self, subject: str, sequence: int) -> _Ticket | None:
         """Return the first ticket from this number on; None if there is none."""

@@ -1,0 +1,120 @@
+"""Interrupts while a fair lock is taken, held or released: the ticket goes at once, and does not have to expire.
+
+The tickets of these tests last for an hour.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from synchronizer.log.contention import MAX_CONTENTION
+from synchronizer.stores.nats import fair_lock
+from synchronizer.stores.nats.connection import NatsConnection
+from synchronizer.stores.nats.rights import Api, queue_stream_of
+from synchronizer.stores.nats.store import NatsStore
+from tests.interrupts import FEW_OR_MORE, interrupts
+from tests.synchronizer.accounts import Account, Add, opened
+from tests.synchronizer.stores.nats.test_store import _proxied
+from tests.waiting import PATIENCE_SECONDS, CallInThread, until
+
+
+@pytest.fixture(autouse=True)
+def _tickets_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_lock, "_TICKET_SECONDS", 3600)
+
+
+@FEW_OR_MORE
+@pytest.mark.parametrize("is_free", [True, False], ids=["free", "held"])
+def test_an_interrupted_block_leaves_no_ticket(nats_url: str, is_free: bool, sparsely: int) -> None:
+    with NatsStore(nats_url) as store, NatsStore(nats_url) as other, ExitStack() as held:
+        assert held.enter_context(other.fair_lock("s", PATIENCE_SECONDS))
+        if is_free:
+            held.close()
+
+        def block() -> None:
+            with store.fair_lock("s", 0.001) as is_held:
+                assert is_held is is_free
+
+        count = 0
+        for run in interrupts(block, one_in=sparsely, seed=is_free):
+            place, error, run = run.place, run.error, None  # the frames hold the lock
+            assert isinstance(error, KeyboardInterrupt), f"{error!r} after an interrupt at {place}"
+            del error
+            until(lambda: tickets(other) == (not is_free), f"no ticket, interrupted at {place}", seconds=30)
+            assert not store._fair_lock._waiting, place
+            count += 1
+        assert count > 30 // sparsely
+
+
+def tickets(store: NatsStore) -> int:
+    stream = queue_stream_of(store._subjects.stream)
+    return int(store._manage(Api(stream).info)["state"]["messages"])
+
+
+def test_a_release_that_is_interrupted_while_nothing_answers_takes_the_ticket_back(nats_url: str) -> None:
+    with _proxied(nats_url) as (proxy, url), NatsStore(url + "&timeout_seconds=60") as store:
+        with NatsStore(nats_url) as other:
+            lock = store.fair_lock("s", PATIENCE_SECONDS)
+            assert lock.__enter__()
+            proxy.silence()
+            with _interrupted_at_each_exchange(store._connection) as exchanges, pytest.raises(KeyboardInterrupt):
+                try:
+                    lock.__exit__(None, None, None)
+                finally:
+                    lock.__exit__(None, None, None)
+            assert len(exchanges) == 1  # the second call does not wait for an answer
+            proxy.heal()
+            with other.fair_lock("s", PATIENCE_SECONDS) as is_held:
+                assert is_held
+
+
+def test_an_update_that_is_interrupted_whenever_it_waits_for_an_answer_holds_up_no_later_one(nats_url: str) -> None:
+    with _proxied(nats_url) as (proxy, url), NatsStore(url + "&timeout_seconds=60") as store:
+        replica = opened(store)
+        replica._writer._queue._contention = MAX_CONTENTION
+
+        def add(state: Account) -> list[Add]:
+            proxy.silence()  # this call has the lock, and sends its update next
+            return [Add()]
+
+        with _interrupted_at_each_exchange(store._connection), pytest.raises(KeyboardInterrupt):
+            replica.update_state(add, timeout=PATIENCE_SECONDS)
+        proxy.heal()
+        adding = CallInThread(lambda: replica.update_state_unconditionally(Add(), timeout=PATIENCE_SECONDS))
+        ended = adding.ended()
+        assert isinstance(ended, Account), ended
+        assert ended.value in (1, 2)
+        with NatsStore(nats_url) as other, other.fair_lock(replica.segment, PATIENCE_SECONDS) as is_held:
+            assert is_held
+
+
+@contextmanager
+def _interrupted_at_each_exchange(connection: NatsConnection) -> Iterator[list[object]]:
+    """Ctrl-C for the main thread, which runs the block, at each exchange once it waits for the answer.
+
+    Yields the list of these exchanges.
+    """
+    main, stop = threading.main_thread(), threading.Event()
+    if threading.current_thread() is not main:
+        pytest.skip("only the main thread is interrupted")
+    before, met = set(connection._pending), []
+
+    def interrupt() -> None:
+        while not stop.wait(0.01):
+            for exchange in list(connection._pending):
+                if exchange.is_sent and exchange not in before and exchange not in met:
+                    met.append(exchange)
+                    signal.pthread_kill(main.ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        yield met
+    finally:
+        stop.set()
+        thread.join()
