@@ -46,6 +46,7 @@ from .contract import (
     not_found,
     sealed,
 )
+from .waiting import Waiter
 
 
 class _Segment:
@@ -76,19 +77,13 @@ class _Segment:
         return bytes(self.data[first : first + max_bytes]) if first >= 0 else b""
 
 
-class _Waiter:
-    def __init__(self, known: Mapping[str, int]) -> None:
-        self.known = dict(known)
-        self.woken = Flag()
-
-
 class Memory:
     """The segments that the stores of one ``memory://`` address share."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.segments: dict[str, _Segment | None] = {}  # None: deleted
-        self.waiters: set[_Waiter] = set()
+        self.waiters: set[Waiter] = set()
         self.fair_queues: dict[str, deque[Flag]] = {}
 
     def segment(self, name: str) -> _Segment:
@@ -99,36 +94,36 @@ class Memory:
 
     def conflict(self, append: Append) -> Conflict | None:
         """Return the conflict that prevents the append; None if there is none."""
-        held = self.segment(append.segment)
-        if held.sealed:
-            raise sealed(held.name, held.length)
-        if _as_expected(held, append.expected_offset, append.attributes):
+        found = self.segment(append.segment)
+        if found.sealed:
+            raise sealed(found.name, found.length)
+        if _as_expected(found, append.expected_offset, append.attributes):
             return None
-        return _conflict(held, append.expected_offset, append.attributes)
+        return _conflict(found, append.expected_offset, append.attributes)
 
     def append(self, append: Append) -> Appended:
-        held = self.segment(append.segment)
-        offset = held.length
-        attributes = held.attributes
+        found = self.segment(append.segment)
+        offset = found.length
+        attributes = found.attributes
         if append.attributes:
             changed = {**attributes, **{name: change.new for name, change in append.attributes.items()}}
             attributes = {name: value for name, value in changed.items() if value is not None}
         # No call stands between these two, so no interrupt comes between them.
-        held.data += append.data
-        held.attributes = attributes
+        found.data += append.data
+        found.attributes = attributes
         if append.data:
             self.wake(append.segment)
-        return Appended(offset, held.length)
+        return Appended(offset, found.length)
 
     def append_together(self, appends: Sequence[Append]) -> tuple[Appended, ...]:
         segments = [self.segment(append.segment) for append in appends]
-        before = [(held, held.length, held.attributes) for held in segments]
+        before = [(found, found.length, found.attributes) for found in segments]
         try:
             return tuple(self.append(append) for append in appends)
         except BaseException:  # interrupted: undo all
-            for held, length, attributes in before:
-                del held.data[length - held.start_offset :]
-                held.attributes = attributes
+            for found, length, attributes in before:
+                del found.data[length - found.start_offset :]
+                found.attributes = attributes
             raise
 
     def wake(self, name: str) -> None:
@@ -137,8 +132,11 @@ class Memory:
                 waiter.woken.set()
 
 
-class _Contender(AbstractContextManager[bool]):
-    """A place in the queue for the fair lock of a segment. It may be left twice, and after an interrupted entry."""
+class _Acquisition(AbstractContextManager[bool]):
+    """One acquisition of the fair lock of a segment, with its position in the queue.
+
+    It may be left twice, and after an interrupted entry.
+    """
 
     def __init__(self, memory: Memory, segment: str, clock: Clock, timeout: float) -> None:
         self._memory = memory
@@ -186,7 +184,7 @@ class MemoryStore(SegmentStore):
         self._clock = clock or SystemClock()
         self._process_id = os.getpid()
         self._closed = False
-        self._waiters: set[_Waiter] = set()
+        self._waiters: set[Waiter] = set()
 
     def create(self, segment: str) -> bool:
         check_name(segment)
@@ -225,7 +223,7 @@ class MemoryStore(SegmentStore):
         check_prefix(prefix)
         with self._opened().lock:
             memory = self._opened()
-            names = [name for name, held in memory.segments.items() if held is not None and name.startswith(prefix)]
+            names = [name for name, found in memory.segments.items() if found is not None and name.startswith(prefix)]
         return iter(sorted(names))
 
     def append(
@@ -283,9 +281,9 @@ class MemoryStore(SegmentStore):
         check_read_call(segment, offset, max_bytes)
         with self._opened().lock:
             memory = self._opened()
-            held = memory.segment(segment)
-            check_read(segment, offset, max_bytes, held.start_offset, held.length)
-            return held.bytes_from(offset, max_bytes)
+            found = memory.segment(segment)
+            check_read(segment, offset, max_bytes, found.start_offset, found.length)
+            return found.bytes_from(offset, max_bytes)
 
     def attributes(
         self, segment: str, prefix: str = "", *, names: Collection[str] | None = None
@@ -293,32 +291,32 @@ class MemoryStore(SegmentStore):
         check_attributes(segment, prefix, names)
         with self._opened().lock:
             memory = self._opened()
-            held = memory.segment(segment).attributes
-            among = held if names is None else held.keys() & names
-            return {name: held[name] for name in among if name.startswith(prefix)}
+            found = memory.segment(segment).attributes
+            among = found if names is None else found.keys() & names
+            return {name: found[name] for name in among if name.startswith(prefix)}
 
     def truncate(self, segment: str, offset: int) -> None:
         check_truncate(segment, offset)
         with self._opened().lock:
             memory = self._opened()
-            held = memory.segment(segment)
-            check_within(segment, offset, held.length)
-            if offset > held.start_offset:
-                del held.data[: offset - held.start_offset]
-                held.start_offset = offset  # no call in between, so no interrupt
+            found = memory.segment(segment)
+            check_within(segment, offset, found.length)
+            if offset > found.start_offset:
+                del found.data[: offset - found.start_offset]
+                found.start_offset = offset  # no call in between, so no interrupt
 
     def seal(self, segment: str) -> SegmentInfo:
         check_name(segment)
         with self._opened().lock:
             memory = self._opened()
-            held = memory.segment(segment)
-            held.sealed = True
+            found = memory.segment(segment)
+            found.sealed = True
             memory.wake(segment)
-            return held.info()
+            return found.info()
 
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
         check_wait(known, timeout)
-        waiter = _Waiter(known)
+        waiter = Waiter(dict(known))
         with self._opened().lock:
             memory = self._opened()
             changed = self._changed(known)
@@ -338,7 +336,7 @@ class MemoryStore(SegmentStore):
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
         check_fair_lock(segment, timeout)
         self._check_open()
-        return _Contender(self._memory, segment, self._clock, timeout)
+        return _Acquisition(self._memory, segment, self._clock, timeout)
 
     def close(self) -> None:
         if os.getpid() != self._process_id:
@@ -360,23 +358,23 @@ class MemoryStore(SegmentStore):
         for name, length in known.items():
             if name not in self._memory.segments:
                 raise not_found(name)
-            held = self._memory.segments[name]
-            if held is None or held.sealed or held.length != length:
+            found = self._memory.segments[name]
+            if found is None or found.sealed or found.length != length:
                 changed.add(name)
         return frozenset(changed)
 
 
-def _as_expected(held: _Segment, expected_offset: int | None, changes: Mapping[str, AttributeChange]) -> bool:
-    if expected_offset is not None and expected_offset != held.length:
+def _as_expected(found: _Segment, expected_offset: int | None, changes: Mapping[str, AttributeChange]) -> bool:
+    if expected_offset is not None and expected_offset != found.length:
         return False
     return all(
-        change.expected is ANY or change.expected == held.attributes.get(name) for name, change in changes.items()
+        change.expected is ANY or change.expected == found.attributes.get(name) for name, change in changes.items()
     )
 
 
-def _conflict(held: _Segment, expected_offset: int | None, changes: Mapping[str, AttributeChange]) -> Conflict:
-    delta = b"" if expected_offset is None else held.bytes_from(expected_offset, MAX_DELTA_BYTES)
-    return Conflict(held.length, delta, {name: held.attributes.get(name) for name in changes})
+def _conflict(found: _Segment, expected_offset: int | None, changes: Mapping[str, AttributeChange]) -> Conflict:
+    delta = b"" if expected_offset is None else found.bytes_from(expected_offset, MAX_DELTA_BYTES)
+    return Conflict(found.length, delta, {name: found.attributes.get(name) for name in changes})
 
 
 _named: dict[str, Memory] = {}

@@ -28,7 +28,9 @@ class Watch(Protocol):
     def close(self) -> None: ...
 
 
-class _Waiter:
+class Waiter:
+    """A call that waits for a segment to change."""
+
     def __init__(self, known: Mapping[str, int]) -> None:
         self.known = known
         self.woken = Flag()
@@ -56,7 +58,7 @@ class Waiters:
         self._clock = clock
         self._expect = expect
         self._lock = threading.Lock()
-        self._waiters: set[_Waiter] = set()
+        self._waiters: set[Waiter] = set()
         self._wanted = Flag()  # there is a waiter, or it is closed
         self._watch: Watch | None = None
         self._thread: threading.Thread | None = None
@@ -67,7 +69,7 @@ class Waiters:
         deadline = Deadline(self._clock, timeout)
         if deadline.passed:
             return self._changed(known)
-        waiter = _Waiter(dict(known))
+        waiter = Waiter(dict(known))
         try:
             self._register(waiter)
             return self._await_change(waiter, deadline)
@@ -89,7 +91,7 @@ class Waiters:
             self._watch = None
             watch.close()
 
-    def _register(self, waiter: _Waiter) -> None:
+    def _register(self, waiter: Waiter) -> None:
         with self._lock:
             if self._is_closed:
                 raise ClosedError("the store is closed")
@@ -113,7 +115,7 @@ class Waiters:
                 watch.wake()
             raise
 
-    def _await_change(self, waiter: _Waiter, deadline: Deadline) -> frozenset[str]:
+    def _await_change(self, waiter: Waiter, deadline: Deadline) -> frozenset[str]:
         while True:
             waiter.woken.clear()
             if self._is_closed:
@@ -149,7 +151,7 @@ class Waiters:
             if self._has_news(waiter, concerned):
                 waiter.woken.set()
 
-    def _has_news(self, waiter: _Waiter, concerned: Collection[str] | None) -> bool:
+    def _has_news(self, waiter: Waiter, concerned: Collection[str] | None) -> bool:
         if concerned is not None:
             return not waiter.known.keys().isdisjoint(concerned)
         try:

@@ -32,19 +32,19 @@ _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 
 
 class _Ticket(NamedTuple):
-    """A place in the queue, and the subject on which its owner hears that it is first (None: not a valid one)."""
+    """A position in the queue, and the subject on which its owner hears that it is first (None: not a valid one)."""
 
     number: int
     word: str | None
 
 
-class _Place:
-    """A thread's place in the queue for a lock."""
+class _QueuePosition:
+    """A thread's position in the queue for a lock."""
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
         self.ticket: int | None = None
-        self.has_turn = False
+        self.has_lock = False
         self.is_abandoned = False
 
     @property
@@ -56,27 +56,27 @@ class _Place:
 class _Holding(AbstractContextManager[bool]):
     """The context manager of one lock: waits for the lock, holds it and releases it."""
 
-    def __init__(self, lock: FairLock, place: _Place, timeout: float, store: object) -> None:
+    def __init__(self, lock: TicketLock, position: _QueuePosition, timeout: float, store: object) -> None:
         self._store = store  # keep the store alive: one without references closes, and its locks with it
         self._lock = lock
-        self._place = place
+        self._position = position
         self._timeout = timeout
 
     def __enter__(self) -> bool:
-        return self._lock.enter(self._place, self._timeout)
+        return self._lock.enter(self._position, self._timeout)
 
     def __exit__(self, *exc_info: object) -> None:
-        self._lock.leave(self._place)
+        self._lock.leave(self._position)
 
     def __del__(self) -> None:
         """Leave the queue if an interrupt came at the first instruction of ``__exit__``."""
         try:
-            self._lock.abandon(self._place)
+            self._lock.abandon(self._position)
         except Exception:  # the constructor was interrupted, or the process ends
             return
 
 
-class FairLock:
+class TicketLock:
     """The fair locks of one store."""
 
     def __init__(self, connection: NatsConnection, stream: str, clock: Clock) -> None:
@@ -90,100 +90,100 @@ class FairLock:
         self._waiting: dict[int, Flag] = {}
         self._is_listening = False
 
-    def held(self, name: str, timeout: float, *, store: object) -> AbstractContextManager[bool]:
+    def acquire(self, name: str, timeout: float, *, store: object) -> AbstractContextManager[bool]:
         """Hold the lock of ``store`` in a block; yields False if ``timeout`` seconds were not enough."""
-        return _Holding(self, _Place(f"{self._stream}.{token(name)}"), timeout, store)
+        return _Holding(self, _QueuePosition(f"{self._stream}.{token(name)}"), timeout, store)
 
-    def enter(self, place: _Place, timeout: float) -> bool:
+    def enter(self, position: _QueuePosition, timeout: float) -> bool:
         try:
-            place.has_turn = self._take(place, Deadline(self._clock, timeout))
+            position.has_lock = self._take(position, Deadline(self._clock, timeout))
         except BaseException:
-            self.abandon(place)
+            self.abandon(position)
             raise
-        return place.has_turn
+        return position.has_lock
 
-    def _take(self, place: _Place, deadline: Deadline) -> bool:
-        if self._draw(place, only_first=True):
+    def _take(self, position: _QueuePosition, deadline: Deadline) -> bool:
+        if self._draw(position, only_first=True):
             return True
         if deadline.passed:
             return False
         self._listen()
-        return self._queue(place, deadline)
+        return self._queue(position, deadline)
 
-    def _queue(self, place: _Place, deadline: Deadline) -> bool:
+    def _queue(self, position: _QueuePosition, deadline: Deadline) -> bool:
         """Wait in the queue until this ticket is first, or the deadline has passed."""
-        word = self._draw_and_listen(place)
+        word = self._draw_and_listen(position)
         while True:
-            first = self._first(place.subject, 1)
-            if first is not None and first.number == place.ticket:
+            first = self._first(position.subject, 1)
+            if first is not None and first.number == position.ticket:
                 return True
             if deadline.passed:
                 return False
-            if first is None or first.number > place.number:  # expired in a long queue, or lost by a server restart
-                self._waiting.pop(place.number, None)
-                word = self._draw_and_listen(place)
+            if first is None or first.number > position.number:  # expired in a long queue, or lost by a server restart
+                self._waiting.pop(position.number, None)
+                word = self._draw_and_listen(position)
             elif self._clock.wait(word, deadline.remaining(_LOOK_SECONDS)):
                 return True
 
-    def _draw_and_listen(self, place: _Place) -> Flag:
-        self._draw(place, only_first=False)
+    def _draw_and_listen(self, position: _QueuePosition) -> Flag:
+        self._draw(position, only_first=False)
         # A message that came earlier is not missed: the caller looks up the first ticket next.
-        word = self._waiting[place.number] = Flag()
+        word = self._waiting[position.number] = Flag()
         return word
 
-    def leave(self, place: _Place) -> None:
+    def leave(self, position: _QueuePosition) -> None:
         """Release the lock to the next ticket. It may be called again after an interrupt."""
         try:
-            if place.ticket is not None:
-                self._release(place)
+            if position.ticket is not None:
+                self._release(position)
         except BaseException:  # interrupted
-            self.abandon(place)
+            self.abandon(position)
             raise
 
-    def _release(self, place: _Place) -> None:
-        word = self._waiting.get(place.number)
+    def _release(self, position: _QueuePosition) -> None:
+        word = self._waiting.get(position.number)
         try:
-            following = self._delete_and_look(place)
-            if place.has_turn or (word is not None and word.is_set()):
-                self._send_word(following or self._first(place.subject, 1))
+            following = self._delete_and_look(position)
+            if position.has_lock or (word is not None and word.is_set()):
+                self._send_word(following or self._first(position.subject, 1))
         except ReaderGroupError:
             pass  # the ticket expires
-        self._waiting.pop(place.number, None)
-        place.ticket = None
+        self._waiting.pop(position.number, None)
+        position.ticket = None
 
     def _send_word(self, following: _Ticket | None) -> None:
         if following is not None and following.word is not None:
             word = Outgoing(following.word, b"", {_TICKET: str(following.number)}, has_answer=False)
             self._connection.send(word)
 
-    def abandon(self, place: _Place) -> None:
+    def abandon(self, position: _QueuePosition) -> None:
         """Leave the queue without waiting for an answer. The next owner finds out when it polls."""
-        place.is_abandoned = True
-        ticket = place.ticket
+        position.is_abandoned = True
+        ticket = position.ticket
         if ticket is not None:
             self._waiting.pop(ticket, None)
             with suppress(ReaderGroupError):
                 self._connection.send(self._deletion_of(ticket)._replace(has_answer=False))
-            place.ticket = None
+            position.ticket = None
 
-    def _draw(self, place: _Place, *, only_first: bool) -> bool:
+    def _draw(self, position: _QueuePosition, *, only_first: bool) -> bool:
         """Draw a new ticket. With ``only_first``, return False if there are other tickets."""
         headers = {EXPECTED: "0"} if only_first else {}
-        outgoing = Outgoing(place.subject, self._word.encode(), headers)
-        place.ticket = None
-        answer = self._ask([outgoing], heard=partial(self._note, place))[0]
+        outgoing = Outgoing(position.subject, self._word.encode(), headers)
+        position.ticket = None
+        answer = self._ask([outgoing], heard=partial(self._note, position))[0]
         if answer.is_from_nobody:
             self._make_stream()
-            answer = self._ask([outgoing], heard=partial(self._note, place))[0]
+            answer = self._ask([outgoing], heard=partial(self._note, position))[0]
         if answer.is_from_nobody:
-            raise self._connection.unavailable("the stream of the line cannot be reached")
-        if place.ticket is not None:
+            raise self._connection.unavailable("the stream of the fair lock cannot be reached")
+        if position.ticket is not None:
             return True
         if only_first and b'"error"' in answer.data:
             return False
-        raise self._connection.unavailable(f"the line gives no ticket: {answer.data[:200]!r}")
+        raise self._connection.unavailable(f"the fair lock gives no ticket: {answer.data[:200]!r}")
 
-    def _note(self, place: _Place, answers: list[list[Answer]]) -> None:
+    def _note(self, position: _QueuePosition, answers: list[list[Answer]]) -> None:
         """Store the ticket. Runs in the hidden thread, so that a ticket is known even if its call was interrupted."""
         answer = answers[0][0]
         if answer.is_from_nobody:
@@ -191,17 +191,17 @@ class FairLock:
         with suppress(CorruptStoreError):
             document = answer.document
             if "error" not in document and isinstance(document.get("seq"), int):
-                place.ticket = document["seq"]
-                if place.is_abandoned:
-                    self.abandon(place)
+                position.ticket = document["seq"]
+                if position.is_abandoned:
+                    self.abandon(position)
 
     def _first(self, subject: str, sequence: int) -> _Ticket | None:
         """Return the first ticket from this number on; None if there is none."""
         return self._ticket_in(self._ask([self._next(subject, sequence)])[0])
 
-    def _delete_and_look(self, place: _Place) -> _Ticket | None:
-        following = self._next(place.subject, place.number + 1)
-        return self._ticket_in(self._ask([self._deletion_of(place.number), following])[1])
+    def _delete_and_look(self, position: _QueuePosition) -> _Ticket | None:
+        following = self._next(position.subject, position.number + 1)
+        return self._ticket_in(self._ask([self._deletion_of(position.number), following])[1])
 
     def _deletion_of(self, ticket: int) -> Outgoing:
         return Outgoing(self._api.delete, request(seq=ticket, no_erase=True))
@@ -246,6 +246,6 @@ class FairLock:
             return None
         number = sequence_in(answer.headers)
         if number is None:
-            raise self._connection.unavailable("the line's answer cannot be read")
+            raise self._connection.unavailable("the answer of the fair lock cannot be read")
         word = answer.data.decode("ascii", "replace")
         return _Ticket(number, word if self._any_word.fullmatch(word) else None)

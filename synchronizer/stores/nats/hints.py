@@ -15,18 +15,18 @@ from .wire import Head
 
 #: Names are never reused, so the cache must be limited. A forgotten segment costs a round trip.
 _MAX_SEGMENTS: Final = 500
-_MAX_PLACES: Final = 64
+_MAX_STARTS: Final = 64
 _MAX_VALUES: Final = 200
 
 
-class Place(NamedTuple):
-    """A place in a segment: the messages from ``sequence`` on hold the bytes from ``offset`` on."""
+class MessageStart(NamedTuple):
+    """Where a message starts in a segment: the messages from ``sequence`` on hold the bytes from ``offset`` on."""
 
     offset: int
     sequence: int
 
 
-class Value(NamedTuple):
+class AttributeValue(NamedTuple):
     """The value of an attribute (None: absent), and the sequence to expect on its subject."""
 
     value: bytes | None
@@ -38,8 +38,8 @@ class _Known:
         self.head: Head | None = None
         self.life: int | None = None
         self.changes = 0
-        self.places: list[Place] = []
-        self.values: OrderedDict[str, Value] = OrderedDict()
+        self.starts: list[MessageStart] = []
+        self.values: OrderedDict[str, AttributeValue] = OrderedDict()
 
 
 class Hints:
@@ -62,7 +62,7 @@ class Hints:
             if anyhow or known.head is None or known.head.sequence < head.sequence:
                 known.head = head
             self.newest = max(self.newest, head.sequence)
-            _insert(known.places, Place(head.length, head.sequence + 1))
+            _insert(known.starts, MessageStart(head.length, head.sequence + 1))
 
     def forget_head(self, segment: str) -> None:
         with self._lock:
@@ -91,11 +91,11 @@ class Hints:
         with self._lock:
             self._of(segment).life = sequence
 
-    def value(self, segment: str, attribute: str) -> Value | None:
+    def value(self, segment: str, attribute: str) -> AttributeValue | None:
         known = self._known.get(segment)
         return None if known is None else known.values.get(attribute)
 
-    def see_value(self, segment: str, attribute: str, value: Value) -> None:
+    def see_value(self, segment: str, attribute: str, value: AttributeValue) -> None:
         with self._lock:
             values = self._of(segment).values
             values[attribute] = value
@@ -107,23 +107,23 @@ class Hints:
         with self._lock:
             self._of(segment).values.pop(attribute, None)
 
-    def see_place(self, segment: str, place: Place) -> None:
+    def note_start(self, segment: str, start: MessageStart) -> None:
         with self._lock:
-            _insert(self._of(segment).places, place)
+            _insert(self._of(segment).starts, start)
 
-    def place_before(self, segment: str, offset: int) -> Place | None:
-        """Return the last known place at or before the offset."""
+    def start_before(self, segment: str, offset: int) -> MessageStart | None:
+        """Return the last known start of a message at or before the offset."""
         with self._lock:
             known = self._known.get(segment)
-            index = bisect_right(known.places, Place(offset, 1 << 63)) if known else 0
-            return known.places[index - 1] if known and index else None
+            index = bisect_right(known.starts, MessageStart(offset, 1 << 63)) if known else 0
+            return known.starts[index - 1] if known and index else None
 
-    def place_after(self, segment: str, offset: int) -> Place | None:
-        """Return the first known place after the offset."""
+    def start_after(self, segment: str, offset: int) -> MessageStart | None:
+        """Return the first known start of a message after the offset."""
         with self._lock:
             known = self._known.get(segment)
-            index = bisect_right(known.places, Place(offset, 1 << 63)) if known else 0
-            return known.places[index] if known and index < len(known.places) else None
+            index = bisect_right(known.starts, MessageStart(offset, 1 << 63)) if known else 0
+            return known.starts[index] if known and index < len(known.starts) else None
 
     def _of(self, segment: str) -> _Known:
         known = self._known.get(segment)
@@ -136,11 +136,11 @@ class Hints:
         return known
 
 
-def _insert(places: list[Place], place: Place) -> None:
-    index = bisect_right(places, place)
-    if index and places[index - 1].offset == place.offset:
-        places[index - 1] = place  # keep the later message: those between are empty
+def _insert(starts: list[MessageStart], start: MessageStart) -> None:
+    index = bisect_right(starts, start)
+    if index and starts[index - 1].offset == start.offset:
+        starts[index - 1] = start  # keep the later message: those between are empty
         return
-    places.insert(index, place)
-    if len(places) > _MAX_PLACES:
-        del places[1:-1:2]  # every second one, so that the rest stays spread
+    starts.insert(index, start)
+    if len(starts) > _MAX_STARTS:
+        del starts[1:-1:2]  # every second one, so that the rest stays spread

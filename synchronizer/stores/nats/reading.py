@@ -17,7 +17,7 @@ from synchronizer.threads.flag import Flag
 from ..contract import not_found, sealed
 from .connection import NatsConnection
 from .frames import Answer, Outgoing, error_in
-from .hints import Hints, Place, Value
+from .hints import AttributeValue, Hints, MessageStart
 from .rights import Api
 from .wire import (
     BATCH_ID,
@@ -60,10 +60,10 @@ _logger = logging.getLogger(__name__)
 class Snapshot(NamedTuple):
     """The attributes at one moment, with removed ones (None) as far as they are still stored."""
 
-    values: Mapping[str, Value]
+    values: Mapping[str, AttributeValue]
 
-    def value(self, name: str) -> Value:
-        return self.values.get(name, Value(None, 0))
+    def value(self, name: str) -> AttributeValue:
+        return self.values.get(name, AttributeValue(None, 0))
 
 
 class Listing(NamedTuple):
@@ -81,7 +81,7 @@ class _Gap(Exception):
     """Bytes that existed a moment ago are gone."""
 
 
-class SegmentReader:
+class NatsReader:
     """Reads the segments of one stream."""
 
     def __init__(
@@ -244,7 +244,7 @@ class SegmentReader:
             empty_answers = 0 if messages else empty_answers + 1
 
     def _head_and_messages(self, segment: str, offset: int, max_bytes: int) -> tuple[Head, list[Stored]]:
-        place = self._hints.place_before(segment, offset)
+        place = self._hints.start_before(segment, offset)
         if place is None or offset - place.offset > _NEAR_BYTES:
             return self.head(segment), []
         wanted = offset - place.offset + max_bytes
@@ -293,13 +293,13 @@ class SegmentReader:
         return [message]
 
     def _see_places(self, segment: str, message: Stored, begin: int) -> None:
-        self._hints.see_place(segment, Place(begin, message.sequence))
-        self._hints.see_place(segment, Place(begin + len(message.data), message.sequence + 1))
+        self._hints.note_start(segment, MessageStart(begin, message.sequence))
+        self._hints.note_start(segment, MessageStart(begin + len(message.data), message.sequence + 1))
 
-    def _locate(self, segment: str, head: Head, offset: int) -> Place:
+    def _locate(self, segment: str, head: Head, offset: int) -> MessageStart:
         """Return a place at or shortly before the offset."""
-        low = self._hints.place_before(segment, offset) or Place(head.start_offset, 0)
-        high = self._hints.place_after(segment, offset) or Place(head.length, head.sequence + 1)
+        low = self._hints.start_before(segment, offset) or MessageStart(head.start_offset, 0)
+        high = self._hints.start_after(segment, offset) or MessageStart(head.length, head.sequence + 1)
         is_guess = True
         while high.sequence - low.sequence > 1 and high.offset - low.offset > _NEAR_BYTES:
             share = (offset - low.offset) / (high.offset - low.offset) if is_guess else 0.5
@@ -308,14 +308,14 @@ class SegmentReader:
             middle = low.sequence + min(max(1, int(span * share)), span - 1)
             message = self._at(segment, middle)
             if message is None or message.sequence >= high.sequence:
-                high = Place(high.offset, middle)
+                high = MessageStart(high.offset, middle)
                 continue
             begin = head_of(message.sequence, message.headers).offset
-            self._hints.see_place(segment, Place(begin, message.sequence))
+            self._hints.note_start(segment, MessageStart(begin, message.sequence))
             if begin > offset:
-                high = Place(begin, middle)
+                high = MessageStart(begin, middle)
             else:
-                low = Place(begin, message.sequence)
+                low = MessageStart(begin, message.sequence)
         return low
 
     def _first_offset(self, segment: str, head: Head) -> int:
@@ -400,7 +400,7 @@ class SegmentReader:
         self._hints.see_changes(segment, *moments)
         return Snapshot(
             {
-                name_in(message.subject, message.headers): Value(value_of(message), message.sequence)
+                name_in(message.subject, message.headers): AttributeValue(value_of(message), message.sequence)
                 for message in messages
             }
         )

@@ -40,13 +40,13 @@ class Rights(NamedTuple):
 
 def rights_of(stream: str, inbox_prefix: str = "_INBOX") -> Rights:
     """Return the least rights that a user of the store needs. If one is missing, an error names it."""
-    api, line = Api(stream), Api(queue_stream_of(stream))
+    api, queue = Api(stream), Api(queue_stream_of(stream))
     return Rights(
         publish=(
             *(f"{stream}.{kind}.>" for kind in STORED_KINDS),
             *(api.info, api.create, api.purge, api.get, api.delete, api.direct_get),
             f"{queue_stream_of(stream)}.>",
-            *(line.create, line.delete, line.direct_get),
+            *(queue.create, queue.delete, queue.direct_get),
             f"{grant_prefix_of(stream)}.>",
         ),
         subscribe=(f"{inbox_prefix}.>", f"{stream}.{NEWS_KIND}.>", f"{grant_prefix_of(stream)}.>"),

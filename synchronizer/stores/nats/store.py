@@ -63,10 +63,10 @@ from ..contract import (
 )
 from .address import NatsAddress, parse_address
 from .connection import AnswerLostError, NatsConnection, NotPermittedError, NotSentError
-from .fair_lock import FairLock
+from .fair_lock import TicketLock
 from .frames import Answer, Outgoing, error_in
-from .hints import Hints, Value
-from .reading import SegmentReader, Snapshot, read_answer
+from .hints import AttributeValue, Hints
+from .reading import NatsReader, Snapshot, read_answer
 from .rights import Api
 from .waiting import NatsWaiters
 from .wire import (
@@ -177,11 +177,9 @@ class NatsStore(SegmentStore):
             largest_append=min(MAX_APPEND_BYTES, self._part_bytes * (MAX_BATCH - MAX_ATTRIBUTE_CHANGES - 10)),
         )
         self._hints = Hints()
-        self._reader = SegmentReader(
-            self._connection, self._subjects, self._hints, address.timeout_seconds, replicas > 1
-        )
+        self._reader = NatsReader(self._connection, self._subjects, self._hints, address.timeout_seconds, replicas > 1)
         self._waiters = NatsWaiters(self._connection, self._subjects, self._hints, self._reader.heads, clock)
-        self._fair_lock = FairLock(self._connection, address.stream, clock)
+        self._fair_lock = TicketLock(self._connection, address.stream, clock)
         if not address.is_durable:
             _warn_once(self.url)
 
@@ -236,9 +234,9 @@ class NatsStore(SegmentStore):
         self._hints.forget(segment)
 
     def _try_delete(self, segment: str, head: Head) -> bool:
-        mark = head_header(head.length, head.length, head.length, DELETED)
+        header = head_header(head.length, head.length, head.length, DELETED)
         messages = [
-            _Message(self._subjects.data(segment), b"", {EXPECTED: str(head.sequence), **ROLLUP, **mark}),
+            _Message(self._subjects.data(segment), b"", {EXPECTED: str(head.sequence), **ROLLUP, **header}),
             _Message(self._subjects.name(segment), b""),  # a second message here: the name is no longer listed
             _Message(self._subjects.changes(segment), b"", {GROUP: DELETED, **ROLLUP}),
         ]
@@ -329,8 +327,8 @@ class NatsStore(SegmentStore):
         raise self._contended(segment)
 
     def _try_truncate(self, segment: str, head: Head, offset: int, first: int) -> bool:
-        mark = head_header(head.length, head.length, offset, head.mark)
-        message = _Message(self._subjects.data(segment), b"", {EXPECTED: str(head.sequence), **mark})
+        header = head_header(head.length, head.length, offset, head.status)
+        message = _Message(self._subjects.data(segment), b"", {EXPECTED: str(head.sequence), **header})
         try:
             sequence = self._store_repeatable([message])
         except StoreFullError:
@@ -338,7 +336,7 @@ class NatsStore(SegmentStore):
             self._purge(self._subjects.data(segment), first)
             sequence = self._store_repeatable([message])
         if sequence is not None:
-            self._see(segment, Head(sequence, head.length, head.length, offset, head.mark))
+            self._see(segment, Head(sequence, head.length, head.length, offset, head.status))
         return sequence is not None
 
     def seal(self, segment: str) -> SegmentInfo:
@@ -348,10 +346,10 @@ class NatsStore(SegmentStore):
             head = self._reader.head(segment)
             if head.is_sealed:
                 return _info(segment, head)
-            mark = head_header(head.length, head.length, head.start_offset, SEALED)
+            header = head_header(head.length, head.length, head.start_offset, SEALED)
             sequence = self._store_repeatable(
                 [
-                    _Message(self._subjects.data(segment), b"", {EXPECTED: str(head.sequence), **mark}),
+                    _Message(self._subjects.data(segment), b"", {EXPECTED: str(head.sequence), **header}),
                     _Message(self._subjects.name(segment), segment.encode(), ROLLUP),
                 ]
             )
@@ -369,7 +367,7 @@ class NatsStore(SegmentStore):
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
         check_fair_lock(segment, timeout)
         self._check_open()
-        return self._fair_lock.held(segment, timeout, store=self)
+        return self._fair_lock.acquire(segment, timeout, store=self)
 
     def close(self) -> None:
         if os.getpid() != self._process_id:
@@ -425,13 +423,13 @@ class NatsStore(SegmentStore):
     def _plan_by_hints(self, part: Append) -> _Plan | None:
         """Plan without asking the server; return None if the hints are not enough or suggest a conflict."""
         head = self._hints.head(part.segment)
-        if head is None or part.expected_offset not in (None, head.length) or head.mark != OPEN:
+        if head is None or part.expected_offset not in (None, head.length) or head.status != OPEN:
             return None
         values = {}
         for name, change in part.attributes.items():
             value = self._hints.value(part.segment, name)
             if value is None and change.expected is None:
-                value = Value(None, 0)  # most likely the attribute never existed
+                value = AttributeValue(None, 0)  # most likely the attribute never existed
             if value is None:
                 return None
             values[name] = value
@@ -476,8 +474,8 @@ class NatsStore(SegmentStore):
         view = memoryview(data)
         for first in range(0, len(data), self._part_bytes):
             part = bytes(view[first : first + self._part_bytes])
-            mark = head_header(head.length + first, length, head.start_offset, PART)
-            yield _Message(subject, part, {**expected, **mark})
+            header = head_header(head.length + first, length, head.start_offset, PART)
+            yield _Message(subject, part, {**expected, **header})
             expected = {}
         yield _Message(subject, b"", head_header(length, length, head.start_offset, OPEN))
 
@@ -513,7 +511,7 @@ class NatsStore(SegmentStore):
             self._hints.see_changes(segment, sequences.get(self._subjects.changes(segment), 0))
             for name, change in plan.part.attributes.items():
                 subject = self._subjects.attribute(segment, name)
-                self._hints.see_value(segment, name, Value(change.new, sequences[subject]))
+                self._hints.see_value(segment, name, AttributeValue(change.new, sequences[subject]))
                 if change.new is None:
                     self._purge_unheard(subject, sequences[subject] + 1)
             results.append(Appended(plan.head.length, length))

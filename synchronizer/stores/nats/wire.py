@@ -59,20 +59,20 @@ class Head(NamedTuple):
     offset: int  # of the message's own bytes
     length: int
     start_offset: int
-    mark: str
+    status: str
 
     @property
     def is_sealed(self) -> bool:
-        return self.mark == SEALED
+        return self.status == SEALED
 
     @property
     def is_deleted(self) -> bool:
-        return self.mark == DELETED
+        return self.status == DELETED
 
     @property
     def is_part(self) -> bool:
         """Whether more messages of the same append follow, so that this one is not the segment's state."""
-        return self.mark == PART
+        return self.status == PART
 
 
 OPEN: Final = "open"
@@ -87,8 +87,8 @@ REMOVED: Final = "removed"
 SET: Final = "set"
 
 
-def head_header(offset: int, length: int, start_offset: int, mark: str) -> dict[str, str]:
-    return {HEAD: f"{offset} {length} {start_offset} {mark}"}
+def head_header(offset: int, length: int, start_offset: int, status: str) -> dict[str, str]:
+    return {HEAD: f"{offset} {length} {start_offset} {status}"}
 
 
 def head_of(sequence: int, headers: Headers) -> Head:

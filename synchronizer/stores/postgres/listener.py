@@ -42,7 +42,7 @@ _LOCK_MILLISECONDS: Final = 500
 _POLL_SECONDS: Final = 0.02
 
 
-class Subscription:
+class StoreWatch:
     """The watch of one store: collects the announcements since the last `wait`."""
 
     def __init__(self, listener: Listener) -> None:
@@ -102,7 +102,7 @@ class Listener:
         self._names = Names(address.schema)
         self._lock = threading.Lock()
         self._changed = Bell()  # rings for `_registered` and `_is_failing`
-        self._subscriptions: set[Subscription] = set()
+        self._subscriptions: set[StoreWatch] = set()
         self._expected_until: dict[str, float] = {}
         self._registered: set[str] = set()
         self._is_failing = False
@@ -116,13 +116,13 @@ class Listener:
         """Start the thread. Call it once."""
         self._thread.start()
 
-    def subscribe(self) -> Subscription:
-        subscription = Subscription(self)
+    def subscribe(self) -> StoreWatch:
+        subscription = StoreWatch(self)
         with self._lock:
             self._subscriptions.add(subscription)
         return subscription
 
-    def unsubscribe(self, subscription: Subscription) -> None:
+    def unsubscribe(self, subscription: StoreWatch) -> None:
         with self._lock:
             self._subscriptions.discard(subscription)
 

@@ -83,7 +83,7 @@ class Gate:
         return _retry(lambda: _try_flock(self._gate), deadline, pause_us=(20, 60))
 
 
-class FairLock:
+class FairFileLock:
     """Locks by name, first come, first served between threads and processes. A crash releases the locks it held.
 
     Each contender draws a ticket, locks the byte of that number, and gets the lock when no lower byte is locked. The
@@ -100,7 +100,7 @@ class FairLock:
         self._path = path
         self._database = database
 
-    def held(self, name: str, timeout: float) -> AbstractContextManager[bool]:
+    def acquire(self, name: str, timeout: float) -> AbstractContextManager[bool]:
         """Hold the lock inside the block; yields whether it was obtained within ``timeout`` seconds.
 
         It is not obtained if the process has no free descriptor, or the disk no room for the few bytes of its file.
@@ -129,7 +129,7 @@ class _Contender(AbstractContextManager[bool]):
             self._file = open_side_file(self._path, self._database)
             file = self._file.fileno()
             ticket = self._draw_ticket(file, deadline)
-            return ticket is not None and self._await_turn(file, ticket, deadline)
+            return ticket is not None and self._await_lock(file, ticket, deadline)
         except StoreUnavailableError:
             raise
         except OSError:
@@ -149,7 +149,7 @@ class _Contender(AbstractContextManager[bool]):
         _fcntl(file, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, self._counter, 8)
         return ticket
 
-    def _await_turn(self, file: int, ticket: int, deadline: Deadline) -> bool:
+    def _await_lock(self, file: int, ticket: int, deadline: Deadline) -> bool:
         while True:
             kind, start = _fcntl(file, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, self._first, ticket)
             if kind == fcntl.F_UNLCK:

@@ -79,7 +79,7 @@ class Step(Generic[C]):
         self._woken.put(None)
 
 
-class Batch(Generic[C]):
+class StepBatch(Generic[C]):
     """The steps of one commit. Further steps may join until the commit.
 
     ``may_be_stored`` is set before the commit: if its thread is interrupted between then and ``is_complete``, the
@@ -108,7 +108,7 @@ class GroupCommit(Generic[C]):
     batch. ``execute`` settles every step of its batch.
     """
 
-    def __init__(self, execute: Callable[[Batch[C]], None]) -> None:
+    def __init__(self, execute: Callable[[StepBatch[C]], None]) -> None:
         self._execute = execute
         self._lock = threading.Lock()
         self._queue: list[Step[C]] = []  # replaced and appended to with the lock held
@@ -126,13 +126,13 @@ class GroupCommit(Generic[C]):
     ) -> R:
         """Run ``run`` in a commit; return or raise its outcome once it is committed."""
         step: Step[C] = Step(run, weight=weight, wakes=wakes, alone=alone, essential=essential)
-        batch: Batch[C] | None = None
+        batch: StepBatch[C] | None = None
         try:
             self._join(step)
             while not step.is_done and not self._leads(step):
                 step.sleep()
             if not step.is_done:
-                batch = Batch(step, self._after)
+                batch = StepBatch(step, self._after)
                 self._execute(batch)
                 batch.is_complete = True
         finally:
@@ -168,7 +168,7 @@ class GroupCommit(Generic[C]):
         with self._lock:
             return self._queue[place:]
 
-    def _leave(self, step: Step[C], batch: Batch[C] | None) -> None:
+    def _leave(self, step: Step[C], batch: StepBatch[C] | None) -> None:
         """Hand leadership to the next step, if ``step`` led. Calling it twice is harmless.
 
         Steps whose leader was interrupted before its commit stay in the queue. Steps that were given up are skipped.
@@ -189,7 +189,7 @@ class GroupCommit(Generic[C]):
                 all_gone.put(None)
 
 
-def _end(batch: Batch[C]) -> None:
+def _end(batch: StepBatch[C]) -> None:
     for step in batch.steps:
         if batch.is_complete:
             step.is_done = step.is_settled

@@ -72,8 +72,8 @@ from . import rows as sqlite_rows
 from . import schema as sqlite_schema
 from . import steps as sqlite_steps
 from .file import Header
-from .file_lock import FairLock, Gate
-from .group_commit import Batch, GroupCommit, Step
+from .file_lock import FairFileLock, Gate
+from .group_commit import GroupCommit, Step, StepBatch
 from .identity import OpenFile
 from .notify import NotifyFile, can_watch
 from .rows import DamagedError
@@ -126,7 +126,7 @@ class SqliteStore(SegmentStore):
             many_hosts=False,
             atomic_multi_append=True,
             server_side_copy=True,
-            fair_lock=FairLock.is_available(),
+            fair_lock=FairFileLock.is_available(),
         )
         # The lock files must have one name, whichever link the file is opened through.
         self._path = os.path.realpath(path)
@@ -157,7 +157,7 @@ class SqliteStore(SegmentStore):
                 self._log.look_at(self._writer)
             self._file.add(*(f"{self._path}{suffix}" for suffix in ("-wal", "-shm", ".lock")))
             opened.pop_all()  # nothing failed: all stays open
-        self._fair_lock = FairLock(f"{self._path}.fair", self._path)
+        self._fair_lock = FairFileLock(f"{self._path}.fair", self._path)
         self._commits: GroupCommit[sqlite3.Connection] = GroupCommit(self._execute)
         self._waiters = Waiters(self._open_watch, self._changed, self._clock)
         _open_stores.add(self)
@@ -288,7 +288,7 @@ class SqliteStore(SegmentStore):
         self._check_open()
         if not self.guarantees.fair_lock:
             return super().fair_lock(segment, timeout)
-        return self._fair_lock.held(segment, timeout)
+        return self._fair_lock.acquire(segment, timeout)
 
     def close(self) -> None:
         if self._has_ended or os.getpid() != self._process_id:
@@ -324,7 +324,7 @@ class SqliteStore(SegmentStore):
         self._check_open()
         return self._commits.run(run, weight=weight, wakes=wakes, alone=alone, essential=essential)
 
-    def _execute(self, batch: Batch[sqlite3.Connection]) -> None:
+    def _execute(self, batch: StepBatch[sqlite3.Connection]) -> None:
         try:
             try:
                 self._gate.acquire(self._write_timeout)
@@ -346,7 +346,7 @@ class SqliteStore(SegmentStore):
         except (CorruptStoreError, StoreUnavailableError) as error:
             raise OutcomeUnknownError(f"what was written may be lost: {error.message}", **error.facts) from error
 
-    def _commit(self, batch: Batch[sqlite3.Connection]) -> None:
+    def _commit(self, batch: StepBatch[sqlite3.Connection]) -> None:
         """Run the steps in one transaction; if that fails, each in a transaction of its own."""
         connection = self._writer_of_unread() if batch.steps[0].alone else self._writer
         failure = self._try_to_commit(batch, batch.newcomers(), connection)
@@ -359,7 +359,7 @@ class SqliteStore(SegmentStore):
             self._settle(batch.steps, failure)
 
     def _commit_alone(
-        self, batch: Batch[sqlite3.Connection], step: Step[sqlite3.Connection], connection: sqlite3.Connection
+        self, batch: StepBatch[sqlite3.Connection], step: Step[sqlite3.Connection], connection: sqlite3.Connection
     ) -> _Failure | None:
         failure = self._try_to_commit(batch, [step], connection)
         if failure and failure.is_full:
@@ -372,7 +372,7 @@ class SqliteStore(SegmentStore):
 
     def _try_to_commit(
         self,
-        batch: Batch[sqlite3.Connection],
+        batch: StepBatch[sqlite3.Connection],
         steps: Iterable[Step[sqlite3.Connection]],
         connection: sqlite3.Connection,
     ) -> _Failure | None:

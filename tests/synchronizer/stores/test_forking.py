@@ -15,7 +15,7 @@ import pytest
 
 from synchronizer.stores import forking
 from synchronizer.stores.forking import close_own, forks_wait, open_own
-from synchronizer.stores.sqlite.file_lock import FairLock, Gate
+from synchronizer.stores.sqlite.file_lock import FairFileLock, Gate
 from tests.synchronizer.stores.sqlite.gates import held
 from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
@@ -198,24 +198,24 @@ class Child:
         assert os.waitpid(self._pid, 0)[1] == 0
 
 
-@pytest.mark.skipif(not FairLock.is_available(), reason="no locks of open files here")
+@pytest.mark.skipif(not FairFileLock.is_available(), reason="no locks of open files here")
 def test_a_child_keeps_no_fair_lock_that_another_thread_holds(tmp_path: Path) -> None:
-    lock = FairLock(str(tmp_path / "fair"))
+    lock = FairFileLock(str(tmp_path / "fair"))
     holding, may_leave = threading.Event(), threading.Event()
 
     def hold() -> bool:
-        with lock.held("s", LONG) as is_held:
+        with lock.acquire("s", LONG) as is_held:
             holding.set()
             return is_held and may_leave.wait(LONG)
 
     thread = CallInThread(hold)
     assert holding.wait(LONG)
     with Child():
-        with lock.held("s", 0) as is_held:
+        with lock.acquire("s", 0) as is_held:
             assert not is_held
         may_leave.set()
         assert thread.ended() is True
-        with lock.held("s", LONG) as is_held:  # as soon as the child has begun
+        with lock.acquire("s", LONG) as is_held:  # as soon as the child has begun
             assert is_held
 
 

@@ -14,7 +14,7 @@ from synchronizer.store import MAX_ATTRIBUTE_CHANGES, AttributeChange
 from synchronizer.stores import open_store
 from synchronizer.stores.nats import reading as nats_reading
 from synchronizer.stores.nats.frames import Answer, Outgoing
-from synchronizer.stores.nats.reading import Listing, SegmentReader
+from synchronizer.stores.nats.reading import Listing, NatsReader
 from synchronizer.stores.nats.store import NatsStore
 
 
@@ -141,11 +141,11 @@ def test_of_more_attributes_than_are_told_at_once_none_is_left_out(
     for first in range(0, len(names), MAX_ATTRIBUTE_CHANGES):
         chunk = names[first : first + MAX_ATTRIBUTE_CHANGES]
         store.append("s", b"", attributes={name: AttributeChange(None, b"0") for name in chunk})
-    listed = SegmentReader._listed
+    listed = NatsReader._listed
     stale = store._reader._listed(store._subjects.attributes("s"))
     lists: list[Listing] = []
 
-    def list_late(reader: SegmentReader, subject_filter: str) -> Listing:
+    def list_late(reader: NatsReader, subject_filter: str) -> Listing:
         listing = listed(reader, subject_filter) if lists or comes == "between" else stale
         if not lists and comes == "between":
             other.append("s", b"", attributes={"new": AttributeChange(None, b"1")})
@@ -155,7 +155,7 @@ def test_of_more_attributes_than_are_told_at_once_none_is_left_out(
     with open_store(nats_url) as other:
         if comes == "before":
             other.append("s", b"", attributes={"new": AttributeChange(None, b"1")})
-        monkeypatch.setattr(SegmentReader, "_listed", list_late)
+        monkeypatch.setattr(NatsReader, "_listed", list_late)
         assert store.attributes("s") == expected | {"new": b"1"}
     assert len(lists) > 1
 

@@ -52,8 +52,8 @@ from synchronizer.stores import open_store
 from synchronizer.stores.nats import client as nats_client
 from synchronizer.stores.nats import store as backend
 from synchronizer.stores.nats.frames import Answer
-from synchronizer.stores.nats.hints import Place
-from synchronizer.stores.nats.reading import SegmentReader
+from synchronizer.stores.nats.hints import MessageStart
+from synchronizer.stores.nats.reading import NatsReader
 from synchronizer.stores.nats.store import NatsStore
 from tests.servers.nats import NatsCluster, NatsServer
 from tests.servers.proxy import TcpProxy
@@ -417,14 +417,14 @@ def test_a_change_of_attributes_alone_is_refused_if_the_segment_ends_while_it_is
     """What the change depends on is asked for after the head, which was open a moment ago."""
     with open_store(nats_url) as other, open_store(nats_url) as store:
         other.create("s")
-        ask = SegmentReader.life
+        ask = NatsReader.life
 
-        def ask_late(reader: SegmentReader, segment: str) -> int:
+        def ask_late(reader: NatsReader, segment: str) -> int:
             monkeypatch.setattr(NatsStore, "_purge", lambda *_: None)  # as if `other` stood still there
             getattr(other, verb)("s")
             return ask(reader, segment)
 
-        monkeypatch.setattr(SegmentReader, "life", ask_late)
+        monkeypatch.setattr(NatsReader, "life", ask_late)
         with pytest.raises(SealedError if verb == "seal" else NotFoundError):
             store.append("s", b"", attributes={"a": AttributeChange(None, b"1")})
 
@@ -507,9 +507,9 @@ def test_places_that_are_remembered_wrongly_hide_and_cost_nothing(nats_url: str,
         for _ in range(4):
             other.append("s", b"data")
         assert store.info("s").length == 16
-        store._hints.see_place("s", Place(4, sequence))
+        store._hints.note_start("s", MessageStart(4, sequence))
         assert store.read("s", 4, 100) == b"data" * 3
-        store._hints.see_place("s", Place(4, sequence))
+        store._hints.note_start("s", MessageStart(4, sequence))
         store.truncate("s", 5)
         assert other.read("s", 5, 100) == b"atadatadata"
 

@@ -11,12 +11,12 @@ import pytest
 from synchronizer.errors import StoreUnavailableError
 from synchronizer.store import SegmentStore
 from synchronizer.stores import open_store
-from synchronizer.stores.sqlite.file_lock import FairLock, Gate
+from synchronizer.stores.sqlite.file_lock import FairFileLock, Gate
 from tests.synchronizer.stores.sqlite.gates import held
 from tests.waiting import PATIENCE_SECONDS
 
 LONG = PATIENCE_SECONDS
-pytestmark = pytest.mark.skipif(not FairLock.is_available(), reason="no locks of open files here")
+pytestmark = pytest.mark.skipif(not FairFileLock.is_available(), reason="no locks of open files here")
 
 
 def test_the_gate_lets_one_through_at_a_time(tmp_path: Path) -> None:
@@ -92,12 +92,12 @@ def test_a_fair_lock_is_passed_on_first_come_first_served(tmp_path: Path, url: s
 
 
 def test_who_gives_up_leaves_the_queue(tmp_path: Path) -> None:
-    lock = FairLock(str(tmp_path / "fair"))
-    with lock.held("s", LONG):
+    lock = FairFileLock(str(tmp_path / "fair"))
+    with lock.acquire("s", LONG):
         for _ in range(3):
-            with lock.held("s", 0.01) as is_held:
+            with lock.acquire("s", 0.01) as is_held:
                 assert not is_held
-    with lock.held("s", 0) as is_held:
+    with lock.acquire("s", 0) as is_held:
         assert is_held
 
 

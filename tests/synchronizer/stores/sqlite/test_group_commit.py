@@ -12,7 +12,7 @@ import pytest
 from synchronizer.errors import ClosedError, NotFoundError, OutcomeUnknownError, ReaderGroupError, StoreFullError
 from synchronizer.store import Appended, Conflict
 from synchronizer.stores.sqlite.file_lock import Gate
-from synchronizer.stores.sqlite.group_commit import Batch, GroupCommit
+from synchronizer.stores.sqlite.group_commit import GroupCommit, StepBatch
 from synchronizer.stores.sqlite.store import SqliteStore
 from tests.synchronizer.stores.sqlite.gates import held
 from tests.waiting import PATIENCE_SECONDS, until
@@ -32,7 +32,7 @@ class Commits:
         self.group: GroupCommit[list[object]] = GroupCommit(self._execute)
         self.stored: list[object] = []
 
-    def _execute(self, batch: Batch[list[object]]) -> None:
+    def _execute(self, batch: StepBatch[list[object]]) -> None:
         for step in batch.newcomers():
             step.try_to_run(self.stored)
         self.is_committing.set()
@@ -134,7 +134,7 @@ def test_the_companions_of_an_interrupted_thread_go_on_or_learn_that_the_outcome
         assert commits.is_committing.wait(LONG)
         leader, companion = commits.queue_up(threads, range(1, 3))
 
-        def fail_the_second(batch: Batch[list[object]]) -> None:
+        def fail_the_second(batch: StepBatch[list[object]]) -> None:
             assert len(list(batch.newcomers())) == 2
             batch.may_be_stored = is_committing
             commits.group._execute = commits._execute
@@ -245,7 +245,7 @@ def count_commits(store: SqliteStore) -> list[None]:
     commits: list[None] = []
     execute = store._commits._execute
 
-    def counting(batch: Batch[object]) -> None:
+    def counting(batch: StepBatch[object]) -> None:
         commits.append(None)
         execute(batch)
 
