@@ -82,7 +82,7 @@ def forget(synchronizer: StateSynchronizer[S], attribute: str) -> None:
 
 
 @dataclass
-class _Call(Generic[N]):
+class _ListenerCall(Generic[N]):
     after: HeardUpTo  # the position after the call
     done: bool = False
     error: BaseException | None = None
@@ -135,7 +135,7 @@ class DurableListening(Generic[S, N]):
         self._stopping = False
         self._stepping = threading.Lock()  # guards the attributes below
         self._ended = False
-        self._call: _Call[N] | None = None
+        self._call: _ListenerCall[N] | None = None
         self._failures = 0  # of calls, in a row
         self._troubles = 0  # of rounds, in a row
         self._call_at = float("-inf")
@@ -300,7 +300,7 @@ class DurableListening(Generic[S, N]):
         if not self._record() or following is None or self._clock.monotonic() >= self._role.valid_until:
             return False
         notification, after = following
-        self._call = _Call(after)
+        self._call = _ListenerCall(after)
         try:
             self._caller.put(notification)
             self._caller.deliver()
@@ -316,7 +316,7 @@ class DurableListening(Generic[S, N]):
         self._call.done = True
         self._wake.set()
 
-    def _take_up_call(self, call: _Call[N]) -> None:
+    def _take_up_call(self, call: _ListenerCall[N]) -> None:
         self._call = None
         if call.error is not None:
             self._pause("a durable listener raised", call.error)

@@ -27,7 +27,7 @@ from .scaling.pool import ReaderPool
 from .scaling.worker import MAX_BATCH_EVENTS, Worker
 from .streams.config import SegmentId
 from .streams.data.block import Block, encode_block
-from .streams.event import Event, EventBatch, Part
+from .streams.event import BlockSlice, Event, EventBatch
 from .streams.serializers import BytesSerializer, JsonSerializer, PydanticSerializer, Serializer, checked_dumps
 
 T = TypeVar("T")
@@ -129,8 +129,8 @@ def make_event(
         keys=[routing_key],
         headers=[headers],
     )
-    part = Part(Block(segment, offset, block), 0, 1)
-    return EventBatch([part], SegmentId(segment), "test", fencing_token, serializer)[0]
+    only = BlockSlice(Block(segment, offset, block), 0, 1)
+    return EventBatch([only], SegmentId(segment), "test", fencing_token, serializer)[0]
 
 
 def _serializer_for(data: Any) -> Serializer[Any]:

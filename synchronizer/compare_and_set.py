@@ -95,7 +95,7 @@ class Cell:
         self._tried.clear()
 
 
-class Change(NamedTuple):
+class CellChange(NamedTuple):
     """One part of `change_together`: a cell, and the arguments of `Cell.change`."""
 
     cell: Cell
@@ -103,8 +103,8 @@ class Change(NamedTuple):
     data: bytes
 
 
-def change_together(store: SegmentStore, changes: Sequence[Change]) -> bool:
-    """Change cells of several segments in one step. Return False, with nothing changed, if one is not as expected.
+def change_together(store: SegmentStore, changes: Sequence[CellChange]) -> bool:
+    """CellChange cells of several segments in one step. Return False, with nothing changed, if one is not as expected.
 
     Raise `StoreUnavailableError` if the answer is lost. Only `Cell.load` of the cells then finds out the outcome.
     """

@@ -71,7 +71,7 @@ NOT_TYPED: Mapping[str, frozenset[str]] = {
     }),
     "our own code calls it": frozenset({
         "BatchClient.ranges_between", "Deadline.remaining", "EventBatch.offset_after", "EventBatch.only",
-        "EventBatch.parts_after", "PollingNotifier.detect", "Staging.encode", "Staging.write_encoded",
+        "EventBatch.slices_after", "PollingNotifier.detect", "Staging.encode", "Staging.write_encoded",
         "StreamManager.delete_staged", "StreamManager.finish_pending", "StreamManager.resolve",
         "StreamManager.segment_lengths", "StreamManager.tail_cut", "Subscription.put", "Subscription.receive",
         "TransitionFeed.put",

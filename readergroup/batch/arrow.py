@@ -12,10 +12,10 @@ from synchronizer.arguments import check_type
 
 from ..streams.config import number_of, stream_of
 from ..streams.data.block import Block
-from ..streams.event import Part
+from ..streams.event import BlockSlice
 from ..streams.manager import StreamManager
 from .ranges import SegmentRange
-from .reading import Parts
+from .reading import RangeReader
 
 try:
     import numpy
@@ -64,41 +64,41 @@ class RecordBatches(Iterator[pyarrow.RecordBatch]):
     ) -> None:
         self.schema = schema(columns)
         self._range = segment_range
-        self._parts = Parts(streams, segment_range)
+        self._reader = RangeReader(streams, segment_range)
 
     def __next__(self) -> pyarrow.RecordBatch:
-        parts = self._parts.take(MAX_ROWS)
-        if not parts:
+        slices = self._reader.take(MAX_ROWS)
+        if not slices:
             raise StopIteration
-        columns = _Columns(self._range, parts)
+        columns = _Columns(self._range, slices)
         arrays = [getattr(columns, name)() for name in self.schema.names]
         return pyarrow.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
 class _Columns:
-    """The columns of the events in some parts of a range."""
+    """The columns of the events in some slices of a range."""
 
-    def __init__(self, segment_range: SegmentRange, parts: Sequence[Part]) -> None:
+    def __init__(self, segment_range: SegmentRange, slices: Sequence[BlockSlice]) -> None:
         self._segment = segment_range.segment
-        self._parts = parts
-        self._rows = sum(part.size for part in parts)
-        self._tables = [_table(part.block) for part in parts]
+        self._slices = slices
+        self._rows = sum(each.size for each in slices)
+        self._tables = [_table(each.block) for each in slices]
 
     def event(self) -> pyarrow.Array:
         tables = [table for table in self._tables if table is not None]
-        if len(tables) < len(self._parts) or len({table.itemsize for table in tables}) > 1:
-            data = chain.from_iterable(part.block.data[part.start : part.stop] for part in self._parts)
+        if len(tables) < len(self._slices) or len({table.itemsize for table in tables}) > 1:
+            data = chain.from_iterable(each.block.data[each.start : each.stop] for each in self._slices)
             return pyarrow.array(list(data), _TYPES["event"])
-        events = numpy.concatenate(list(map(_rows_of, self._parts, tables)))
+        events = numpy.concatenate(list(map(_rows_of, self._slices, tables)))
         bounds = numpy.arange(self._rows + 1, dtype=numpy.int32) * events.itemsize
         buffers = [None, pyarrow.py_buffer(bounds), pyarrow.py_buffer(events)]
         return pyarrow.Array.from_buffers(_TYPES["event"], self._rows, buffers)
 
     def offset(self) -> pyarrow.Array:
-        return pyarrow.array(numpy.concatenate(list(map(_offsets, self._parts, self._tables))))
+        return pyarrow.array(numpy.concatenate(list(map(_offsets, self._slices, self._tables))))
 
     def routing_key(self) -> pyarrow.Array:
-        keys = list(chain.from_iterable(part.block.keys[part.start : part.stop] for part in self._parts))
+        keys = list(chain.from_iterable(each.block.keys[each.start : each.stop] for each in self._slices))
         try:
             return pyarrow.array(keys, pyarrow.string())
         except UnicodeEncodeError:  # half of a surrogate pair is a valid key, but not valid text
@@ -106,8 +106,8 @@ class _Columns:
 
     def written_at(self) -> pyarrow.Array:
         times = numpy.repeat(
-            numpy.array([part.block.written_at for part in self._parts], numpy.int64),
-            [part.size for part in self._parts],
+            numpy.array([each.block.written_at for each in self._slices], numpy.int64),
+            [each.size for each in self._slices],
         )
         return pyarrow.array(times).cast(_TYPES["written_at"])
 
@@ -151,13 +151,13 @@ def _element_type(prefix: int, size: int) -> numpy.dtype[numpy.void]:
     return numpy.dtype([("prefix", f"S{prefix}"), ("event", f"V{size}")])
 
 
-def _rows_of(part: Part, table: NDArray[numpy.void]) -> NDArray[numpy.void]:
-    return table[part.block.skipped + part.start : part.block.skipped + part.stop]
+def _rows_of(each: BlockSlice, table: NDArray[numpy.void]) -> NDArray[numpy.void]:
+    return table[each.block.skipped + each.start : each.block.skipped + each.stop]
 
 
-def _offsets(part: Part, table: NDArray[numpy.void] | None) -> NDArray[numpy.int64]:
-    """Return where each event of the part starts, as `Block.offsets` does."""
-    block = part.block
+def _offsets(each: BlockSlice, table: NDArray[numpy.void] | None) -> NDArray[numpy.int64]:
+    """Return where each event of the each starts, as `Block.offsets` does."""
+    block = each.block
     if table is not None:
         size = table.itemsize
         element = size + (2 if size < 256 else 3 if size < 65_536 else 5)
@@ -169,4 +169,4 @@ def _offsets(part: Part, table: NDArray[numpy.void] | None) -> NDArray[numpy.int
         starts = block.events_end - elements[::-1].cumsum()[::-1]
     if not block.skipped:
         starts[0] = block.block_offset
-    return starts[part.start : part.stop]
+    return starts[each.start : each.stop]

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..streams.config import Record, SegmentId, data_segment
+from ..streams.config import FrozenModel, SegmentId, data_segment
 
 
-class SegmentRange(Record):
+class SegmentRange(FrozenModel):
     """The events of one segment from offset ``start`` up to ``end``. Has a pickle and a JSON form; names no store."""
 
     segment: SegmentId

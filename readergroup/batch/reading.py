@@ -10,7 +10,7 @@ from synchronizer.arguments import check_type
 
 from ..group.assigned_segment import AssignedSegment
 from ..streams.config import stream_of
-from ..streams.event import Event, EventBatch, Part
+from ..streams.event import BlockSlice, Event, EventBatch
 from ..streams.manager import StreamManager
 from ..streams.serializers import BytesSerializer, Serializer, check_serializer
 from .ranges import SegmentRange
@@ -21,8 +21,8 @@ T = TypeVar("T")
 MAX_EVENTS: Final = 10_000
 
 
-class Parts:
-    """Takes the parts of a range, some at a time. For one thread."""
+class RangeReader:
+    """Reads the events of a range as slices of its blocks. For one thread."""
 
     def __init__(self, streams: StreamManager, segment_range: SegmentRange) -> None:
         check_type(segment_range, SegmentRange, "segment_range")
@@ -39,19 +39,19 @@ class Parts:
             BytesSerializer(),
         )
 
-    def take(self, max_events: int) -> list[Part]:
+    def take(self, max_events: int) -> list[BlockSlice]:
         """Return the next events, at most ``max_events``; none at the end."""
         try:
-            parts = self._segment.take_parts(max_events)
+            slices = self._segment.take_slices(max_events)
         except NotFoundError:
             self._explain_missing()
-        if not parts and self._segment.known_length < self._range.end and not self._is_gone:
+        if not slices and self._segment.known_length < self._range.end and not self._is_gone:
             raise InvalidArgumentError(
                 "the range goes beyond the end of the segment; take ranges from segment_ranges",
                 range=str(self._range),
                 length=self._streams.store.info(self._range.data_segment).length,
             )
-        return parts
+        return slices
 
     def _explain_missing(self) -> NoReturn:
         """Raise the reason why the segment is missing; if only its data is gone, the next call returns the end."""
@@ -82,13 +82,13 @@ class Batches(Iterator[EventBatch[T]]):
         self._range = segment_range
         self._serializer = check_serializer(serializer)
         self._max_events = max_events
-        self._parts = Parts(streams, segment_range)
+        self._reader = RangeReader(streams, segment_range)
 
     def __next__(self) -> EventBatch[T]:
-        parts = self._parts.take(self._max_events)
-        if not parts:
+        slices = self._reader.take(self._max_events)
+        if not slices:
             raise StopIteration
-        return EventBatch(parts, self._range.segment, self._range.incarnation, 0, self._serializer)
+        return EventBatch(slices, self._range.segment, self._range.incarnation, 0, self._serializer)
 
 
 class Events(Iterator[Event[T]], Generic[T]):

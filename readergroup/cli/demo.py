@@ -14,7 +14,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
-from ..demo import Outcome, run
+from ..demo import DemoResult, run
 from ..demo.corpus import Corpus, of_path, standard_library
 from .screen import count, out, warn
 from .session import Failed
@@ -121,7 +121,7 @@ def _keep_only(picture: Path) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _report(outcome: Outcome, console: Console) -> None:
+def _report(outcome: DemoResult, console: Console) -> None:
     verdict = outcome.verdict
     console.print(f"\n{count(outcome.readers, 'reader')} read the stream in {outcome.seconds:.0f} s.")
     if verdict.right:

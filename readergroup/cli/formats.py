@@ -18,7 +18,7 @@ import msgpack
 
 from ..streams.data.block import MAX_EVENT_BYTES, Headers
 from ..streams.event import EventBatch
-from .records import Record, Records, Sink
+from .records import ImportedRecord, Records, Sink
 from .session import Failed, WrongUsage
 
 
@@ -132,13 +132,13 @@ class JsonLineRecords:
         self.position = 0
         self._file = file
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[ImportedRecord]:
         while line := self._file.readline(_MAX_LINE_BYTES):
             self.position += len(line)
             yield _of_line(line)
 
 
-def _of_line(line: bytes) -> Record:
+def _of_line(line: bytes) -> ImportedRecord:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -149,7 +149,7 @@ def _of_line(line: bytes) -> Record:
         raise ValueError(f"the field {min(unknown)!r} is not known")
     if ("data" in found) == ("data_base64" in found):
         raise ValueError("a line has either data or data_base64")
-    return Record(_json_data(found), _routing_key(found), _json_headers(found.get("headers_base64")))
+    return ImportedRecord(_json_data(found), _routing_key(found), _json_headers(found.get("headers_base64")))
 
 
 def _json_data(found: Mapping[str, Any]) -> bytes:
@@ -219,7 +219,7 @@ class MsgpackRecords:
         self._read += len(data)
         return data
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[ImportedRecord]:
         unpacker = msgpack.Unpacker(self, unicode_errors="surrogatepass", max_buffer_size=_MAX_LINE_BYTES)
         while True:
             try:
@@ -234,7 +234,7 @@ class MsgpackRecords:
             raise ValueError("the file ends inside it")
 
 
-def _of_map(found: object) -> Record:
+def _of_map(found: object) -> ImportedRecord:
     if not isinstance(found, dict) or not isinstance(found.get("data"), bytes):
         raise ValueError("a record is a map with the bytes of an event as data")
     if unknown := found.keys() - {"data", "routing_key", "headers", "written_at"}:
@@ -242,4 +242,4 @@ def _of_map(found: object) -> Record:
     headers = found.get("headers")
     if not isinstance(headers, dict | None):
         raise ValueError("headers is a map of texts to bytes")
-    return Record(found["data"], _routing_key(found), headers)
+    return ImportedRecord(found["data"], _routing_key(found), headers)

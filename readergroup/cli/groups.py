@@ -14,7 +14,7 @@ from ..group.lag import GroupLag
 from ..group.model.checkpoint import Checkpoint
 from ..group.model.state import ReaderGroupState, SegmentState
 from ..group.reader_group import ReaderGroup
-from ..group.starting import Place
+from ..group.starting import ResetTarget
 from ..streams.config import SegmentId, StreamCut
 from .screen import count, out, print_json, say, size, table
 from .session import WrongUsage, session
@@ -128,14 +128,14 @@ def reset(
     """Move a group to another position. Running readers continue there. Asks first on a terminal."""
     with session(context).connect() as client:
         found = client.groups.get(group)
-        place = _place(found, to)
+        place = _reset_target(found, to)
         confirm(f"Reset the reader group {group} to {to}?", yes)
         found.reset(place)
         cuts = found.stream_cuts()
     say(f"{group}: goes on at {', '.join(map(str, cuts.values()))}")
 
 
-def _place(group: ReaderGroup, text: str) -> Place:
+def _reset_target(group: ReaderGroup, text: str) -> ResetTarget:
     match text:
         case "head" | "tail":
             return text

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 
 from ..streams.event import EventBatch
-from .records import Record
+from .records import ImportedRecord
 from .session import Failed
 
 SCHEMA: Final = pyarrow.schema(
@@ -99,7 +99,7 @@ class ParquetRecords:
             raise Failed(f"the file has no column 'event'; it has {', '.join(found.names)}")
         self._columns = [name for name in _READ if name in found.names]
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[ImportedRecord]:
         rows = 0
         for batch in self._file.iter_batches(_READ_ROWS, columns=self._columns):
             columns = [
@@ -110,4 +110,4 @@ class ParquetRecords:
             for data, key, headers in zip(*columns, strict=True):
                 if data is None:
                     raise ValueError("the event is null")
-                yield Record(data, key, dict(headers) if headers else None)
+                yield ImportedRecord(data, key, dict(headers) if headers else None)

@@ -9,7 +9,7 @@ from ..streams.data.block import Headers
 from ..streams.event import EventBatch
 
 
-class Record(NamedTuple):
+class ImportedRecord(NamedTuple):
     """An event to import."""
 
     data: bytes
@@ -30,4 +30,4 @@ class Records(Protocol):
     unit: str
     position: int
 
-    def __iter__(self) -> Iterator[Record]: ...
+    def __iter__(self) -> Iterator[ImportedRecord]: ...

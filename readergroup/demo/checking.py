@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from operator import lt
 from typing import Final
 
-from .counting import UNSIGNED, Record, number_of_words
+from .counting import UNSIGNED, BatchRecord, number_of_words
 
 _MAX_DIFFERENCES: Final = 20
 
@@ -67,7 +67,7 @@ class Verdict:
             self.differences.append(sentence)
 
 
-def check(truth: Mapping[str, FileTruth], records: Iterable[Record], died: Collection[int]) -> Verdict:
+def check(truth: Mapping[str, FileTruth], records: Iterable[BatchRecord], died: Collection[int]) -> Verdict:
     """Compare the records with the truth.
 
     ``records`` with one fencing token are in the order of writing. ``died`` holds the tokens of assignments whose
@@ -92,7 +92,7 @@ def check(truth: Mapping[str, FileTruth], records: Iterable[Record], died: Colle
     return verdict
 
 
-def _check_offsets(record: Record, last_offsets: dict[tuple[int, str], int], verdict: Verdict) -> None:
+def _check_offsets(record: BatchRecord, last_offsets: dict[tuple[int, str], int], verdict: Verdict) -> None:
     """Check that each owner read the events of a segment in the order of their offsets."""
     owner = (record.fencing_token, record.segment)
     offsets = [last_offsets.get(owner, -1), *record.offsets]
@@ -102,7 +102,7 @@ def _check_offsets(record: Record, last_offsets: dict[tuple[int, str], int], ver
 
 
 def _check_run(
-    name: str, truth: FileTruth, read: _Read, record: Record, run: slice, died: Collection[int], verdict: Verdict
+    name: str, truth: FileTruth, read: _Read, record: BatchRecord, run: slice, died: Collection[int], verdict: Verdict
 ) -> None:
     """Check lines of one file that were read one after another."""
     numbers = record.numbers[run]
@@ -125,7 +125,9 @@ def _check_run(
     _take_in(name, read, record, run, first, end, verdict)
 
 
-def _judge_jump(name: str, first: int, read: _Read, record: Record, died: Collection[int], verdict: Verdict) -> None:
+def _judge_jump(
+    name: str, first: int, read: _Read, record: BatchRecord, died: Collection[int], verdict: Verdict
+) -> None:
     if first > read.next:
         verdict.differ(f"{name}: line {first} was read when line {read.next} was due: lines were skipped")
     elif record.fencing_token == read.token:
@@ -136,7 +138,7 @@ def _judge_jump(name: str, first: int, read: _Read, record: Record, died: Collec
         )
 
 
-def _take_in(name: str, read: _Read, record: Record, run: slice, first: int, end: int, verdict: Verdict) -> None:
+def _take_in(name: str, read: _Read, record: BatchRecord, run: slice, first: int, end: int, verdict: Verdict) -> None:
     offsets = record.offsets[run]
     repeated = max(0, min(end, read.new) - first)
     if repeated:

@@ -32,7 +32,7 @@ UNSIGNED: Final = "Q"
 _WORD: Final = re.compile(r"\w+")
 
 
-class Record(NamedTuple):
+class BatchRecord(NamedTuple):
     """A worker's account of one batch. The arrays have an item per line, ``files`` a pair per run of one file."""
 
     segment: str
@@ -63,9 +63,9 @@ class CountWords:
         return {"folder": self.folder, "_file": None}
 
 
-def _record(batch: EventBatch[Line]) -> Record:
+def _record(batch: EventBatch[Line]) -> BatchRecord:
     lines = [line for _, line in batch.data]
-    return Record(
+    return BatchRecord(
         segment=batch.segment,
         fencing_token=batch.fencing_token,
         files=[(key or "", sum(1 for _ in run)) for key, run in groupby(batch.routing_keys)],
@@ -90,13 +90,13 @@ def record_files(folder: Path) -> Sequence[Path]:
     return sorted(folder.glob("worker-*.records"))
 
 
-def encode(record: Record) -> bytes:
+def encode(record: BatchRecord) -> bytes:
     segment, token, files, *columns = record
     body: bytes = msgpack.packb((segment, token, files, *(column.tobytes() for column in columns)))
     return _HEADER.pack(len(body), len(record.numbers)) + body
 
 
-def read_records(path: Path) -> Iterator[Record]:
+def read_records(path: Path) -> Iterator[BatchRecord]:
     """Iterate over the complete records of a file, without an incomplete last one."""
     data = memoryview(path.read_bytes())
     start = _HEADER.size
@@ -105,11 +105,11 @@ def read_records(path: Path) -> Iterator[Record]:
         if start + length > len(data):
             return
         segment, token, files, *columns = msgpack.unpackb(data[start : start + length])
-        yield Record(segment, token, files, *(array(UNSIGNED, column) for column in columns))
+        yield BatchRecord(segment, token, files, *(array(UNSIGNED, column) for column in columns))
         start += length + _HEADER.size
 
 
-class Progress:
+class RecordedLines:
     """How many lines each worker process has recorded, by the headers of its records only."""
 
     def __init__(self, folder: Path) -> None:

@@ -60,7 +60,7 @@ def run_on_spark(corpus: Corpus, folder: Path, console: Console) -> SparkOutcome
     outcome.picture = folder / "demo-spark.png"
     address = f"sqlite:///{folder.resolve() / 'demo.db'}"
     with connect(address) as client, _session(folder, console) as spark:
-        performance = _Performance(client, spark, address, corpus, folder, outcome)
+        performance = _SparkDemoRun(client, spark, address, corpus, folder, outcome)
         performance.read_whole()
         performance.read_growing()
     with busy(console, "drawing"):
@@ -128,7 +128,7 @@ def _stderr_in(path: Path) -> Iterator[None]:
         os.close(before)
 
 
-class _Performance:
+class _SparkDemoRun:
     """One run: two streams, a writer, a query and the script."""
 
     def __init__(

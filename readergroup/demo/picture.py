@@ -114,7 +114,7 @@ def _draw_bars(axes: Axes, story: Story, ownership: Ownership, end: float) -> No
     _draw_legend(axes, colour, bool(kills))
 
 
-class _Piece(NamedTuple):
+class _AssignmentPiece(NamedTuple):
     """The part of an assignment during which its reader owned the same segments."""
 
     assignment: Assignment
@@ -127,7 +127,7 @@ class _Piece(NamedTuple):
     dead: bool
 
 
-def _pieces(assignments: Sequence[Assignment], killed_at: float | None, end: float) -> list[_Piece]:
+def _pieces(assignments: Sequence[Assignment], killed_at: float | None, end: float) -> list[_AssignmentPiece]:
     """Cut a reader's assignments into pieces, so that those of one moment share the row."""
 
     def stop(assignment: Assignment) -> float:
@@ -139,16 +139,16 @@ def _pieces(assignments: Sequence[Assignment], killed_at: float | None, end: flo
         owned = [each for each in assignments if each.start <= start and until <= stop(each)]
         dead = killed_at is not None and start >= killed_at
         for place, assignment in enumerate(owned):
-            pieces.append(_Piece(assignment, start, until, place / len(owned), 1 / len(owned), dead))
+            pieces.append(_AssignmentPiece(assignment, start, until, place / len(owned), 1 / len(owned), dead))
     return pieces
 
 
-def _box(piece: _Piece, row: int) -> tuple[float, float]:
+def _box(piece: _AssignmentPiece, row: int) -> tuple[float, float]:
     """Return the bottom and the height of a piece on the axes."""
     return row - _BAR / 2 + piece.top * _BAR, piece.height * _BAR - _GAP
 
 
-def _draw_piece(axes: Axes, piece: _Piece, row: int, colour: str) -> None:
+def _draw_piece(axes: Axes, piece: _AssignmentPiece, row: int, colour: str) -> None:
     span = [(piece.start, piece.end - piece.start)]
     if piece.dead:
         axes.broken_barh(span, _box(piece, row), facecolors="white", edgecolor=colour, hatch="////", zorder=2)
@@ -156,7 +156,7 @@ def _draw_piece(axes: Axes, piece: _Piece, row: int, colour: str) -> None:
         axes.broken_barh(span, _box(piece, row), facecolors=colour, zorder=2)
 
 
-def _label_pieces(axes: Axes, pieces: Sequence[_Piece], row: int, end: float) -> None:
+def _label_pieces(axes: Axes, pieces: Sequence[_AssignmentPiece], row: int, end: float) -> None:
     """Write the segment's number into the largest piece of each assignment."""
     for token in {piece.assignment.fencing_token: None for piece in pieces}:
         own = [piece for piece in pieces if piece.assignment.fencing_token == token and not piece.dead]

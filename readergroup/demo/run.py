@@ -24,7 +24,7 @@ from ..scaling.pool import PoolWorker, ReaderPool
 from ..streams.config import ScalingPolicy, SegmentId, number_of
 from .checking import FileTruth, Verdict, check
 from .corpus import Corpus, LineSerializer
-from .counting import CountWords, Progress, read_records, record_files
+from .counting import CountWords, RecordedLines, read_records, record_files
 from .display import Display, ReaderRow
 from .feeding import Feeder
 from .ownership import Ownership, OwnershipFollower
@@ -58,7 +58,7 @@ class DemoFailedError(ReaderGroupError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoResult:
     """The result of the demo. ``verdict.right`` says whether all lines are right."""
 
     verdict: Verdict
@@ -68,7 +68,7 @@ class Outcome:
     takeover_seconds: float
 
 
-def run(corpus: Corpus, folder: Path, console: Console) -> Outcome:
+def run(corpus: Corpus, folder: Path, console: Console) -> DemoResult:
     """Write, read, split, kill, check and draw. All files are in ``folder``, which exists."""
     looked_at = _tracked(console, "looking at the files", corpus.files)
     total = sum(sum(1 for _ in corpus.lines(name)) for name in looked_at)
@@ -76,7 +76,7 @@ def run(corpus: Corpus, folder: Path, console: Console) -> Outcome:
         raise DemoFailedError("there are no lines to read", input=corpus.title)
     console.print(f"{corpus.title}: {total:,} lines in {len(corpus.files):,} files")
     with Display(console, total) as display:
-        performance = _Performance(corpus, folder, total, display)
+        performance = _DemoRun(corpus, folder, total, display)
         performance.run()
     truth = {name: FileTruth(corpus.lines(name)) for name in _tracked(console, "reading the files", corpus.files)}
     records = [record for path in record_files(folder) for record in read_records(path)]
@@ -85,7 +85,7 @@ def run(corpus: Corpus, folder: Path, console: Console) -> Outcome:
     picture = folder / "demo.png"
     with busy(console, "drawing"):
         draw(performance.story, performance.ownership, _title(corpus, total), picture)
-    return Outcome(
+    return DemoResult(
         verdict=verdict,
         picture=picture,
         readers=len(performance.ownership.readers),
@@ -108,7 +108,7 @@ def _title(corpus: Corpus, total: int) -> str:
     return f"{total:,} lines of {corpus.title}, and the processes that read them"
 
 
-class _Performance:
+class _DemoRun:
     """One run: the writer, the pool, the script, and their state."""
 
     def __init__(self, corpus: Corpus, folder: Path, total: int, display: Display) -> None:
@@ -121,7 +121,7 @@ class _Performance:
         self.story = Story(self.now, display.say)
         self.ownership = Ownership()
         self._display = display
-        self._progress = Progress(folder)
+        self._progress = RecordedLines(folder)
         self._pids: dict[str, int] = {}
         self._killed: str | None = None
         self._tick = threading.Event()  # never set: the run polls

@@ -11,7 +11,7 @@ from synchronizer import SegmentStore, TruncatedError
 from ..streams.config import SegmentId, data_segment
 from ..streams.data.block import Block
 from ..streams.data.segment_reader import SegmentReader
-from ..streams.event import EventBatch, Part
+from ..streams.event import BlockSlice, EventBatch
 from ..streams.serializers import Serializer
 from .model.positions import SegmentPosition
 
@@ -43,7 +43,7 @@ class AssignedSegment(Generic[T]):
         self._serializer = serializer
         self._reader = SegmentReader(store, self.data_segment, offset)
         self._end = end
-        self._ahead: deque[Part] = deque()  # read, and not handed out
+        self._ahead: deque[BlockSlice] = deque()  # read, and not handed out
         self._at_end = False  # there is nothing more to read
         #: Whether ``on_release`` was called for the segment.
         self.leaving = False
@@ -77,34 +77,34 @@ class AssignedSegment(Generic[T]):
         self._at_end = True
 
     def take(self, max_events: int) -> EventBatch[T] | None:
-        """Return the next events, at most ``max_events``; None if there are none now. Raise as `take_parts`."""
-        parts = self.take_parts(max_events)
-        if not parts:
+        """Return the next events, at most ``max_events``; None if there are none now. Raise as `take_slices`."""
+        slices = self.take_slices(max_events)
+        if not slices:
             return None
-        return EventBatch(parts, self.segment, self._incarnation, self.token, self._serializer)
+        return EventBatch(slices, self.segment, self._incarnation, self.token, self._serializer)
 
-    def take_parts(self, max_events: int) -> list[Part]:
-        """Return the parts that hold the next events, at most ``max_events``; an empty list if there are none now.
+    def take_slices(self, max_events: int) -> list[BlockSlice]:
+        """Return the slices that hold the next events, at most ``max_events``; an empty list if there are none now.
 
         Raises `TruncatedError` once where data is gone; the next call continues where the remaining data starts.
         """
-        parts: list[Part] = []
+        slices: list[BlockSlice] = []
         wanted = max_events
-        while wanted > 0 and (self._ahead or self._read_on(may_ask=not parts)):
-            part = self._ahead.popleft()
-            if part.size > wanted:
-                self._ahead.appendleft(part._replace(start=part.start + wanted))
-                part = part._replace(stop=part.start + wanted)
-            parts.append(part)
-            wanted -= part.size
-        return parts
+        while wanted > 0 and (self._ahead or self._read_on(may_ask=not slices)):
+            taken = self._ahead.popleft()
+            if taken.size > wanted:
+                self._ahead.appendleft(taken._replace(start=taken.start + wanted))
+                taken = taken._replace(stop=taken.start + wanted)
+            slices.append(taken)
+            wanted -= taken.size
+        return slices
 
-    def put_back(self, parts: Sequence[Part]) -> None:
-        """Put back the parts taken last, which were not handed out. They come next."""
-        self._ahead.extendleft(reversed(parts))
+    def put_back(self, slices: Sequence[BlockSlice]) -> None:
+        """Put back the slices taken last, which were not handed out. They come next."""
+        self._ahead.extendleft(reversed(slices))
 
     def _read_on(self, *, may_ask: bool) -> bool:
-        """Read a further part ahead, and return whether there is one. Asks the store only if it ``may_ask``."""
+        """Read a further slice ahead, and return whether there is one. Asks the store only if it ``may_ask``."""
         if self._at_end or not (may_ask or self._reader.buffered):
             return False
         if self._is_beyond(self._reader.offset):
@@ -127,7 +127,7 @@ class AssignedSegment(Generic[T]):
         self._at_end = self._is_beyond(block.end)
         wanted = self._wanted_of(block)
         if wanted:
-            self._ahead.append(Part(block, 0, wanted))
+            self._ahead.append(BlockSlice(block, 0, wanted))
         return wanted > 0
 
     def _is_beyond(self, offset: int) -> bool:

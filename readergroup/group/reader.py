@@ -531,7 +531,7 @@ class Reader(Generic[T]):
         self._batch = None
         self._handed = self._done = 0
         if batch is not None and assigned is not None and handed < len(batch):
-            assigned.put_back(batch.parts_after(handed))
+            assigned.put_back(batch.slices_after(handed))
 
     def _next_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
         """Take the next batch in hand, with none of it handed out, and return it; None at the deadline.
@@ -593,7 +593,7 @@ class Reader(Generic[T]):
                 return self._batch
             else:  # the lease ran out meanwhile
                 assigned, batch = found
-                assigned.put_back(batch.parts_after(0))
+                assigned.put_back(batch.slices_after(0))
         if self._synchronizer.state.end_of_data:
             raise EndOfDataError("the group has read all of its streams", group=self._synchronizer.name)
         return None

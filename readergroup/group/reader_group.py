@@ -58,7 +58,7 @@ from .model.state import ReaderGroupState
 from .model.updates import UPDATES, ConfigureGroup
 from .notifiers import CheckpointNotifier, EndOfDataNotifier, ReaderNotifier, SegmentNotifier
 from .reader import CheckpointCallback, Reader, SegmentCallback
-from .starting import Place, initial_state, reset
+from .starting import ResetTarget, initial_state, reset
 from .state_manager import ReaderGroupStateManager
 
 T = TypeVar("T")
@@ -442,7 +442,7 @@ class ReaderGroup:
         name = f"cuts-{secrets.token_hex(8)}"
         return self.state.cuts_at(take_checkpoint(self._manager, name, silent=True, timeout=timeout).offsets)
 
-    def reset(self, to: Place, *, timeout: float | None = None) -> None:
+    def reset(self, to: ResetTarget, *, timeout: float | None = None) -> None:
         """Move the group to another place in its streams. Its readers continue from there.
 
         Each reader loses its segments and the events in hand, and calls ``on_assign`` for the segments that it gets.

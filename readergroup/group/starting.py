@@ -19,7 +19,7 @@ from .model.updates import ResetStream
 from .state_manager import ReaderGroupStateManager
 
 #: A place that a group can be reset to.
-Place = Checkpoint | Mapping[str, StreamCut] | datetime | Literal["head", "tail"]
+ResetTarget = Checkpoint | Mapping[str, StreamCut] | datetime | Literal["head", "tail"]
 
 
 def initial_state(config: ReaderGroupConfig, streams: StreamManager) -> ReaderGroupState:
@@ -36,14 +36,14 @@ def initial_state(config: ReaderGroupConfig, streams: StreamManager) -> ReaderGr
     return ReaderGroupState(config=config, streams=Map(followed), segments=Map(segments))
 
 
-def reset(manager: ReaderGroupStateManager, to: Place, *, timeout: float | None = None) -> None:
+def reset(manager: ReaderGroupStateManager, to: ResetTarget, *, timeout: float | None = None) -> None:
     """Move the group to ``to``, in all of its streams or in those that ``to`` names."""
     streams, config = manager.streams, manager.state.config
     deadline = Deadline(manager.synchronizer.clock, manager.synchronizer.timeout if timeout is None else timeout)
-    places = _places(streams, config, to, deadline)
-    partial = len(places) < len(config.streams) or None
+    starts = _starts_at(streams, config, to, deadline)
+    partial = len(starts) < len(config.streams) or None
     resets = []
-    for stream, place in places.items():
+    for stream, place in starts.items():
         metadata = streams.fetch_state(stream, timeout=deadline.remaining())
         end = config.end.get(stream)
         cut = streams.resolve(metadata, place, timeout=deadline.remaining(), argument=f"the place of {stream}")
@@ -54,7 +54,9 @@ def reset(manager: ReaderGroupStateManager, to: Place, *, timeout: float | None 
     manager.reset_streams(resets, timeout=deadline.remaining())
 
 
-def _places(streams: StreamManager, config: ReaderGroupConfig, to: Place, deadline: Deadline) -> Mapping[str, Start]:
+def _starts_at(
+    streams: StreamManager, config: ReaderGroupConfig, to: ResetTarget, deadline: Deadline
+) -> Mapping[str, Start]:
     if isinstance(to, datetime):
         return {each: cut_at(streams, each, to, timeout=deadline.remaining()) for each in config.streams}
     if to == "head" or to == "tail":

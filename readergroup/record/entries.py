@@ -18,7 +18,7 @@ from notifications import Change, Notification
 from synchronizer import Revision, UnknownUpdateError
 
 from ..group.notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
-from ..streams.config import Record, check_name
+from ..streams.config import FrozenModel, check_name
 from ..streams.data.block import cut_into_blocks, encode_block
 
 #: The attribute of the group's log that names the current life of its record.
@@ -50,7 +50,7 @@ KINDS: Final[dict[str, type[Notification]]] = {
 _NAMES: Final = {kind: name for name, kind in KINDS.items()}
 
 
-class RecordRange(Record):
+class RecordRange(FrozenModel):
     """The notifications of a record from offset ``start`` to ``end``. Has a pickle and a JSON form; names no store."""
 
     group: str

@@ -74,7 +74,7 @@ class Autoscaling:
         self._role = ExclusiveRole(synchronizer.store, synchronizer.segment, ROLE, self._clock)
         self._scaler: Scaler | None = None  # while the role is held
         self._look_at = float("-inf")
-        self._call: _Call | None = None
+        self._call: _CallbackCall | None = None
         self._failures = 0  # consecutive ones
         self._call_at = float("-inf")
         self._wake = Flag()
@@ -175,7 +175,7 @@ class Autoscaling:
         """Start a call in its own thread, so that this one can renew the role; return when to look again."""
         now = self._clock.monotonic()
         if now >= self._call_at and now < self._role.valid_until:
-            self._call = _Call(self._callback, decision, number_of_segments, self._wake, self._role.times_taken)
+            self._call = _CallbackCall(self._callback, decision, number_of_segments, self._wake, self._role.times_taken)
             return float("inf")
         self._look_at = min(self._look_at, self._call_at)
         return self._look_at
@@ -213,7 +213,7 @@ class Autoscaling:
         return observe_interval(self._timeout_seconds)
 
 
-class _Call:
+class _CallbackCall:
     """One call of the callback, in its own thread."""
 
     def __init__(

@@ -48,7 +48,7 @@ class Task(Generic[T]):
     retry: RetryPolicy
 
 
-class _StoppedError(Exception):
+class _WorkerStoppedError(Exception):
     """The worker was stopped while it waited for the next attempt; the events in hand are not processed."""
 
 
@@ -77,7 +77,7 @@ class Worker(Generic[T]):
                 on_ready()
                 while not self._stopping.is_set() and not self._work(reader):
                     pass
-        except _StoppedError:
+        except _WorkerStoppedError:
             _logger.info("worker %s was stopped before another attempt", self.reader_id)
         finally:
             if self._dead_letters is not None:
@@ -233,7 +233,7 @@ class Worker(Generic[T]):
                 error,
             )
             if self._clock.wait(self._stopping, delay):
-                raise _StoppedError
+                raise _WorkerStoppedError
             self._go_on()
             try:
                 returned = call()

@@ -71,7 +71,7 @@ class LocalNotificationSource(NotificationSource):
     one_host = True
 
 
-class Part(InputPartition):
+class NotificationPartition(InputPartition):
     """The notifications that one task reads."""
 
     def __init__(self, within: RecordRange) -> None:
@@ -92,7 +92,7 @@ class _Reading:
     def record(self) -> NotificationRecord:
         return client_of(self._options.url).groups.get(self._options.group).notification_record
 
-    def parts(self, within: RecordRange) -> Iterator[Part]:
+    def parts(self, within: RecordRange) -> Iterator[NotificationPartition]:
         store = client_of(self._options.url).store
         at = within.start
         while at < within.end:
@@ -102,11 +102,11 @@ class _Reading:
                 self.told(error)
                 at = error.start_offset
                 continue
-            yield Part(within.model_copy(update={"start": at, "end": end}))
+            yield NotificationPartition(within.model_copy(update={"start": at, "end": end}))
             at = end
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        if not isinstance(partition, Part):  # Spark makes such a partition of a plan without any
+        if not isinstance(partition, NotificationPartition):  # Spark makes such a partition of a plan without any
             return
         client, within = client_of(self._options.url), partition.within
         while within.start < within.end:

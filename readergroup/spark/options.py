@@ -17,7 +17,7 @@ from ..streams.config import SegmentId, StreamCut, check_name, check_stream_name
 from .offsets import cut_of
 
 #: Where reading begins or ends.
-Place = Literal["earliest", "latest"] | StreamCut | datetime
+ReadBound = Literal["earliest", "latest"] | StreamCut | datetime
 
 _UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
@@ -29,8 +29,8 @@ class ReadOptions(BaseModel):
 
     url: SecretStr
     stream: str
-    starting: Place | None = None
-    ending: Place | None = None
+    starting: ReadBound | None = None
+    ending: ReadBound | None = None
     max_bytes_per_partition: int = 128 * 1024 * 1024
     min_partitions: int = 1
     max_bytes_per_trigger: int | None = None
@@ -153,17 +153,17 @@ def _starting_notification(name: str, text: str) -> str | Revision:
         ) from error
 
 
-def _starting(name: str, text: str) -> Place:
-    return _place(name, text)
+def _starting(name: str, text: str) -> ReadBound:
+    return _read_bound(name, text)
 
 
-def _ending(name: str, text: str) -> Place:
+def _ending(name: str, text: str) -> ReadBound:
     if text.lower() == "earliest":
         raise InvalidArgumentError("nothing lies before 'earliest'; say where reading ends", option=name)
-    return _place(name, text)
+    return _read_bound(name, text)
 
 
-def _place(name: str, text: str) -> Place:
+def _read_bound(name: str, text: str) -> ReadBound:
     match text.lower():
         case "earliest":
             return "earliest"

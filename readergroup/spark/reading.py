@@ -20,7 +20,7 @@ from ..streams.config import StreamCut, number_of
 from ..streams.data.places import check_offset
 from ..streams.state import StreamState
 from .connection import client_of, patience_of, widen_pipe
-from .options import Place, ReadOptions
+from .options import ReadBound, ReadOptions
 from .planning import Ranges, planned
 from .retention import DataLoss, moved_to_data
 from .rows import Rows
@@ -50,7 +50,7 @@ class BatchReader(DataSourceReader):
         return record_batches(partition, self._rows, self._options)
 
 
-def resolved(client: Client, state: StreamState, place: Place) -> StreamCut:
+def resolved(client: Client, state: StreamState, place: ReadBound) -> StreamCut:
     """Return the cut of the place. Raise for a cut that does not stand at events of this stream."""
     if place == "earliest":
         return state.head_cut

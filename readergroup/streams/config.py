@@ -101,8 +101,8 @@ def _parse(segment: SegmentId) -> tuple[str, int]:
     return check_stream_name(stream), int(number)
 
 
-class Record(BaseModel):
-    """A value in the state or the description of a stream."""
+class FrozenModel(BaseModel):
+    """An immutable model that refuses unknown fields: a value in the state or the description of a stream."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -125,7 +125,7 @@ class StreamConfig(Configuration):
     scaling: ScalingPolicy = ScalingPolicy(segments=1)
 
 
-class KeyRange(Record):
+class KeyRange(FrozenModel):
     """The part of the key range [0, 1) from ``low`` up to but without ``high``."""
 
     low: float
@@ -199,7 +199,7 @@ class StreamCut(Configuration):
         return f"{self.stream}[{inside}]"
 
 
-class StreamInfo(Record):
+class StreamInfo(FrozenModel):
     """A description of a stream at one moment."""
 
     name: str

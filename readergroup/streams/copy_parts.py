@@ -27,7 +27,7 @@ from synchronizer.patience import Patience
 from synchronizer.threads.flag import Flag
 
 from ..errors import CorruptDataError
-from .config import Record
+from .config import FrozenModel
 from .data.block import Block, Buffer, encode_block
 from .data.segment_reader import SegmentReader, block_start
 
@@ -38,7 +38,7 @@ OnProgress = Callable[[int, int], object]
 _COPIED: Final = "copied"
 
 
-class CopyPart(Record):
+class CopyPart(FrozenModel):
     """One segment of a copy by events. It pickles, and has no address: any process can copy it."""
 
     #: Names in the store.
@@ -117,7 +117,7 @@ def _encoded(block: Block, end: int) -> Buffer:
     )
 
 
-class Progress:
+class CopyProgress:
     """Counts the copied bytes, and reports them by one thread at a time."""
 
     def __init__(self, total: int, tell: OnProgress | None) -> None:
@@ -139,7 +139,7 @@ def copy_by_events(
     patience: Callable[[], Patience],
     *,
     threads: int,
-    progress: Progress,
+    progress: CopyProgress,
     deadline: Deadline,
 ) -> None:
     """Copy all parts through this process, ``threads`` parts at a time."""

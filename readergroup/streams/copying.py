@@ -32,7 +32,7 @@ from synchronizer.callables import checked
 
 from ..errors import StreamExistsError
 from .config import StreamCut, StreamInfo, check_stream_name, data_segment, number_of, segment_id
-from .copy_parts import CopyPart, OnProgress, Progress, copy_by_events, copy_by_segments
+from .copy_parts import CopyPart, CopyProgress, OnProgress, copy_by_events, copy_by_segments
 from .data.places import Place
 from .data.segment_reader import block_start
 from .data_segments import DataSegments
@@ -72,7 +72,7 @@ class Copies:
         if state.is_being_copied:
             with self.told_what_is_gone(state):
                 parts = self.parts(state)
-                progress = Progress(sum(part.size for part in parts), on_progress)
+                progress = CopyProgress(sum(part.size for part in parts), on_progress)
                 if state.origin and state.origin.by == "segments":
                     copy_by_segments(self._store, parts, self._metadata.patience())
                     progress.advance(progress.total)

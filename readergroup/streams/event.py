@@ -106,7 +106,7 @@ class Event(Generic[T]):
         return f"Event({str(self.pointer)!r}, {len(self.raw)} bytes)"
 
 
-class Part(NamedTuple):
+class BlockSlice(NamedTuple):
     """The events of a block from ``start`` up to, but not including, ``stop``."""
 
     block: Block
@@ -131,18 +131,23 @@ class EventBatch(Sequence[Event[T]]):
     """
 
     def __init__(
-        self, parts: Sequence[Part], segment: SegmentId, incarnation: str, fencing_token: int, serializer: Serializer[T]
+        self,
+        slices: Sequence[BlockSlice],
+        segment: SegmentId,
+        incarnation: str,
+        fencing_token: int,
+        serializer: Serializer[T],
     ) -> None:
-        self._parts = parts
+        self._slices = slices
         self.segment = segment
         self.incarnation = incarnation
         self.fencing_token = fencing_token
         self.serializer = serializer
         #: The bytes of each event.
         self.raw: list[bytes] = (
-            _column(parts[0], parts[0].block.data)
-            if len(parts) == 1
-            else list(chain.from_iterable(_column(part, part.block.data) for part in parts))
+            _column(slices[0], slices[0].block.data)
+            if len(slices) == 1
+            else list(chain.from_iterable(_column(each, each.block.data) for each in slices))
         )
 
     @cached_property
@@ -154,54 +159,54 @@ class EventBatch(Sequence[Event[T]]):
 
     @cached_property
     def offsets(self) -> Sequence[int]:
-        return [offset for part in self._parts for offset in _column(part, part.block.offsets)]
+        return [offset for each in self._slices for offset in _column(each, each.block.offsets)]
 
     @cached_property
     def routing_keys(self) -> Sequence[str | None]:
-        return [key for part in self._parts for key in _column(part, part.block.keys)]
+        return [key for each in self._slices for key in _column(each, each.block.keys)]
 
     @cached_property
     def headers(self) -> Sequence[Headers]:
-        return [headers for part in self._parts for headers in _column(part, part.block.headers)]
+        return [headers for each in self._slices for headers in _column(each, each.block.headers)]
 
     @cached_property
     def written_at(self) -> Sequence[int]:
         """Microseconds since 1970, by the writer's clock."""
-        return [part.block.written_at for part in self._parts for _ in range(part.start, part.stop)]
+        return [each.block.written_at for each in self._slices for _ in range(each.start, each.stop)]
 
     @property
     def start(self) -> int:
         """The offset of the first event."""
-        first = self._parts[0]
+        first = self._slices[0]
         return first.block.offset_of(first.start)
 
     @cached_property
     def end(self) -> int:
         """The reader's offset in the segment once the batch is processed."""
-        return self._parts[-1].end
+        return self._slices[-1].end
 
     def offset_after(self, count: int) -> int:
         """Return the reader's offset in the segment once the first ``count`` events are processed."""
         return self.offsets[count] if count < len(self.raw) else self.end
 
-    def parts_after(self, count: int) -> list[Part]:
-        """Return the parts of the batch without its first ``count`` events."""
+    def slices_after(self, count: int) -> list[BlockSlice]:
+        """Return the slices of the batch without its first ``count`` events."""
         rest = []
-        for part in self._parts:
-            dropped = min(count, part.size)
+        for each in self._slices:
+            dropped = min(count, each.size)
             count -= dropped
-            if dropped < part.size:
-                rest.append(part._replace(start=part.start + dropped))
+            if dropped < each.size:
+                rest.append(each._replace(start=each.start + dropped))
         return rest
 
     def only(self, index: int) -> EventBatch[T]:
         """Return a batch of only the event at ``index``."""
-        for part in self._parts:
-            if index < part.size:
-                start = part.start + index
-                one = part._replace(start=start, stop=start + 1)
+        for each in self._slices:
+            if index < each.size:
+                start = each.start + index
+                one = each._replace(start=start, stop=start + 1)
                 return EventBatch([one], self.segment, self.incarnation, self.fencing_token, self.serializer)
-            index -= part.size
+            index -= each.size
         raise IndexError(index)
 
     def __len__(self) -> int:
@@ -226,6 +231,6 @@ class EventBatch(Sequence[Event[T]]):
 C = TypeVar("C")
 
 
-def _column(part: Part, column: list[C]) -> list[C]:
-    whole = part.start == 0 and part.stop == len(column)
-    return column if whole else column[part.start : part.stop]
+def _column(each: BlockSlice, column: list[C]) -> list[C]:
+    whole = each.start == 0 and each.stop == len(column)
+    return column if whole else column[each.start : each.stop]

@@ -19,8 +19,8 @@ from synchronizer import InvalidArgumentError, Map, NotFoundError, Revision, Sea
 from ..errors import StreamExistsError
 from .config import (
     MAX_SEGMENTS,
+    FrozenModel,
     KeyRange,
-    Record,
     SegmentId,
     StreamConfig,
     StreamCut,
@@ -36,7 +36,7 @@ from .routing import Routes
 from .transactions.committed import CommittedPart, CommittedTransaction, Committer, StreamTransactions
 
 
-class StreamSegment(Record):
+class StreamSegment(FrozenModel):
     """One segment, from the scale that created it until the state forgets it."""
 
     number: int
@@ -50,14 +50,14 @@ class StreamSegment(Record):
     retired_at: float | None = None
 
 
-class Scale(Record):
+class Scale(FrozenModel):
     """An announced scale: ``successors`` will replace ``predecessors``."""
 
     predecessors: tuple[int, ...]
     successors: tuple[StreamSegment, ...]
 
 
-class Origin(Record):
+class Origin(FrozenModel):
     """The source of a copy, with the offsets, by number of segment, where the copy starts and ends."""
 
     stream: str

@@ -43,7 +43,7 @@ class RoleValue(NamedTuple):
         return cls(holder_id, counter, tuple(payload))
 
 
-class _Seen(NamedTuple):
+class _SeenValue(NamedTuple):
     """A value that an observer saw, and that has not changed since."""
 
     stored: bytes | None
@@ -78,7 +78,7 @@ class ExclusiveRole:
         self._timeout_seconds = 0.0
         self._cell = Cell(store, segment, attribute)
         self._decoded: tuple[bytes | None, RoleValue] = (None, RoleValue())  # a value of the cell, and what it says
-        self._seen: _Seen | None = None
+        self._seen: _SeenValue | None = None
         self._looked_at = self._renew_at = float("-inf")
 
     def take(self, timeout_seconds: float) -> bool:
@@ -186,7 +186,7 @@ class ExclusiveRole:
         self._looked_at = asked_at
         seen, read_at = self._seen, self._clock.monotonic()
         if seen is None or seen.stored != self._cell.stored:
-            seen = _Seen(self._cell.stored, at=read_at, since=read_at)
+            seen = _SeenValue(self._cell.stored, at=read_at, since=read_at)
         elif is_gap:
             seen = seen._replace(since=read_at, gaps=seen.gaps + 1)
         else:

@@ -175,7 +175,7 @@ class Lease:
             return False
 
 
-class _Seen(NamedTuple):
+class _SeenLease(NamedTuple):
     value: bytes | None
     since: float
     renewed: bool  # while this process observed it
@@ -189,7 +189,7 @@ class LeaseObserver:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, int], _Seen] = {}  # by the holder and its incarnation
+        self._seen: dict[tuple[str, int], _SeenLease] = {}  # by the holder and its incarnation
         self._last = float("-inf")
         self._timeout_seconds = 0.0
         self._watches = False
@@ -275,7 +275,7 @@ class LeaseObserver:
             value = lease_value(found, values)
             before = self._seen.get(key)
             if before is None or before.value != value:
-                before = _Seen(value, now, renewed=before is not None)
+                before = _SeenLease(value, now, renewed=before is not None)
             seen[key] = before
             if asked_at - before.since >= timeout_seconds:
                 dead.append(holder)

@@ -358,8 +358,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
             Words(
                 DurableListening,
                 "_begin_call",
-                "self._call = _Call(after)",
-                "self._call = _Call(after); self._role.record(*after)",
+                "self._call = _ListenerCall(after)",
+                "self._call = _ListenerCall(after); self._role.record(*after)",
             ),
         ),
     ),

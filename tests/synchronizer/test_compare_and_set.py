@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from synchronizer import ANY, StoreUnavailableError
-from synchronizer.compare_and_set import Cell, Change, Outcome, append_at, change_together, remove_attributes
+from synchronizer.compare_and_set import Cell, CellChange, Outcome, append_at, change_together, remove_attributes
 from synchronizer.stores.memory import MemoryStore
 from synchronizer.testing import FailingStore
 
@@ -112,16 +112,16 @@ def test_a_segment_can_be_appended(store: FailingStore) -> None:
 def test_cells_are_changed_together_or_not_at_all(store: FailingStore) -> None:
     store.create("t")
     one, two = Cell(store, "s", "a"), Cell(store, "t", "a")
-    assert change_together(store, [Change(one, b"1", b"one"), Change(two, b"1", b"two")])
+    assert change_together(store, [CellChange(one, b"1", b"one"), CellChange(two, b"1", b"two")])
     one.load()
     assert not change_together(
-        store, [Change(one, b"2", b"more"), Change(two, b"2", b"more")]
+        store, [CellChange(one, b"2", b"more"), CellChange(two, b"2", b"more")]
     )  # of two nothing is known
     assert (data_of(store), data_of(store, "t")) == (b"one", b"two")
     two.load()
     store.lose_answers()
     with pytest.raises(StoreUnavailableError):
-        change_together(store, [Change(one, b"2", b"more"), Change(two, b"2", b"more")])
+        change_together(store, [CellChange(one, b"2", b"more"), CellChange(two, b"2", b"more")])
     assert (one.load(), two.load()) == (b"2", b"2")
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, model_serializer
 from readergroup.streams.config import SegmentId
 
 
-class Value(BaseModel):
+class GroupValue(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     _defaults: ClassVar[Mapping[str, object]]
@@ -26,7 +26,7 @@ class Value(BaseModel):
         return {name: value for name, value in self.__dict__.items() if value != defaults[name]}
 
 
-class SegmentState(Value):
+class SegmentState(GroupValue):
     """A segment that the group reads, will read, or has read while its successors are not readable yet."""
 
     low: float

@@ -20,11 +20,11 @@ from synchronizer import Map, NotFoundError, State
 from .checkpoint import Checkpoint, CheckpointState
 from .config import StoredConfig
 from .segment_index import SegmentIndex
+from .segment_state import GroupValue
 from .segment_state import SegmentState as SegmentState
-from .segment_state import Value
 
 
-class ReaderState(Value):
+class ReaderState(GroupValue):
     """A reader that is in the group."""
 
     #: The token of its `AddReader`.
@@ -39,7 +39,7 @@ class ReaderState(Value):
     alone: bool = False
 
 
-class FollowedStream(Value):
+class FollowedStream(GroupValue):
     """How far the group has followed a stream's scaling."""
 
     #: The stream's incarnation.

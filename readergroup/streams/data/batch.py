@@ -51,7 +51,7 @@ def checked_headers(headers: Headers | None) -> Headers | None:
     return dict(headers) if headers else None
 
 
-class Batch:
+class WriteBatch:
     """Events for one segment that are stored together."""
 
     __slots__ = ("events", "headers", "in_doubt", "keys", "segment", "size")

@@ -11,13 +11,13 @@ from typing import Final
 
 from synchronizer import InvalidArgumentError, Map, NotFoundError
 
-from ..config import Record
+from ..config import FrozenModel
 
 #: How many hexadecimal digits of a part's name hold the second, since 1970, in which it was begun.
 _TIME_DIGITS: Final = 8
 
 
-class CommittedPart(Record):
+class CommittedPart(FrozenModel):
     """One part of a transaction."""
 
     name: str
@@ -25,7 +25,7 @@ class CommittedPart(Record):
     segments: tuple[int, ...]
 
 
-class CommittedTransaction(Record):
+class CommittedTransaction(FrozenModel):
     """A transaction that is committed and not merged yet."""
 
     #: Counts the transactions of the stream that had events.
@@ -38,7 +38,7 @@ class CommittedTransaction(Record):
     size: int
 
 
-class Committer(Record):
+class Committer(FrozenModel):
     """The last use of a key."""
 
     #: The number of its last committed transaction; -1 before the first.
@@ -49,7 +49,7 @@ class Committer(Record):
     at: float = 0.0
 
 
-class StreamTransactions(Record):
+class StreamTransactions(FrozenModel):
     """The transactions of a stream, as far as a client needs them."""
 
     sequence: int = 0

@@ -23,10 +23,10 @@ from synchronizer import (
     StoreFullError,
     StoreUnavailableError,
 )
-from synchronizer.compare_and_set import Cell, Change, change_together
+from synchronizer.compare_and_set import Cell, CellChange, change_together
 from synchronizer.patience import Patience
 
-from ..data.batch import Batch
+from ..data.batch import WriteBatch
 from ..data.block import HEADER_BYTES, Block, parse_blocks
 from ..data.segment_reader import READ_BYTES, read_block, read_fully
 from ..state import StreamState
@@ -42,14 +42,14 @@ _APPEND_BYTES: Final = READ_BYTES
 _TOGETHER_SEGMENTS: Final = 100
 
 
-class _Place(NamedTuple):
+class _MergeProgress(NamedTuple):
     """The progress of a segment: the next of its pieces, and the offset in that piece."""
 
     piece: int = 0
     offset: int = 0
 
 
-class _Piece(NamedTuple):
+class _StagedPiece(NamedTuple):
     """A staged segment, as it comes to one of the segments of the newest epoch."""
 
     source: str
@@ -60,7 +60,7 @@ class _Piece(NamedTuple):
 class _Chunk(NamedTuple):
     """The data of one append."""
 
-    after: _Place
+    after: _MergeProgress
     data: bytes = b""
     source: str | None = None  # instead of data
 
@@ -114,11 +114,11 @@ class Merge:
         keys = self._state.segments[number].keys
         return tuple(each for each in self._state.current if self._state.segments[each].keys.overlaps(keys))
 
-    def _pieces_by_segment(self) -> Mapping[int, Sequence[_Piece]]:
-        pieces: dict[int, list[_Piece]] = {}
+    def _pieces_by_segment(self) -> Mapping[int, Sequence[_StagedPiece]]:
+        pieces: dict[int, list[_StagedPiece]] = {}
         for number, source in self._state.staged_segments(self._transaction):
             for each in self._destinations[number]:
-                pieces.setdefault(each, []).append(_Piece(source, number, is_whole=each == number))
+                pieces.setdefault(each, []).append(_StagedPiece(source, number, is_whole=each == number))
         return dict(sorted(pieces.items()))
 
     def _of_segment(self, blocks: Sequence[Block], staged_for: int, number: int) -> bytes:
@@ -126,7 +126,7 @@ class Merge:
         keyless = self._destinations[staged_for][0]
         found = []
         for block in blocks:
-            batch = Batch(number)
+            batch = WriteBatch(number)
             first = None
             for index, (event, key) in enumerate(zip(block.data, block.keys, strict=True)):
                 if number == (keyless if key is None else self._routes.segment_of(key)):
@@ -148,14 +148,16 @@ class Merge:
 
     def _together(self) -> Mapping[int, bytes] | None:
         """Return the data for each segment; None if one append cannot take it, because dividing events adds bytes."""
-        chunks = {number: self._chunk(number, _Place(), copy=False) for number in self._pieces}
+        chunks = {number: self._chunk(number, _MergeProgress(), copy=False) for number in self._pieces}
         if any(chunk.after != self._end(number) for number, chunk in chunks.items()):
             return None
         return {number: chunk.data for number, chunk in chunks.items()}
 
     def _append_together(self, data: Mapping[int, bytes]) -> bool:
         """Append everything in one step, and return whether this call did."""
-        changes = [Change(cell, self._encoded(self._end(number)), data[number]) for number, cell in self._cells.items()]
+        changes = [
+            CellChange(cell, self._encoded(self._end(number)), data[number]) for number, cell in self._cells.items()
+        ]
         try:
             return change_together(self._store, changes)
         except (StoreUnavailableError, StoreFullError) as error:
@@ -167,23 +169,23 @@ class Merge:
 
     def _merge_into(self, number: int) -> None:
         cell, end = self._cells[number], self._end(number)
-        while (place := self._place(cell.stored)) < end:
-            chunk = self._chunk(number, place, copy=self._store.guarantees.server_side_copy)
+        while (progress := self._progress(cell.stored)) < end:
+            chunk = self._chunk(number, progress, copy=self._store.guarantees.server_side_copy)
             after = self._encoded(chunk.after)
             self._patience.call(partial(cell.change, after, chunk.data, source=chunk.source))
-            if self._deadline.passed and self._place(cell.stored) < end:
+            if self._deadline.passed and self._progress(cell.stored) < end:
                 raise self._not_merged()
 
-    def _chunk(self, number: int, place: _Place, *, copy: bool) -> _Chunk:
+    def _chunk(self, number: int, progress: _MergeProgress, *, copy: bool) -> _Chunk:
         """Return the next append for the segment; with ``copy``, whole pieces are copied inside the store."""
         pieces = self._pieces[number]
         data = b""
-        while place.piece < len(pieces) and len(data) < _APPEND_BYTES:
-            piece = pieces[place.piece]
-            next_piece = _Place(place.piece + 1)
-            if copy and piece.is_whole and place.offset == 0:
-                return _Chunk(place, data) if data else _Chunk(next_piece, source=piece.source)
-            blocks = self._read(piece.source, place.offset, _APPEND_BYTES - len(data))
+        while progress.piece < len(pieces) and len(data) < _APPEND_BYTES:
+            piece = pieces[progress.piece]
+            next_piece = _MergeProgress(progress.piece + 1)
+            if copy and piece.is_whole and progress.offset == 0:
+                return _Chunk(progress, data) if data else _Chunk(next_piece, source=piece.source)
+            blocks = self._read(piece.source, progress.offset, _APPEND_BYTES - len(data))
             if not blocks:
                 break
             if piece.is_whole:
@@ -191,8 +193,8 @@ class Merge:
             else:
                 data += self._of_segment(blocks, piece.staged_for, number)
             is_last = blocks[-1].end == self._lengths[piece.source]
-            place = next_piece if is_last else _Place(place.piece, blocks[-1].end)
-        return _Chunk(place, data)
+            progress = next_piece if is_last else _MergeProgress(progress.piece, blocks[-1].end)
+        return _Chunk(progress, data)
 
     def _read(self, source: str, offset: int, at_most: int) -> Sequence[Block]:
         """Return the blocks from here on within so many bytes; a larger block only if the append has no other data."""
@@ -219,24 +221,24 @@ class Merge:
         for cell in self._cells.values():
             self._patience.call(cell.load)
 
-    def _encoded(self, place: _Place) -> bytes:
-        return _PROGRESS.pack(self._transaction.sequence, *place)
+    def _encoded(self, progress: _MergeProgress) -> bytes:
+        return _PROGRESS.pack(self._transaction.sequence, *progress)
 
     def _has_begun(self, cell: Cell) -> bool:
         return cell.stored is not None and bool(_PROGRESS.unpack(cell.stored)[0] >= self._transaction.sequence)
 
-    def _place(self, value: bytes | None) -> _Place:
+    def _progress(self, value: bytes | None) -> _MergeProgress:
         """Return the segment's progress; the end if it has come to a later transaction."""
         if value is None:
-            return _Place()
+            return _MergeProgress()
         sequence, piece, offset = _PROGRESS.unpack(value)
         if sequence > self._transaction.sequence:
             return _AFTER_ALL
-        return _Place(piece, offset) if sequence == self._transaction.sequence else _Place()
+        return _MergeProgress(piece, offset) if sequence == self._transaction.sequence else _MergeProgress()
 
-    def _end(self, number: int) -> _Place:
-        return _Place(len(self._pieces[number]))
+    def _end(self, number: int) -> _MergeProgress:
+        return _MergeProgress(len(self._pieces[number]))
 
 
 _PROGRESS: Final = struct.Struct(">QIQ")
-_AFTER_ALL: Final = _Place(2**32)
+_AFTER_ALL: Final = _MergeProgress(2**32)

@@ -26,8 +26,8 @@ from synchronizer.arguments import check_duration
 from synchronizer.compare_and_set import append_at
 from synchronizer.patience import Patience
 
-from ..config import Record, check_name, staged_segments, staging_prefix
-from ..data.batch import BATCH_BYTES, KNOWN_KEYS, MAX_UNSTORED_BYTES, Batch, check_key, check_size, checked_headers
+from ..config import FrozenModel, check_name, staged_segments, staging_prefix
+from ..data.batch import BATCH_BYTES, KNOWN_KEYS, MAX_UNSTORED_BYTES, WriteBatch, check_key, check_size, checked_headers
 from ..data.block import Headers
 from ..manager import StreamManager
 from ..serializers import Serializer, checked_dumps
@@ -39,7 +39,7 @@ T = TypeVar("T")
 STAGED_BYTES: Final = 32 * 1024 * 1024
 
 
-class StagedPart(Record):
+class StagedPart(FrozenModel):
     """The description of a staged part, to send to the committer. It pickles, and has a JSON form."""
 
     stream: str
@@ -60,7 +60,7 @@ class StagedPart(Record):
 
 
 class EncodableBatch(Protocol):
-    """Events for one segment that are stored together, as `Batch` or in another form."""
+    """Events for one segment that are stored together, as `WriteBatch` or in another form."""
 
     @property
     def segment(self) -> int: ...
@@ -76,7 +76,7 @@ class EncodedBatch(NamedTuple):
     data: bytes
 
 
-class _Lane:
+class _SegmentStaging:
     """A part's staged segments for one segment of the stream, and the batch for the last of them."""
 
     __slots__ = ("batch", "lengths", "number")
@@ -84,7 +84,7 @@ class _Lane:
     def __init__(self, number: int) -> None:
         self.number = number
         self.lengths: list[int] = []
-        self.batch = Batch(number)
+        self.batch = WriteBatch(number)
 
 
 class Staging(Generic[T]):
@@ -120,8 +120,8 @@ class Staging(Generic[T]):
         self._name = part_name(self._clock.time(), secrets.token_hex(8))
         self._routes = state.routes
         self._prefix = staging_prefix(stream, state.incarnation, key, self._generation)
-        self._lanes = {number: _Lane(number) for number in state.current}
-        self._lane_of_key: dict[str, _Lane] = {}
+        self._segments = {number: _SegmentStaging(number) for number in state.current}
+        self._segment_of_key: dict[str, _SegmentStaging] = {}
         self._round_robin = secrets.randbelow(len(state.current))  # which segment gets the next event without a key
         self._writer_id = secrets.token_bytes(16)
         self._encoded = 0  # events
@@ -146,15 +146,15 @@ class Staging(Generic[T]):
         headers = checked_headers(headers)
         data = self._dumps(event)
         check_size([data], headers, self.stream)
-        lane = self._find_keyless() if routing_key is None else self._find(routing_key)
-        before = lane.batch.size
-        lane.batch.add(data, routing_key, headers)
-        self._waiting += lane.batch.size - before
-        if lane.batch.size >= BATCH_BYTES:
+        staging = self._find_keyless() if routing_key is None else self._find(routing_key)
+        before = staging.batch.size
+        staging.batch.add(data, routing_key, headers)
+        self._waiting += staging.batch.size - before
+        if staging.batch.size >= BATCH_BYTES:
             self._round_robin += routing_key is None
-            self._send([lane])
+            self._send([staging])
         elif self._waiting > MAX_UNSTORED_BYTES:
-            self._send(self._lanes.values())
+            self._send(self._segments.values())
 
     def segment_of(self, routing_key: str | None) -> int:
         """Return the segment of the stream for events of this key; without a key, round robin."""
@@ -172,16 +172,16 @@ class Staging(Generic[T]):
     def write_encoded(self, batch: EncodedBatch) -> None:
         """Add these events, and store them at once."""
         self._check_open()
-        lane = self._lanes[batch.segment]
-        self._send([lane])
+        staging = self._segments[batch.segment]
+        self._send([staging])
         with self._giving_up():
-            self._store_batch(lane, batch)
+            self._store_batch(staging, batch)
 
     def finish(self) -> StagedPart:
         """Store all events and return the part, which takes no more. Calling it twice returns the same part."""
         if self._part is None:
             self._check_open()
-            self._send(self._lanes.values())
+            self._send(self._segments.values())
             with self._giving_up():
                 self._settle()
             self._part = StagedPart(
@@ -192,7 +192,7 @@ class Staging(Generic[T]):
                 name=self._name,
                 segments=self._numbers,
                 events=self._encoded,
-                size=sum(sum(lane.lengths) for lane in self._lanes.values()),
+                size=sum(sum(staging.lengths) for staging in self._segments.values()),
             )
         return self._part
 
@@ -202,8 +202,8 @@ class Staging(Generic[T]):
         patience = self._patience()
         for name in staged_segments(self._prefix, self._name, self._numbers):
             patience.call(partial(self._store.forget, name))
-        for lane in self._lanes.values():
-            lane.lengths.clear()
+        for staging in self._segments.values():
+            staging.lengths.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -223,38 +223,38 @@ class Staging(Generic[T]):
         if self._part is not None or self._given_up:
             raise ClosedError("this part is finished, or was given up; stage another", stream=self.stream, key=self.key)
 
-    def _find(self, routing_key: str) -> _Lane:
+    def _find(self, routing_key: str) -> _SegmentStaging:
         try:
-            found = self._lane_of_key.get(routing_key)
+            found = self._segment_of_key.get(routing_key)
         except TypeError:  # an unhashable key
             check_key(routing_key, self.stream)
             raise
         if found is None:
             check_key(routing_key, self.stream)
-            if len(self._lane_of_key) >= KNOWN_KEYS:
-                self._lane_of_key.clear()
-            found = self._lane_of_key[routing_key] = self._lanes[self._routes.segment_of(routing_key)]
+            if len(self._segment_of_key) >= KNOWN_KEYS:
+                self._segment_of_key.clear()
+            found = self._segment_of_key[routing_key] = self._segments[self._routes.segment_of(routing_key)]
         return found
 
-    def _find_keyless(self) -> _Lane:
-        """Return the lane for events without a key. It changes with each batch: a small part is in few segments."""
+    def _find_keyless(self) -> _SegmentStaging:
+        """Return the segment for events without a key. It changes with each batch: a small part is in few segments."""
         numbers = self._routes.segments
-        return self._lanes[numbers[self._round_robin % len(numbers)]]
+        return self._segments[numbers[self._round_robin % len(numbers)]]
 
     # ------------------------------------------------------------------ storing
 
     @property
     def _numbers(self) -> tuple[int, ...]:
         """For each staged segment, the number of the segment of the stream."""
-        return tuple(lane.number for lane in self._lanes.values() for _ in lane.lengths)
+        return tuple(staging.number for staging in self._segments.values() for _ in staging.lengths)
 
-    def _send(self, lanes: Iterable[_Lane]) -> None:
+    def _send(self, stagings: Iterable[_SegmentStaging]) -> None:
         with self._giving_up():
-            for lane in lanes:
-                if lane.batch.events:
-                    batch, lane.batch = lane.batch, Batch(lane.number)
+            for staging in stagings:
+                if staging.batch.events:
+                    batch, staging.batch = staging.batch, WriteBatch(staging.number)
                     self._waiting -= batch.size
-                    self._store_batch(lane, self.encode(batch))
+                    self._store_batch(staging, self.encode(batch))
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
@@ -265,16 +265,16 @@ class Staging(Generic[T]):
             self._given_up = True
             raise
 
-    def _store_batch(self, lane: _Lane, batch: EncodedBatch) -> None:
+    def _store_batch(self, staging: _SegmentStaging, batch: EncodedBatch) -> None:
         patience = self._patience()
-        if not lane.lengths or lane.lengths[-1] >= STAGED_BYTES:
-            lane.lengths.append(0)
-            patience.call(partial(self._store.create, self._last_name(lane)))
-        self._append(self._last_name(lane), batch.data, lane.lengths[-1], patience)
-        lane.lengths[-1] += len(batch.data)
+        if not staging.lengths or staging.lengths[-1] >= STAGED_BYTES:
+            staging.lengths.append(0)
+            patience.call(partial(self._store.create, self._last_name(staging)))
+        self._append(self._last_name(staging), batch.data, staging.lengths[-1], patience)
+        staging.lengths[-1] += len(batch.data)
 
-    def _last_name(self, lane: _Lane) -> str:
-        *_, name = staged_segments(self._prefix, self._name, [lane.number] * len(lane.lengths))
+    def _last_name(self, staging: _SegmentStaging) -> str:
+        *_, name = staged_segments(self._prefix, self._name, [staging.number] * len(staging.lengths))
         return name
 
     def _append(self, name: str, data: bytes, offset: int, patience: Patience) -> None:

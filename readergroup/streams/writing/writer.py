@@ -51,7 +51,7 @@ from ..data.batch import (
     EVENT_BYTES,
     KNOWN_KEYS,
     MAX_UNSTORED_BYTES,
-    Batch,
+    WriteBatch,
     check_key,
     check_size,
     checked_headers,
@@ -78,7 +78,7 @@ _JOIN_SECONDS: Final = 1.0
 _logger = logging.getLogger(__name__)
 
 
-class _StoppedError(Exception):
+class _WriterClosedError(Exception):
     """The writer was closed while the store was away. ``__cause__`` is the store's last error."""
 
 
@@ -89,14 +89,14 @@ class _Lane:
 
     def __init__(self, segment: int) -> None:
         self.segment = segment
-        self.full: list[Batch] = []
-        self.batch = Batch(segment)
+        self.full: list[WriteBatch] = []
+        self.batch = WriteBatch(segment)
 
     def next_batch(self) -> None:
         self.full.append(self.batch)
-        self.batch = Batch(self.segment)
+        self.batch = WriteBatch(self.segment)
 
-    def take(self) -> list[Batch]:
+    def take(self) -> list[WriteBatch]:
         if self.batch.events:
             self.next_batch()
         batches, self.full = self.full, []
@@ -142,7 +142,7 @@ class EventWriter(Generic[T]):
         self._lanes: dict[int, _Lane] = {}
         self._lane_of_key: dict[str | None, _Lane] = {}  # never None: events without a key go from lane to lane
         self._unstored = 0  # bytes
-        self._round: list[Batch] = []  # batches that are being sent and are not stored
+        self._round: list[WriteBatch] = []  # batches that are being sent and are not stored
         self._rounds_taken = 0
         self._rounds_done = 0
         self._closed = False  # takes no more events
@@ -219,7 +219,7 @@ class EventWriter(Generic[T]):
             if routing_key:
                 size += len(routing_key)
             try:
-                # The inlined `Batch.add` of an event without headers: this is the hot path.
+                # The inlined `WriteBatch.add` of an event without headers: this is the hot path.
                 batch = lane.batch
                 batch.events.append(data)
                 batch.keys.append(routing_key)
@@ -278,7 +278,7 @@ class EventWriter(Generic[T]):
     def _mend(self, lane: _Lane, count: int | None = None) -> None:
         """Remove a half-written event, or the group that began at ``count``, after an interrupt. Lock held."""
         if lane.full and lane.full[-1] is lane.batch:
-            lane.batch = Batch(lane.segment)
+            lane.batch = WriteBatch(lane.segment)
         lane.batch.mend(count)
         waiting = [batch for each in self._lanes.values() for batch in (*each.full, each.batch)]
         self._unstored = sum(batch.size for batch in self._round + waiting)
@@ -463,7 +463,7 @@ class EventWriter(Generic[T]):
         while self._take_round():
             try:
                 self._send_round()
-            except _StoppedError:
+            except _WriterClosedError:
                 self._give_up()
                 return
             except Exception as error:
@@ -490,12 +490,12 @@ class EventWriter(Generic[T]):
         """Store the batches of the round, those of a segment in order. Batches not stored yet stay in the round."""
         while self._round:
             if self._stop.is_set():
-                raise _StoppedError
+                raise _WriterClosedError
             refused = self._send_first()
             if refused:
                 self._reroute(refused)
 
-    def _send_first(self) -> list[Batch]:
+    def _send_first(self) -> list[WriteBatch]:
         """Store the first batch of each segment, and return the batches that their segments refuse.
 
         Sends all at once, for a store that can put them into one commit.
@@ -514,10 +514,10 @@ class EventWriter(Generic[T]):
             raise _worst(errors)
         return [batch for batch, outcome in attempts.items() if outcome is False]
 
-    def _attempt_all(self, batches: Sequence[Batch]) -> dict[Batch, bool | BaseException]:
+    def _attempt_all(self, batches: Sequence[WriteBatch]) -> dict[WriteBatch, bool | BaseException]:
         """`_attempt` all batches at once, with as many threads as can start; at the end of a process, only this one."""
         waiting = deque(batches)
-        outcomes: dict[Batch, bool | BaseException] = {}
+        outcomes: dict[WriteBatch, bool | BaseException] = {}
 
         def work() -> None:
             while waiting:
@@ -543,14 +543,14 @@ class EventWriter(Generic[T]):
                 progress = self._progress.next_ring()
             progress.wait()
 
-    def _attempt(self, batch: Batch) -> bool | BaseException:
+    def _attempt(self, batch: WriteBatch) -> bool | BaseException:
         """Return the result of `_is_stored`, or its error."""
         try:
             return self._is_stored(batch)
         except BaseException as error:
             return error
 
-    def _is_stored(self, batch: Batch) -> bool:
+    def _is_stored(self, batch: WriteBatch) -> bool:
         """Store the batch and return True; False if its segment is sealed or deleted and does not have it."""
         cell = self._cell(batch.segment)
         data, new_mark = self._encode(batch)
@@ -598,7 +598,7 @@ class EventWriter(Generic[T]):
             cell = self._cells[number] = Cell(self._store, self._state.data_segment(number), self._attribute)
         return cell
 
-    def _encode(self, batch: Batch) -> tuple[bytes, bytes]:
+    def _encode(self, batch: WriteBatch) -> tuple[bytes, bytes]:
         """Encode the batch under the next numbers. Return it with the mark that shows that it is stored."""
         with self._lock:
             # Numbered here and not by `write`: after a merge, the unstored events of two segments go to one, and lower
@@ -634,7 +634,7 @@ class EventWriter(Generic[T]):
 
     # ------------------------------------------------------------------ across a scale
 
-    def _reroute(self, refused: list[Batch]) -> None:
+    def _reroute(self, refused: list[WriteBatch]) -> None:
         """Send the rest of the round, and the events in the lanes, to the segments of the newest epoch."""
         deadline = self._deadline(None)
         patience = Patience(self._clock, deadline, self._stop)
@@ -659,20 +659,20 @@ class EventWriter(Generic[T]):
                 self._lanes[batch.segment].full.append(batch)
             self._round = self._split_by_segment(self._round)
 
-    def _split_by_segment(self, batches: list[Batch]) -> list[Batch]:
+    def _split_by_segment(self, batches: list[WriteBatch]) -> list[WriteBatch]:
         """Return the same events, in order, in one batch per old batch and segment of the newest epoch."""
         return [part for batch in batches for part in self._split(batch)]
 
-    def _split(self, batch: Batch) -> Iterable[Batch]:
+    def _split(self, batch: WriteBatch) -> Iterable[WriteBatch]:
         if batch.segment in self._lanes:
             return [batch]
-        parts: dict[int, Batch] = {}
+        parts: dict[int, WriteBatch] = {}
         # All events without a key stay together, because they may be of one `write_many`.
         keyless = next(self._round_robin)
         for index, (event, key) in enumerate(zip(batch.events, batch.keys, strict=True)):
             segment = keyless if key is None else self._routes.segment_of(key)
             if segment not in parts:
-                parts[segment] = Batch(segment)
+                parts[segment] = WriteBatch(segment)
             parts[segment].add(event, key, batch.headers[index] if batch.headers else None)
         return parts.values()
 
@@ -733,7 +733,7 @@ class _Effort:
         """Wait after a failed attempt."""
         self._writer._is_in_trouble(error, is_late=self._late.passed)
         if not self._patience.wait():
-            raise _StoppedError from error
+            raise _WriterClosedError from error
 
     def until_answered(self, attempt: Callable[[], R]) -> R:
         """Return the answer to a call that is safe to repeat. Raise errors that no retry can solve."""

@@ -21,7 +21,7 @@ from readergroup.cli import app
 from readergroup.cli import demo as command
 from readergroup.demo.checking import FileTruth, Verdict, check
 from readergroup.demo.corpus import MAX_LINE_BYTES, Corpus, LineSerializer, of_path, standard_library
-from readergroup.demo.counting import Progress, Record, encode, number_of_words, read_records, record_file
+from readergroup.demo.counting import BatchRecord, RecordedLines, encode, number_of_words, read_records, record_file
 from readergroup.demo.feeding import Feeder
 from readergroup.demo.ownership import Ownership
 from readergroup.demo.picture import draw
@@ -39,10 +39,10 @@ def truth() -> dict[str, FileTruth]:
     return {name: FileTruth(lines) for name, lines in TEXT.items()}
 
 
-def record(token: int, *runs: tuple[str, int, int], segment: str = "demo/lines/0", at: int = 0) -> Record:
+def record(token: int, *runs: tuple[str, int, int], segment: str = "demo/lines/0", at: int = 0) -> BatchRecord:
     """A batch that holds runs of lines: of a file, from a number, up to but without a number. ``at``: its offset."""
     lines = [(name, number) for name, first, end in runs for number in range(first, end)]
-    return Record(
+    return BatchRecord(
         segment=segment,
         fencing_token=token,
         files=[(name, end - first) for name, first, end in runs],
@@ -53,7 +53,7 @@ def record(token: int, *runs: tuple[str, int, int], segment: str = "demo/lines/0
     )
 
 
-def verdict_on(*records: Record, died: set[int] | None = None) -> Verdict:
+def verdict_on(*records: BatchRecord, died: set[int] | None = None) -> Verdict:
     return check(truth(), records, died or set())
 
 
@@ -145,7 +145,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("records", "says"), WRONG)
-def test_what_was_read_wrong_is_found(records: list[Record], says: str) -> None:
+def test_what_was_read_wrong_is_found(records: list[BatchRecord], says: str) -> None:
     verdict = verdict_on(*records)
     assert not verdict.right
     assert any(says in difference for difference in verdict.differences), verdict.differences
@@ -184,14 +184,14 @@ def test_a_record_that_was_cut_off_by_a_kill_is_left_out(tmp_path: Path, lost: i
     first, second = encode(record(1, ("a.py", 0, 3))), encode(record(1, ("a.py", 3, 5), at=3))
     file = record_file(tmp_path, 42)
     file.write_bytes(first + second[: max(0, len(second) - lost)])
-    progress = Progress(tmp_path)
+    progress = RecordedLines(tmp_path)
     progress.look()
     assert [len(each.numbers) for each in read_records(file)] == [3]
     assert progress.lines == {42: 3}
 
 
 def test_progress_counts_what_was_added(tmp_path: Path) -> None:
-    progress = Progress(tmp_path)
+    progress = RecordedLines(tmp_path)
     progress.look()
     assert progress.total == 0
     for pid in (7, 8, 7):
@@ -372,7 +372,7 @@ def many_lines(folder: Path) -> None:
         (folder / f"{file}.txt").write_text("".join(f"line {n} of {file}\n" for n in range(2000)))
 
 
-def lines_in(record: Record) -> set[tuple[str, int]]:
+def lines_in(record: BatchRecord) -> set[tuple[str, int]]:
     """The lines that a record is about, by file and number."""
     names = [name for name, count in record.files for _ in range(count)]
     return set(zip(names, record.numbers, strict=True))
