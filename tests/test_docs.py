@@ -57,3 +57,16 @@ def test_the_programs_of_the_readme_run_again_in_the_same_folder(tmp_path: Path)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of its headings, as GitHub makes them."""
+    plain = [re.sub(r"[`*]", "", each).lower() for each in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)]
+    return {re.sub(r"[^\w\- ]", "", each).replace(" ", "-") for each in plain}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=name)
+def test_links_to_headings_lead_to_one(page: Path) -> None:
+    found = re.findall(r"\]\((?!https?:)([^)#\s]*)#([^)\s]+)\)", page.read_text())
+    targets = [(page.parent / file if file else page, heading) for file, heading in found]
+    assert [(str(file), heading) for file, heading in targets if heading not in headings(file)] == []

@@ -40,7 +40,9 @@ class LagSample(Notification):
     seconds: float
 
 
-#: The name of each class of notifications in the record.
+#: The name of each class of notifications in the record. `CheckpointNotification` has none: a completed checkpoint is a
+#: cut of every stream and, in a group with ``on_checkpoint``, comes every 30 s by default. In a record of bounded size
+#: these cuts would displace the other notifications. The group's state keeps the last checkpoints.
 KINDS: Final[dict[str, type[Notification]]] = {
     "segments": SegmentNotification,
     "readers": ReaderNotification,
