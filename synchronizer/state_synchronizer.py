@@ -17,11 +17,12 @@ from .callables import check_callable, check_returned
 from .clock import Clock, Deadline, clock_or_system, is_manual
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
 from .log.compaction import COMPACTION_BYTES, Compactor
+from .log.deciding import NO_ATTRIBUTES, Decision
 from .log.entries import Revision, RevisionedStream
 from .log.follower import LogFollower
 from .log.listening import UpdateListening
 from .log.replica import AppliedUpdate, Replica, Transition, TransitionFeed
-from .log.writer import NO_ATTRIBUTES, Decision, LogWriter
+from .log.writer import LogWriter
 from .state import S, State, StateCodec, Update
 from .store import AttributeChange, SegmentStore
 

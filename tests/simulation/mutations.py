@@ -38,6 +38,7 @@ from synchronizer.liveness import lease as leases
 from synchronizer.liveness.exclusive_role import ExclusiveRole
 from synchronizer.liveness.lease import Lease
 from synchronizer.log import entries as revisioned
+from synchronizer.log.batches import EntryBatcher
 from synchronizer.log.compaction import Compactor
 from synchronizer.log.entries import RevisionedStream
 from synchronizer.log.writer import LogWriter
@@ -264,7 +265,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "After a lost answer a process does not look for its own entry among those that it lost to.",
         95,
         frozenset({"S4", "bug"}),
-        (Words(LogWriter, "_look_for_own", "if self._sending is not None and", "if False and"),),
+        (Words(EntryBatcher, "_look_for_own", "if self.in_flight is not None and", "if False and"),),
     ),
     Mutation(
         "contact of observers",

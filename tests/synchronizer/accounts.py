@@ -177,7 +177,7 @@ def joined(replica: Replica, number: int) -> None:
     """Wait until ``number`` calls are in the batch that goes next."""
 
     def are_there() -> bool:
-        batch = replica._writer._open
+        batch = replica._writer._batcher.open
         return batch is not None and len(batch.entries) == number
 
     until(are_there, f"{number} calls in the open batch")

@@ -110,7 +110,7 @@ class TestOpening:
 
     def test_two_given_the_same_rng_are_still_two_writers(self, store: FailingStore) -> None:
         one, two = (opened(s, rng=random.Random(1)) for s in (store, store.inner))
-        assert one._writer._writer_id != two._writer._writer_id
+        assert one._writer._batcher._writer_id != two._writer._batcher._writer_id
 
 
 class TestConditionalUpdates:
@@ -167,7 +167,7 @@ class TestConditionalUpdates:
             first = pool.submit(replica.update_state_unconditionally, Add())
             barrier.await_reached()
             second = pool.submit(replica.update_state_unconditionally, Add())
-            until(lambda: replica._writer._open is not None, "the second call in the open batch")
+            until(lambda: replica._writer._batcher.open is not None, "the second call in the open batch")
             barrier.release()
             assert answer(first).value == 1
             assert answer(second).value == 2
@@ -690,7 +690,7 @@ class TestClosing:
             return True
 
         # Held by another thread at the moment of the fork: the child would wait for it for ever.
-        with replica._follower.lock, replica._writer._deciding:
+        with replica._follower.lock, replica._writer._decider._lock:
             child = os.fork()
             if child == 0:
                 os._exit(0 if all_refused() else 1)

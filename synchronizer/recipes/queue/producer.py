@@ -8,7 +8,6 @@ nothing.
 
 from __future__ import annotations
 
-import enum
 import os
 import secrets
 import threading
@@ -27,6 +26,7 @@ from synchronizer.errors import (
 )
 from synchronizer.patience import Patience
 from synchronizer.store import SegmentStore
+from synchronizer.threads.batching import Batch, Batcher, Call, Status
 from synchronizer.threads.flag import Bell, Flag
 
 from ...compare_and_set import Cell, Outcome, remove_attributes
@@ -107,48 +107,98 @@ class Backpressure:
             self._known = Extent(max(known.handled, seen.handled), max(known.length, *seen))
 
 
-class _Status(enum.Enum):
-    UNDECIDED = enum.auto()
-    STORED = enum.auto()
-    FAILED = enum.auto()
-
-
-class _Batch:
+class _Batch(Batch):
     """The data that the calls of several threads share in one append."""
 
     def __init__(self) -> None:
-        self.parts: dict[_Call, bytes] = {}  # in order
-        self.callers: set[_Call] = set()
-        self.status = _Status.UNDECIDED
-        self.error: ReaderGroupError | None = None
+        super().__init__()
+        self.parts: dict[Call[_Batch], bytes] = {}  # in order
         self.number: bytes | None = None  # set when it is sent
-        self.lost_answer: BaseException | None = None
 
     @property
     def size(self) -> int:
         return sum(map(len, self.parts.values()))
 
-    def add(self, call: _Call, data: bytes) -> None:
-        call.batch = self  # first, so that an interrupted call leaves the batch
-        self.callers.add(call)
-        self.parts[call] = data
-
-    def leave(self, call: _Call) -> None:
-        """Remove a call that is finished or gives up, and its data, unless the data may be stored. May be repeated."""
-        self.callers.discard(call)
-        if self.status is _Status.UNDECIDED and self.lost_answer is None:
-            self.parts.pop(call, None)
-
-    def end(self, status: _Status, error: ReaderGroupError | None = None) -> None:
-        self.status = status
-        self.error = error
+    def withdraw(self, call: Call[_Batch]) -> bool:
+        self.parts.pop(call, None)
+        return True
 
 
-class _Call:
-    """One call of `QueueProducer.add`, and its batch."""
+class _Batcher(Batcher[_Batch]):
+    """Appends batches once each, as the backpressure allows."""
 
-    def __init__(self) -> None:
-        self.batch: _Batch | None = None
+    def __init__(
+        self, store: SegmentStore, segment: str, clock: Clock, backpressure: Backpressure, closing: Flag
+    ) -> None:
+        super().__init__(segment, threading.Lock(), Bell())
+        self.cell = Cell(store, segment, ADDERS + secrets.token_hex(8))  # the number of the last stored append
+        self._clock = clock
+        self._backpressure = backpressure
+        self._batch_bytes = min(backpressure.limit_bytes, BATCH_BYTES)
+        self._closing = closing
+        self._numbers = 0
+
+    def join(self, call: Call[_Batch], data: bytes, deadline: Deadline) -> _Batch:
+        while True:
+            with self.lock:
+                self.check_open()
+                batch = self.open or _Batch()
+                if not batch.parts or batch.size + len(data) <= self._batch_bytes:
+                    self.wait_with(call, batch)
+                    batch.parts[call] = data
+                    self.open = batch
+                    return batch
+                change = self.changed.next_ring()
+            if deadline.passed:
+                raise DeadlineExceededError("others kept adding until the deadline", segment=self.segment)
+            change.wait(deadline.remaining(1.0))
+
+    def check_open(self) -> None:
+        if self._closing.is_set():
+            raise ClosedError("the queue is closed; open another", segment=self.segment)
+
+    def may_go(self, batch: _Batch) -> bool:
+        return self._backpressure.has(batch.size)
+
+    def wait_to_go(self, batch: _Batch, deadline: Deadline) -> None:
+        with self.lock:
+            size = batch.size
+        self._backpressure.wait(size, deadline)
+
+    def append(self, batch: _Batch, deadline: Deadline) -> None:
+        data = b"".join(batch.parts.values())
+        patience = Patience(self._clock, deadline, self._closing)
+        while True:
+            if self.cell.stored is None and batch.number is not None and batch.lost_answer is not None:
+                raise OutcomeUnknownError("the segment has forgotten this process meanwhile", segment=self.segment)
+            problem: BaseException
+            try:
+                if self.cell.stored is None:
+                    self.cell.change(self._next_number())  # a conflict is fine: then there is a number
+                batch.number = batch.number or self._next_number()
+                outcome = self.cell.change(batch.number, data)
+            except (StoreUnavailableError, StoreFullError) as error:
+                problem = error
+                if self.cell.is_in_doubt(batch.number):
+                    batch.lost_answer = error
+            except ReaderGroupError as error:
+                if batch.lost_answer is not None:
+                    raise
+                return batch.end(Status.FAILED, error)
+            else:
+                if outcome is Outcome.STORED or self.cell.stored == batch.number:
+                    self._backpressure.learn(length=self.cell.length)
+                    return batch.end(Status.STORED)
+                continue  # the segment has the number of a batch that all its calls gave up, or none any more
+            if not patience.wait():
+                self.check_open()
+                raise DeadlineExceededError(
+                    "the store did not take the events in time", segment=self.segment
+                ) from problem
+
+    def _next_number(self) -> bytes:
+        self._numbers += 1
+        return self._numbers.to_bytes(8)
 
 
 class QueueProducer:
@@ -157,17 +207,9 @@ class QueueProducer:
     def __init__(self, store: SegmentStore, segment: str, clock: Clock, backpressure: Backpressure) -> None:
         self._store = store
         self._segment = segment
-        self._clock = clock
         self._backpressure = backpressure
-        self._batch_bytes = min(backpressure.limit_bytes, BATCH_BYTES)
         self._closing = Flag()
-        self._lock = threading.Lock()  # guards the attributes below
-        self._changed = Bell()
-        self._open = _Batch()
-        self._sending: _Batch | None = None
-        self._leader: _Call | None = None  # sends, or waits until the queue has space
-        self._cell = Cell(store, segment, ADDERS + secrets.token_hex(8))  # the number of the last stored append
-        self._numbers = 0
+        self._batcher = _Batcher(store, segment, clock, backpressure, self._closing)
         self._process = os.getpid()
 
     def add(self, data: bytes, deadline: Deadline) -> None:
@@ -177,18 +219,29 @@ class QueueProducer:
                 "the queue belongs to the process that this one was forked from; open it here anew",
                 segment=self._segment,
             )
-        call = _Call()
+        call: Call[_Batch] = Call()
         try:
-            batch = self._join(call, data, deadline)
-            self._await(batch, call, deadline)
+            self._add(data, call, deadline)
         finally:
             try:
-                self._leave(call)
+                self._batcher.leave(call)
             except BaseException:  # interrupted: repeat it
-                self._leave(call)
+                self._batcher.leave(call)
                 raise
-        if batch.error is not None:
-            raise batch.error
+
+    def _add(self, data: bytes, call: Call[_Batch], deadline: Deadline) -> None:
+        while True:
+            batch = self._batcher.join(call, data, deadline)
+            status = self._batcher.outcome(batch, call, deadline)
+            if status is Status.STORED:
+                return
+            if batch.error is not None:
+                raise batch.error
+            if deadline.passed:
+                raise DeadlineExceededError(
+                    "the call that appended for this one gave up, and the deadline passed; nothing was written",
+                    segment=self._segment,
+                )
 
     def close(self) -> None:
         """Refuse further data and remove this process's number from the segment. Closing twice is no error."""
@@ -196,138 +249,15 @@ class QueueProducer:
             return
         self._closing.set()
         self._backpressure.close()
-        with self._lock:
-            self._changed.ring()
-        if self._cell.stored is not None:
+        batcher = self._batcher
+        with batcher.lock:
+            batcher.drop_open()  # its calls find the queue closed
+            batcher.changed.ring()
+        cell = batcher.cell
+        if cell.stored is not None:
             with suppress(ReaderGroupError):  # the consumer removes it later
-                remove_attributes(self._store, self._segment, {self._cell.attribute: self._cell.stored})
+                remove_attributes(self._store, self._segment, {cell.attribute: cell.stored})
 
     @property
     def _is_forked(self) -> bool:
         return os.getpid() != self._process
-
-    def _check_open(self) -> None:
-        if self._closing.is_set():
-            raise ClosedError("the queue is closed; open another", segment=self._segment)
-
-    def _join(self, call: _Call, data: bytes, deadline: Deadline) -> _Batch:
-        while True:
-            with self._lock:
-                self._check_open()
-                if not self._open.parts or self._open.size + len(data) <= self._batch_bytes:
-                    self._open.add(call, data)
-                    return self._open
-                change = self._changed.next_ring()
-            if deadline.passed:
-                raise DeadlineExceededError("others kept adding until the deadline", segment=self._segment)
-            change.wait(deadline.remaining(1.0))
-
-    def _await(self, batch: _Batch, call: _Call, deadline: Deadline) -> None:
-        """Wait until the batch has its outcome. Send it if it is the next batch and no other call does."""
-        while True:
-            with self._lock:
-                if batch.status is not _Status.UNDECIDED:
-                    return
-                if batch is self._open:  # otherwise it may be stored
-                    self._check_open()
-                if self._leader is None and (self._sending or self._open) is batch:
-                    self._leader = call
-                elif deadline.passed:
-                    self._give_up(batch)
-                change = self._changed.next_ring()
-            if self._leader is call:
-                self._send(batch, deadline)
-                self._end_leading(call)
-            else:
-                change.wait(deadline.remaining(1.0))
-
-    def _give_up(self, batch: _Batch) -> None:
-        """Raise the error of a call that does not send the batch itself, at its deadline. The caller holds the lock."""
-        if self._sending is batch:
-            batch.lost_answer = batch.lost_answer or DeadlineExceededError("it was on its way")
-            raise OutcomeUnknownError(
-                "the deadline came while the events were on their way; they may be stored", segment=self._segment
-            )
-        raise DeadlineExceededError("the deadline came before the events were sent", segment=self._segment)
-
-    def _leave(self, call: _Call) -> None:
-        """Take a call that is finished or gives up out of its batch. May be repeated."""
-        batch = call.batch
-        if batch is None or (batch.status is not _Status.UNDECIDED and self._leader is not call):
-            return
-        self._end_leading(call)
-        with self._lock:
-            batch.leave(call)
-            if self._sending is batch and not batch.callers and self._leader is None:
-                self._sending = None  # no call waits for its outcome any more; the next number decides it
-            self._changed.ring()
-
-    def _end_leading(self, call: _Call) -> None:
-        """Stop leading and wake the other calls. Only this call gets its error; another one continues to send.
-
-        May be repeated.
-        """
-        with self._lock:
-            if self._leader is call:
-                if self._sending is not None and self._sending.status is not _Status.UNDECIDED:
-                    self._sending = None
-                self._leader = None
-            self._changed.ring()
-
-    def _send(self, batch: _Batch, deadline: Deadline) -> None:
-        while self._sending is None:
-            self._backpressure.wait(batch.size, deadline)
-            with self._lock:
-                if self._backpressure.has(batch.size):  # other calls may have joined it
-                    self._sending, self._open = batch, _Batch()
-        with self._lock:
-            data = b"".join(batch.parts.values())
-        try:
-            self._append(batch, data, deadline)
-        except ReaderGroupError as error:
-            if batch.lost_answer is None:
-                raise
-            raise OutcomeUnknownError(
-                "the answer to the append was lost, and it was not found out in time whether the events are stored",
-                segment=self._segment,
-            ) from error
-        except BaseException as error:
-            batch.lost_answer = error  # the store may have the events when an interrupt comes
-            raise
-
-    def _append(self, batch: _Batch, data: bytes, deadline: Deadline) -> None:
-        patience = Patience(self._clock, deadline, self._closing)
-        while True:
-            if self._cell.stored is None and batch.number is not None and batch.lost_answer is not None:
-                raise OutcomeUnknownError("the segment has forgotten this process meanwhile", segment=self._segment)
-            problem: BaseException
-            try:
-                if self._cell.stored is None:
-                    self._cell.change(self._next_number())  # a conflict is fine: then there is a number
-                batch.number = batch.number or self._next_number()
-                outcome = self._cell.change(batch.number, data)
-            except (StoreUnavailableError, StoreFullError) as error:
-                problem = error
-                if self._cell.is_in_doubt(batch.number):
-                    batch.lost_answer = error
-            except ReaderGroupError as error:
-                if batch.lost_answer is not None:
-                    raise
-                return batch.end(_Status.FAILED, error)
-            else:
-                if outcome is Outcome.STORED or self._cell.stored == batch.number:
-                    return self._end_stored(batch)
-                continue  # the segment has the number of a batch that all its calls gave up, or none any more
-            if not patience.wait():
-                self._check_open()
-                raise DeadlineExceededError(
-                    "the store did not take the events in time", segment=self._segment
-                ) from problem
-
-    def _end_stored(self, batch: _Batch) -> None:
-        batch.status = _Status.STORED
-        self._backpressure.learn(length=self._cell.length)
-
-    def _next_number(self) -> bytes:
-        self._numbers += 1
-        return self._numbers.to_bytes(8)

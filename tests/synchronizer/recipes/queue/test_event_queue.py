@@ -29,9 +29,10 @@ from synchronizer import (
 from synchronizer.clock import Deadline
 from synchronizer.recipes.queue.dead_letters import ROOM_BYTES
 from synchronizer.recipes.queue.frames import OVERHEAD_BYTES, encode_frame, read_frames
-from synchronizer.recipes.queue.producer import ADDERS, BATCH_BYTES, _Call
+from synchronizer.recipes.queue.producer import ADDERS, BATCH_BYTES, _Batch
 from synchronizer.stores.memory import MemoryStore
 from synchronizer.testing import FailingStore, InstantClock
+from synchronizer.threads.batching import Call
 from tests.interrupts import interrupts
 from tests.synchronizer.accounts import Barrier, LateStore, answer, just_before, threads
 from tests.waiting import until
@@ -61,7 +62,7 @@ def stored(store: SegmentStore) -> list[bytes]:
 
 def waiting(queue: EventQueue, number: int) -> None:
     """Wait until so many calls are in the append that goes next."""
-    until(lambda: len(queue._producer._open.parts) == number, f"{number} calls in the open batch")
+    until(lambda: number == len(getattr(queue._producer._batcher.open, "parts", ())), f"{number} calls to share it")
 
 
 @pytest.mark.stores(in_turn=True)
@@ -160,7 +161,7 @@ def test_who_gives_up_takes_his_event_with_him_and_the_others_go_on(store: LateS
     store.unavailable = True
     with threads(2) as pool:
         leader = pool.submit(jobs.add, b"hasty", timeout=1)
-        until(lambda: jobs._producer._sending is not None, "the first is being sent")
+        until(lambda: jobs._producer._batcher.in_flight is not None, "the first is being sent")
         other = pool.submit(jobs.add, b"patient", timeout=100)
         waiting(jobs, 1)
         clock.advance(1.5)
@@ -269,7 +270,7 @@ def test_a_forked_child_is_refused_whatever_was_going_on(store: LateStore) -> No
     held, forked = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with jobs._producer._lock:
+        with jobs._producer._batcher.lock:
             held.set()
             forked.wait(20)
 
@@ -357,12 +358,12 @@ def test_an_interrupt_while_the_segment_forgets_the_process_stores_nothing_twice
 
     def add_two() -> None:
         store, jobs = opened[-1]
-        producer, call, deadline = jobs._producer, _Call(), Deadline(InstantClock(), 5.0)
-        batch = producer._join(call, encode_frame(b"of another thread"), deadline)
+        batcher, call, deadline = jobs._producer._batcher, Call[_Batch](), Deadline(InstantClock(), 5.0)
+        batch = batcher.join(call, encode_frame(b"of another thread"), deadline)
         with suppress(KeyboardInterrupt, OutcomeUnknownError):
             jobs.add(b"interrupted")
         with suppress(OutcomeUnknownError):
-            producer._await(batch, call, deadline)
+            batcher.outcome(batch, call, deadline)
 
     for run in interrupts(add_two, before=forgetful):
         found = stored(opened[-1][0])
@@ -412,7 +413,7 @@ def test_who_does_not_wait_so_long_for_room_takes_his_event_out(store: LateStore
     jobs.add(bytes(21))
     with threads(2) as pool:
         hasty = pool.submit(jobs.add, b"hst", timeout=1)
-        until(lambda: jobs._producer._leader, "it waits for room")
+        until(lambda: jobs._producer._batcher.leader, "it waits for room")
         patient = pool.submit(jobs.add, b"ptt", timeout=100)
         waiting(jobs, 2)
         clock.advance(1.5)
@@ -461,7 +462,7 @@ def test_what_waits_for_room_ends_with_the_queue(store: LateStore) -> None:
     jobs.add(b"1")
     with threads(2) as pool:
         waiters = [pool.submit(jobs.add, b"too much") for _ in range(2)]
-        until(lambda: jobs._producer._leader, "somebody waits for room")
+        until(lambda: jobs._producer._batcher.leader, "somebody waits for room")
         jobs.close()
         for waiter in waiters:
             assert isinstance(waiter.exception(20), ClosedError)

@@ -1,0 +1,149 @@
+"""Runs the generators of the calls one after the other, each on the state that the one before it made."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from ..clock import Deadline
+from ..errors import DeadlineExceededError, InvalidArgumentError, StateTooLargeError
+from ..state import S
+from ..store import AttributeChange
+from ..threads.batching import Call
+from .batches import MAX_BATCH_BYTES, EntryBatch, EntryBatcher, NewEntry
+from .contention import FairQueue
+from .entries import Entry, encode_entry
+from .follower import LogFollower, Measured
+from .replica import Replica
+
+R = TypeVar("R")
+
+NO_ATTRIBUTES: Final[Mapping[str, AttributeChange]] = MappingProxyType({})
+
+
+class Decision(NamedTuple, Generic[R]):
+    """The decision of a call on a state: the body of its entry, or None for nothing to do."""
+
+    value: R
+    body: bytes | None = None
+    attributes: Mapping[str, AttributeChange] = NO_ATTRIBUTES
+
+
+#: What a call does: given the newest state (None: there is none), it decides.
+Decide = Callable[[S | None], Decision[R]]
+
+
+@dataclass(slots=True)
+class Attempt(Generic[S, R]):
+    """The result of one run of a call. It counts when ``batch``, which it belongs to or builds on, is stored."""
+
+    batch: EntryBatch[S] | None
+    decision: Decision[R] | None = None
+    error: Exception | None = None  # raised instead of a decision
+    state: S | None = None  # after it
+
+    @property
+    def has_entry(self) -> bool:
+        return self.decision is not None and self.decision.body is not None
+
+
+class Decider(Generic[S]):
+    """Decides on the newest state here, including batches that are not stored yet. One thread at a time decides."""
+
+    def __init__(
+        self,
+        follower: LogFollower[S],
+        batcher: EntryBatcher[S],
+        queue: FairQueue,
+        writer_id: bytes,
+        state_limit_bytes: int,
+    ) -> None:
+        self._follower = follower
+        self._batcher = batcher
+        self._queue = queue
+        self._writer_id = writer_id
+        self._state_limit_bytes = state_limit_bytes
+        self._segment = follower.log.segment
+        self._calls = itertools.count(1)
+        self._lock = threading.RLock()  # held by the one thread that runs a generator
+
+    def decide(self, decide: Decide[S, R], call: Call[EntryBatch[S]], deadline: Deadline) -> Attempt[S, R]:
+        """Run ``decide``, and add its entry to the open batch."""
+        thread = threading.get_ident()
+        follower = self._follower
+        follower.check_usable()
+        try:
+            while not self._lock.acquire(blocking=False) and not self._lock.acquire(timeout=deadline.remaining(1.0)):
+                follower.check_usable()
+                if deadline.passed:
+                    raise DeadlineExceededError(
+                        "the generator of another call did not return in time", segment=self._segment
+                    )
+            follower.check_usable()
+            if self._queue.join_if_contended(deadline):
+                follower.fetch(deadline)
+            follower.barred_thread = thread
+            while (attempt := self._try(decide, call, deadline)) is None:
+                follower.check_usable(deciding=True)
+                if deadline.passed:
+                    raise DeadlineExceededError(
+                        "the state changed too often to be decided on in time", segment=self._segment
+                    )
+            return attempt
+        finally:
+            # No call stands before the release, so no interrupt comes. It raises if this thread did not acquire it.
+            if follower.barred_thread == thread:
+                follower.barred_thread = None
+            try:  # noqa: SIM105  which would be a call
+                self._lock.release()
+            except RuntimeError:
+                pass
+
+    def _try(self, decide: Decide[S, R], call: Call[EntryBatch[S]], deadline: Deadline) -> Attempt[S, R] | None:
+        """Run ``decide`` once; return None if the state changed meanwhile, or there was no room for its entry."""
+        with self._batcher.lock:
+            under, base = self._batcher.tip()
+        try:
+            decision = decide(base.state)
+            entry = None if decision.body is None else self._new_entry(decision.body, base, decision.attributes)
+        except Exception as error:
+            return Attempt(under, error=error)
+        if entry is None:
+            return Attempt(under, decision, state=base.state)
+        batch = self._batcher.join(entry, call, deadline)
+        return None if batch is None else Attempt(batch, decision, state=entry.after.state)
+
+    def _new_entry(self, body: bytes, base: Replica[S], attributes: Mapping[str, AttributeChange]) -> NewEntry[S]:
+        if len(body) > MAX_BATCH_BYTES:
+            raise InvalidArgumentError("the updates of one call are too large", segment=self._segment, bytes=len(body))
+        call = next(self._calls)
+        data, checksum = encode_entry(self._writer_id, call, base.checksum, body)
+        entry = Entry(base.next_offset, base.next_offset + len(data), self._writer_id, call, checksum, body)
+        # Apply the body as it is read back, as every other process does.
+        after, transition = base.apply(entry, self._follower.codec.read_back(body))
+        self._check_size(base, after)
+        return NewEntry(base, call, data, after, transition, attributes)
+
+    def _check_size(self, before: Replica[S], after: Replica[S]) -> None:
+        """Raise `StateTooLargeError` for an entry that makes a state larger and leaves it over the limit.
+
+        The cost of measuring grows with the state, so it is done when the log has grown by an eighth of the remaining
+        room: seldom in a small state, at every update close to the limit. Initial states and snapshots are measured
+        when they are read.
+        """
+        limit, measured = self._state_limit_bytes, self._follower.measured
+        if after.state is None or after.next_offset - measured.length <= (limit - measured.size) // 8:
+            return
+        size = self._follower.codec.size(after.state)
+        if size > limit and (before.state is None or size > self._follower.codec.size(before.state)):
+            raise StateTooLargeError(
+                "the state would be over its limit; remove something first, or open it with a higher state_limit_bytes",
+                segment=self._segment,
+                bytes=size,
+                limit=limit,
+            )
+        self._follower.measured = Measured(size, after.next_offset)
