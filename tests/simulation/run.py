@@ -226,7 +226,7 @@ class Run:
     def _limit(self, state_limit_bytes: int) -> None:
         """The group's state may be so large from now on, for whoever has it open."""
         for group in self.groups.values():
-            group.synchronizer._writer._state_limit_bytes = state_limit_bytes
+            group.synchronizer._writer._decider._state_limit_bytes = state_limit_bytes
 
     def _strike(self, mishap: Mishap, process: Process) -> None:
         world = self.world

@@ -1100,17 +1100,17 @@ def a_reader_dies_when_the_state_is_too_large(stage: Stage) -> Check:
 
     def limit(process: Process) -> None:
         for group in stage.run.groups.values():
-            group.synchronizer._writer._state_limit_bytes = 1
+            group.synchronizer._writer._decider._state_limit_bytes = 1
         stage.kill("reader2")
         newcomer = process.client().groups.get(GROUP)
-        newcomer.synchronizer._writer._state_limit_bytes = 1
+        newcomer.synchronizer._writer._decider._state_limit_bytes = 1
         try:
             newcomer.reader("r9")
         except StateTooLargeError:
             stage.notes.append("refused")
         stage.wait_until(lambda: not stage.has("r2"))
         for group in stage.run.groups.values():
-            group.synchronizer._writer._state_limit_bytes = DEFAULT_STATE_LIMIT_BYTES
+            group.synchronizer._writer._decider._state_limit_bytes = DEFAULT_STATE_LIMIT_BYTES
 
     stage.also("limiter", limit, at=1.0)
 

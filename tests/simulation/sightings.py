@@ -501,7 +501,7 @@ class _Members(_Watcher):
         group = self.run.groups.get(by)
         if group is None:
             return False
-        limit = group.synchronizer._writer._state_limit_bytes
+        limit = group.synchronizer._writer._decider._state_limit_bytes
         return limit < DEFAULT_STATE_LIMIT_BYTES and group.synchronizer._codec.size(state) > limit
 
     def delivery(self, process: Process, event: rg.Event[bytes]) -> None:

@@ -365,7 +365,7 @@ def test_a_state_without_room_gives_the_checkpoint_up_and_reads_on(world: World,
     counting.read(250)
     begin(world, "nightly")
     process.step()
-    process.group.synchronizer._writer._state_limit_bytes = 100
+    process.group.synchronizer._writer._decider._state_limit_bytes = 100
     counting.read(60)
     assert len(counting.events) == 300
     assert not outstanding(world)
