@@ -47,7 +47,7 @@ from .recipes import (
     SynchronizerOptions,
     ValueChange,
 )
-from .retries import Retries
+from .recipes.queue.retries import Retries
 from .state import State, Update
 from .state_synchronizer import Proposal, StateSynchronizer
 from .store import (

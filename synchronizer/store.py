@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self
 
-from .boundary import guard
+from .error_translation import translating
 from .errors import InvalidArgumentError, NotFoundError
 
 MAX_NAME_LENGTH: Final = 1024
@@ -152,7 +152,7 @@ class SegmentStore(ABC):
     def __init_subclass__(cls, *, translate_errors: bool = True, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if translate_errors:
-            for name, verb in guard(vars(cls), UnknownOutcome).items():
+            for name, verb in translating(vars(cls), UnknownOutcome).items():
                 setattr(cls, name, verb)
 
     @abstractmethod

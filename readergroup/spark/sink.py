@@ -25,8 +25,8 @@ from synchronizer import DeadlineExceededError, InvalidArgumentError, ReaderGrou
 from ..batch.encoding import BATCH_BYTES, batches_by_segment
 from ..client import Client
 from ..errors import EventTooLargeError
-from ..streams.data.batch import MAX_UNSTORED_BYTES
 from ..streams.data.block import MAX_EVENT_BYTES
+from ..streams.data.write_batch import MAX_UNSTORED_BYTES
 from ..streams.transactions.staging import StagedPart
 from ..streams.transactions.transaction import Transactions
 from .connection import client_of

@@ -14,7 +14,7 @@ from redis import ConnectionPool
 from redis.exceptions import BusyLoadingError, OutOfMemoryError, RedisError, ResponseError
 
 import synchronizer as sc
-from synchronizer.stores import contract
+from synchronizer.stores import checks
 
 # Each operation on a segment is one run of this script, and the server runs nothing else meanwhile. A segment is a hash
 # with its start, length and state, a hash of its attributes, and a stream of chunks whose ids are their offsets.
@@ -111,7 +111,7 @@ class ValkeyStore(sc.SegmentStore):
     def create(self, segment: str) -> bool:
         answer = self._verb("create", segment)
         if answer == b"deleted":
-            raise contract.name_is_used_up(segment)
+            raise checks.name_is_used_up(segment)
         return bool(answer == b"created")
 
     def delete(self, segment: str) -> None:
@@ -122,14 +122,14 @@ class ValkeyStore(sc.SegmentStore):
         return sc.SegmentInfo(segment, start_offset, length, sealed=state == b"sealed")
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        contract.check_prefix(prefix)
+        checks.check_prefix(prefix)
         self._check_open()
         return self._names(prefix.encode())
 
     def append(
         self, segment: str, data: bytes, *, expected_offset: int | None = None, attributes: Changes | None = None
     ) -> sc.AppendResult:
-        contract.check_append(segment, data, expected_offset, attributes)
+        checks.check_append(segment, data, expected_offset, attributes)
         arguments: list[Any] = [data, "" if expected_offset is None else expected_offset]
         for name, change in (attributes or {}).items():
             arguments += name, b"*" if change.expected is sc.ANY else _value(change.expected), _value(change.new)
@@ -138,33 +138,33 @@ class ValkeyStore(sc.SegmentStore):
         except AnswerLost as error:
             return sc.UnknownOutcome(error)
         if outcome == b"sealed":
-            raise contract.sealed(segment, facts[0])
+            raise checks.sealed(segment, facts[0])
         if outcome == b"conflict":
             return sc.Conflict(facts[0], facts[1], dict(zip(attributes or (), facts[2], strict=True)))
         return sc.Appended(*facts)
 
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
-        contract.check_read_call(segment, offset, max_bytes)
+        checks.check_read_call(segment, offset, max_bytes)
         *bounds, data = self._verb("read", segment, offset, max_bytes)
-        contract.check_read(segment, offset, max_bytes, *bounds)
+        checks.check_read(segment, offset, max_bytes, *bounds)
         return bytes(data)
 
     def attributes(self, segment: str, prefix: str = "", *, names: Collection[str] | None = None) -> dict[str, bytes]:
-        contract.check_attributes(segment, prefix, names)
+        checks.check_attributes(segment, prefix, names)
         found = self._verb("attributes", segment, "all" if names is None else "named", *(names or ()))
         pairs = zip(map(bytes.decode, found[::2]), found[1::2], strict=True)
         return {name: value for name, value in pairs if value is not None and name.startswith(prefix)}
 
     def truncate(self, segment: str, offset: int) -> None:
-        contract.check_truncate(segment, offset)
-        contract.check_within(segment, offset, self._verb("truncate", segment, offset)[1])
+        checks.check_truncate(segment, offset)
+        checks.check_within(segment, offset, self._verb("truncate", segment, offset)[1])
 
     def seal(self, segment: str) -> sc.SegmentInfo:
         start_offset, length, _ = self._verb("seal", segment)
         return sc.SegmentInfo(segment, start_offset, length, sealed=True)
 
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
-        contract.check_wait(known, timeout)
+        checks.check_wait(known, timeout)
         deadline = sc.Deadline(self._clock, timeout)
         while not (changed := self._changed(known)) and not deadline.passed:
             # Wait a second at most, to notice that the store was closed; 0 would wait for ever.
@@ -184,7 +184,7 @@ class ValkeyStore(sc.SegmentStore):
         answers = self._request("EVAL", LENGTHS, len(known), *(f"{self._key}meta:{name}" for name in known))
         for (name, seen), (length, state) in zip(known.items(), answers, strict=True):
             if length is None:
-                raise contract.not_found(name)
+                raise checks.not_found(name)
             if int(length) != seen or state != b"open":
                 changed.add(name)
         return frozenset(changed)
@@ -196,12 +196,12 @@ class ValkeyStore(sc.SegmentStore):
             first = b"(" + page[-1]
 
     def _verb(self, verb: str, segment: str, *arguments: Any) -> Any:
-        contract.check_name(segment)
+        checks.check_name(segment)
         keys = [f"{self._key}{kind}:{segment}" for kind in ("meta", "chunks", "attributes")]
         script = FREEING_SCRIPT if verb in ("truncate", "delete") else SCRIPT
         answer = self._request("EVAL", script, 4, *keys, self._key + "names", verb, segment, *arguments)
         if answer == b"missing":
-            raise contract.not_found(segment)
+            raise checks.not_found(segment)
         return answer
 
     def _request(self, *command: Any) -> Any:

@@ -24,7 +24,7 @@ from ..store import (
     UnknownOutcome,
 )
 from ..threads.flag import Flag
-from .contract import (
+from .checks import (
     are_new,
     check_append,
     check_appends,

@@ -7,8 +7,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
 from ..arguments import check_type
-from ..boundary import unexpected
 from ..clock import Clock, check_clock
+from ..error_translation import translate_unexpected
 from ..errors import InvalidArgumentError, ReaderGroupError, UnsupportedError
 from ..store import SegmentStore
 
@@ -54,7 +54,7 @@ def open_store(url: str, *, clock: Clock | None = None, must_exist: bool = False
     except ReaderGroupError:
         raise
     except Exception as error:
-        raise unexpected(error, f"{scheme}://") from error
+        raise translate_unexpected(error, f"{scheme}://") from error
 
 
 def _open_memory(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentStore:

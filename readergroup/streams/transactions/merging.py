@@ -26,9 +26,9 @@ from synchronizer import (
 from synchronizer.compare_and_set import Cell, CellChange, change_together
 from synchronizer.patience import Patience
 
-from ..data.batch import WriteBatch
 from ..data.block import HEADER_BYTES, Block, parse_blocks
 from ..data.segment_reader import READ_BYTES, read_block, read_fully
+from ..data.write_batch import WriteBatch
 from ..state import StreamState
 from .committed import CommittedTransaction
 

@@ -27,8 +27,16 @@ from synchronizer.compare_and_set import append_at
 from synchronizer.patience import Patience
 
 from ..config import FrozenModel, check_name, staged_segments, staging_prefix
-from ..data.batch import BATCH_BYTES, KNOWN_KEYS, MAX_UNSTORED_BYTES, WriteBatch, check_key, check_size, checked_headers
 from ..data.block import Headers
+from ..data.write_batch import (
+    BATCH_BYTES,
+    KNOWN_KEYS,
+    MAX_UNSTORED_BYTES,
+    WriteBatch,
+    check_key,
+    check_size,
+    checked_headers,
+)
 from ..manager import StreamManager
 from ..serializers import Serializer, checked_dumps
 from .committed import part_name

@@ -46,7 +46,8 @@ from synchronizer.patience import Patience
 from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Bell, Flag
 
-from ..data.batch import (
+from ..data.block import MAX_EVENT_BYTES, Headers
+from ..data.write_batch import (
     BATCH_BYTES,
     EVENT_BYTES,
     KNOWN_KEYS,
@@ -56,7 +57,6 @@ from ..data.batch import (
     check_size,
     checked_headers,
 )
-from ..data.block import MAX_EVENT_BYTES, Headers
 from ..manager import StreamManager
 from ..serializers import Serializer, checked_dumps
 from ..state import StreamState

@@ -19,7 +19,6 @@ from synchronizer.clock import Clock
 from synchronizer.errors import HandlerError, TruncatedError
 from synchronizer.liveness.exclusive_role import ExclusiveRole
 from synchronizer.liveness.timing import STOP_AFTER, observe_interval
-from synchronizer.retries import Retries
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES, SegmentStore
 from synchronizer.threads.flag import Flag
 
@@ -28,6 +27,7 @@ from .dead_letters import MAX_ERROR_LENGTH, DeadLetters, encode_dead_event
 from .event_queue import CONSUMER, handled_upto
 from .frames import Frame, read_frames
 from .producer import ADDERS
+from .retries import Retries
 
 #: The position is stored after each batch, and this often within one.
 POSITION_SECONDS: Final = 1.0

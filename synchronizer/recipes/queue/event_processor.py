@@ -14,13 +14,13 @@ from synchronizer.clock import Clock, growing_pause
 from synchronizer.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, ReaderGroupError
 from synchronizer.liveness.timing import observe_interval
 from synchronizer.patience import Patience
-from synchronizer.retries import Retries
 from synchronizer.store import SegmentStore
 from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Flag
 
 from .consumer import BatchHandler, Consumer, Handler, HandlingLatency, QueuedEvent
 from .event_queue import MAX_OUTSTANDING_BYTES, EventQueue
+from .retries import Retries
 
 #: The longest single wait for growth; a processor notices `close` after it.
 _WAIT_SECONDS: Final = 0.25

@@ -14,7 +14,7 @@ from synchronizer.clock import Deadline, SystemClock
 from synchronizer.errors import CorruptStoreError, StoreUnavailableError, TruncatedError
 from synchronizer.threads.flag import Flag
 
-from ..contract import not_found, sealed
+from ..checks import not_found, sealed
 from .connection import NatsConnection
 from .frames import Answer, Outgoing, error_in
 from .hints import AttributeValue, Hints, MessageStart

@@ -44,7 +44,7 @@ from synchronizer.store import (
 )
 from synchronizer.threads.flag import Flag
 
-from ..contract import (
+from ..checks import (
     check_append,
     check_appends,
     check_attributes,

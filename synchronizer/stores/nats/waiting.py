@@ -11,7 +11,7 @@ from synchronizer.clock import Clock, Deadline
 from synchronizer.errors import ClosedError, StoreUnavailableError
 from synchronizer.threads.flag import Flag
 
-from ..contract import not_found
+from ..checks import not_found
 from .connection import NatsConnection
 from .frames import Headers
 from .hints import Hints

@@ -23,8 +23,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.errors import error_from_result
 from psycopg.pq.abc import PGresult
 
-from synchronizer.boundary import unexpected
 from synchronizer.clock import Deadline, SystemClock
+from synchronizer.error_translation import translate_unexpected
 from synchronizer.errors import (
     CorruptStoreError,
     InvalidArgumentError,
@@ -410,7 +410,7 @@ class Connections:
                 postgres=_text(error),
             ) from None
         except Exception as error:
-            raise unexpected(error, self.address.url) from error
+            raise translate_unexpected(error, self.address.url) from error
         try:
             own(connection)
             connection.call_timeout = self.address.statement_timeout + _GRACE_SECONDS
@@ -486,7 +486,7 @@ def translated(error: Exception, url: str) -> ReaderGroupError:
     if isinstance(error, ReaderGroupError):
         return error
     if not isinstance(error, psycopg.Error):
-        return unexpected(error, url)
+        return translate_unexpected(error, url)
     facts = {"url": url, "postgres": _text(error)}
     code = error.sqlstate or ""
     kind: type[ReaderGroupError] = StoreUnavailableError

@@ -45,7 +45,7 @@ from synchronizer.store import (
     UnknownOutcome,
 )
 
-from .. import contract
+from .. import checks
 from ..waiting import Waiters, Watch
 from . import schema as postgres_schema
 from .connections import Connection, Connections, failure, parse_address, translated
@@ -216,33 +216,33 @@ class PostgresStore(SegmentStore):
         _check_name(segment)
         ((outcome,),) = self._call("SELECT {schema}.create_segment(%s::text)", (segment,))
         if outcome == "deleted":
-            raise contract.name_is_used_up(segment)
+            raise checks.name_is_used_up(segment)
         return bool(outcome == "created")
 
     def delete(self, segment: str) -> None:
-        contract.check_name(segment)
+        checks.check_name(segment)
         ((is_known,),) = self._call("SELECT {schema}.delete_segment(%s::text)", (segment,))
         if not is_known:
-            raise contract.not_found(segment)
+            raise checks.not_found(segment)
         for (segment_id,) in self._call(_TO_FREE, ()):
             self._free(segment_id)
 
     def forget(self, segment: str) -> None:
-        contract.check_name(segment)
+        checks.check_name(segment)
         ((is_known,),) = self._call("SELECT {schema}.delete_segment(%s::text)", (segment,))
         while is_known and not self._call(_FORGET, {"segment": segment, "limit": _FREE_CHUNKS})[0][0]:
             pass
 
     def info(self, segment: str) -> SegmentInfo:
-        contract.check_name(segment)
+        checks.check_name(segment)
         rows = self._call(_INFO, (segment,))
         if not rows:
-            raise contract.not_found(segment)
+            raise checks.not_found(segment)
         start_offset, length, is_sealed = rows[0]
         return SegmentInfo(segment, start_offset, length, is_sealed)
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        contract.check_prefix(prefix)
+        checks.check_prefix(prefix)
         self._check_open()
         return self._names_from(prefix)
 
@@ -254,13 +254,13 @@ class PostgresStore(SegmentStore):
         expected_offset: int | None = None,
         attributes: Mapping[str, AttributeChange] | None = None,
     ) -> AppendResult:
-        contract.check_append(segment, data, expected_offset, attributes)
+        checks.check_append(segment, data, expected_offset, attributes)
         return self._append(segment, data, None, expected_offset, attributes or {})
 
     def append_together(
         self, appends: Sequence[Append]
     ) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
-        contract.check_appends(appends)
+        checks.check_appends(appends)
         self._check_open()
         if not appends:
             return ()
@@ -293,64 +293,64 @@ class PostgresStore(SegmentStore):
         expected_offset: int | None = None,
         attributes: Mapping[str, AttributeChange] | None = None,
     ) -> AppendResult:
-        contract.check_concat(segment, source, expected_offset, attributes)
+        checks.check_concat(segment, source, expected_offset, attributes)
         return self._append(segment, b"", source, expected_offset, attributes or {})
 
     def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
-        contract.check_copies(copies)
+        checks.check_copies(copies)
         for each in copies:
             _check_name(each.segment)
         self._check_open()
         return self._connections.call(partial(self._copy_in_time, copies))
 
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
-        contract.check_read_call(segment, offset, max_bytes)
+        checks.check_read_call(segment, offset, max_bytes)
         end = min(offset + max(max_bytes, 1), _MAX_OFFSET)
         rows = self._call(_READ, {"name": segment, "offset": min(offset, _MAX_OFFSET), "end": end})
         if not rows:
-            raise contract.not_found(segment)
+            raise checks.not_found(segment)
         start_offset, length, *_ = rows[0]
-        contract.check_read(segment, offset, max_bytes, start_offset, length)
+        checks.check_read(segment, offset, max_bytes, start_offset, length)
         return _cut(segment, [row[2:] for row in rows], offset, min(end, length))
 
     def attributes(
         self, segment: str, prefix: str = "", *, names: Collection[str] | None = None
     ) -> Mapping[str, bytes]:
-        contract.check_attributes(segment, prefix, names)
+        checks.check_attributes(segment, prefix, names)
         if names is None:
             rows = self._call(_ATTRIBUTES, {"segment": segment, "prefix": prefix})
         else:
             wanted = [name for name in set(names) if name.startswith(prefix)]
             rows = self._call(_ATTRIBUTES_NAMED, {"segment": segment, "names": wanted})
         if not rows:
-            raise contract.not_found(segment)
+            raise checks.not_found(segment)
         return {name: value for name, value in rows if name is not None}
 
     def truncate(self, segment: str, offset: int) -> None:
-        contract.check_truncate(segment, offset)
+        checks.check_truncate(segment, offset)
         bounded = max(-1, min(offset, _MAX_OFFSET))
         ((segment_id, length),) = self._call(
             "SELECT * FROM {schema}.truncate_segment(%s::text, %s::bigint)", (segment, bounded)
         )
         if segment_id is None:
-            raise contract.not_found(segment)
-        contract.check_within(segment, offset, length)
+            raise checks.not_found(segment)
+        checks.check_within(segment, offset, length)
         self._free(segment_id)
 
     def seal(self, segment: str) -> SegmentInfo:
-        contract.check_name(segment)
+        checks.check_name(segment)
         ((start_offset, length),) = self._call("SELECT * FROM {schema}.seal_segment(%s::text)", (segment,))
         if length is None:
-            raise contract.not_found(segment)
+            raise checks.not_found(segment)
         return SegmentInfo(segment, start_offset, length, sealed=True)
 
     def wait(self, known: Mapping[str, int], timeout: float) -> frozenset[str]:
-        contract.check_wait(known, timeout)
+        checks.check_wait(known, timeout)
         self._check_open()
         return self._waiters.wait(known, timeout)
 
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
-        contract.check_fair_lock(segment, timeout)
+        checks.check_fair_lock(segment, timeout)
         self._check_open()
         if not self.guarantees.fair_lock:
             return super().fair_lock(segment, timeout)
@@ -427,9 +427,9 @@ class PostgresStore(SegmentStore):
         except OutcomeUnknownError as error:
             return UnknownOutcome(error)
         if source and outcome == _NO_SOURCE:
-            raise contract.not_found(source)
+            raise checks.not_found(source)
         if source:
-            contract.check_source(source, is_sealed=outcome != _SOURCE_NOT_SEALED)
+            checks.check_source(source, is_sealed=outcome != _SOURCE_NOT_SEALED)
         return _answer(segment, outcome, length, size, delta, names, present)
 
     def _copy_in_time(self, copies: Sequence[SegmentCopy], connection: Connection) -> bool:
@@ -451,7 +451,7 @@ class PostgresStore(SegmentStore):
         made = {name for (name,) in connection.execute(self._filled(_MAKE_SEGMENTS), parameters)}
         if len(made) < len(copies):
             known = dict(connection.execute(self._filled(_KNOWN), parameters).fetchall())
-            return contract.are_new(copies, {name: known[name] for name in known.keys() - made})
+            return checks.are_new(copies, {name: known[name] for name in known.keys() - made})
         self._check_sources(connection, copies, parameters)
         connection.execute(self._filled(_COPY_CHUNKS), parameters)
         self._check_sources(
@@ -465,8 +465,8 @@ class PostgresStore(SegmentStore):
         rows = connection.execute(self._filled(_SOURCES), parameters).fetchall()
         for each, (_, start_offset, length) in zip(copies, rows, strict=True):
             if start_offset is None:
-                raise contract.not_found(each.source)
-            contract.check_copy(each, start_offset, length)
+                raise checks.not_found(each.source)
+            checks.check_copy(each, start_offset, length)
 
     def _free(self, segment_id: int) -> None:
         """Delete unused chunks in portions, so that no transaction is long."""
@@ -491,7 +491,7 @@ class PostgresStore(SegmentStore):
     def _changed(self, known: Mapping[str, int]) -> frozenset[str]:
         rows = self._call(_CHANGED, (list(known),))
         if len(rows) < len(known):
-            raise contract.not_found(min(known.keys() - {name for name, _, _ in rows}))
+            raise checks.not_found(min(known.keys() - {name for name, _, _ in rows}))
         return frozenset(name for name, length, is_over in rows if is_over or length != known[name])
 
     def _open_watch(self) -> Watch:
@@ -576,7 +576,7 @@ class PostgresStore(SegmentStore):
         connection.execute(self._names.creation(), prepare=False)
 
     def _check_open(self) -> None:
-        contract.check_open(self._process_id, self._closed, self.url)
+        checks.check_open(self._process_id, self._closed, self.url)
 
 
 _SEALED, _SOURCE_NOT_SEALED, _NO_SOURCE = 2, 4, 5
@@ -595,7 +595,7 @@ def _answer(
         return Appended(length - size, length)
     if outcome == 1:
         return Conflict(length, delta or b"", dict(zip(names, present or (), strict=True)))
-    raise contract.sealed(segment, length) if outcome == _SEALED else contract.not_found(segment)
+    raise checks.sealed(segment, length) if outcome == _SEALED else checks.not_found(segment)
 
 
 def _columns(names: Sequence[str], changes: Mapping[str, AttributeChange]) -> tuple[Any, ...]:
@@ -637,7 +637,7 @@ def _cut(segment: str, chunks: Sequence[tuple[int, bytes]], offset: int, end: in
 
 
 def _check_name(segment: str) -> None:
-    contract.check_name(segment)
+    checks.check_name(segment)
     if len(segment) * 4 > _MAX_NAME_BYTES and len(segment.encode()) > _MAX_NAME_BYTES:
         raise InvalidArgumentError("the name is too long for an index of the server; shorten it", name=segment)
 

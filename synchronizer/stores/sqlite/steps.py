@@ -9,7 +9,7 @@ from typing import NamedTuple
 from synchronizer.errors import StoreFullError
 from synchronizer.store import ANY, MAX_DELTA_BYTES, Append, Appended, AppendResult, Conflict, SegmentCopy, SegmentInfo
 
-from ..contract import are_new, check_copy, check_read, check_source, check_within, name_is_used_up, not_found, sealed
+from ..checks import are_new, check_copy, check_read, check_source, check_within, name_is_used_up, not_found, sealed
 from . import extents as sqlite_extents
 from . import rows as sqlite_rows
 from .extents import MANY_EXTENTS, MAX_SEGMENT_BYTES

@@ -26,8 +26,8 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from synchronizer.boundary import unexpected
 from synchronizer.clock import Clock, SystemClock
+from synchronizer.error_translation import translate_unexpected
 from synchronizer.errors import (
     CorruptStoreError,
     OutcomeUnknownError,
@@ -50,7 +50,7 @@ from synchronizer.store import (
 )
 from synchronizer.threads.flag import Flag
 
-from ..contract import (
+from ..checks import (
     check_append,
     check_appends,
     check_attributes,
@@ -713,9 +713,9 @@ class _Failure(NamedTuple):
 
     def translated(self, path: str) -> ReaderGroupError:
         if not self.may_be_stored:
-            return (
-                _translate(self.error, path) if isinstance(self.error, sqlite3.Error) else unexpected(self.error, path)
-            )
+            if isinstance(self.error, sqlite3.Error):
+                return _translate(self.error, path)
+            return translate_unexpected(self.error, path)
         unknown = OutcomeUnknownError(
             "the commit failed and may be stored or not; repeat the call to find out", path=path, sqlite=str(self.error)
         )

@@ -18,10 +18,10 @@ import pytest
 
 from readergroup.errors import EventTooLargeError
 from readergroup.streams.config import ScalingPolicy
-from readergroup.streams.data import batch as gathering
-from readergroup.streams.data.batch import BATCH_BYTES, MAX_UNSTORED_BYTES
+from readergroup.streams.data import write_batch
 from readergroup.streams.data.block import MAX_EVENT_BYTES, Block
 from readergroup.streams.data.segment_reader import SegmentReader
+from readergroup.streams.data.write_batch import BATCH_BYTES, MAX_UNSTORED_BYTES
 from readergroup.streams.manager import StreamManager
 from readergroup.streams.serializers import BytesSerializer, JsonSerializer
 from readergroup.streams.state import StreamState
@@ -660,7 +660,7 @@ class Interrupt:
         self.left = at
 
     def __call__(self, frame: FrameType, event: str, argument: object) -> Interrupt | None:
-        if frame.f_code.co_filename not in (gathering.__file__, writer_module.__file__):
+        if frame.f_code.co_filename not in (write_batch.__file__, writer_module.__file__):
             return None
         frame.f_trace_opcodes = True
         if event == "opcode" and frame.f_lasti in places(frame.f_code):

@@ -1,4 +1,4 @@
-"""How often, and after which delays, a failed call is retried."""
+"""How often, and after which delays, a handler is called again for an event."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .clock import growing_pause
-from .configuration import Configuration
+from synchronizer.clock import growing_pause
+
+from ...configuration import Configuration
 
 
 class Retries(Configuration):

@@ -1,6 +1,6 @@
 """The checks that every backend makes before it writes, with the same errors in all of them.
 
-Backends of other distributions use it too: ``from synchronizer.stores import contract``.
+Backends of other distributions use it too: ``from synchronizer.stores import checks``.
 """
 
 from __future__ import annotations

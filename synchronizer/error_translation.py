@@ -1,8 +1,8 @@
-"""The boundary of a store: every error behind it comes out as an error of this distribution.
+"""Translates the unexpected errors of a store into errors of this distribution.
 
 Each backend translates the errors that it knows, where it calls its driver. This module translates the unexpected
-ones, such as a `ValueError` of a driver or an `OSError` of the system. `SegmentStore` puts the boundary in front of the
-verbs of every backend, including those of other distributions. A verb that appends then returns `UnknownOutcome`,
+ones, such as a `ValueError` of a driver or an `OSError` of the system. `SegmentStore` does so for the verbs
+of every backend, including those of other distributions. A verb that appends then returns `UnknownOutcome`,
 because it may have written. Every other verb may be repeated: it raises `StoreUnavailableError`, or `StoreFullError`
 if the disk is full.
 
@@ -25,25 +25,25 @@ from .threads.background import survive
 Verb = Callable[..., Any]
 
 
-def guard(verbs: Mapping[str, Verb], unknown: Callable[[BaseException], object]) -> dict[str, Verb]:
-    """Return the verbs of a backend behind the boundary, without the names that are no verbs."""
+def translating(verbs: Mapping[str, Verb], unknown: Callable[[BaseException], object]) -> dict[str, Verb]:
+    """Return the verbs of a backend with their unexpected errors translated, without the names that are no verbs."""
     guarded = {name: _GUARDS[name](verb) for name, verb in verbs.items() if name in _GUARDS}
     return guarded | {name: _guarded(verb, unknown) for name, verb in verbs.items() if name in _APPENDING}
 
 
-def unexpected(error: Exception, url: str) -> ReaderGroupError:
-    """Return the error to raise in place of one that the backend does not know."""
+def translate_unexpected(error: Exception, url: str) -> ReaderGroupError:
+    """Return the error of this distribution to raise in place of one that the backend does not know."""
     facts = {"url": url, "error": repr(error)}
-    translated: ReaderGroupError
+    result: ReaderGroupError
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        translated = StoreFullError("the disk is full; make room and repeat the call", **facts)
+        result = StoreFullError("the disk is full; make room and repeat the call", **facts)
     elif isinstance(error, OSError):
-        translated = StoreUnavailableError("the system refused what the store needs; repeat the call later", **facts)
+        result = StoreUnavailableError("the system refused what the store needs; repeat the call later", **facts)
     else:
         survive(error, f"the store at {url}")
-        translated = StoreUnavailableError("the store failed in an unexpected way; repeat the call later", **facts)
-    translated.__cause__ = error
-    return translated
+        result = StoreUnavailableError("the store failed in an unexpected way; repeat the call later", **facts)
+    result.__cause__ = error
+    return result
 
 
 def _guarded(verb: Verb, unknown: Callable[[BaseException], object] | None = None) -> Verb:
@@ -58,7 +58,7 @@ def _guarded(verb: Verb, unknown: Callable[[BaseException], object] | None = Non
         except Exception as error:
             if _is_wrong_call(error):
                 raise
-            translated = unexpected(error, _url_of(self))
+            translated = translate_unexpected(error, _url_of(self))
             if unknown is None:
                 raise translated from error
             return unknown(translated)
@@ -85,7 +85,7 @@ def _guarded_names(names: Iterator[str], url: str) -> Iterator[str]:
         except ReaderGroupError:
             raise
         except Exception as error:
-            raise unexpected(error, url) from error
+            raise translate_unexpected(error, url) from error
         yield name
 
 
@@ -112,7 +112,7 @@ class _GuardedLock(AbstractContextManager[bool]):
         except ReaderGroupError:
             raise
         except Exception as error:
-            raise unexpected(error, self._url) from error
+            raise translate_unexpected(error, self._url) from error
 
     def __exit__(
         self, kind: type[BaseException] | None, raised: BaseException | None, traceback: TracebackType | None
@@ -124,7 +124,7 @@ class _GuardedLock(AbstractContextManager[bool]):
         except Exception as error:
             if error is raised:
                 raise
-            raise unexpected(error, self._url) from error
+            raise translate_unexpected(error, self._url) from error
 
 
 def _is_wrong_call(error: Exception) -> bool:
