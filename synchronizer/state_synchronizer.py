@@ -18,7 +18,7 @@ from .clock import Clock, Deadline, clock_or_system, is_manual
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
 from .log.compaction import COMPACTION_BYTES, Compactor
 from .log.deciding import NO_ATTRIBUTES, Decision
-from .log.entries import Revision, RevisionedStream
+from .log.entries import EntryLog, Revision
 from .log.follower import LogFollower
 from .log.listening import UpdateListening
 from .log.replica import AppliedUpdate, Replica, Transition, TransitionFeed
@@ -102,7 +102,7 @@ class StateSynchronizer(Generic[S]):
         self.clock: Clock = clock_or_system(clock)
         self.timeout = timeout
         self._codec: StateCodec[S] = StateCodec(state_type or type(initial), tuple(updates))  # type: ignore[arg-type]
-        self._follower = LogFollower(RevisionedStream(store, name), self._codec, self.clock)
+        self._follower = LogFollower(EntryLog(store, name), self._codec, self.clock)
         self._writer = LogWriter(self._follower, state_limit_bytes)
         self._listening: list[UpdateListening[S]] = []  # without threads
         deadline = Deadline(self.clock, timeout)

@@ -175,8 +175,8 @@ def log_is_shorter(segment: str, offset: int) -> CorruptStateError:
     )
 
 
-class RevisionedStream:
-    """The log of one segment. It keeps no position: callers pass the offset."""
+class EntryLog:
+    """The log of entries in one segment. It keeps no position: callers pass the offset."""
 
     def __init__(self, store: SegmentStore, segment: str) -> None:
         self.store = store

@@ -24,7 +24,7 @@ from ..errors import (
 from ..patience import Patience
 from ..state import S, StateCodec
 from ..threads.flag import Bell, Flag
-from .entries import Entry, Mark, Revision, RevisionedStream
+from .entries import Entry, EntryLog, Mark, Revision
 from .replica import Replica, Transition, TransitionFeed
 
 R = TypeVar("R")
@@ -49,7 +49,7 @@ class LogFollower(Generic[S]):
     are read again, stop the follower for good: every later call raises the error.
     """
 
-    def __init__(self, log: RevisionedStream, codec: StateCodec[S], clock: Clock) -> None:
+    def __init__(self, log: EntryLog, codec: StateCodec[S], clock: Clock) -> None:
         self.log = log
         self.codec = codec
         self.clock = clock

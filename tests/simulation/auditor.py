@@ -39,7 +39,7 @@ from readergroup.streams.state import (
 from synchronizer import Appended, NotFoundError, ReaderGroupError, Revision
 from synchronizer.liveness.lease import PREFIX, lease_attribute
 from synchronizer.liveness.timing import RENEWALS
-from synchronizer.log.entries import MARK, Mark, RevisionedStream, decode_entries
+from synchronizer.log.entries import MARK, EntryLog, Mark, decode_entries
 from synchronizer.log.replica import Replica, Transition
 from synchronizer.state import StateCodec
 
@@ -314,7 +314,7 @@ class Auditor:
         marks.append(mark)
         fold = self.fold(done.segment)
         try:
-            body = RevisionedStream(self.world.memory, done.segment).read_snapshot(mark)
+            body = EntryLog(self.world.memory, done.segment).read_snapshot(mark)
             snapshot = Replica.from_snapshot(mark, body, fold.codec)
         except ReaderGroupError as error:
             self.broken("S5", f"{done.process.name} moves the mark to a snapshot that cannot be read: {error}")

@@ -23,8 +23,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from notifications.durable import DurableListening
 from readergroup.group import state_manager
-from readergroup.group.model import positions as liveness
-from readergroup.group.model import updates
+from readergroup.group.model import positions, updates
 from readergroup.group.model.checkpoint import CheckpointState
 from readergroup.group.model.state import ReaderGroupState, SegmentState
 from readergroup.group.model.updates import RemoveReader, ResetStream
@@ -34,13 +33,13 @@ from readergroup.record.recorder import NotificationRecording
 from readergroup.streams.transactions.merging import Merge
 from readergroup.streams.writing.writer import EventWriter
 from synchronizer.compare_and_set import Cell
-from synchronizer.liveness import lease as leases
+from synchronizer.liveness import lease
 from synchronizer.liveness.exclusive_role import ExclusiveRole
 from synchronizer.liveness.lease import Lease
-from synchronizer.log import entries as revisioned
+from synchronizer.log import entries
 from synchronizer.log.batches import EntryBatcher
 from synchronizer.log.compaction import Compactor
-from synchronizer.log.entries import RevisionedStream
+from synchronizer.log.entries import EntryLog
 from synchronizer.log.writer import LogWriter
 
 from .auditor import Violation
@@ -132,7 +131,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         (
             Words(state_manager, "_is_current", " and found.owner == reader and found.token == reached.token", ""),
             Words(state_manager, "_check_member", "if state.reader(reader).lease != lease:", "if False:"),
-            Words(liveness, "current_offsets", "found.owner == reader and found.token == token and ", ""),
+            Words(positions, "current_offsets", "found.owner == reader and found.token == token and ", ""),
             Words(ReaderGroupState, "owned_segment", "if found.owner != reader:", "if False:"),
             Words(ReaderGroupStateManager, "remove_reader", " or lease not in (None, found.lease)", ""),
         ),
@@ -173,7 +172,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         (
             Words(Reader, "commit", "max(segment_of_event.processed, event.next_offset)", "event.next_offset"),
             Words(updates, "_forward", "if offset < found.offset:", "if False:"),
-            Words(liveness, "current_offsets", " and offset > found.offset", ""),
+            Words(positions, "current_offsets", " and offset > found.offset", ""),
         ),
     ),
     Mutation(
@@ -181,7 +180,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "Entries are appended wherever the log ends, and not only behind what they were applied to.",
         0,
         frozenset({"S4"}),
-        (Words(RevisionedStream, "append", "expected_offset=offset", "expected_offset=None"),),
+        (Words(EntryLog, "append", "expected_offset=offset", "expected_offset=None"),),
     ),
     Mutation(
         "self-stop of a reader",
@@ -218,7 +217,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         frozenset({"S5"}),
         (
             Words(
-                RevisionedStream,
+                EntryLog,
                 "move_mark",
                 "None if old is None else old.encode()",
                 "self.store.attributes(self.segment, MARK).get(MARK)",
@@ -272,7 +271,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "A process that could not reach the store itself judges others by how long it has not heard of them.",
         118,
         frozenset({"L1"}),
-        (Constant(leases, "CONTACT", float("inf")),),
+        (Constant(lease, "CONTACT", float("inf")),),
     ),
     Mutation(
         "incarnation of a hand-over mark",
@@ -327,7 +326,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "What was committed before a reset is where a dead reader's segments go on.",
         196,
         frozenset({"S1", "S2", "S3", "S6"}),
-        (Words(liveness, "current_offsets", " and found.token == token", ""),),
+        (Words(positions, "current_offsets", " and found.token == token", ""),),
     ),
     Mutation(
         "a reset fails checkpoints",
@@ -376,7 +375,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "An entry is applied whatever it was written behind.",
         58,
         frozenset({"S4"}),
-        (Words(revisioned, "_decode_entry", "if named != previous:", "if False:"),),
+        (Words(entries, "_decode_entry", "if named != previous:", "if False:"),),
     ),
     Mutation(
         "comparison of what is recorded",

@@ -15,7 +15,7 @@ from synchronizer import (
     UnknownUpdateError,
     open_store,
 )
-from synchronizer.log.entries import Mark, RevisionedStream, decode_entries, encode_entry
+from synchronizer.log.entries import EntryLog, Mark, decode_entries, encode_entry
 from synchronizer.state import StateCodec
 from synchronizer.stores.memory import MemoryStore
 from tests.places import WIRE
@@ -175,7 +175,7 @@ def test_a_flipped_bit_in_a_snapshot_or_a_mark_is_found(where: str) -> None:
 
 
 def test_a_snapshot_may_be_larger_than_an_append() -> None:
-    stream = RevisionedStream(store := failing(), "s")
+    stream = EntryLog(store := failing(), "s")
     store.create("s")
     body = os.urandom(20_000_000)
     store.lose_answers()
@@ -208,9 +208,9 @@ class TestMovingTheMark:
             assert stream.move_mark(self.old, self.new)
             assert stream.mark() == self.new
 
-    def _stream(self, store: SegmentStore) -> RevisionedStream:
+    def _stream(self, store: SegmentStore) -> EntryLog:
         store.create("s")
-        stream = RevisionedStream(store, "s")
+        stream = EntryLog(store, "s")
         assert stream.move_mark(None, self.old)
         return stream
 
