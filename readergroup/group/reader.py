@@ -760,6 +760,8 @@ class Reader(Generic[T]):
             for update in transition.updates:
                 if isinstance(update, RemoveReader) and update.reader == self.reader_id:
                     return _STAYS_OUT.get(update.cause or "removed")
+            if self.reader_id in transition.after.readers:  # a snapshot, with another reader of its id
+                return _STAYS_OUT["replaced"]
         return None
 
     def _pass(self, checkpoint: CheckpointState, deadline: Deadline) -> None:

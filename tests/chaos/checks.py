@@ -200,23 +200,27 @@ def who_lost_a_segment_stops(evidence: Evidence) -> Violations:
 def who_was_replaced_stays_out(evidence: Evidence) -> Violations:
     """A process joins the group once, and again only after it was declared dead, as far as the log could tell it.
 
-    Where the entry that took it out had been compacted when it came back, it cannot know, and may join if its id is
-    free.
+    Where it came back behind a snapshot in which its id is free again, it cannot know, and may join.
     """
     may_join = Counter(process.id for process in evidence.processes.values() if process.role == "reader")
     for diary in evidence.of_role("reader"):
         may_join[evidence.processes[diary.name].id] += diary.joins_again
-    replaced: dict[str, int] = {}
+    replaced: set[str] = set()
+    freed: dict[str, int] = {}  # the replaced ones, with the offset at which those that took over from them had left
     for move in moves(evidence.log):
         if isinstance(move.update, RemoveReader):
-            may_join[move.update.reader] += move.update.cause == "dead"
+            reader = move.update.reader
+            may_join[reader] += move.update.cause == "dead"
             if move.update.cause == "replaced":
-                replaced[move.update.reader] = move.revision.offset
+                replaced.add(reader)
+            elif reader in replaced:
+                freed[reader] = move.revision.offset
         elif isinstance(move.update, AddReader):
             reader = move.update.reader
-            began = next((start for at, start in evidence.truncations if at >= move.at), 0)
-            if replaced.get(reader, began) < min(began, move.revision.offset):
-                del replaced[reader]
+            snapshot = next((start for at, start in evidence.truncations if at >= move.at), 0)
+            if freed.get(reader, snapshot) < min(snapshot, move.revision.offset):
+                replaced.discard(reader)
+                del freed[reader]
             else:
                 may_join[reader] -= 1
     for reader, left in may_join.items():

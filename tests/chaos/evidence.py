@@ -54,7 +54,7 @@ class Cut(NamedTuple):
 
 
 class Truncation(NamedTuple):
-    """Where the group's log began, as the observer saw it, after compactions had given up what was before."""
+    """Where the log goes on after its newest snapshot, as the observer saw it. What is before may be truncated."""
 
     at: float
     start: int

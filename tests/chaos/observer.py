@@ -13,6 +13,7 @@ from typing import Final
 
 import readergroup as rg
 from synchronizer import Appended
+from synchronizer.log.entries import MARK, Mark
 from tests.chaos.diaries import STALL_SECONDS, Interval
 from tests.chaos.evidence import Cut, Entry, Truncation
 from tests.readergroup.reader_processes import GROUP
@@ -83,7 +84,9 @@ class Observer:
         """See where the group stands, and where its log begins."""
         offsets = {segment: at for cut in self._group.stream_cuts().values() for segment, at in cut.offsets.items()}
         self.cuts.append(Cut(time.monotonic(), offsets))
-        start = self._client.store.info(self._group.synchronizer.segment).start_offset
+        segment = self._group.synchronizer.segment
+        found = self._client.store.attributes(segment, names=[MARK]).get(MARK)
+        start = 0 if found is None else Mark.decode(segment, found).next_offset
         self.truncations.append(Truncation(time.monotonic(), start))
         self._end.wait(_CUT_SECONDS)
 

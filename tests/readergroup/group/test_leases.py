@@ -597,6 +597,19 @@ def test_f17_a_reader_whose_id_was_taken_over_stays_out(world: World) -> None:
         former.read(timeout=0)
 
 
+def test_f17_a_reader_that_finds_another_one_with_its_id_in_a_snapshot_stays_out(world: World) -> None:
+    """Compaction has taken the entries of the takeover, and the other reader has left after it."""
+    former = world.process().reader("r1")
+    present = world.process().reader("r1")
+    for _ in range(2):
+        world.group.configure(position_interval_seconds=world.group.config.position_interval_seconds + 1)
+        assert world.group_log().compact()
+    present.close()
+    with pytest.raises(rg.ReaderNotInGroupError, match="took over"):
+        former.read(timeout=0)
+    assert list(world.state.readers) == []
+
+
 def test_f17_a_reader_that_learns_of_its_takeover_when_the_other_has_left_stays_out(world: World) -> None:
     old, new = world.process(), world.process()
     former = old.reader("r1")
