@@ -58,8 +58,8 @@ class BackgroundPolling:
         scheduler: BaseScheduler | None,
     ) -> None:
         check_duration(interval_seconds, "interval_seconds", above_zero=True, finite=True)
-        check_callable(poll, "what polls")
-        check_callable(known, "what is asked for lengths")
+        check_callable(poll, "poll")
+        check_callable(known, "known")
         self._poll = poll
         self._known = known
         self._name = name
@@ -148,7 +148,10 @@ class BackgroundPolling:
                     survive(error, f"waker of {self._name}", log=False)
                 if failures == 1 and not stopping.is_set():
                     _logger.warning(
-                        "%s cannot be woken now, and polls every %.3g s: %s", self._name, _MAX_PAUSE_SECONDS, error
+                        "%s cannot wait for the store now and polls every %.3g s: %s",
+                        self._name,
+                        _MAX_PAUSE_SECONDS,
+                        error,
                     )
                 self._clock.wait(stopping, growing_pause(failures, first=_FIRST_PAUSE_SECONDS, most=_MAX_PAUSE_SECONDS))
 
@@ -188,7 +191,7 @@ class BackgroundPolling:
         self._not_before = self._clock.monotonic() + pause
         if self._failures.bit_count() == 1:  # the 1st, 2nd, 4th and so on
             _logger.warning(
-                "poll %d of %s in a row failed, the next one is in %.3g s: %s",
+                "poll %d of %s in a row failed; the next is in %.3g s: %s",
                 self._failures,
                 self._name,
                 pause,

@@ -72,7 +72,9 @@ class HeardUpTo(NamedTuple):
 def attribute_of(kind: type, name: str) -> str:
     """Return the name of the attribute that holds the role, on the segment of the state's log."""
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name):
-        raise InvalidArgumentError("a durable listener is named by letters, digits and . _ -, at most 100", name=name)
+        raise InvalidArgumentError(
+            "the name of a durable listener must have 1 to 100 letters, digits and . _ -", name=name
+        )
     return f"{PREFIX}{kind.__name__}/{name}"
 
 
@@ -202,7 +204,7 @@ class DurableListening(Generic[S, N]):
             try:
                 due = self._step_or_warn()
             except ClosedError as error:
-                _logger.info("%s hears nothing more: %s", self._name, error)
+                _logger.info("%s receives no more notifications: %s", self._name, error)
                 break
             self._clock.wait(self._wake, due - self._clock.monotonic())
             self._wake.clear()
@@ -225,7 +227,7 @@ class DurableListening(Generic[S, N]):
             if not isinstance(error, ReaderGroupError):
                 survive(error, f"role of {self._name}")
             elif self._troubles.bit_count() == 1:  # the 1st, 2nd, 4th and so on
-                _logger.warning("%s hears nothing now: %s", self._name, error)
+                _logger.warning("%s receives no notifications now: %s", self._name, error)
             return self._clock.monotonic() + self._interval_seconds
 
     @property
@@ -274,7 +276,7 @@ class DurableListening(Generic[S, N]):
                 self._record(at_once=True)
             self._role.give_up()
         except ReaderGroupError as error:
-            _logger.warning("the role of %s could not be released and expires: %s", self._name, error)
+            _logger.warning("the role of %s could not be released and will expire: %s", self._name, error)
         finally:
             self._lose()
 
@@ -330,7 +332,9 @@ class DurableListening(Generic[S, N]):
         self._failures += 1
         pause = growing_pause(self._failures, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
         self._call_at = self._clock.monotonic() + pause
-        _logger.error("%s, next try in %.3g s: %s, %r", what, pause, self._name, self.listener, exc_info=error)
+        _logger.error(
+            "%s; the next attempt is in %.3g s: %s, %r", what, pause, self._name, self.listener, exc_info=error
+        )
 
     # ------------------------------------------------------------------ the position
 
@@ -362,7 +366,7 @@ class DurableListening(Generic[S, N]):
                 try:
                     self._to_tell = self._notifications_of(transition, heard.missed)
                 except Exception as error:
-                    self._pause("what there is to tell was not found", error)
+                    self._pause("the notifications of a change could not be computed", error)
                     return None
             told = heard.told if heard.revision == revision else 0
             if 0 <= told < len(self._to_tell):
@@ -400,7 +404,7 @@ class DurableListening(Generic[S, N]):
         except TypeError as error:
             self._role.give_up()  # for a process with the newer release
             raise UnknownUpdateError(
-                "a newer release wrote how far this name has heard; deploy that release here", name=self._name
+                "a newer release wrote the position of this durable name; deploy that release here", name=self._name
             ) from error
 
     def _unheard(self, heard: HeardUpTo) -> tuple[HeardUpTo, list[Transition[S]]]:

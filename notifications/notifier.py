@@ -249,9 +249,9 @@ class PollingNotifier(ABC, Generic[S, N]):
             if notification is not None:
                 return notification
             if mailbox.closed:
-                raise ClosedError("the listeners were unregistered while waiting", source=self.source)
+                raise ClosedError("the listeners were unregistered during the wait", source=self.source)
             if deadline.passed:
-                raise DeadlineExceededError("there was nothing to tell in time", source=self.source)
+                raise DeadlineExceededError("no notification came in time", source=self.source)
             self._clock.wait(mailbox.filled, deadline.remaining(1.0))
 
     # ------------------------------------------------------------------ telling
@@ -468,7 +468,9 @@ class PollingNotifier(ABC, Generic[S, N]):
         if self._closed:
             raise ClosedError("the notifier is closed", source=self.source)
         if os.getpid() != self._process_id:  # a child has no such threads, and the lock may be held for ever
-            raise ClosedError("the notifier belongs to the parent process; open one after the fork", source=self.source)
+            raise ClosedError(
+                "the notifier belongs to the parent process; open another after the fork", source=self.source
+            )
 
     def _detected(self, before: S | None, after: S, change: Change) -> Sequence[N]:
         found = self.detect(before, after, change)

@@ -49,7 +49,7 @@ class Subscription(Generic[N]):
         check_callable(listener, "a listener", may_await=True, name=name)
         if self._loop is None and is_async(listener):
             raise InvalidArgumentError(
-                "an async listener runs on the event loop of its registration: register it in a coroutine", name=name
+                "an async listener runs on the event loop of its registration; register it in a coroutine", name=name
             )
         self._in_order = asyncio.Lock()  # first come, first served: keeps the order of coroutines that are not awaited
         self._abandoned: Future[None] = Future()
@@ -144,7 +144,10 @@ class Subscription(Generic[N]):
         if self._loop is None:
             if inspect.iscoroutine(awaitable):
                 awaitable.close()
-            raise InvalidArgumentError("the listener returned a coroutine, but no event loop ran at its registration")
+            raise InvalidArgumentError(
+                "the listener returned a coroutine, but no event loop ran at its registration; register it in a "
+                "coroutine"
+            )
         in_order = self._await_in_order(awaitable)
         try:
             future = asyncio.run_coroutine_threadsafe(in_order, self._loop)

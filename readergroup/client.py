@@ -101,7 +101,7 @@ def connect(
     if url is None:
         url = os.environ.get("READERGROUP_URL")
         if not url:
-            raise InvalidArgumentError("give connect a URL such as 'sqlite:///shop.db', or set READERGROUP_URL")
+            raise InvalidArgumentError("pass a URL to connect, such as 'sqlite:///shop.db', or set READERGROUP_URL")
     clock = clock_or_system(clock)
     store = open_store(url, clock=clock, must_exist=must_exist)
     client = Client(store, timeout=timeout, state_limit_bytes=state_limit_bytes, clock=clock)
@@ -402,7 +402,7 @@ class Client:
                 self._locks[kind, name] = self._keep(lock)
             elif lock.permits != options.get("permits", 1):
                 raise InvalidArgumentError(
-                    "it is in use here with another number of permits; use that",
+                    "this client has the semaphore open with another number of permits; use that number",
                     name=name,
                     permits=lock.permits,
                     given=options["permits"],
@@ -464,7 +464,7 @@ class Client:
     def __reduce__(self) -> tuple[Any, ...]:
         if self._address is None or not self.store.guarantees.many_processes:
             raise InvalidArgumentError(
-                "only the client of an address that other processes reach can go to another process",
+                "a client can be pickled only if it was opened by a URL that other processes can use",
                 url=self.store.url,
             )
         return _reconnect, (self._address, self.timeout, self.state_limit_bytes)

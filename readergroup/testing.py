@@ -79,7 +79,7 @@ def drain(pool: ReaderPool[Any]) -> int:
     group = task.group
     assert isinstance(group, ReaderGroup)
     if not is_manual(task.client.clock):
-        raise InvalidArgumentError("a pool is drained with a clock that is moved by hand; else run it")
+        raise InvalidArgumentError("a pool can be drained only with a manual clock; otherwise call pool.run")
     worker = Worker(task, new_reader_id())
     size = MAX_BATCH_EVENTS if task.handle_batch else 1
     handled = looks_in_vain = 0

@@ -21,14 +21,14 @@ def check_type(value: object, kind: type, name: str, *, or_none: bool = False) -
         return
     article = "an" if kind.__name__[0] in "AEIOU" else "a"
     found = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-    raise InvalidArgumentError(f"{name} is {article} {kind.__name__}{', or None' * or_none}", found=found)
+    raise InvalidArgumentError(f"{name} must be {article} {kind.__name__}{' or None' * or_none}", found=found)
 
 
 def check_class(value: object, kind: type, name: str) -> None:
     """Raise `InvalidArgumentError` if ``value`` is not ``kind`` or a class derived from it."""
     if not isinstance(value, type) or not issubclass(value, kind):
         found = value.__name__ if isinstance(value, type) else type(value).__name__
-        raise InvalidArgumentError(f"{name} is a class derived from {kind.__name__}", found=found)
+        raise InvalidArgumentError(f"{name} must be a class derived from {kind.__name__}", found=found)
 
 
 def check_duration(
@@ -40,9 +40,9 @@ def check_duration(
     # NaN is neither above 0 nor equal to it.
     is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
     if not is_number or not (seconds > 0 or (seconds == 0 and not above_zero)) or (finite and math.isinf(seconds)):  # type: ignore[operator,arg-type]
-        bounds = "above 0" if above_zero else "from 0 on"
+        bounds = "> 0" if above_zero else ">= 0"
         raise InvalidArgumentError(
-            f"{name} is a number of seconds {bounds}{', and finite' * finite}{', or None' * or_none}",
+            f"{name} must be a {'finite ' * finite}number of seconds {bounds}{', or None' * or_none}",
             **{name: seconds},
         )
 
@@ -55,5 +55,5 @@ def check_count(
         return
     is_whole = isinstance(number, Integral) and not isinstance(number, bool)
     if not is_whole or not at_least <= number <= at_most:  # type: ignore[operator]
-        bounds = f"from {at_least} on" if at_most == _LARGEST_COUNT else f"from {at_least} to {at_most}"
-        raise InvalidArgumentError(f"{name} is a whole number {bounds}{', or None' * or_none}", **{name: number})
+        bounds = f">= {at_least}" if at_most == _LARGEST_COUNT else f"from {at_least} to {at_most}"
+        raise InvalidArgumentError(f"{name} must be an integer {bounds}{', or None' * or_none}", **{name: number})

@@ -19,8 +19,8 @@ R = TypeVar("R")
 
 _PLAIN: Final = frozenset((type(None), bool, int, float, str, bytes, list, tuple, dict))
 _ASYNC_ADVICE: Final = (
-    "it would never be awaited; give a plain function that runs it with asyncio.run, or hands it to your loop with "
-    "asyncio.run_coroutine_threadsafe(...).result()"
+    "nothing would await it; pass a plain function that runs it with asyncio.run, or passes it to your loop "
+    "with asyncio.run_coroutine_threadsafe(...).result()"
 )
 
 
@@ -37,14 +37,13 @@ def check_callable(
         **facts: Values for the error.
     """
     if not callable(call):
-        raise InvalidArgumentError(
-            f"{what} is a plain function, or something else that can be called", found=repr(call)
-        )
+        raise InvalidArgumentError(f"{what} must be a function or another callable", found=repr(call))
     if not may_await and is_async(call):
-        raise InvalidArgumentError(f"{what} cannot be async: {_ASYNC_ADVICE}", found=repr(call), **facts)
+        raise InvalidArgumentError(f"{what} must not be async: {_ASYNC_ADVICE}", found=repr(call), **facts)
     if _is(inspect.isasyncgenfunction, call) or (not may_yield and _is(inspect.isgeneratorfunction, call)):
         raise InvalidArgumentError(
-            f"{what} cannot yield: calling it would run nothing of it; give a function that returns",
+            f"{what} must not be a generator function, because nothing would run its body; pass a function that "
+            "returns",
             found=repr(call),
             **facts,
         )
@@ -71,7 +70,7 @@ def check_returned(returned: object, what: str, *, may_yield: bool = False, **fa
         )
     if isinstance(returned, AsyncGenerator) or (not may_yield and inspect.isgenerator(returned)):
         raise InvalidArgumentError(
-            f"{what} returned a generator, of which nothing has run; give a function that does the work",
+            f"{what} returned a generator, whose body nothing would run; pass a function that does the work",
             found=type(returned).__name__,
             **facts,
         )

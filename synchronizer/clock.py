@@ -64,7 +64,7 @@ def is_manual(clock: Clock) -> bool:
 def check_clock(clock: Clock | None) -> None:
     """Raise `InvalidArgumentError` if ``clock`` is neither a clock nor None."""
     if isinstance(clock, type):  # a class has all methods of a clock as well
-        raise InvalidArgumentError("clock is a Clock, and not its class", found=clock.__name__)
+        raise InvalidArgumentError("clock must be a Clock, not the class itself", found=clock.__name__)
     check_type(clock, Clock, "clock", or_none=True)
 
 
@@ -92,7 +92,7 @@ class ManualClock:
     def advance(self, seconds: float) -> None:
         """Move the clock forward, and wake the threads that wait on it. Raise `ValueError` for negative seconds."""
         if seconds < 0:
-            raise ValueError(f"a clock does not go back: seconds={seconds}")
+            raise ValueError(f"a clock cannot go back; advance it by 0 or more seconds: seconds={seconds}")
         with self._moved:
             self._now += seconds
             self._moved.notify_all()

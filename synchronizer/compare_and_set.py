@@ -147,7 +147,7 @@ def append_at(store: SegmentStore, segment: str, data: bytes, offset: int, *, un
 
 def _answer_lost(answer: UnknownOutcome, segment: str) -> StoreUnavailableError:
     return StoreUnavailableError(
-        "the answer of the store was lost; repeat the call to find out what is stored",
+        "the store's answer was lost; repeat the call to see what is stored",
         segment=segment,
         cause=repr(answer.cause),
     )

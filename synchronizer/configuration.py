@@ -21,7 +21,7 @@ class Configuration(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise InvalidArgumentError(f"{type(self).__name__} cannot be made of this: {reasons(error)}") from error
+            raise InvalidArgumentError(f"{type(self).__name__} is invalid: {reasons(error)}") from error
 
     # Otherwise `model_validate` calls this constructor as well.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]

@@ -36,12 +36,14 @@ def translate_unexpected(error: Exception, url: str) -> ReaderGroupError:
     facts = {"url": url, "error": repr(error)}
     result: ReaderGroupError
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        result = StoreFullError("the disk is full; make room and repeat the call", **facts)
+        result = StoreFullError("the disk is full; free some space and repeat the call", **facts)
     elif isinstance(error, OSError):
-        result = StoreUnavailableError("the system refused what the store needs; repeat the call later", **facts)
+        result = StoreUnavailableError(
+            "the operating system refused an operation of the store; repeat the call later", **facts
+        )
     else:
         survive(error, f"the store at {url}")
-        result = StoreUnavailableError("the store failed in an unexpected way; repeat the call later", **facts)
+        result = StoreUnavailableError("the store failed with an unexpected error; repeat the call later", **facts)
     result.__cause__ = error
     return result
 

@@ -46,7 +46,7 @@ class State(BaseModel):
         _require_none_defaults(cls)
         for name, field in cls.model_fields.items():
             if _is_changeable(field.annotation):
-                raise TypeError(f"{cls.__name__}.{name} could be changed in place; use tuple, frozenset or Map")
+                raise TypeError(f"{cls.__name__}.{name} is mutable; use tuple, frozenset or Map")
 
     def replace(self, **changes: Any) -> Self:
         """Return this state with other values in the named fields. The size of the other fields costs no time.
@@ -108,7 +108,7 @@ def _require_none_defaults(model: type[BaseModel], seen: frozenset[type[BaseMode
     for name, field in model.model_fields.items():
         has_other_default = field.default is not None or field.default_factory is not None
         if has_other_default and _may_be_none(field.annotation):
-            raise TypeError(f"{model.__name__}.{name} may be None, so its default has to be None")
+            raise TypeError(f"{model.__name__}.{name} allows None, so its default must be None")
         for nested in _models_in(field.annotation):
             if nested not in seen:
                 _require_none_defaults(nested, seen | {model, nested})
@@ -139,20 +139,20 @@ class StateCodec(Generic[S]):
         self.state_type = state_type
         self._classes: dict[str, type[Update[S]]] = {}
         for update in updates:
-            check_class(update, Update, "each of updates")
+            check_class(update, Update, "each item of updates")
             if not update.tag:
                 raise InvalidArgumentError(
-                    f'{update.__name__} has no tag: class {update.__name__}(Update[...], tag="...")'
+                    f"{update.__name__} has no tag; declare it as class {update.__name__}(Update[...], tag='...')"
                 )
             if self._classes.setdefault(update.tag, update) is not update:
-                raise InvalidArgumentError(f"two updates have the tag {update.tag!r}")
+                raise InvalidArgumentError(f"two updates have the tag {update.tag!r}; give each its own")
 
     def encode_updates(self, updates: Sequence[Update[S]]) -> bytes:
         rows = []
         for update in updates:
             if self._classes.get(update.tag) is not type(update):
                 raise InvalidArgumentError(
-                    "this class is not among the updates that the synchronizer was opened with",
+                    "the class of this update is not registered; pass it to the synchronizer in updates=[...]",
                     update=type(update).__name__,
                 )
             rows.append([update.tag, _fields(update)])
@@ -161,7 +161,7 @@ class StateCodec(Generic[S]):
     def check_state(self, state: S) -> None:
         if type(state) is not self.state_type:
             raise InvalidArgumentError(
-                "the state is of another class than the synchronizer was opened with",
+                "the class of the state is not the one that the synchronizer was opened with",
                 state=type(state).__name__,
                 expected=self.state_type.__name__,
             )
@@ -186,7 +186,7 @@ class StateCodec(Generic[S]):
 
     def _not_reproducible(self) -> InvalidArgumentError:
         return InvalidArgumentError(
-            "the state does not survive being written and read; check the types that apply_to puts in its fields",
+            "the state does not survive encoding and decoding; check the types that apply_to puts in its fields",
             state=self.state_type.__name__,
         )
 
@@ -208,7 +208,7 @@ class StateCodec(Generic[S]):
             return self.decode_body(body)
         except (CorruptStateError, UnknownUpdateError) as error:
             raise InvalidArgumentError(
-                "this does not survive being written and read; check the types of its values", **error.facts
+                "the entry does not survive encoding and decoding; check the types of its values", **error.facts
             ) from error
 
     def decode_body(self, body: bytes) -> S | None | list[Update[S]]:
@@ -228,7 +228,7 @@ class StateCodec(Generic[S]):
         """Raise `UnknownUpdateError` for a later format: in it the same names mean something else."""
         if state_format > self.state_type.state_format:
             raise UnknownUpdateError(
-                "a newer release wrote this; deploy that release here",
+                "a newer release wrote this state; deploy that release here",
                 state=self.state_type.__name__,
                 format=state_format,
                 known_format=self.state_type.state_format,
@@ -277,7 +277,7 @@ def _validate(model: type[M], fields: dict[str, Any], **facts: object) -> M:
                 "a newer release wrote these fields; deploy that release here", **facts, fields=unknown
             ) from error
         raise CorruptStateError(
-            "a stored value does not fit its class; was the type of a field changed?", **facts
+            "a stored value does not match its class; check whether the type of a field was changed", **facts
         ) from error
 
 
@@ -301,5 +301,6 @@ def _packable(value: Any) -> Any:
     if isinstance(value, frozenset | set):
         return sorted(value)
     raise InvalidArgumentError(
-        "values of this type cannot be stored in a state or update; use one that msgpack has", type=type(value).__name__
+        "values of this type cannot be stored in a state or update; use a type that msgpack supports",
+        type=type(value).__name__,
     )

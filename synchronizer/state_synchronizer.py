@@ -29,7 +29,7 @@ from .store import AttributeChange, SegmentStore
 R = TypeVar("R")
 
 NAME_PATTERN: Final = r"[A-Za-z0-9._/-]{0,599}[A-Za-z0-9._-]"
-NAME_RULE: Final = "a name has 1 to 600 characters, letters, digits and . _ - /, the last of them no /"
+NAME_RULE: Final = "a name must have 1 to 600 characters: letters, digits and . _ - /; the last one must not be /"
 DEFAULT_STATE_LIMIT_BYTES: Final = 1024 * 1024
 
 
@@ -88,15 +88,21 @@ class StateSynchronizer(Generic[S]):
         check_count(state_limit_bytes, "state_limit_bytes")
         check_count(compaction_bytes, "compaction_bytes", at_least=0, or_none=True)
         if initial is None and state_type is None:
-            raise InvalidArgumentError("give the initial state, or state_type to open one that exists", name=name)
+            raise InvalidArgumentError(
+                "pass initial to create the state, or state_type to open an existing one", name=name
+            )
         if initial is not None and not isinstance(initial, State):
-            raise InvalidArgumentError("initial is a state, such as Counter(), and not its class", found=repr(initial))
+            raise InvalidArgumentError(
+                "initial must be an instance of a State class, such as Counter()", found=repr(initial)
+            )
         if state_type is not None:
             check_class(state_type, State, "state_type")
         if not re.fullmatch(NAME_PATTERN, name):
             raise InvalidArgumentError(NAME_RULE, name=name)
         if not store.guarantees.linearizable_append:
-            raise InvalidArgumentError("a state needs a store with linearizable appends", url=store.url, name=name)
+            raise InvalidArgumentError(
+                "a shared state needs a store with linearizable appends; see store.guarantees", url=store.url, name=name
+            )
         self.name = name
         self.store = store
         self.clock: Clock = clock_or_system(clock)
@@ -116,7 +122,7 @@ class StateSynchronizer(Generic[S]):
             except OutcomeUnknownError as error:
                 if self._replica.state is None:  # else it exists, whichever process began it
                     raise DeadlineExceededError(
-                        "the state was not begun in time, or its beginning not heard of; open it again", state=name
+                        "the store did not confirm in time that the state was initialized; open it again", state=name
                     ) from error
 
     @property
@@ -225,11 +231,11 @@ class StateSynchronizer(Generic[S]):
             state = self._follower.fetch(deadline).state
             if state is not None:
                 holds = predicate(state)
-                check_returned(holds, "a condition", name=self.name)
+                check_returned(holds, "a predicate", name=self.name)
                 if holds:
                     return state
             if deadline.passed:
-                raise DeadlineExceededError("no state fulfilled the condition in time", name=self.name)
+                raise DeadlineExceededError("no state fulfilled the predicate in time", name=self.name)
             self._follower.retry(deadline, lambda: self.wait_for_growth(deadline.remaining(1.0)))
 
     def watch(self) -> Iterator[S]:
@@ -334,7 +340,7 @@ class StateSynchronizer(Generic[S]):
                 updates, value = answer
             except (TypeError, ValueError) as error:
                 raise InvalidArgumentError(
-                    "the generator here returns a pair: its updates, and what the caller gets back",
+                    "the generator must return a pair: its updates and the value for the caller",
                     found=type(answer).__name__,
                 ) from error
             return Proposal(_updates(updates), value)
@@ -366,12 +372,14 @@ class StateSynchronizer(Generic[S]):
                 updates = proposal.updates
             except AttributeError as error:
                 raise InvalidArgumentError(
-                    "the generator here returns a Proposal", found=type(proposal).__name__
+                    "the generator must return a Proposal", found=type(proposal).__name__
                 ) from error
             if updates:
                 return Decision(proposal.value, self._codec.encode_updates(updates), proposal.attributes)
             if proposal.attributes:
-                raise InvalidArgumentError("attributes change with updates only; without one, append to the store")
+                raise InvalidArgumentError(
+                    "attributes change only together with updates; to change them alone, append to the store"
+                )
             return Decision(proposal.value)
 
         value, after = self._submit(decide, timeout)
@@ -417,7 +425,7 @@ class StateSynchronizer(Generic[S]):
         return replica.state
 
     def _does_not_exist(self) -> NotFoundError:
-        return NotFoundError("the state does not exist or was deleted; initialize it", name=self.name)
+        return NotFoundError("the state does not exist or was deleted; create it with initialize", name=self.name)
 
 
 def _updates(found: Iterable[Update[S]]) -> tuple[Update[S], ...]:
@@ -434,11 +442,12 @@ def _updates(found: Iterable[Update[S]]) -> tuple[Update[S], ...]:
 
 def _no_generator(generator: object) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "a generator of updates is a function of the state that returns them", found=type(generator).__name__
+        "a generator of updates must be a function that takes the state and returns updates",
+        found=type(generator).__name__,
     )
 
 
 def _no_updates(found: object) -> InvalidArgumentError:
     return InvalidArgumentError(
-        "a generator returns updates, in a list or by yielding them", found=type(found).__name__
+        "a generator of updates must return updates in a list, or yield them", found=type(found).__name__
     )

@@ -299,7 +299,7 @@ class SegmentStore(ABC):
         It is one step for any number of bytes. The source does not change. Raise `InvalidArgumentError` for a source
         that is not sealed, or is ``segment`` itself. Only where ``guarantees.server_side_copy``.
         """
-        raise InvalidArgumentError("this store does not copy inside itself; see store.guarantees", url=self.url)
+        raise InvalidArgumentError("this store has no server-side copy; see store.guarantees", url=self.url)
 
     def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
         """Create all of these segments in one step, each sealed and with its bytes at the source's offsets.
@@ -315,7 +315,7 @@ class SegmentStore(ABC):
             TruncatedError: A ``start`` is before that of the source. None is created.
             InvalidArgumentError: An ``end`` is beyond the length of the source. None is created.
         """
-        raise InvalidArgumentError("this store does not copy inside itself; see store.guarantees", url=self.url)
+        raise InvalidArgumentError("this store has no server-side copy; see store.guarantees", url=self.url)
 
     @abstractmethod
     def close(self) -> None:

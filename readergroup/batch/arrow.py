@@ -22,7 +22,7 @@ try:
     import pyarrow
     from numpy.typing import NDArray
 except ImportError as error:
-    raise UnsupportedError("Arrow needs pip install 'readergroup[arrow]'") from error
+    raise UnsupportedError("Arrow is not installed; pip install 'readergroup[arrow]'") from error
 
 #: The most events in one record batch: some megabytes of events of usual size.
 MAX_ROWS: Final = 32_768
@@ -52,7 +52,12 @@ def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
     columns = COLUMNS if columns is None else columns
     unknown = [column for column in columns if column not in _TYPES]
     if unknown or not columns or len(set(columns)) != len(columns):
-        raise InvalidArgumentError("name each column once", columns=list(columns), unknown=unknown, known=list(COLUMNS))
+        raise InvalidArgumentError(
+            "columns must name at least one known column, and each only once",
+            columns=list(columns),
+            unknown=unknown,
+            known=list(COLUMNS),
+        )
     return pyarrow.schema([(column, _TYPES[column]) for column in columns])
 
 

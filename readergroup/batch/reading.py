@@ -47,7 +47,7 @@ class RangeReader:
             self._explain_missing()
         if not slices and self._segment.known_length < self._range.end and not self._is_gone:
             raise InvalidArgumentError(
-                "the range goes beyond the end of the segment; take ranges from segment_ranges",
+                "the range exceeds the end of the segment; use ranges from segment_ranges",
                 range=str(self._range),
                 length=self._streams.store.info(self._range.data_segment).length,
             )
@@ -58,13 +58,13 @@ class RangeReader:
         state = self._streams.fetch_state(stream_of(self._range.segment))
         if state.incarnation != self._range.incarnation:
             raise NotFoundError(
-                "the stream was deleted and created again; take ranges of the new one from segment_ranges",
+                "the stream was deleted and created again; get its ranges from segment_ranges",
                 range=str(self._range),
             )
         self._segment.skip_to_end()
         self._is_gone = True
         raise TruncatedError(
-            "all data of the segment was truncated, and the stream has forgotten it; go on with other ranges",
+            "all data of the segment was truncated, and the stream no longer knows it; continue with other ranges",
             segment=self._range.segment,
             offset=self._segment.known_length,
             start_offset=self._range.end,
@@ -78,7 +78,7 @@ class Batches(Iterator[EventBatch[T]]):
         self, streams: StreamManager, segment_range: SegmentRange, serializer: Serializer[T], max_events: int
     ) -> None:
         if max_events < 1:
-            raise InvalidArgumentError("a batch has at least one event", max_events=max_events)
+            raise InvalidArgumentError("max_events must be >= 1", max_events=max_events)
         self._range = segment_range
         self._serializer = check_serializer(serializer)
         self._max_events = max_events

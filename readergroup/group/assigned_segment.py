@@ -116,7 +116,7 @@ class AssignedSegment(Generic[T]):
             # Truncated data counts as processed: it was deleted on purpose, and the error tells the caller.
             asked_for, self.processed, self.handed_out = self.handed_out, error.start_offset, error.start_offset
             raise TruncatedError(
-                "data was truncated before it was read; the next read goes on behind it",
+                "data was truncated before it was read; the next read continues after it",
                 segment=self.segment,
                 offset=asked_for,
                 start_offset=error.start_offset,

@@ -45,7 +45,7 @@ def _begin(manager: ReaderGroupStateManager, name: str, silent: bool, deadline: 
         except DeadlineExceededError as error:
             others = [each for each in manager.state.outstanding_checkpoints if bool(each.silent) == silent]
             raise CheckpointTimeoutError(
-                "others are under way, as many as may be; see max_outstanding_checkpoints",
+                "the maximum number of checkpoints is outstanding; wait for them, or raise max_outstanding_checkpoints",
                 checkpoint=name,
                 under_way=", ".join(each.name for each in others),
                 readers=", ".join(sorted(others[0].waiting)) if others else "",
@@ -84,7 +84,7 @@ class PendingCheckpoint:
         if waiting is None and self._is_completed(self._manager.state):
             return
         raise CheckpointTimeoutError(
-            "these readers have not passed the checkpoint in time, and it is given up",
+            "some readers did not pass the checkpoint in time, so it was cancelled",
             checkpoint=self._name,
             readers=", ".join(sorted(waiting or ())),
         ) from error
@@ -107,15 +107,15 @@ class PendingCheckpoint:
                 return
         if transition.gap and transition.revision >= self._begun_by:
             raise OutcomeUnknownError(
-                "the checkpoint was completed or given up while this process was away, and the group no longer keeps "
-                "it; take another",
+                "the checkpoint was completed or cancelled while this process was cut off, and the group no "
+                "longer keeps it; take another",
                 checkpoint=self._name,
             )
         if self._seen is not None:
             self._seen = _without_others(self._seen, transition)
         if self._seen is not None and not self._seen.completed:
             raise CheckpointFailedError(
-                "the checkpoint was given up: the group was reset meanwhile, or its state had no room for it",
+                "the checkpoint was cancelled, because the group was reset or its state became too large; take another",
                 checkpoint=self._name,
             )
 

@@ -258,7 +258,7 @@ class GroupDriver:
             state.readers, self._readers, self._manager.leases, timeout_seconds, lambda: self._renewed_at
         )
         for reader in self._manager.remove_dead(dead) if dead else ():
-            _logger.warning("reader %s of %s is dead: its lease ran out", reader, self._synchronizer.name)
+            _logger.warning("reader %s of %s is dead: its lease expired", reader, self._synchronizer.name)
         return self._deaths.due
 
     def _follow(self) -> float:
@@ -336,7 +336,7 @@ class GroupDriver:
         waiting = self._manager.fail_checkpoint(found.token)
         if waiting is not None:
             _logger.warning(
-                "%s: the checkpoint %s is given up after %.3g s, because these readers have not passed it: %s",
+                "%s: checkpoint %s was cancelled after %.3g s, because these readers did not pass it: %s",
                 *(self._synchronizer.name, found.name, seconds, ", ".join(sorted(waiting))),
             )
         return now

@@ -70,8 +70,8 @@ _CLOSE_SECONDS: Final = 5.0
 
 #: Why a reader that is out of its group does not join again by itself.
 _STAYS_OUT: Final[Mapping[str, str]] = {
-    "replaced": "another process took over the reader's id; this one stays out",
-    "removed": "the reader was removed from the group; open another if it is to read again",
+    "replaced": "another process took over the reader's id; this reader stays out of the group",
+    "removed": "the reader was removed from the group; open another reader to continue",
     "deleted": "the group was deleted and created again; open another reader",
 }
 
@@ -275,7 +275,7 @@ class Reader(Generic[T]):
             segment_of_event = self._assigned.get(event.segment)
             if segment_of_event is None or segment_of_event.token != event.fencing_token:
                 raise ReaderNotInGroupError(
-                    "the event's segment is no longer this reader's", reader=self.reader_id, segment=event.segment
+                    "the reader no longer owns the segment of this event", reader=self.reader_id, segment=event.segment
                 )
             segment_of_event.processed = max(segment_of_event.processed, event.next_offset)
         self._left_at = None
@@ -321,7 +321,8 @@ class Reader(Generic[T]):
             if at is not None:
                 raise
             _logger.warning(
-                "reader %s could not leave its group; its lease runs out, and others go on from its last commit: %s",
+                "reader %s could not leave its group; its lease will expire, and others continue from its last "
+                "commit: %s",
                 self.reader_id,
                 error,
             )
@@ -365,7 +366,7 @@ class Reader(Generic[T]):
         except ReaderGroupError:
             if kind is None:
                 raise
-            _logger.warning("reader %s could not leave its group; its lease runs out", self.reader_id, exc_info=True)
+            _logger.warning("reader %s could not leave its group; its lease will expire", self.reader_id, exc_info=True)
 
     def __repr__(self) -> str:
         return f"Reader({self.reader_id!r}, {self._synchronizer.name!r}, {len(self._assigned)} segments)"
@@ -401,8 +402,8 @@ class Reader(Generic[T]):
         if not self._is_overdue:
             self._is_overdue = True
             _logger.warning(
-                "reader %s of %s was not asked for anything for %.3g s and no longer renews its lease: others take "
-                "over its segments, and it joins again at its next call; if handlers may take so long, raise "
+                "reader %s of %s was not called for %.3g s and no longer renews its lease: others take over its "
+                "segments, and it rejoins at its next call; if handlers may take that long, raise "
                 "max_processing_seconds",
                 *(self.reader_id, self._synchronizer.name, seconds),
             )
@@ -464,12 +465,12 @@ class Reader(Generic[T]):
                 if self._renew():
                     return
                 raise ReaderNotInGroupError(
-                    "the reader was declared dead or removed, and others go on from its last commit",
+                    "the reader was declared dead or removed; others continue from its last commit",
                     reader=self.reader_id,
                 )
             except StoreUnavailableError as error:
                 if not patience.wait():
-                    raise DeadlineExceededError("the positions could not be committed in time") from error
+                    raise DeadlineExceededError("the positions were not committed in time; commit again") from error
 
     def _positions(self, *, moved_only: bool = True) -> Positions:
         """Return the reader's positions at one moment. May be called from any thread."""
@@ -503,7 +504,9 @@ class Reader(Generic[T]):
         if self._thread is None:
             self._thread = me
         elif self._thread != me:
-            raise InvalidArgumentError("a reader belongs to the thread that reads first", reader=self.reader_id)
+            raise InvalidArgumentError(
+                "a reader belongs to the thread that uses it first; open one reader per thread", reader=self.reader_id
+            )
 
     def _check_not_gone(self) -> None:
         if self._gone is not None:
@@ -595,7 +598,7 @@ class Reader(Generic[T]):
                 assigned, batch = found
                 assigned.put_back(batch.slices_after(0))
         if self._synchronizer.state.end_of_data:
-            raise EndOfDataError("the group has read all of its streams", group=self._synchronizer.name)
+            raise EndOfDataError("the group has read all of its streams to their end", group=self._synchronizer.name)
         return None
 
     def _take(self, max_events: int) -> tuple[AssignedSegment[T], EventBatch[T]] | None:
@@ -636,7 +639,7 @@ class Reader(Generic[T]):
         check_same_stream(metadata, self._synchronizer.state.streams[stream].incarnation)
         assigned.skip_to_end()
         raise TruncatedError(
-            "all data of the segment was truncated; reading goes on with its successors",
+            "all data of the segment was truncated; reading continues with its successors",
             segment=assigned.segment,
             offset=assigned.handed_out,
             start_offset=assigned.handed_out,
@@ -687,7 +690,7 @@ class Reader(Generic[T]):
                 return
             state = self._fetch(deadline)
             if self._is_in(state):
-                _logger.warning("reader %s has lost its lease and joins again", self.reader_id)
+                _logger.warning("reader %s lost its lease and rejoins", self.reader_id)
                 self._join(deadline.remaining(self._timeout))
 
     def _fetch(self, deadline: Deadline) -> ReaderGroupState:
@@ -700,7 +703,7 @@ class Reader(Generic[T]):
             yield
         except NotFoundError as error:
             raise NotFoundError(
-                "the group was deleted; create it with groups.create and open another reader",
+                "the group was deleted; create it with groups.create, then open another reader",
                 group=self._synchronizer.name,
             ) from error
 
@@ -743,7 +746,7 @@ class Reader(Generic[T]):
         self._lease.lose()
         why = _STAYS_OUT["replaced"] if self.reader_id in state.readers else self._why_it_stays_out()
         if why is None:
-            _logger.warning("reader %s was declared dead and joins again", self.reader_id)
+            _logger.warning("reader %s was declared dead and rejoins", self.reader_id)
             self._join(deadline.remaining(self._timeout))
             return
         self._driver.leave(self)

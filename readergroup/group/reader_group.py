@@ -557,7 +557,7 @@ class ReaderGroupManager:
             config = config.model_copy(update={"max_processing_seconds": group.config.max_processing_seconds})
         if group.config != config:
             raise ReaderGroupExistsError(
-                "a group of this name exists with another config; see group.configure, or delete it first",
+                "a group of this name exists with another config; change it with group.configure, or delete it first",
                 name=name,
                 exists_with=_differences(group.config, config),
                 asked_for=_differences(config, group.config),

@@ -63,11 +63,11 @@ def _starts_at(
         return dict.fromkeys(config.streams, to)
     cuts = to.cuts if isinstance(to, Checkpoint) else to
     if not isinstance(cuts, Mapping) or not cuts:
-        raise InvalidArgumentError("a group is reset to a checkpoint, to cuts, to a datetime, to 'head' or to 'tail'")
+        raise InvalidArgumentError("to must be a checkpoint, cuts, a datetime, 'head' or 'tail'")
     for stream in cuts:
         if stream not in config.streams:
             raise InvalidArgumentError(
-                "a group is reset to cuts of streams that it reads, and this is none", stream=stream
+                "the group does not read this stream; reset it to cuts of its own streams", stream=stream
             )
     return dict(cuts)
 

@@ -329,7 +329,7 @@ def check_same_stream(metadata: StreamState, incarnation: str) -> None:
     """Refuse a stream that was created again under its name after the group was created."""
     if metadata.incarnation != incarnation:
         raise NotFoundError(
-            "the stream was deleted and created again; delete the group and create it for the new one",
+            "the stream was deleted and created again; delete the group and create it for the new stream",
             stream=metadata.name,
         )
 

@@ -18,7 +18,7 @@ try:
     import pyarrow
     import pyarrow.compute as pc
 except ImportError as error:
-    raise UnsupportedError("Arrow needs pip install 'readergroup[arrow]'") from error
+    raise UnsupportedError("Arrow is not installed; pip install 'readergroup[arrow]'") from error
 
 HOUR_SECONDS: Final = 3600
 DAY_SECONDS: Final = 24 * HOUR_SECONDS
@@ -193,7 +193,7 @@ def _slope(means: pyarrow.Table, name: str) -> pyarrow.ChunkedArray:
 def _windows(table: pyarrow.Table, window_seconds: int) -> pyarrow.Table:
     """Return the group of each row and the start of its window; windows count from 1970, in UTC."""
     if window_seconds < 1:
-        raise InvalidArgumentError("a window has at least one second", window_seconds=window_seconds)
+        raise InvalidArgumentError("window_seconds must be >= 1", window_seconds=window_seconds)
     micros = pc.cast(table["seen_at"], pyarrow.int64())
     width = window_seconds * 1_000_000
     start = pc.cast(pc.multiply(pc.divide(micros, width), width), _TIME)

@@ -15,7 +15,7 @@ from .entries import LagSample, kind_of
 try:
     import pyarrow
 except ImportError as error:
-    raise UnsupportedError("Arrow needs pip install 'readergroup[arrow]'") from error
+    raise UnsupportedError("Arrow is not installed; pip install 'readergroup[arrow]'") from error
 
 #: The most rows in one record batch.
 MAX_ROWS: Final = 8192

@@ -180,7 +180,9 @@ class NotificationRecording:
                 self._closed = True
                 self._record(None, timeout=CLOSE_SECONDS)
         except ReaderGroupError as error:
-            _logger.warning("the record of %s goes on when the next one records: %s", self._group.name, error)
+            _logger.warning(
+                "the record of %s is incomplete until the next recording continues it: %s", self._group.name, error
+            )
         finally:
             self._feed.close()
             self._lock.release()

@@ -128,7 +128,7 @@ class Autoscaling:
         except ClosedError:
             pass  # the role expires
         except ReaderGroupError as error:
-            _logger.warning("the role of %s could not be released and expires: %s", self._group.name, error)
+            _logger.warning("the role of %s could not be released and will expire: %s", self._group.name, error)
         except Exception as error:
             survive(error, f"autoscaling of {self._group.name}")
 
@@ -196,7 +196,10 @@ class Autoscaling:
         pause = growing_pause(self._failures, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
         self._call_at = self._clock.monotonic() + pause
         _logger.error(
-            "the callback raised and is called again in %.3g s: %r", pause, self._callback, exc_info=call.error
+            "the autoscaling callback raised; it is called again in %.3g s: %r",
+            pause,
+            self._callback,
+            exc_info=call.error,
         )
         return True
 

@@ -43,7 +43,10 @@ class ReaderScalingPolicy(Configuration):
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
         if self.min_readers > self.max_readers:
-            raise ValueError(f"min_readers is {self.min_readers} and max_readers {self.max_readers}")
+            raise ValueError(
+                f"min_readers must not exceed max_readers: min_readers={self.min_readers} "
+                f"max_readers={self.max_readers}"
+            )
         return self
 
 

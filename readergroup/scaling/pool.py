@@ -98,12 +98,12 @@ class ReaderPool(Generic[T]):
         serializer: Serializer[T],
     ) -> None:
         if (handle is None) == (handle_batch is None):
-            raise InvalidArgumentError("a pool takes either handle or handle_batch", group=group.name)
+            raise InvalidArgumentError("pass either handle or handle_batch", group=group.name)
         check_callable(handle_batch if handle is None else handle, "a handler", group=group.name)
         check_type(retry, RetryPolicy, "retry", or_none=True)
         check_serializer(serializer)
         if workers not in ("thread", "process"):
-            raise InvalidArgumentError("the workers of a pool are 'thread' or 'process'", workers=workers)
+            raise InvalidArgumentError("workers must be 'thread' or 'process'", workers=workers)
         if not isinstance(readers, ReaderScalingPolicy):
             check_count(readers, "readers")
             readers = ReaderScalingPolicy(min_readers=readers, max_readers=readers)
@@ -155,7 +155,9 @@ class ReaderPool(Generic[T]):
         check_duration(drain_timeout, "drain_timeout")
         with self._lock:
             if self._began:
-                raise InvalidArgumentError("a pool runs once; make another with group.pool", group=self._group.name)
+                raise InvalidArgumentError(
+                    "a pool can run only once; create another with group.pool", group=self._group.name
+                )
             self._began = True
             self._thread = threading.current_thread()
         try:
@@ -272,7 +274,7 @@ class ReaderPool(Generic[T]):
         except ReaderGroupError as error:
             if not error.retryable:
                 raise
-            _logger.warning("the lag of %s cannot be seen now: %s", self._group.name, error)
+            _logger.warning("the lag of %s is unknown now, so the pool keeps its size: %s", self._group.name, error)
             return
         if decision.desired_readers != self._desired:
             _logger.info("%s: %d readers: %s", self._group.name, decision.desired_readers, decision.reason)
@@ -295,7 +297,7 @@ class ReaderPool(Generic[T]):
             try:
                 self._workers.append(self._start())
             except StoreUnavailableError as error:  # no thread or process is available now
-                return self._start_later(f"a worker cannot be started: {error}")
+                return self._start_later(f"a worker could not be started: {error}")
 
     def _start(self) -> PoolWorker:
         reader_id = new_reader_id()
@@ -335,7 +337,7 @@ class ReaderPool(Generic[T]):
             self._deaths.popleft()
         pause = growing_pause(len(self._deaths), first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
         self._start_at = now + pause
-        _logger.warning("the next worker is started in %.3g s: %s", pause, why)
+        _logger.warning("the next worker starts in %.3g s: %s", pause, why)
 
     def _count_death(self, worker: PoolWorker) -> None:
         """Tell all workers which events this one died over, before one of them gets these events."""
@@ -346,7 +348,12 @@ class ReaderPool(Generic[T]):
         self._died_over[what] = deaths
         if len(self._died_over) > _MOST_REMEMBERED:
             del self._died_over[next(iter(self._died_over))]
-        _logger.warning("worker %s died over %s, which %d did so far", worker.reader_id, what.pointer, deaths)
+        _logger.warning(
+            "worker %s died while it handled %s; %d workers died at this event so far",
+            worker.reader_id,
+            what.pointer,
+            deaths,
+        )
         for other in self._workers:
             if isinstance(other, ProcessWorker):
                 other.tell(Deaths(what, deaths))
@@ -358,7 +365,7 @@ class ReaderPool(Generic[T]):
                 worker.reader_id, reached=worker.reached, cause="dead", timeout=_TAKE_OUT_SECONDS
             )
         except ReaderGroupError as error:
-            _logger.info("worker %s is taken out when its lease has run out: %s", worker.reader_id, error)
+            _logger.info("worker %s is removed when its lease expires: %s", worker.reader_id, error)
 
     # ------------------------------------------------------------------ the end
 
@@ -376,7 +383,7 @@ class ReaderPool(Generic[T]):
             with ExitStack() as ending:  # ends every worker, even if an interrupt hits while ending another
                 for worker in self._workers:
                     _logger.warning(
-                        "worker %s did not finish within %.3g s and is ended; others take over its segments",
+                        "worker %s did not finish within %.3g s and is terminated; others take over its segments",
                         worker.reader_id,
                         timeout,
                     )

@@ -114,7 +114,7 @@ class Worker(Generic[T]):
                 else:
                     self._handle_events_in_sight(self._hand, self._task.handle, reader)
         except TruncatedError as error:
-            _logger.warning("worker %s goes on behind what was truncated: %s", self.reader_id, error)
+            _logger.warning("worker %s continues after truncated data: %s", self.reader_id, error)
             return False
         return True
 
@@ -224,7 +224,7 @@ class Worker(Generic[T]):
         for attempt in range(1 + self._deaths_over(event), retry.attempts):
             delay = retry.delay_after(attempt)
             _logger.warning(
-                "attempt %d of %d at %s failed, the next is in %.3g s: %s: %s",
+                "attempt %d of %d at %s failed; the next is in %.3g s: %s: %s",
                 attempt,
                 retry.attempts,
                 event.pointer,
@@ -265,15 +265,15 @@ class Worker(Generic[T]):
         try:
             self._dead_letters.write(letter, routing_key=event.routing_key, headers=event.headers)
         except EventTooLargeError as too_large:
-            error.add_note(f"It could not be set aside: {too_large}")
+            error.add_note(f"The event could not be moved to the dead letters: {too_large}")
             raise self._failed(event, error, attempts) from error
         self._dead_letters.flush()
-        _logger.error("%s is set aside in %s", event.pointer, retry.dead_letters, exc_info=error)
+        _logger.error("%s was moved to the dead letters in %s", event.pointer, retry.dead_letters, exc_info=error)
 
     def _failed(self, event: Event[T], error: Exception, attempts: int) -> HandlerError:
         return HandlerError(
-            "the handler failed for the last time and the event stays unprocessed; mend the handler, or set such "
-            "events aside with RetryPolicy(dead_letters=...)",
+            "the handler failed on its last attempt and the event stays unprocessed; fix the handler, or move "
+            "such events to a stream with RetryPolicy(dead_letters=...)",
             pointer=str(event.pointer),
             attempts=attempts,
             error=f"{type(error).__name__}: {error}",

@@ -45,8 +45,8 @@ def pickled(task: Task[Any]) -> bytes:
             pickle.dumps(value)
         except Exception as error:
             raise InvalidArgumentError(
-                "worker processes need something that pickles, such as a function at the top of a module; or use "
-                "workers='thread'",
+                "worker processes need values that can be pickled, such as a function at the top of a module; "
+                "or use workers='thread'",
                 **{name: repr(value)},
             ) from error
     return pickle.dumps(task)
@@ -113,7 +113,8 @@ class ProcessWorker:
         except OSError as error:
             self._pipe.close()
             raise StoreUnavailableError(
-                "the system has no process left; end others, or raise the limits of this user", error=str(error)
+                "the system cannot start another process; end other processes, or raise the process limit of this user",
+                error=str(error),
             ) from error
         finally:
             theirs.close()
@@ -138,7 +139,7 @@ class ProcessWorker:
         if self._ready or code < 0:
             return ChildProcessError(f"the process {self.pid} {how}")
         return WorkerError(
-            "a worker process could not start: see what it printed; the program that runs the pool has to do so under "
+            "a worker process could not start; see its output. The program that runs the pool must do so under "
             "if __name__ == '__main__'",
             exit_code=code,
         )

@@ -49,7 +49,7 @@ class ThreadWorker:
         try:
             self._worker.leave()
         except ReaderGroupError as error:
-            _logger.warning("worker %s could not leave its group; its lease runs out: %s", self.reader_id, error)
+            _logger.warning("worker %s could not leave its group; its lease will expire: %s", self.reader_id, error)
 
     def _run(self) -> None:
         try:

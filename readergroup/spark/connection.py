@@ -50,21 +50,20 @@ def check_address(url: SecretStr, *, one_host: bool) -> None:
     scheme, _, rest = address.partition("://")
     if scheme == "memory":
         raise UnsupportedError(
-            "Spark reads in processes of its own, which do not see a store in memory; take a SQLite file, PostgreSQL "
-            "or NATS",
+            "the processes of Spark cannot use a store in memory; use a SQLite file, PostgreSQL or NATS",
             scheme=scheme,
         )
     if scheme != "sqlite":
         return
     if not one_host:
         raise UnsupportedError(
-            "the executors may run on other hosts, and a SQLite file is for the processes of one; take PostgreSQL or "
-            "NATS, or a master 'local[...]' or 'local-cluster[...]'",
+            "the executors may run on several hosts, and a SQLite file serves only one; use PostgreSQL or NATS, "
+            "or a master 'local[...]' or 'local-cluster[...]'",
             scheme=scheme,
         )
     if not rest.startswith("//"):
         raise InvalidArgumentError(
-            "the processes of Spark run in folders of their own; write the whole path, after four slashes: "
+            "the processes of Spark run in other folders; write the absolute path, after four slashes: "
             "'sqlite:////var/lib/shop.db'"
         )
 

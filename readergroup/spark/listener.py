@@ -107,7 +107,7 @@ def _parsed(offset: str | None) -> Mapping[str, Any]:
 
 def _log(progress: QueryProgress) -> None:
     logger.info(
-        "query %s read %d events of %s in batch %d; %d bytes are to be read",
+        "query %s read %d events of %s in batch %d; %d bytes remain",
         progress.name or progress.query_id,
         progress.events,
         progress.cut.stream,

@@ -84,7 +84,7 @@ class _Reading:
 
     def __init__(self, schema: StructType, options: NotificationOptions) -> None:
         if schema.names != SCHEMA.names:
-            raise InvalidArgumentError("notifications have columns of their own; leave .schema(...) out, and select")
+            raise InvalidArgumentError("the schema of notifications is fixed; remove .schema(...), and use select")
         self._schema = to_arrow_schema(schema, timezone="UTC")  # names the items of lists differently
         self._options = options
 
@@ -123,11 +123,11 @@ class _Reading:
         """Report lost notifications."""
         if self._options.fail_on_data_loss:
             raise TruncatedError(
-                "retention gave notifications up before they were read; set failOnDataLoss to false to go on behind "
-                "them, or record with a greater retention",
+                "retention deleted notifications before they were read; set failOnDataLoss to false to continue "
+                "after them, or record with a longer retention",
                 **error.facts,
             ) from error
-        logger.warning("%s; reading goes on behind it", error)
+        logger.warning("%s; reading continues after it", error)
 
 
 def _all(store: SegmentStore, within: RecordRange) -> list[tuple[int, Notification]]:
@@ -191,7 +191,7 @@ class NotificationStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         self._check(end, found)
         first, last = start["offset"] if start["life"] is not None else 0, end["offset"]
         if start["life"] is not None and first < found.start:
-            self._reading.told(TruncatedError("notifications are gone", at=first, start_offset=found.start))
+            self._reading.told(TruncatedError("notifications were deleted", at=first, start_offset=found.start))
         return [*self._reading.parts(found.model_copy(update={"start": max(first, found.start), "end": last}))]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
@@ -202,7 +202,7 @@ class NotificationStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
         check_version(offset)
         if offset["group"] != self._options.group:
             raise InvalidArgumentError(
-                "the checkpoint belongs to a query on another group; name another checkpointLocation",
+                "the checkpoint belongs to a query on another group; use another checkpointLocation",
                 checkpoint=offset["group"],
                 group=self._options.group,
             )

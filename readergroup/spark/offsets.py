@@ -33,9 +33,9 @@ def cut_of(offset: Mapping[str, Any] | str) -> StreamCut:
     try:
         fields = json.loads(offset) if isinstance(offset, str) else dict(offset)
     except ValueError as error:
-        raise InvalidArgumentError("this is no JSON", text=offset) from error
+        raise InvalidArgumentError("the offset is not JSON", text=offset) from error
     if not isinstance(fields, dict):
-        raise InvalidArgumentError("this is no cut", text=offset)
+        raise InvalidArgumentError("the offset is not a cut", text=offset)
     check_version(fields)
     fields.pop("v", None)
     return StreamCut.model_validate(fields)
@@ -46,8 +46,8 @@ def check_version(offset: Mapping[str, Any]) -> None:
     version = offset.get("v", VERSION)
     if version != VERSION:
         raise InvalidArgumentError(
-            "the offset was written by a release that this one does not know; run the query with that one, or with a "
-            "new checkpoint and startingOffsets",
+            "the format of the offset is unknown to this release; run the query with the release that wrote it, "
+            "or with a new checkpoint and startingOffsets",
             version=version,
             known=VERSION,
         )

@@ -99,7 +99,7 @@ def _fields(
             raise _unknown(name, known)
         if streaming is not None and option.streaming is not None and option.streaming != streaming:
             kind = "streaming" if option.streaming else "batch"
-            raise InvalidArgumentError(f"this is an option of {kind} {what} only; leave it out", option=option.name)
+            raise InvalidArgumentError(f"this option applies only to {kind} {what}; remove it", option=option.name)
         fields[option.field] = option.parse(option.name, text)
     for needed in known:
         if needed in _EXAMPLES and needed not in fields:
@@ -110,7 +110,7 @@ def _fields(
 def _check_together(options: ReadOptions, *, streaming: bool | None) -> None:
     if streaming and options.ending == "latest":
         raise InvalidArgumentError(
-            "a streaming query follows the stream; to end it where the stream ends now, take Trigger.AvailableNow",
+            "a streaming query follows the stream; to stop at the present end, use Trigger.AvailableNow",
             option="endingOffsets",
         )
     for place in (options.starting, options.ending):
@@ -124,7 +124,9 @@ def _unknown(name: str, known: Mapping[str, _Option]) -> InvalidArgumentError:
     facts: dict[str, object] = {"option": name}
     if near := difflib.get_close_matches(name.lower(), known, 1):
         facts["did_you_mean"] = known[near[0]].name
-    return InvalidArgumentError("there is no such option", **facts, known=[each.name for each in known.values()])
+    return InvalidArgumentError(
+        "the option is unknown; remove it or correct its name", **facts, known=[each.name for each in known.values()]
+    )
 
 
 # ---------------------------------------------------------------------- single options
@@ -149,7 +151,9 @@ def _starting_notification(name: str, text: str) -> str | Revision:
         return Revision.parse(text)
     except InvalidArgumentError as error:
         raise InvalidArgumentError(
-            "write 'earliest', 'latest', or a revision of the group such as '120:0'", option=name, value=text
+            "the value must be 'earliest', 'latest', or a revision of the group such as '120:0'",
+            option=name,
+            value=text,
         ) from error
 
 
@@ -159,7 +163,7 @@ def _starting(name: str, text: str) -> ReadBound:
 
 def _ending(name: str, text: str) -> ReadBound:
     if text.lower() == "earliest":
-        raise InvalidArgumentError("nothing lies before 'earliest'; say where reading ends", option=name)
+        raise InvalidArgumentError("no events are before 'earliest'; name a later end", option=name)
     return _read_bound(name, text)
 
 
@@ -175,8 +179,8 @@ def _read_bound(name: str, text: str) -> ReadBound:
         return cut_of(text)
     except (ValidationError, InvalidArgumentError) as error:
         raise InvalidArgumentError(
-            "write 'earliest', 'latest', a cut as StreamCut.model_dump_json() writes it, "
-            "or a time such as '@2026-01-01T00:00:00Z'",
+            "the value must be 'earliest', 'latest', a cut as written by StreamCut.model_dump_json(), or a time "
+            "such as '@2026-01-01T00:00:00Z'",
             option=name,
             value=text,
         ) from error
@@ -187,23 +191,25 @@ def _time(name: str, text: str) -> datetime:
         time = datetime.fromisoformat(text[1:])
     except ValueError as error:
         raise InvalidArgumentError(
-            "write a time as '@2026-01-01T00:00:00Z' or '@2026-01-01T09:30:00+02:00'", option=name, value=text
+            "a time must have the form '@2026-01-01T00:00:00Z' or '@2026-01-01T09:30:00+02:00'", option=name, value=text
         ) from error
     if time.tzinfo is None:
-        raise InvalidArgumentError("say the timezone of the time: 'Z' or an offset at its end", option=name, value=text)
+        raise InvalidArgumentError("the time needs a timezone; end it with 'Z' or an offset", option=name, value=text)
     return time
 
 
 def _bytes(name: str, text: str) -> int:
     found = re.fullmatch(r"(\d+)\s*([kmgt]?)i?b?", text.strip().lower())
     if found is None or not int(found.group(1)):
-        raise InvalidArgumentError("write a number of bytes, such as '67108864' or '64m'", option=name, value=text)
+        raise InvalidArgumentError(
+            "the value must be a number of bytes, such as '67108864' or '64m'", option=name, value=text
+        )
     return int(found.group(1)) << _UNITS[found.group(2)]
 
 
 def _count(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
-        raise InvalidArgumentError("write a number, at least 1", option=name, value=text)
+        raise InvalidArgumentError("the value must be an integer >= 1", option=name, value=text)
     return int(text)
 
 
@@ -214,7 +220,7 @@ def _list(text: str) -> list[str]:
 def _segments(name: str, text: str) -> frozenset[str]:
     numbers = _list(text)
     if not numbers or not all(number.isascii() and number.isdigit() for number in numbers):
-        raise InvalidArgumentError("write numbers of segments, with commas between them", option=name, value=text)
+        raise InvalidArgumentError("the value must be segment numbers, separated by commas", option=name, value=text)
     return frozenset(numbers)
 
 
@@ -222,7 +228,10 @@ def _columns(name: str, text: str) -> tuple[str, ...]:
     columns = _list(text)
     if not columns or len({*columns}) != len(columns) or not {*columns} <= {*COLUMNS}:
         raise InvalidArgumentError(
-            "write names of columns, each once, with commas between them", option=name, value=text, known=list(COLUMNS)
+            "the value must be column names, each once, separated by commas",
+            option=name,
+            value=text,
+            known=list(COLUMNS),
         )
     return tuple(columns)
 

@@ -49,7 +49,7 @@ class PublishedPositions:
         found = client.groups.get(group)
         if found.config.streams != (stream,):
             raise InvalidArgumentError(
-                "the group does not read this stream, or not it alone; name one that was created for the query",
+                "the group must read this stream and no other; name a group that was created for the query",
                 group=group,
                 streams=found.config.streams,
                 stream=stream,
@@ -157,8 +157,8 @@ class PublishedPositions:
             if self._lease.lost or self._lease.renew(self._positions, timeout_seconds):
                 return
         logger.warning(
-            "the reader of the query was taken out of group %s, or another query has its place: the positions of this "
-            "one are not published any more",
+            "the reader of the query was removed from group %s or replaced by another query: the positions of "
+            "this query are no longer published",
             self._group,
         )
 

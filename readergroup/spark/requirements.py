@@ -15,13 +15,13 @@ try:
     import pyspark.sql.streaming.datasource  # noqa: F401  # since 4.2
 except ImportError as error:
     raise UnsupportedError(
-        "PySpark 4.2 or newer and PyArrow are missing; pip install 'readergroup[spark]'", extra="spark"
+        "PySpark 4.2 or newer and PyArrow are not installed; pip install 'readergroup[spark]'", extra="spark"
     ) from error
 
 OLDEST_JAVA: Final = 17
 _ADVICE: Final = (
-    "install Java 17 or newer, for example the package openjdk-17-jre-headless of Debian and Ubuntu, "
-    "and let JAVA_HOME name its folder where it is not on the PATH"
+    "install Java 17 or newer, for example the package openjdk-17-jre-headless of Debian and Ubuntu, and set "
+    "JAVA_HOME to its folder if it is not on the PATH"
 )
 
 
@@ -36,13 +36,13 @@ def check_java() -> int:
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=os.path.join(home, "bin")) if home else shutil.which("java")
     if java is None:
-        raise UnsupportedError(f"Spark runs on Java, and there is none here; {_ADVICE}", java_home=home)
+        raise UnsupportedError(f"Spark needs Java, which is not installed; {_ADVICE}", java_home=home)
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     # 'openjdk version "17.0.19" 2026-04-21', or '"1.8.0_392"' in Java 8.
     found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
     if found is None:
-        raise UnsupportedError(f"the Java here does not tell its version; {_ADVICE}", java=java)
+        raise UnsupportedError(f"the version of the installed Java is unknown; {_ADVICE}", java=java)
     version = int(found.group(1))
     if version < OLDEST_JAVA:
-        raise UnsupportedError(f"the Java here is too old for Spark; {_ADVICE}", java=java, version=version)
+        raise UnsupportedError(f"the installed Java is too old for Spark; {_ADVICE}", java=java, version=version)
     return version

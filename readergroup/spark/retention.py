@@ -17,8 +17,8 @@ from ..streams.succession import with_successors
 logger = logging.getLogger("readergroup.spark")
 
 _REMEDY: Final = (
-    "start anew with startingOffsets=earliest and another checkpoint, keep data for longer, or set failOnDataLoss to "
-    "false to go on where the data starts now"
+    "restart with startingOffsets=earliest and another checkpoint, keep data for longer, or set failOnDataLoss "
+    "to false to continue where the data starts now"
 )
 
 
@@ -41,7 +41,7 @@ class DataLoss:
         """Report lost data."""
         if self._fail:
             raise TruncatedError(f"{error.message}; {_REMEDY}", **error.facts) from error
-        logger.warning("%s; reading goes on behind it", error)
+        logger.warning("%s; reading continues after it", error)
 
 
 def moved_to_data(client: Client, state: StreamState, cut: StreamCut) -> StreamCut:

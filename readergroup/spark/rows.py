@@ -40,7 +40,7 @@ def default_schema(options: ReadOptions) -> str:
     """Return the schema of a read without a schema of the user's."""
     if options.serializer is not None:
         raise InvalidArgumentError(
-            "a serializer needs the columns that events have: give them with .schema(...), for example "
+            "a serializer needs the columns of the decoded events; declare them with .schema(...), for example "
             ".schema('id bigint, name string')",
             serializer=options.serializer,
         )
@@ -59,13 +59,15 @@ class Rows:
             self._taken = names
             if unknown := [name for name in names if name not in COLUMNS]:
                 raise InvalidArgumentError(
-                    "the stream has no such columns; with the option 'serializer' events are decoded into columns of "
-                    "one's own",
+                    "the stream has no such columns; with the option 'serializer', events are decoded into your "
+                    "own columns",
                     columns=unknown,
                     known=list(COLUMNS),
                 )
             if options.columns not in (None, names):
-                raise InvalidArgumentError("the schema has other columns than the option 'columns'; leave one out")
+                raise InvalidArgumentError(
+                    "the schema has other columns than the option 'columns'; remove one of the two"
+                )
         else:
             self._taken = tuple(name for name in options.columns or () if name in names)
         self._check_types()
@@ -87,10 +89,14 @@ class Rows:
         expected = schema_of_columns(self._taken) if self._taken else pyarrow.schema([])
         for field in self._schema:
             if not field.nullable:
-                raise InvalidArgumentError("leave 'NOT NULL' out of the schema: nobody checks it", column=field.name)
+                raise InvalidArgumentError(
+                    "remove 'NOT NULL' from the schema, because it is not checked", column=field.name
+                )
             if field.name in self._taken and field.type != expected.field(field.name).type:
                 raise InvalidArgumentError(
-                    "this column has another type", column=field.name, type=SPARK_TYPES[field.name]
+                    "the type of this column differs; use the given type",
+                    column=field.name,
+                    type=SPARK_TYPES[field.name],
                 )
 
     def _decoded(self, batch: pyarrow.RecordBatch) -> Mapping[str, pyarrow.Array]:
@@ -107,8 +113,8 @@ class Rows:
             self._columns_of([event])
         except _ERRORS as error:
             raise CorruptDataError(
-                "the event does not fit the schema; read the column 'event', and decode it with from_json or a "
-                "function of one's own, to set such events aside",
+                "the event does not match the schema; to handle such events, read the column 'event' and decode "
+                "it with from_json or your own function",
                 segment=segment_id(self._stream, batch["segment_id"][index].as_py()),
                 offset=batch["offset"][index].as_py(),
                 **self._misfit(event),
@@ -134,7 +140,7 @@ class Rows:
         assert self._loads is not None
         decoded = list(map(self._loads, events))
         if any(map(self._is_cut_off, decoded)):
-            raise ValueError("a number with a fraction is no integer")
+            raise ValueError("a number with a fraction is not an integer")
         values = pyarrow.array(decoded, self._events)
         return {
             field.name: column.cast(self._schema.field(field.name).type)

@@ -58,7 +58,8 @@ class BatchSink(DataSourceArrowWriter):
     def __init__(self, schema: StructType, options: WriteOptions, *, overwrite: bool) -> None:
         if overwrite:
             raise InvalidArgumentError(
-                "a stream is appended to; write with .mode('append'), and take streams.truncate to drop what is there",
+                "a stream only accepts appends; write with .mode('append'), and use streams.truncate to delete "
+                "its data",
                 mode="overwrite",
             )
         self._sink = _Sink(schema, options)
@@ -82,7 +83,7 @@ class StreamSink(DataSourceStreamArrowWriter):
     def __init__(self, schema: StructType, options: WriteOptions, *, overwrite: bool) -> None:
         if overwrite:
             raise InvalidArgumentError(
-                "a stream is appended to; take outputMode('append'), or foreachBatch to write whole results",
+                "a stream only accepts appends; use outputMode('append'), or foreachBatch to write complete results",
                 mode="complete",
             )
         self._sink = _Sink(schema, options)
@@ -131,7 +132,7 @@ class _Sink:
             return
         key, parts = staged[0].key, [each.part for each in staged if each.part is not None]
         if not self._commit(key, number, parts, is_only_one=is_only_one):
-            logger.info("transaction %d of %s was committed before: what was staged again is dropped", number, key)
+            logger.info("transaction %d of %s was committed before: the newly staged events are discarded", number, key)
 
     def _commit(self, key: str, number: int, parts: Sequence[StagedPart], *, is_only_one: bool) -> bool:
         """Commit, and retry after a timeout as long as the stream has grown meanwhile."""
@@ -143,7 +144,7 @@ class _Sink:
                 before, length = length, self._length()
                 if length == before:
                     raise
-                logger.warning("%s; it goes on", error)
+                logger.warning("%s; the wait continues", error)
 
     def _length(self) -> int:
         state = self._client.streams.fetch_state(self._options.stream)
@@ -155,7 +156,7 @@ class _Sink:
             try:
                 self._transactions.abort(self._options.stream, key)
             except ReaderGroupError as error:
-                logger.warning("what was staged stays until it is old: %s", error)
+                logger.warning("staged events remain until they expire: %s", error)
 
     @property
     def _client(self) -> Client:
@@ -181,20 +182,20 @@ def _staged(messages: Messages) -> list[Staged]:
 def _check_columns(schema: StructType) -> None:
     if "event" not in schema.names:
         raise InvalidArgumentError(
-            "a row is written as its column 'event'; make one, for example with "
+            "a row is written as its column 'event'; create it, for example with "
             "select(to_json(struct('*')).alias('event'))",
             columns=schema.names,
         )
     for field in schema:
         if field.name not in _COLUMNS:
             raise InvalidArgumentError(
-                "a stream has no such column; drop it, or make it a part of 'event'",
+                "a stream has no such column; drop it, or include it in 'event'",
                 column=field.name,
                 known=list(_COLUMNS),
             )
         if not isinstance(field.dataType, _COLUMNS[field.name]):
             raise InvalidArgumentError(
-                "this column has another type; cast it",
+                "the type of this column is wrong; cast it",
                 column=field.name,
                 type=field.dataType.simpleString(),
                 known=[each.typeName() for each in _COLUMNS[field.name]],
@@ -222,11 +223,13 @@ def _arrays(rows: pyarrow.Table) -> tuple[pyarrow.BinaryArray, pyarrow.StringArr
     """Return the events, checked, and their routing keys."""
     events = rows["event"].combine_chunks().cast(pyarrow.binary())
     if events.null_count:
-        raise InvalidArgumentError("an event is null; leave such rows out with where('event is not null')")
+        raise InvalidArgumentError("an event is null; exclude such rows with where('event is not null')")
     longest = pyarrow.compute.max(pyarrow.compute.binary_length(events)).as_py()
     if longest > MAX_EVENT_BYTES:
         raise EventTooLargeError(
-            "too large: store the data elsewhere and write a reference to it", bytes=longest, limit=MAX_EVENT_BYTES
+            "an event is too large; store the data elsewhere and write a reference to it",
+            bytes=longest,
+            limit=MAX_EVENT_BYTES,
         )
     keys = rows["routing_key"].combine_chunks().cast(pyarrow.string()) if "routing_key" in rows.column_names else None
     return events, keys

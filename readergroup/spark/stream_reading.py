@@ -128,14 +128,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cut = cut_of(offset)
         if cut.stream != state.name:
             raise InvalidArgumentError(
-                "the checkpoint belongs to a query on another stream; name another checkpointLocation",
+                "the checkpoint belongs to a query on another stream; use another checkpointLocation",
                 checkpoint=cut.stream,
                 stream=state.name,
             )
         if cut.incarnation != state.incarnation:
             raise NotFoundError(
-                "the stream of this checkpoint was deleted, and another one of its name created; start a query with "
-                "another checkpointLocation",
+                "the stream of this checkpoint was deleted and created again; start a query with another "
+                "checkpointLocation",
                 stream=state.name,
             )
         return cut
@@ -154,7 +154,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         if isinstance(place, datetime) and place.timestamp() > self._client.clock.time():
             raise InvalidArgumentError(
-                "where a time to come will be is not known yet; name one that has passed",
+                "the offset of a future time is unknown; use a time in the past",
                 option="endingOffsets",
                 time=place.isoformat(),
             )
@@ -170,7 +170,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = None if self._end is None else moved_to_data(client, state, self._end)
         if end is not None and not state.precedes(start, end):
             raise InvalidArgumentError(
-                "the query has read beyond endingOffsets; name a later end, or none", at=str(cut), end=str(end)
+                "the query has read beyond endingOffsets; use a later end, or none", at=str(cut), end=str(end)
             )
         about_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else _EVERYTHING_BYTES
         latest = client.batch.next_cut(start, about_bytes, end=end)

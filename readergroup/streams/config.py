@@ -27,7 +27,7 @@ def check_name(name: str, what: str) -> str:
     """Return ``name`` if it may name a ``what``; else raise `InvalidArgumentError`."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_NAME_LENGTH:
         raise InvalidArgumentError(
-            f"a {what} has a name of at most {MAX_NAME_LENGTH} letters, digits, '.', '-' and '_'", name=name
+            f"the name of a {what} must have at most {MAX_NAME_LENGTH} letters, digits, '.', '-' and '_'", name=name
         )
     return name
 
@@ -36,7 +36,9 @@ def check_stream_name(stream: str, argument: str = "stream") -> str:
     """Return ``stream`` if it reads ``scope/name``; else raise `InvalidArgumentError`, which calls it ``argument``."""
     parts = stream.split("/") if isinstance(stream, str) else []
     if len(parts) != 2:
-        raise InvalidArgumentError("a stream is named 'scope/name', for example 'shop/orders'", **{argument: stream})
+        raise InvalidArgumentError(
+            "the name of a stream must have the form 'scope/name', for example 'shop/orders'", **{argument: stream}
+        )
     check_name(parts[0], "scope")
     check_name(parts[1], "stream")
     return stream
@@ -97,7 +99,7 @@ def number_of(segment: SegmentId) -> int:
 def _parse(segment: SegmentId) -> tuple[str, int]:
     stream, _, number = str(segment).rpartition("/")
     if not (number.isascii() and number.isdigit()) or str(int(number)) != number:
-        raise InvalidArgumentError("a segment is named 'scope/name/number'", segment=segment)
+        raise InvalidArgumentError("the name of a segment must have the form 'scope/name/number'", segment=segment)
     return check_stream_name(stream), int(number)
 
 
@@ -134,14 +136,14 @@ class KeyRange(FrozenModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not 0.0 <= self.low < self.high <= 1.0:
-            raise ValueError(f"a key range goes upward within 0 and 1: low={self.low} high={self.high}")
+            raise ValueError(f"a key range must satisfy 0 <= low < high <= 1: low={self.low} high={self.high}")
         return self
 
     def split(self) -> tuple[KeyRange, KeyRange]:
         """Return its two halves. Raise `InvalidArgumentError` if it is too narrow to split."""
         middle = (self.low + self.high) / 2
         if not self.low < middle < self.high:
-            raise InvalidArgumentError("this key range is too narrow to be split", low=self.low, high=self.high)
+            raise InvalidArgumentError("the key range is too narrow to be split", low=self.low, high=self.high)
         return KeyRange(low=self.low, high=middle), KeyRange(low=middle, high=self.high)
 
     def overlaps(self, other: KeyRange) -> bool:
@@ -185,10 +187,10 @@ class StreamCut(Configuration):
     @model_validator(mode="after")
     def _check_segments(self) -> Self:
         if not self.offsets:
-            raise ValueError("a stream cut covers the whole key range, so it names at least one segment")
+            raise ValueError("a stream cut must name at least one segment, because it covers the whole key range")
         for segment in self.offsets:
             if stream_of(segment) != self.stream:
-                raise ValueError(f"a cut of {self.stream} cannot hold a segment of another stream: {segment}")
+                raise ValueError(f"a cut of {self.stream} cannot contain a segment of another stream: {segment}")
         return self
 
     def __hash__(self) -> int:

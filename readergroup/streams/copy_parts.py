@@ -96,7 +96,7 @@ def _next_blocks(reader: SegmentReader, part: CopyPart, patience: Patience) -> t
     while reader.offset < part.end and (reader.buffered or not blocks):
         block = patience.call(reader.next_block)
         if block is None:
-            raise CorruptDataError("the source ends before the copy does", segment=part.source, end=part.end)
+            raise CorruptDataError("the source ends before the end of the copy", segment=part.source, end=part.end)
         blocks.append(block)
     return b"".join(_encoded(block, part.end) for block in blocks), min(blocks[-1].end, part.end)
 
@@ -153,7 +153,9 @@ def copy_by_events(
             if stop.is_set():
                 return
             if deadline.passed and copied < part.size:
-                raise DeadlineExceededError("the copy is not whole yet; copy again, and it goes on", part=part.target)
+                raise DeadlineExceededError(
+                    "the copy is not complete yet; call copy again to continue it", part=part.target
+                )
 
     with ThreadPoolExecutor(min(threads, len(parts)), thread_name_prefix="copying") as pool:
         try:

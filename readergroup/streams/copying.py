@@ -103,11 +103,11 @@ class Copies:
         If the same copy is complete already, return that.
         """
         if check_stream_name(target, "target") == check_stream_name(source, "source"):
-            raise InvalidArgumentError("a stream is not copied onto itself", stream=source)
+            raise InvalidArgumentError("a stream cannot be copied onto itself; name another target", stream=source)
         if by not in ("segments", "events", None):
-            raise InvalidArgumentError("a stream is copied by 'segments' or by 'events'", by=by)
+            raise InvalidArgumentError("by must be 'segments' or 'events'", by=by)
         if by == "segments" and not self._store.guarantees.server_side_copy:
-            raise UnsupportedError("this store does not copy inside itself; say by='events'", url=self._store.url)
+            raise UnsupportedError("this store has no server-side copy; use by='events'", url=self._store.url)
         found = self._find(target)
         if found is None or not (found.exists or found.is_being_copied):
             wanted = self._plan(source, by, start, end)
@@ -115,7 +115,9 @@ class Copies:
             if found.origin == wanted.origin:
                 return found
         if found.origin is None or found.origin.stream != source:
-            raise StreamExistsError("the target exists, and is no copy of this stream", stream=target, source=source)
+            raise StreamExistsError(
+                "the target exists and is not a copy of this stream; name another target", stream=target, source=source
+            )
         if found.exists:
             _check_whole_copy(found, found.origin, self._plan(source, by or found.origin.by, start, end).origin)
         else:
@@ -145,14 +147,14 @@ class Copies:
         chosen = by or ("segments" if self._store.guarantees.server_side_copy else "events")
         if chosen == "segments" and isinstance(end, StreamCut) and not self._stands_between_blocks(state, last):
             if by == "segments":
-                raise InvalidArgumentError(
-                    "the end cut lies between events that are stored in one block; say by='events'", end=str(last)
-                )
+                raise InvalidArgumentError("the end cut is inside a block of events; use by='events'", end=str(last))
             chosen = "events"
         numbers = {number_of(segment) for segment in state.segments_between(first, last)}
         ends_at = _offsets(last)
         if any(not numbers.issuperset(state.segments[number].successors) for number in numbers - ends_at.keys()):
-            raise InvalidArgumentError("the end cut has a segment, and not all of those before it", end=str(last))
+            raise InvalidArgumentError(
+                "the end cut contains a segment but not all of its predecessors; use a complete cut", end=str(last)
+            )
         segments = [state.segments[number] for number in sorted(numbers)]
         return BeginCopy(
             incarnation=secrets.token_hex(8),
@@ -179,7 +181,10 @@ class Copies:
             if now.known_transactions.sequence == state.known_transactions.sequence:
                 return state, tail
             if deadline.passed:
-                raise DeadlineExceededError("transactions kept being committed; nothing was done", stream=source)
+                raise DeadlineExceededError(
+                    "other clients committed transactions before every attempt; nothing was copied, try again",
+                    stream=source,
+                )
 
     def _resolve(self, state: StreamState, place: Place, tail: StreamCut, argument: str) -> StreamCut:
         return self._data.resolve(state, place, self._metadata.deadline(), tail=tail, argument=argument)
@@ -231,8 +236,8 @@ class Copies:
             yield
         except TruncatedError as error:
             raise TruncatedError(
-                "the source was truncated meanwhile, and the copy cannot be completed; delete it, and copy what is "
-                "left",
+                "the source was truncated during the copy, which cannot be completed; delete the copy, then "
+                "copy the remaining data",
                 source=state.origin.stream,
                 target=state.name,
                 **error.facts,
@@ -243,7 +248,7 @@ class Copies:
                 raise self._given_up(state) from error
             if now.is_being_copied:
                 raise NotFoundError(
-                    "the source was deleted meanwhile, and the copy cannot be completed; delete it",
+                    "the source was deleted during the copy, which cannot be completed; delete the copy",
                     source=state.origin.stream,
                     target=state.name,
                 ) from error
@@ -251,13 +256,13 @@ class Copies:
     def _given_up(self, state: StreamState) -> NotFoundError:
         """Return the error for a deleted copy, and delete its segments: no other process would."""
         self._data.delete_all(state, self._metadata.deadline())
-        return NotFoundError("the copy was deleted before it was whole", stream=state.name)
+        return NotFoundError("the copy was deleted before it was complete", stream=state.name)
 
 
 def _check_whole_copy(found: StreamState, is_of: Origin, wanted: Origin) -> None:
     if is_of != wanted:
         raise StreamExistsError(
-            "the target is a whole copy of another part of this stream; copy under another name, or delete it first",
+            "the target is a complete copy of another part of this stream; name another target, or delete it first",
             stream=found.name,
             by=is_of.by,
             ends_at=dict(is_of.end),
@@ -269,7 +274,7 @@ def _check_continues(found: StreamState, is_of: Origin, by: By | None, start: Pl
     cuts = ((start, is_of.start), (end, is_of.end))
     if by not in (None, is_of.by) or any(isinstance(cut, StreamCut) and _offsets(cut) != at for cut, at in cuts):
         raise InvalidArgumentError(
-            "a copy that began otherwise is being made; leave out the cuts to complete it, or delete the target first",
+            "another copy to this target is unfinished; leave out the cuts to complete it, or delete the target first",
             stream=found.name,
             by=is_of.by,
             starts_at=dict(is_of.start),

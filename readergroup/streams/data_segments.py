@@ -73,7 +73,7 @@ class DataSegments:
         if place == "tail":
             return tail or self.tail(state, deadline)
         if not isinstance(place, StreamCut):
-            raise InvalidArgumentError(f"{argument} is a StreamCut, 'head' or 'tail'", place=place)
+            raise InvalidArgumentError(f"{argument} must be a StreamCut, 'head' or 'tail'", place=place)
         patience = self._metadata.patience(deadline)
         for number, offset in state.check_cut(place).items():
             patience.call(partial(check_offset, self._store, state.segment(number), state.incarnation, offset))
@@ -139,7 +139,7 @@ class DataSegments:
 
     def delete_staged(self, prefix: str, is_given_up: Callable[[StagedName], bool], deadline: Deadline) -> None:
         """Delete staged segments that are given up under the prefix. Those that cannot be deleted now expire later."""
-        is_given_up = checked(is_given_up, "what says whether a part is given up")
+        is_given_up = checked(is_given_up, "is_given_up")
         patience = self._metadata.patience(deadline)
         try:
             for segment in patience.call(lambda: list(self._store.list(prefix))):

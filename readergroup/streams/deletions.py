@@ -111,7 +111,8 @@ class Deletions:
             if not isinstance(error.__cause__, StoreFullError):
                 raise
             _logger.warning(
-                "the store is full, so the deletion of stream %s is not announced: if it is cut off, delete again",
+                "the store is full, so the deletion of stream %s is not announced: if it is interrupted, delete "
+                "the stream again",
                 seen.name,
             )
 
@@ -149,7 +150,7 @@ class Deletions:
                     self._thread = thread
                 except StoreUnavailableError as error:
                     self._announced -= 1  # so that the next deletion checks the queue
-                    _logger.warning("what deleted streams have left is looked for at the next deletion: %s", error)
+                    _logger.warning("cleanup after deleted streams is delayed until the next deletion: %s", error)
 
     def _run(self) -> None:
         assert self._queue is not None
@@ -170,7 +171,7 @@ class Deletions:
                             return
                         self._clock.wait(self._stopping, _LOOK_SECONDS)
         except ReaderGroupError as error:
-            _logger.warning("what deleted streams have left is looked for at the next deletion: %s", error)
+            _logger.warning("cleanup after deleted streams is delayed until the next deletion: %s", error)
         except Exception as error:
             survive(error, "deletions of streams")
 

@@ -37,7 +37,7 @@ class EventPointer(NamedTuple):
         check_type(text, str, "text")
         segment, incarnation, offset = (text.split(":") + ["", ""])[:3]
         if not incarnation or not offset.isdigit():
-            raise InvalidArgumentError("a pointer is written segment:incarnation:offset", text=text)
+            raise InvalidArgumentError("a pointer must have the form segment:incarnation:offset", text=text)
         return cls(SegmentId(segment), incarnation, int(offset))
 
 

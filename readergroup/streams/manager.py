@@ -102,7 +102,7 @@ class StreamManager:
                 return [CreateStream(incarnation=secrets.token_hex(8), config=config)]
             if state.config != config:
                 raise StreamExistsError(
-                    "the stream exists with another config; change that with streams.configure",
+                    "the stream exists with another config; change it with streams.configure",
                     stream=name,
                     config=state.config,
                     wanted=config,
@@ -135,11 +135,11 @@ class StreamManager:
             DeadlineExceededError: Other clients kept changing the stream.
         """
         if (split is None) == (merge is None):
-            raise InvalidArgumentError("say either split=[...] or merge=[...]", stream=name)
+            raise InvalidArgumentError("pass either split=[...] or merge=[...]", stream=name)
         for which, numbers in (("split", split), ("merge", merge)):
             check_type(numbers, Sequence, which, or_none=True)
             for number in numbers or ():
-                check_count(number, f"each of {which}", at_least=0)
+                check_count(number, f"each item of {which}", at_least=0)
 
         def announce(state: StreamState) -> Iterable[Update[StreamState]]:
             return [state.split(split) if split is not None else state.merge(merge or ())]

@@ -61,7 +61,8 @@ class StreamMetadata:
         state = synchronizer.fetch_updates(timeout=deadline.remaining())
         if state.is_being_copied and not or_being_copied:
             raise StreamBeingCopiedError(
-                "the stream is being copied; streams.copy completes it, streams.delete gives it up", stream=name
+                "the stream is an unfinished copy; complete it with streams.copy, or discard it with streams.delete",
+                stream=name,
             )
         with self._lock:
             if state.exists or state.is_being_copied:
@@ -143,4 +144,4 @@ def not_found(name: str) -> NotFoundError:
 def check_not_replaced(now: StreamState, then: StreamState) -> None:
     """Raise `NotFoundError` if the stream of ``then`` was deleted, even if its name has another stream now."""
     if not now.exists or now.incarnation != then.incarnation:
-        raise NotFoundError("the stream was deleted meanwhile", stream=then.name)
+        raise NotFoundError("the stream was deleted", stream=then.name)

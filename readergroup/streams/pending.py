@@ -62,7 +62,9 @@ class PendingChanges:
                 check_not_replaced(now, then)
                 return now
             if deadline.passed:
-                raise DeadlineExceededError("other clients kept scaling the stream; nothing was done", stream=name)
+                raise DeadlineExceededError(
+                    "other clients scaled the stream before every attempt; nothing was done, try again", stream=name
+                )
 
     def finish(self, name: str, deadline: Deadline, *, forget: str | None = None) -> StreamState:
         """Complete a pending change, if there is one, and return the state after it.
@@ -145,7 +147,8 @@ class PendingChanges:
             now = synchronizer.fetch_updates(timeout=deadline.remaining())
             if is_open(now):
                 raise CorruptDataError(
-                    "the store has lost what belongs to a committed transaction; restore it, or delete the stream",
+                    "the store lost data of a committed transaction; restore the store from a backup, or delete "
+                    "the stream",
                     stream=state.name,
                     cause=str(error),
                 ) from error

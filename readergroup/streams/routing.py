@@ -36,7 +36,7 @@ class Routes:
 
     def __init__(self, segments: Sequence[int], lows: Sequence[float]) -> None:
         if not segments or len(segments) != len(lows) or lows[0] != 0.0:
-            raise ValueError(f"these ranges do not start at 0 or do not match the segments: {segments} {lows}")
+            raise ValueError(f"the ranges do not start at 0 or do not match the segments: {segments} {lows}")
         self.segments = tuple(segments)
         self._lows = tuple(lows)
 

@@ -47,7 +47,9 @@ def checked_dumps(serializer: Serializer[T]) -> Callable[[T], bytes]:
         if type(data) is not bytes:
             check_returned(data, "dumps of a serializer", serializer=type(serializer).__name__)
             raise InvalidArgumentError(
-                "dumps of a serializer returns bytes", serializer=type(serializer).__name__, found=type(data).__name__
+                "dumps of a serializer must return bytes",
+                serializer=type(serializer).__name__,
+                found=type(data).__name__,
             )
         return data
 
@@ -60,7 +62,7 @@ class BytesSerializer:
     def dumps(self, value: bytes, /) -> bytes:
         if type(value) is not bytes:
             raise InvalidArgumentError(
-                "this writer takes bytes; give it a serializer for other values", type=type(value).__name__
+                "this writer takes only bytes; give it a serializer for other values", type=type(value).__name__
             )
         return value
 
@@ -79,7 +81,7 @@ class JsonSerializer:
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidArgumentError(
-                f"this value cannot be written as JSON: {error}", type=type(value).__name__
+                f"the value cannot be written as JSON: {error}", type=type(value).__name__
             ) from error
         return text.encode("utf-8", "surrogatepass")
 
@@ -95,7 +97,7 @@ class MsgpackSerializer:
             return bytes(msgpack.packb(value, unicode_errors="surrogatepass"))
         except (TypeError, ValueError, OverflowError) as error:
             raise InvalidArgumentError(
-                f"this value cannot be written as msgpack: {error}", type=type(value).__name__
+                f"the value cannot be written as msgpack: {error}", type=type(value).__name__
             ) from error
 
     def loads(self, data: bytes, /) -> Any:
@@ -111,13 +113,13 @@ class PydanticSerializer(Generic[M]):
 
     def __init__(self, model: type[M]) -> None:
         if not isinstance(model, type) or not issubclass(model, BaseModel):
-            raise InvalidArgumentError("give PydanticSerializer a class of models", found=repr(model))
+            raise InvalidArgumentError("PydanticSerializer needs a model class", found=repr(model))
         self.model = model
 
     def dumps(self, value: M, /) -> bytes:
         if not isinstance(value, self.model):
             raise InvalidArgumentError(
-                "this writer takes values of one class of models, and others could not read another",
+                "the value is not an instance of the model class of this serializer, so readers could not decode it",
                 takes=self.model.__name__,
                 type=type(value).__name__,
             )

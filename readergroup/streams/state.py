@@ -145,7 +145,7 @@ class StreamState(State):
         if segment != self.segment(number):
             raise NotFoundError("the segment belongs to another stream", segment=segment, stream=self.name)
         if number not in self.segments:
-            known = "was truncated away long ago" if number < self.next_number else "does not exist"
+            known = "was truncated long ago" if number < self.next_number else "does not exist"
             raise NotFoundError(f"the segment {known}", segment=segment)
         return self.segments[number]
 
@@ -188,10 +188,12 @@ class StreamState(State):
         for number in self._by_keys(offsets):
             keys = self.segments[number].keys
             if keys.low != at:
-                raise InvalidArgumentError("a cut covers each key exactly once", cut=str(cut), at=min(at, keys.low))
+                raise InvalidArgumentError(
+                    "a cut must cover every key exactly once", cut=str(cut), at=min(at, keys.low)
+                )
             at = keys.high
         if at != 1.0:
-            raise InvalidArgumentError("a cut covers each key exactly once", cut=str(cut), at=at)
+            raise InvalidArgumentError("a cut must cover every key exactly once", cut=str(cut), at=at)
         return offsets
 
     def precedes(self, earlier: StreamCut, later: StreamCut) -> bool:
@@ -229,7 +231,7 @@ class StreamState(State):
         if end is None:
             return reached
         if not self.precedes(start, end):
-            raise InvalidArgumentError("the start cut lies behind the end cut", start=str(start), end=str(end))
+            raise InvalidArgumentError("the start cut is behind the end cut", start=str(start), end=str(end))
         beyond = self.segments_from(end).keys() - end.offsets.keys()
         return {segment: before for segment, before in reached.items() if segment not in beyond}
 
@@ -257,11 +259,11 @@ class StreamState(State):
         """Return the update that merges these segments, which must be neighbours, into one."""
         in_order = self._by_keys(self._scalable(numbers))
         if len(in_order) < 2:
-            raise InvalidArgumentError("a merge takes at least two segments", stream=self.name, merge=list(numbers))
+            raise InvalidArgumentError("a merge needs at least two segments", stream=self.name, merge=list(numbers))
         ranges = [self.segments[number].keys for number in in_order]
         if any(left.high != right.low for left, right in pairwise(ranges)):
             raise InvalidArgumentError(
-                "only neighbours can be merged: their key ranges must follow one another",
+                "only neighbours can be merged; choose segments whose key ranges follow one another",
                 stream=self.name,
                 merge=list(numbers),
                 ranges=", ".join(map(str, ranges)),
@@ -271,9 +273,11 @@ class StreamState(State):
 
     def _scalable(self, numbers: Sequence[int]) -> Sequence[int]:
         if self.sealing:
-            raise SealedError("a sealed stream is not scaled", stream=self.name)
+            raise SealedError("a sealed stream cannot be scaled", stream=self.name)
         if not numbers or len(set(numbers)) != len(numbers):
-            raise InvalidArgumentError("name each segment to be scaled once", stream=self.name, segments=list(numbers))
+            raise InvalidArgumentError(
+                "each segment to scale must be named once", stream=self.name, segments=list(numbers)
+            )
         for number in numbers:
             if number not in self.current:
                 raise InvalidArgumentError(
@@ -298,7 +302,9 @@ class CreateStream(Update[StreamState], tag="create-stream"):
         if state.exists:
             raise StreamExistsError("the stream exists", stream=state.name, config=state.config)
         if state.is_being_copied:
-            raise StreamExistsError("a copy is being made under this name; streams.delete ends it", stream=state.name)
+            raise StreamExistsError(
+                "an unfinished copy has this name; discard it with streams.delete", stream=state.name
+            )
         ranges = even_ranges(self.config.scaling.segments)
         first = tuple(StreamSegment(number=number, keys=keys) for number, keys in enumerate(ranges))
         return StreamState(
@@ -321,14 +327,16 @@ class AnnounceScale(Update[StreamState], tag="announce-scale"):
         _check_exists(state)
         if state.is_pending or state.sealed:
             raise InvalidArgumentError(
-                "one scale is open at a time, none before a transaction is merged, and none on a sealed stream",
+                "a scale needs a stream that is not sealed and has no other scale or transaction open",
                 stream=state.name,
             )
         if not set(self.predecessors) <= set(state.current):
-            raise InvalidArgumentError("only segments of the newest epoch are scaled", stream=state.name)
+            raise InvalidArgumentError("only segments of the newest epoch can be scaled", stream=state.name)
         replaced = [state.segments[number] for number in self.predecessors]
         if _covered(each.keys for each in replaced) != _covered(self.ranges):
-            raise InvalidArgumentError("successors take over exactly the keys of their predecessors", stream=state.name)
+            raise InvalidArgumentError(
+                "successors must cover exactly the keys of their predecessors", stream=state.name
+            )
         if len(state.current) - len(replaced) + len(self.ranges) > MAX_SEGMENTS:
             raise InvalidArgumentError("the stream would have too many segments", stream=state.name, limit=MAX_SEGMENTS)
         successors = tuple(
@@ -378,10 +386,10 @@ class AnnounceSeal(Update[StreamState], tag="announce-seal"):
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
         _check_exists(state)
         if state.scale is not None:
-            raise InvalidArgumentError("a scale is open; finish it before the stream is sealed", stream=state.name)
+            raise InvalidArgumentError("a scale is open; finish it before sealing the stream", stream=state.name)
         if state.known_transactions.open is not None:
             raise InvalidArgumentError(
-                "a transaction is not merged; finish that before the stream is sealed", stream=state.name
+                "a transaction is not merged; finish it before sealing the stream", stream=state.name
             )
         return state.replace(sealing=True)
 
@@ -392,7 +400,7 @@ class SealStream(Update[StreamState], tag="seal-stream"):
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
         _check_exists(state)
         if not state.sealing:
-            raise InvalidArgumentError("a seal is announced before it is published", stream=state.name)
+            raise InvalidArgumentError("a seal must be announced before it is published", stream=state.name)
         return state.replace(sealed=True)
 
 
@@ -417,11 +425,15 @@ class CommitTransaction(Update[StreamState], tag="commit-transaction"):
         if state.sealing:
             raise SealedError("the stream is sealed and takes no transactions", stream=state.name, key=self.key)
         if state.is_pending:
-            raise InvalidArgumentError("one transaction is merged at a time, and no scale is open", stream=state.name)
+            raise InvalidArgumentError(
+                "a transaction needs a stream with no other transaction or scale open", stream=state.name
+            )
         before = state.known_transactions
         committer = before.committer(self.key)
         if self.number <= committer.number:
-            raise InvalidArgumentError("this number was committed", stream=state.name, key=self.key, number=self.number)
+            raise InvalidArgumentError(
+                "a transaction with this number was committed", stream=state.name, key=self.key, number=self.number
+            )
         before.check_parts(self.key, self.generation, self.parts)
         committers = before.committers
         if self.unused_since > 0:
@@ -464,7 +476,7 @@ class ForgetTransactions(Update[StreamState], tag="forget-transactions"):
         before = state.known_transactions
         if before.open is not None and before.open.key in self.keys:
             raise InvalidArgumentError(
-                "a transaction is merged before its key is forgotten", stream=state.name, key=before.open.key
+                "a transaction must be merged before its key is forgotten", stream=state.name, key=before.open.key
             )
         committers = before.committers
         for key in self.keys:
@@ -509,7 +521,7 @@ class TruncateStream(Update[StreamState], tag="truncate-stream"):
         _check_exists(state)
         head = state.cut(self.head)
         if not state.precedes(state.head_cut, head):
-            raise InvalidArgumentError("a truncation does not go back", head=str(state.head_cut), to=str(head))
+            raise InvalidArgumentError("a truncation cannot move backwards", head=str(state.head_cut), to=str(head))
         left = state._reachable(self.head)
         segments = state.segments
         for number, each in state.segments.items():
@@ -528,7 +540,7 @@ class ForgetSegments(Update[StreamState], tag="forget-segments"):
         for number in self.numbers:
             each = segments[number]
             if each.retired_at is None:
-                raise InvalidArgumentError("only a retired segment is forgotten", stream=state.name, segment=number)
+                raise InvalidArgumentError("only a retired segment can be forgotten", stream=state.name, segment=number)
             segments = segments.delete(number)
             for successor in each.successors:
                 if successor in segments:
@@ -546,7 +558,7 @@ class BeginCopy(Update[StreamState], tag="begin-copy"):
 
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
         if state.exists or state.is_being_copied:
-            raise StreamExistsError("the stream exists, or another copy is being made", stream=state.name)
+            raise StreamExistsError("the stream or another unfinished copy has this name", stream=state.name)
         segments = Map({each.number: each for each in self.segments})
         last = sorted(self.origin.end, key=lambda number: segments[number].keys.low)
         start = self.origin.start
@@ -569,7 +581,7 @@ class PublishCopy(Update[StreamState], tag="publish-copy"):
 
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
         if not state.is_being_copied:
-            raise InvalidArgumentError("no copy is being made", stream=state.name)
+            raise InvalidArgumentError("the stream is not an unfinished copy", stream=state.name)
         return state.replace(exists=True, sealed=True)
 
 

@@ -24,9 +24,9 @@ _NEAR_BYTES: Final = 2 * MAX_ENCODED_BYTES
 def cut_at(streams: StreamManager, stream: str, time: datetime, *, timeout: float | None = None) -> StreamCut:
     """See `BatchClient.cut_at`."""
     if not isinstance(time, datetime):
-        raise InvalidArgumentError("a time is a datetime with its timezone, as datetime.now(UTC)", time=time)
+        raise InvalidArgumentError("time must be a datetime with a timezone, such as datetime.now(UTC)", time=time)
     if time.tzinfo is None:
-        raise InvalidArgumentError("say the timezone of the time, as datetime.now(UTC) does", time=time.isoformat())
+        raise InvalidArgumentError("time needs a timezone, such as that of datetime.now(UTC)", time=time.isoformat())
     microseconds = (time - _EPOCH) // timedelta(microseconds=1)
     deadline = Deadline(streams.clock, streams.timeout if timeout is None else timeout)
     state = streams.fetch_state(stream, timeout=deadline.remaining())

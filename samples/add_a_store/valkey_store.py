@@ -104,7 +104,9 @@ class ValkeyStore(sc.SegmentStore):
         try:
             exists = self._request("EXISTS", self._key + "names")
         except TypeError as error:
-            raise sc.InvalidArgumentError("the address has unknown options", url=self.url, cause=str(error)) from error
+            raise sc.InvalidArgumentError(
+                "the address has options that this store does not know; remove them", url=self.url, cause=str(error)
+            ) from error
         if must_exist and not exists:
             raise sc.NotFoundError("there are no segments at this address; correct it", url=self.url)
 
@@ -209,7 +211,9 @@ class ValkeyStore(sc.SegmentStore):
         try:
             connection: Any = self._pool.get_connection()
         except (RedisError, OSError) as error:
-            raise sc.StoreUnavailableError("Valkey cannot be reached", url=self.url, cause=str(error)) from error
+            raise sc.StoreUnavailableError(
+                "Valkey is unreachable; check the address and the server", url=self.url, cause=str(error)
+            ) from error
         try:
             connection.send_command(*command)
             return connection.read_response()
@@ -226,7 +230,7 @@ class ValkeyStore(sc.SegmentStore):
 
     def _check_open(self) -> None:
         if os.getpid() != self._process_id:
-            raise sc.ClosedError("the store belongs to the process that this one was forked from; open it here anew")
+            raise sc.ClosedError("the store belongs to the parent process; open it after the fork")
         if self._closed:
             raise sc.ClosedError("the store is closed", url=self.url)
 

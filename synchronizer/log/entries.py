@@ -63,7 +63,7 @@ class Revision:
         check_type(text, str, "text")
         match = re.fullmatch(r"(\d+):(\d+)", text)
         if match is None:
-            raise InvalidArgumentError("a revision is written offset:index, as in '120:0'", text=text)
+            raise InvalidArgumentError("a revision must have the form offset:index, such as '120:0'", text=text)
         return cls(int(match[1]), int(match[2]))
 
 
@@ -143,8 +143,8 @@ def _decode_entry(segment: str, view: memoryview, offset: int, previous: int, ma
         )
     if named != previous:
         raise CorruptStateError(
-            "the store lost acknowledged data: this entry does not follow the one read before it; "
-            "restart the process once the store is whole",
+            "the store lost acknowledged data: this entry does not follow the last one that was read; repair "
+            "the store, then restart the process",
             segment=segment,
             offset=offset,
         )
@@ -152,7 +152,9 @@ def _decode_entry(segment: str, view: memoryview, offset: int, previous: int, ma
 
 
 def _damaged(segment: str, offset: int) -> CorruptStateError:
-    return CorruptStateError("this entry is damaged; restore the store from a backup", segment=segment, offset=offset)
+    return CorruptStateError(
+        "an entry of the log is damaged; restore the store from a backup", segment=segment, offset=offset
+    )
 
 
 def _encode_alone(body: bytes) -> bytes:
@@ -169,7 +171,7 @@ def _decode_alone(segment: str, data: bytes) -> bytes:
 
 def log_is_shorter(segment: str, offset: int) -> CorruptStateError:
     return CorruptStateError(
-        "the store lost acknowledged data: the log is shorter than it was; restart the process once the store is whole",
+        "the store lost acknowledged data: the log is shorter than before; repair the store, then restart the process",
         segment=segment,
         offset=offset,
     )

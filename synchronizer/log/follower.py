@@ -98,7 +98,9 @@ class LogFollower(Generic[S]):
                 reloads += 1
                 if reloads > _MAX_RELOADS:
                     raise DeadlineExceededError(
-                        "the log was truncated again after each reload", segment=self.log.segment, tries=_MAX_RELOADS
+                        "the log was truncated again after every reload; try again",
+                        segment=self.log.segment,
+                        tries=_MAX_RELOADS,
                     ) from None
                 continue
             except (CorruptStateError, UnknownUpdateError) as error:
@@ -111,7 +113,10 @@ class LogFollower(Generic[S]):
             if at_end:
                 return self.replica
             if deadline.passed:
-                raise DeadlineExceededError("the log was not read to its end in time", segment=self.log.segment)
+                raise DeadlineExceededError(
+                    "the log was not read to its end in time; try again, or use a longer timeout",
+                    segment=self.log.segment,
+                )
 
     def _read_on(self, replica: Replica[S], deadline: Deadline) -> bool:
         """Apply entries after ``replica``; return whether these were all."""
@@ -120,7 +125,7 @@ class LogFollower(Generic[S]):
         except TruncatedError:
             if not self._reload(deadline, past=replica.next_offset):
                 raise CorruptStateError(
-                    "the log was truncated and no snapshot is there to go on from; restore the store from a backup",
+                    "the log was truncated and has no snapshot to continue from; restore the store from a backup",
                     segment=self.log.segment,
                     offset=replica.next_offset,
                 ) from None
@@ -138,7 +143,7 @@ class LogFollower(Generic[S]):
             except (NotFoundError, TruncatedError):
                 continue  # a compaction has replaced that snapshot, or truncated the log
         raise DeadlineExceededError(
-            "each snapshot was replaced while it was read", segment=self.log.segment, tries=_MAX_RELOADS
+            "every snapshot was replaced while it was read; try again", segment=self.log.segment, tries=_MAX_RELOADS
         )
 
     def _history(self, after: Revision, deadline: Deadline) -> Sequence[Transition[S]]:
@@ -224,7 +229,7 @@ class LogFollower(Generic[S]):
                     self._go_on_from(replica, [transition])
             return True
         raise DeadlineExceededError(
-            "each snapshot was replaced while it was read", segment=self.log.segment, tries=_MAX_RELOADS
+            "every snapshot was replaced while it was read; try again", segment=self.log.segment, tries=_MAX_RELOADS
         )
 
     def retry(self, deadline: Deadline, call: Callable[[], R]) -> R:
@@ -252,9 +257,11 @@ class LogFollower(Generic[S]):
             raise ClosedError("the synchronizer is closed; open another", segment=self.log.segment)
         if os.getpid() != self._pid:
             raise ClosedError(
-                "the synchronizer belongs to the parent process; open one after the fork", segment=self.log.segment
+                "the synchronizer belongs to the parent process; open another after the fork", segment=self.log.segment
             )
         if self.barred_thread == threading.get_ident() and not deciding:
-            raise InvalidArgumentError("a generator must not call the synchronizer; use the state it is given")
+            raise InvalidArgumentError(
+                "a generator must not call the synchronizer; use the state that it gets as its argument"
+            )
         if self._broken is not None:
             raise self._broken.with_traceback(None)

@@ -92,11 +92,11 @@ class UpdateListening(Generic[S]):
                 return
             except ReaderGroupError as error:
                 if self._follower.is_stopped:
-                    _logger.error("no more updates are told of: %s", error, exc_info=error)
+                    _logger.error("a listener gets no further updates: %s", error, exc_info=error)
                     return
                 failures += 1
                 if failures.bit_count() == 1:  # the 1st, 2nd, 4th and so on
-                    _logger.warning("updates are told of later: %s", error)
+                    _logger.warning("updates for a listener are delayed: %s", error)
                 pause = growing_pause(failures, first=FIRST_PAUSE_SECONDS, most=MAX_PAUSE_SECONDS)
                 self._follower.clock.wait(self._stopping, pause)
 

@@ -37,7 +37,7 @@ class Replica(NamedTuple, Generic[S]):
         updates: tuple[Update[S], ...] = ()
         if isinstance(body, list):
             if state is None:
-                raise CorruptStateError("updates of a state that does not exist")
+                raise CorruptStateError("the log contains updates of a state that does not exist")
             updates = tuple(body)
             for index, update in enumerate(updates):
                 revision = Revision(entry.offset, index)
@@ -56,7 +56,8 @@ class Replica(NamedTuple, Generic[S]):
             return self.apply(entry, body)
         except Exception as error:
             raise CorruptStateError(
-                "an update in the log cannot be applied; did its apply_to change since it was written?", **place
+                "an update in the log cannot be applied; check whether its apply_to changed after it was written",
+                **place,
             ) from error
 
     @classmethod
@@ -71,7 +72,7 @@ def _applied(update: Update[S], state: S, revision: Revision) -> S:
     if type(after) is not type(state):
         check_returned(after, "apply_to", update=type(update).__name__)
         raise InvalidArgumentError(
-            "apply_to has to return a state of the same class",
+            "apply_to must return a state of the same class",
             update=type(update).__name__,
             returned=type(after).__name__,
         )

@@ -28,8 +28,8 @@ def check_open(process_id: int, is_closed: bool, url: str) -> None:
     """Raise `ClosedError` after ``close``, or in a forked child of ``process_id``, which opened the store."""
     if os.getpid() != process_id:
         raise ClosedError(
-            "the store belongs to the process that this one was forked from; open it after the fork, not before, or"
-            " start this process with 'spawn' or 'forkserver'",
+            "the store belongs to the parent process; open it after the fork, or start this process with "
+            "'spawn' or 'forkserver'",
             url=url,
         )
     if is_closed:
@@ -39,25 +39,25 @@ def check_open(process_id: int, is_closed: bool, url: str) -> None:
 def check_name(name: str, what: str = "segment") -> None:
     """Raise `InvalidArgumentError` if ``name`` cannot be the name of a segment or an attribute in every backend."""
     if not isinstance(name, str) or not name:
-        raise InvalidArgumentError(f"the name of a {what} is a non-empty string", name=name)
+        raise InvalidArgumentError(f"the name of a {what} must be a non-empty str", name=name)
     if len(name) > MAX_NAME_LENGTH:
         raise InvalidArgumentError(
             f"the name of a {what} is too long; shorten it", length=len(name), limit=MAX_NAME_LENGTH
         )
     if _NOT_TEXT.search(name):
-        raise InvalidArgumentError(f"the name of a {what} holds characters that are not text", name=name)
+        raise InvalidArgumentError(f"the name of a {what} contains characters that are not text", name=name)
 
 
 def check_prefix(prefix: str) -> None:
     if prefix != "":
-        check_name(prefix, "segment or attribute, from its beginning on,")
+        check_name(prefix, "segment or attribute prefix")
 
 
 def check_attributes(segment: str, prefix: str, names: Collection[str] | None) -> None:
     check_name(segment)
     check_prefix(prefix)
     if isinstance(names, str):
-        raise InvalidArgumentError("names is a collection of names, not one of them", segment=segment, names=names)
+        raise InvalidArgumentError("names must be a collection of names, not one name", segment=segment, names=names)
     check_type(names, Collection, "names", or_none=True)
     for name in names or ():
         check_name(name, "attribute")
@@ -66,9 +66,9 @@ def check_attributes(segment: str, prefix: str, names: Collection[str] | None) -
 def check_offset(segment: str, offset: int) -> None:
     """Raise `InvalidArgumentError` if ``offset`` cannot be an offset of any segment."""
     if not isinstance(offset, int) or isinstance(offset, bool):
-        raise InvalidArgumentError("an offset is an int", segment=segment, offset=offset)
+        raise InvalidArgumentError("an offset must be an int", segment=segment, offset=offset)
     if offset < 0:
-        raise InvalidArgumentError("an offset is not negative", segment=segment, offset=offset)
+        raise InvalidArgumentError("an offset must not be negative", segment=segment, offset=offset)
 
 
 def check_truncate(segment: str, offset: int) -> None:
@@ -80,7 +80,7 @@ def check_read_call(segment: str, offset: int, max_bytes: int) -> None:
     check_name(segment)
     check_offset(segment, offset)
     if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
-        raise InvalidArgumentError("a read asks for at least one byte", segment=segment, max_bytes=max_bytes)
+        raise InvalidArgumentError("max_bytes must be an int >= 1", segment=segment, max_bytes=max_bytes)
 
 
 def check_wait(known: Mapping[str, int], timeout: float) -> None:
@@ -88,7 +88,7 @@ def check_wait(known: Mapping[str, int], timeout: float) -> None:
     for segment, length in known.items():
         check_name(segment)
         if not isinstance(length, int) or isinstance(length, bool):
-            raise InvalidArgumentError("a length is an int", segment=segment, length=length)
+            raise InvalidArgumentError("a length must be an int", segment=segment, length=length)
     check_timeout(timeout)
 
 
@@ -99,7 +99,7 @@ def check_fair_lock(segment: str, timeout: float) -> None:
 
 def check_timeout(timeout: float) -> None:
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout != timeout:
-        raise InvalidArgumentError("a timeout is a number of seconds", timeout=timeout)
+        raise InvalidArgumentError("a timeout must be a number of seconds", timeout=timeout)
 
 
 def check_append(
@@ -107,7 +107,7 @@ def check_append(
 ) -> None:
     check_name(segment)
     if not isinstance(data, bytes):
-        raise InvalidArgumentError("the data of an append is bytes", segment=segment, type=type(data).__name__)
+        raise InvalidArgumentError("the data of an append must be bytes", segment=segment, type=type(data).__name__)
     if len(data) > MAX_APPEND_BYTES:
         raise InvalidArgumentError(
             "the data is too large for one append; split it", segment=segment, bytes=len(data), limit=MAX_APPEND_BYTES
@@ -122,32 +122,36 @@ def check_append(
         check_name(name, "attribute")
         if not isinstance(change, AttributeChange):
             raise InvalidArgumentError(
-                "what changes an attribute is an AttributeChange", segment=segment, attribute=name
+                "the change of an attribute must be an AttributeChange", segment=segment, attribute=name
             )
         if not isinstance(change.new, bytes | None) or not (
             change.expected is ANY or isinstance(change.expected, bytes | None)
         ):
-            raise InvalidArgumentError("the value of an attribute is bytes", segment=segment, attribute=name)
+            raise InvalidArgumentError(
+                "the value of an attribute must be bytes or None", segment=segment, attribute=name
+            )
 
 
 def _check_number_of_changes(number: int) -> None:
     if number > MAX_ATTRIBUTE_CHANGES:
         raise InvalidArgumentError(
-            "these are too many attributes for one append; split them", attributes=number, limit=MAX_ATTRIBUTE_CHANGES
+            "too many attributes for one append; split them", attributes=number, limit=MAX_ATTRIBUTE_CHANGES
         )
 
 
 def check_appends(appends: Sequence[Append]) -> None:
     check_type(appends, Sequence, "appends")
     for part in appends:
-        check_type(part, Append, "each of the appends")
+        check_type(part, Append, "each item of appends")
         check_append(part.segment, part.data, part.expected_offset, part.attributes)
     segments = [part.segment for part in appends]
     if len(set(segments)) < len(segments):
-        raise InvalidArgumentError("a segment stands twice among the appends; join its parts", segments=segments)
+        raise InvalidArgumentError("a segment occurs twice in the appends; join its parts", segments=segments)
     size = sum(len(part.data) for part in appends)
     if size > MAX_APPEND_BYTES:
-        raise InvalidArgumentError("the data is too large for one step; split it", bytes=size, limit=MAX_APPEND_BYTES)
+        raise InvalidArgumentError(
+            "the data is too large for one atomic append; split it", bytes=size, limit=MAX_APPEND_BYTES
+        )
     _check_number_of_changes(sum(len(part.attributes) for part in appends))
 
 
@@ -157,32 +161,32 @@ def check_concat(
     check_append(segment, b"", expected_offset, attributes)
     check_name(source)
     if segment == source:
-        raise InvalidArgumentError("a segment is not appended to itself", segment=segment)
+        raise InvalidArgumentError("a segment cannot be appended to itself; name another source", segment=segment)
 
 
 def check_source(source: str, is_sealed: bool) -> None:
     if not is_sealed:
-        raise InvalidArgumentError("only a sealed segment is appended to another; seal it first", source=source)
+        raise InvalidArgumentError("only a sealed segment can be appended to another; seal it first", source=source)
 
 
 def check_copies(copies: Sequence[SegmentCopy]) -> None:
     check_type(copies, Sequence, "copies")
     for each in copies:
-        check_type(each, SegmentCopy, "each of the copies")
+        check_type(each, SegmentCopy, "each item of copies")
         check_name(each.source)
         check_name(each.segment)
         check_offset(each.segment, each.start)
         check_offset(each.segment, each.end)
         if each.start > each.end:
             raise InvalidArgumentError(
-                "a copy goes from an offset that is not negative to one not before it",
+                "the end of a copy must not be before its start",
                 segment=each.segment,
                 start=each.start,
                 end=each.end,
             )
     made = [each.segment for each in copies]
     if len(set(made)) < len(made) or not {each.source for each in copies}.isdisjoint(made):
-        raise InvalidArgumentError("each copy makes a segment of its own, which is no source", segments=made)
+        raise InvalidArgumentError("every copy needs a new segment of its own, which is not a source", segments=made)
 
 
 def are_new(copies: Sequence[SegmentCopy], known: Mapping[str, bool]) -> bool:
@@ -194,9 +198,7 @@ def are_new(copies: Sequence[SegmentCopy], known: Mapping[str, bool]) -> bool:
         if is_deleted:
             raise name_is_used_up(name)
     if known and len(known) < len(copies):
-        raise AlreadyExistsError(
-            "some of these segments exist and others do not; copy under names of their own", segment=min(known)
-        )
+        raise AlreadyExistsError("some of these segments exist; choose names that are all new", segment=min(known))
     return not known
 
 
@@ -208,12 +210,12 @@ def check_copy(copy: SegmentCopy, start_offset: int, length: int) -> None:
 
 def check_read(segment: str, offset: int, max_bytes: int, start_offset: int, length: int) -> None:
     if max_bytes < 1:
-        raise InvalidArgumentError("a read asks for at least one byte", segment=segment, max_bytes=max_bytes)
+        raise InvalidArgumentError("max_bytes must be an int >= 1", segment=segment, max_bytes=max_bytes)
     if offset < 0:
-        raise InvalidArgumentError("an offset is not negative", segment=segment, offset=offset)
+        raise InvalidArgumentError("an offset must not be negative", segment=segment, offset=offset)
     if offset < start_offset:
         raise TruncatedError(
-            "the data before the segment's start is gone; continue from there",
+            "the data before the segment's start was truncated; continue from start_offset",
             segment=segment,
             offset=offset,
             start_offset=start_offset,
@@ -223,7 +225,7 @@ def check_read(segment: str, offset: int, max_bytes: int, start_offset: int, len
 
 def check_within(segment: str, offset: int, length: int) -> None:
     if offset < 0:
-        raise InvalidArgumentError("an offset is not negative", segment=segment, offset=offset)
+        raise InvalidArgumentError("an offset must not be negative", segment=segment, offset=offset)
     if offset > length:
         raise InvalidArgumentError(
             "the offset is beyond the end of the segment", segment=segment, offset=offset, length=length
@@ -231,12 +233,12 @@ def check_within(segment: str, offset: int, length: int) -> None:
 
 
 def not_found(segment: str) -> NotFoundError:
-    return NotFoundError("the segment does not exist; create it first, or it was deleted", segment=segment)
+    return NotFoundError("the segment does not exist or was deleted; create it first", segment=segment)
 
 
 def name_is_used_up(segment: str) -> AlreadyExistsError:
     return AlreadyExistsError(
-        "a segment of this name was deleted, and a name is not used again; take another", segment=segment
+        "a segment of this name was deleted, and names are not reused; choose another name", segment=segment
     )
 
 

@@ -47,7 +47,7 @@ def open_store(url: str, *, clock: Clock | None = None, must_exist: bool = False
     scheme, separator, _ = url.partition("://")
     if not separator:
         # The error does not show it: it may contain a password, as 'host=db password=...' does.
-        raise InvalidArgumentError(f"not an address of a store; write {_EXAMPLES}")
+        raise InvalidArgumentError(f"this is not the address of a store; write {_EXAMPLES}")
     opener = _BUILT_IN.get(scheme) or _added_by_another_distribution(scheme)
     try:
         return opener(url, clock=clock, must_exist=must_exist)
@@ -70,17 +70,17 @@ def _open_sqlite(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentS
         from .sqlite.store import SqliteStore
     except ImportError as error:
         raise UnsupportedError(
-            "the driver of this store is missing: take a Python that was built with SQLite", driver="sqlite3"
+            "Python was built without SQLite; install a Python that includes it", driver="sqlite3"
         ) from error
     rest = _rest(url)
     _refuse_query(rest)
     if not rest.startswith("/"):
         raise InvalidArgumentError(
-            "the address of a SQLite file has three slashes before a relative path and four before an absolute one",
+            "the address of a SQLite file needs three slashes before a relative path, four before an absolute path",
             url=url,
         )
     if rest in ("/", "/:memory:"):
-        raise InvalidArgumentError("SQLite needs a file here; for a store in memory write 'memory://'", url=url)
+        raise InvalidArgumentError("a SQLite address needs a file; for a store in memory, use 'memory://'", url=url)
     return SqliteStore(rest[1:], clock=clock, must_exist=must_exist)
 
 
@@ -114,14 +114,14 @@ def _added_by_another_distribution(scheme: str) -> _Opener:
     # The rest of the address may contain a password: no message shows it.
     if scheme not in added.names:
         raise UnsupportedError(
-            f"the address has an unknown scheme; write {_EXAMPLES}, or install the distribution that adds it",
+            f"the scheme of the address is unknown; write {_EXAMPLES}, or install the distribution that adds it",
             scheme=scheme,
             added=sorted(added.names),
         )
     entry, *others = added.select(name=scheme)
     if others:
         raise UnsupportedError(
-            "several distributions add a store with this scheme; uninstall all but one",
+            "several distributions add this scheme; uninstall all but one",
             scheme=scheme,
             distributions=sorted(_distribution(each) for each in (entry, *others)),
         )
@@ -129,7 +129,7 @@ def _added_by_another_distribution(scheme: str) -> _Opener:
         opener: _Opener = entry.load()
     except (ImportError, AttributeError) as error:
         raise UnsupportedError(
-            "the distribution that adds this store cannot be loaded; install what it needs",
+            "the distribution that adds this scheme cannot be loaded; install its requirements",
             scheme=scheme,
             distribution=_distribution(entry),
             entry_point=entry.value,
@@ -144,7 +144,7 @@ def _distribution(entry: EntryPoint) -> str:
 
 def _driver_is_missing(driver: str, extra: str) -> UnsupportedError:
     return UnsupportedError(
-        f"the driver of this store is missing; pip install 'readergroup[{extra}]'", driver=driver, extra=extra
+        f"the driver of this store is not installed; pip install 'readergroup[{extra}]'", driver=driver, extra=extra
     )
 
 
@@ -155,4 +155,4 @@ def _rest(url: str) -> str:
 def _refuse_query(rest: str) -> None:
     _, mark, query = rest.partition("?")
     if mark:
-        raise InvalidArgumentError("the address has options that this store does not know; leave them out", query=query)
+        raise InvalidArgumentError("the address has options that this store does not know; remove them", query=query)

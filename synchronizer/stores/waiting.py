@@ -119,7 +119,7 @@ class Waiters:
         while True:
             waiter.woken.clear()
             if self._is_closed:
-                raise ClosedError("the store was closed while waiting")
+                raise ClosedError("the store was closed during the wait")
             self._expect(waiter.known)
             changed = self._changed(waiter.known)
             if changed:

@@ -254,4 +254,4 @@ class FailingStore(SegmentStore, translate_errors=False):
 
 
 def _unavailable(verb: str, segment: str) -> StoreUnavailableError:
-    return StoreUnavailableError("a fault that the test ordered", verb=verb, segment=segment)
+    return StoreUnavailableError("a fault injected by the test", verb=verb, segment=segment)

@@ -66,7 +66,7 @@ def survive(error: Exception, loop: str, *, log: bool = True) -> None:
         count = _survived.add(kind)
         if log and count.bit_count() == 1:  # the 1st, 2nd, 4th and so on
             _logger.error(
-                "%s goes on after an unexpected error, %d of its kind so far: %s: %s",
+                "%s continues after an unexpected error, %d of this kind so far: %s: %s",
                 *(loop, count, kind, error),
                 exc_info=error if count == 1 else None,
             )
@@ -134,7 +134,8 @@ def starting(thread: str) -> Iterator[None]:
         if "start new thread" not in str(error):  # an interrupt made a lock raise: raise the interrupt
             raise (error.__context__ or error) from None
         raise StoreUnavailableError(
-            "the system has no thread left; end others, or raise the limit of this user", thread=thread
+            "the system cannot start another thread; end other threads, or raise the thread limit of this user",
+            thread=thread,
         ) from error
 
 

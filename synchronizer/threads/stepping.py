@@ -36,7 +36,7 @@ def step_each(steps: Iterable[Callable[[], float | None]]) -> float:
         except ReaderGroupError as error:
             if not error.retryable:
                 raise
-            _logger.warning("%r is repeated when the clock has moved: %s", step, error)
+            _logger.warning("%r is retried when the clock advances: %s", step, error)
         else:
             due = due if known is None else min(due, known)
     return due

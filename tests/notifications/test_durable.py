@@ -424,7 +424,7 @@ def test_a_state_that_was_deleted_has_nothing_to_tell_and_its_next_life_begins_w
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 101, "ä"])
 def test_a_name_that_is_none_is_refused(manual: CountNotifier, name: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"letters, digits and \. _ -, at most 100"):
+    with pytest.raises(InvalidArgumentError, match=r"1 to 100 letters, digits and \. _ -"):
         manual.register_listener(Heard(), durable=name)
     with pytest.raises(InvalidArgumentError):
         manual.forget_listener(name)

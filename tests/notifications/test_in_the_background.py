@@ -346,8 +346,8 @@ def test_a_notifier_that_cannot_be_woken_says_so_once_and_polls_at_its_interval(
         for value in range(1, 4):
             elsewhere.update_state_unconditionally(Add())
             heard.wait_for(value)
-        until(lambda: "cannot be woken" in caplog.text, "it says so")
-    assert caplog.text.count("cannot be woken") == 1
+        until(lambda: "cannot wait for the store now" in caplog.text, "it says so")
+    assert caplog.text.count("cannot wait for the store now") == 1
 
 
 def test_wait_returns_as_soon_as_there_is_something_to_tell(

@@ -49,7 +49,7 @@ def test_every_change_between_two_polls_is_told_once_in_order(
 
 def test_what_cannot_be_called_is_no_listener(manual: CountNotifier) -> None:
     listener: Any = None
-    with pytest.raises(InvalidArgumentError, match="plain function"):
+    with pytest.raises(InvalidArgumentError, match="must be a function"):
         manual.register_listener(listener)
 
 

@@ -1279,7 +1279,8 @@ def the_store_goes_back_and_on_with_others(stage: Stage) -> Check:
 
     def check(outcome: Outcome) -> None:
         assert (
-            stage.notes == ["the store lost acknowledged data: this entry does not follow the one read before it"] * 3
+            stage.notes
+            == ["the store lost acknowledged data: this entry does not follow the last one that was read"] * 3
         )
 
     return check
@@ -1307,7 +1308,8 @@ def the_store_goes_back_and_on_to_the_same_length(stage: Stage) -> Check:
 
     def check(outcome: Outcome) -> None:
         assert (
-            stage.notes == ["the store lost acknowledged data: this entry does not follow the one read before it"] * 3
+            stage.notes
+            == ["the store lost acknowledged data: this entry does not follow the last one that was read"] * 3
         )
 
     return check
@@ -1327,7 +1329,7 @@ def the_store_goes_back(stage: Stage) -> Check:
     stage.also("one", work, at=0.5)
 
     def check(outcome: Outcome) -> None:
-        assert stage.notes == ["the store lost acknowledged data: the log is shorter than it was"] * 2
+        assert stage.notes == ["the store lost acknowledged data: the log is shorter than before"] * 2
 
     return check
 

@@ -83,7 +83,7 @@ class TestOpening:
 
     def test_the_initial_state_is_no_class(self, store: FailingStore) -> None:
         initial: Any = Account
-        with pytest.raises(InvalidArgumentError, match="not its class"):
+        with pytest.raises(InvalidArgumentError, match="must be an instance of a State class"):
             StateSynchronizer(store, "account", initial=initial, updates=UPDATES)
 
     @pytest.mark.parametrize("name", ["", "a b", "a@b", "ä", "a" * 601, "a\n", "a/"])
@@ -154,9 +154,9 @@ class TestConditionalUpdates:
         replica = opened(store)
         single: Any = Add()
         for found in (single, [single, "add"], Nothing(), None):
-            with pytest.raises(InvalidArgumentError, match="in a list or by yielding"):
+            with pytest.raises(InvalidArgumentError, match="in a list, or yield"):
                 replica.update_state(lambda state, found=found: found)
-            with pytest.raises(InvalidArgumentError, match="in a list or by yielding"):
+            with pytest.raises(InvalidArgumentError, match="in a list, or yield"):
                 replica.update_state_returning(lambda state, found=found: (found, None))
         assert replica.state.value == 0
 
@@ -181,9 +181,9 @@ class TestConditionalUpdates:
         replica = opened(store)
         answers: list[Any] = [[], [Add()], None, 5]
         for found in answers:
-            with pytest.raises(InvalidArgumentError, match="returns a pair"):
+            with pytest.raises(InvalidArgumentError, match="must return a pair"):
                 replica.update_state_returning(lambda state, found=found: found)
-            with pytest.raises(InvalidArgumentError, match="returns a Proposal"):
+            with pytest.raises(InvalidArgumentError, match="must return a Proposal"):
                 replica.update_state_with_attributes(lambda state, found=found: found)
         assert replica.state.value == 0
 

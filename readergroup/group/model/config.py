@@ -75,13 +75,13 @@ class ReaderGroupConfig(Configuration):
         for stream in self.streams:
             check_stream_name(stream)
         if len(set(self.streams)) != len(self.streams):
-            raise ValueError(f"a stream is named twice: {', '.join(self.streams)}")
+            raise ValueError(f"each stream must be named once: {', '.join(self.streams)}")
         for bound in (self.start, self.end):
             for stream, cut in bound.items():
                 if stream not in self.streams:
-                    raise ValueError(f"a bound is given for {stream}, which is not among the streams")
+                    raise ValueError(f"a bound is given for {stream}, which is not one of the streams")
                 if isinstance(cut, StreamCut) and cut.stream != stream:
-                    raise ValueError(f"the cut given for {stream} is one of {cut.stream}")
+                    raise ValueError(f"the cut for {stream} is a cut of {cut.stream}")
         return self
 
     @model_serializer(mode="wrap")

@@ -39,17 +39,17 @@ class AddReader(Update[ReaderGroupState], tag="add_reader"):
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         if (there := state.reader_alone) is not None:
             raise InvalidArgumentError(
-                "the group is read by one reader alone, such as a query of Spark; take another group, or remove that "
+                "the group has an exclusive reader, such as a Spark query; use another group, or remove that "
                 "reader if it is gone",
                 reader=there,
             )
         if self.alone and state.readers:
             raise InvalidArgumentError(
-                "the group has readers, which know where they stand; take a group of its own for this one",
+                "the group has readers, so an exclusive reader cannot join; use another group for it",
                 readers=sorted(state.readers),
             )
         if self.reader in state.readers:
-            raise InvalidArgumentError("a reader of this id is in the group", reader=self.reader)
+            raise InvalidArgumentError("the group has a reader with this id; choose another id", reader=self.reader)
         joined = ReaderState(
             incarnation=revision.token, lease=self.lease, keeps=self.keeps or False, alone=self.alone or False
         )
@@ -96,7 +96,7 @@ class ReassignSegment(Update[ReaderGroupState], tag="reassign"):
         target = state.reader(self.reader)
         if not found.readable:
             raise InvalidArgumentError(
-                "this segment cannot have an owner now: it is completed, or its predecessors are not",
+                "the segment cannot have an owner now: it is completed, or its predecessors are not",
                 segment=self.segment,
             )
         if found.owner is None:
@@ -131,7 +131,7 @@ class CompleteSegment(Update[ReaderGroupState], tag="complete"):
         found = state.owned_segment(self.reader, self.segment)
         if not state.knows_successors(self.segment):
             raise InvalidArgumentError(
-                "a segment is not completed before its successors are known or its stream has ended",
+                "a segment can be completed only after its successors are known or its stream has ended",
                 segment=self.segment,
             )
         offset = _forward(found, self.segment, self.offset)
@@ -172,7 +172,7 @@ class AddEpoch(Update[ReaderGroupState], tag="add_epoch"):
         known = state.streams[self.stream]
         if known.ended or self.epoch != known.epoch + 1:
             raise InvalidArgumentError(
-                "epochs are added one by one", stream=self.stream, epoch=self.epoch, known_epoch=known.epoch
+                "epochs must be added one by one", stream=self.stream, epoch=self.epoch, known_epoch=known.epoch
             )
         for segment, new in self.segments.items():
             waiting_for = 0
@@ -221,7 +221,7 @@ class ConfigureGroup(Update[ReaderGroupState], tag="configure"):
         reads = ("streams", "start", "end")
         if any(getattr(self.config, field) != getattr(state.config, field) for field in reads):
             raise InvalidArgumentError(
-                "what a group reads is fixed at its creation; create another group for other streams or bounds"
+                "the streams and bounds of a group cannot change; create another group for others"
             )
         return state.replace(config=self.config)
 
@@ -235,7 +235,9 @@ class CreateCheckpoint(Update[ReaderGroupState], tag="create_checkpoint"):
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         if any(each.name == self.name for each in state.outstanding_checkpoints):
-            raise InvalidArgumentError("a checkpoint of this name is under way", checkpoint=self.name)
+            raise InvalidArgumentError(
+                "a checkpoint of this name is outstanding; wait for it, or choose another name", checkpoint=self.name
+            )
         begun = CheckpointState(
             name=self.name or f"{AUTOMATIC}{revision.token}",
             token=revision.token,
@@ -260,7 +262,7 @@ class PassCheckpoint(Update[ReaderGroupState], tag="pass_checkpoint"):
         passed = next((each for each in state.checkpoints_ahead_of(self.reader) if each.token == self.checkpoint), None)
         if passed is None:
             raise InvalidArgumentError(
-                "this checkpoint does not wait for the reader", checkpoint=self.checkpoint, reader=self.reader
+                "the checkpoint does not wait for this reader", checkpoint=self.checkpoint, reader=self.reader
             )
         for segment, offset in (self.position or {}).items():
             found = state.owned_segment(self.reader, segment)
@@ -279,7 +281,7 @@ class FailCheckpoint(Update[ReaderGroupState], tag="fail_checkpoint"):
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         if all(each.token != self.checkpoint for each in state.outstanding_checkpoints):
-            raise InvalidArgumentError("no such checkpoint is under way", checkpoint=self.checkpoint)
+            raise InvalidArgumentError("there is no such outstanding checkpoint", checkpoint=self.checkpoint)
         left = tuple(each for each in state.checkpoints or () if each.token != self.checkpoint)
         return state.replace(checkpoints=left or None)
 
@@ -341,7 +343,10 @@ def _forward(found: SegmentState, segment: SegmentId, offset: int) -> int:
     """Return ``offset``; refuse one before the place where the assignment began, since positions do not go back."""
     if offset < found.offset:
         raise InvalidArgumentError(
-            "a position does not go back within an assignment", segment=segment, offset=offset, began_at=found.offset
+            "a position cannot move backwards within an assignment",
+            segment=segment,
+            offset=offset,
+            began_at=found.offset,
         )
     return offset
 

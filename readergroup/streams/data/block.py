@@ -232,7 +232,7 @@ class Block:
             return self
         if offset not in self._all_offsets:
             raise CorruptDataError(
-                "no event starts at this offset; take offsets only from events, positions and cuts of this stream",
+                "no event starts at this offset; use only offsets of events, positions and cuts of this stream",
                 segment=self.segment,
                 offset=offset,
             )
@@ -254,7 +254,7 @@ class Block:
     def _all_events(self) -> list[bytes]:
         events = self._decode(self.packed_events)
         if not isinstance(events, list) or len(events) != self._events_in_block:
-            raise self._corrupt("the block does not hold the events that its header counts")
+            raise self._corrupt("the number of events in the block differs from its header")
         return events
 
     @cached_property
@@ -313,9 +313,9 @@ def block_length(segment: str, offset: int, view: memoryview) -> int:
     Raises `CorruptDataError` if no block can start here.
     """
     if view[: len(MAGIC)] != MAGIC[: len(view)]:
-        message = "no block of events starts here"
+        message = "no block of events starts at this offset"
         if view[:1] == MAGIC[:1]:
-            message = "the block has a format that this release does not know, or is damaged"
+            message = "the format of the block is unknown to this release, or the block is damaged"
         raise CorruptDataError(message, segment=segment, offset=offset)
     if len(view) < HEADER_BYTES:
         return HEADER_BYTES
@@ -328,7 +328,9 @@ def block_length(segment: str, offset: int, view: memoryview) -> int:
 def _checked_block(segment: str, offset: int, view: memoryview) -> Block:
     _, checksum = _HEAD.unpack_from(view)
     if isal_zlib.crc32(view[_HEAD.size :]) != checksum:
-        raise CorruptDataError("the block is damaged: its checksum is wrong", segment=segment, offset=offset)
+        raise CorruptDataError(
+            "the checksum of the block is wrong: the block is damaged", segment=segment, offset=offset
+        )
     return Block(segment, offset, view)
 
 
@@ -355,7 +357,7 @@ def enclosing_block_start(segment: str, offset: int, data: Buffer) -> int:
             break
         at += length.size + int(length.unpack_from(data, at)[0])
     raise CorruptDataError(
-        "no event starts at this offset, or its block is damaged; take offsets only from events, positions and cuts",
+        "no event starts at this offset, or its block is damaged; use only offsets of events, positions and cuts",
         segment=segment,
         offset=offset,
     )

@@ -20,12 +20,12 @@ def check_offset(store: SegmentStore, segment: SegmentId, incarnation: str, offs
     An offset whose data was truncated is valid: its reader gets `TruncatedError`.
     """
     if offset < 0:
-        raise InvalidArgumentError("an offset is not negative", segment=segment, offset=offset)
+        raise InvalidArgumentError("an offset must not be negative", segment=segment, offset=offset)
     data = data_segment(segment, incarnation)
     length = store.info(data).length
     if offset > length:
         raise InvalidArgumentError(
-            "the offset lies beyond the end of the segment", segment=segment, offset=offset, length=length
+            "the offset is beyond the end of the segment", segment=segment, offset=offset, length=length
         )
     try:
         SegmentReader(store, data, offset, read_bytes=HEADER_BYTES).next_block()
@@ -33,7 +33,7 @@ def check_offset(store: SegmentStore, segment: SegmentId, incarnation: str, offs
         return
     except CorruptDataError as error:
         raise InvalidArgumentError(
-            "no event starts at this offset; take offsets only from events, positions and cuts",
+            "no event starts at this offset; use only offsets of events, positions and cuts",
             segment=segment,
             offset=offset,
         ) from error

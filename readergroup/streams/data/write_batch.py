@@ -27,7 +27,8 @@ def check_size(events: Sequence[bytes], headers: Headers | None, stream: str) ->
     size = sum(map(len, events)) + len(events) * (headers_bytes(headers) if headers else 0)
     if size > MAX_EVENT_BYTES:
         raise EventTooLargeError(
-            "too large: store the data elsewhere and write a reference to it, or write smaller groups",
+            "the events are too large; store the data elsewhere and write a reference to it, or write fewer "
+            "events at once",
             stream=stream,
             bytes=size,
             limit=MAX_EVENT_BYTES,
@@ -37,7 +38,7 @@ def check_size(events: Sequence[bytes], headers: Headers | None, stream: str) ->
 
 def check_key(routing_key: object, stream: str) -> None:
     if not isinstance(routing_key, str) or len(routing_key) > MAX_KEY_LENGTH:
-        raise InvalidArgumentError(f"a routing key is a str of at most {MAX_KEY_LENGTH} characters", stream=stream)
+        raise InvalidArgumentError(f"a routing key must be a str of at most {MAX_KEY_LENGTH} characters", stream=stream)
 
 
 def checked_headers(headers: Headers | None) -> Headers | None:
@@ -47,7 +48,7 @@ def checked_headers(headers: Headers | None) -> Headers | None:
         check_type(headers, Mapping, "headers", or_none=True)
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, bytes):
-            raise InvalidArgumentError("headers map a str to bytes", header=name, type=type(value).__name__)
+            raise InvalidArgumentError("headers must map str to bytes", header=name, type=type(value).__name__)
     return dict(headers) if headers else None
 
 

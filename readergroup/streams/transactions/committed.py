@@ -67,10 +67,10 @@ class StreamTransactions(FrozenModel):
         names = [part.name for part in parts]
         if len(set(names)) < len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
-            raise InvalidArgumentError("a part is committed once; name each part once", key=key, parts=twice)
+            raise InvalidArgumentError("a part can be committed only once; name each part once", key=key, parts=twice)
         if parts and generation != self.committer(key).generation:
             raise NotFoundError(
-                "the parts were given up when a transaction of their key was committed or aborted; stage them again",
+                "the parts were discarded when a transaction of their key was committed or aborted; stage them again",
                 key=key,
                 generation=generation,
                 present_generation=self.committer(key).generation,

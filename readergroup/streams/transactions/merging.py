@@ -211,7 +211,7 @@ class Merge:
 
     def _not_merged(self) -> DeadlineExceededError:
         return DeadlineExceededError(
-            "a committed transaction is not all merged yet; this call, made again, goes on with it",
+            "a committed transaction is not completely merged yet; repeat the call to continue it",
             stream=self._state.name,
             key=self._transaction.key,
             number=self._transaction.number,

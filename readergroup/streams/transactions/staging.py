@@ -229,7 +229,7 @@ class Staging(Generic[T]):
 
     def _check_open(self) -> None:
         if self._part is not None or self._given_up:
-            raise ClosedError("this part is finished, or was given up; stage another", stream=self.stream, key=self.key)
+            raise ClosedError("this part is finished or discarded; stage another", stream=self.stream, key=self.key)
 
     def _find(self, routing_key: str) -> _SegmentStaging:
         try:
@@ -292,7 +292,9 @@ class Staging(Generic[T]):
         except NotFoundError as error:
             raise self._was_dropped() from error
         if length != offset + len(data):
-            raise OutcomeUnknownError("whether events were staged cannot be found out; stage them anew", segment=name)
+            raise OutcomeUnknownError(
+                "the store's answer was lost, and the events may be staged; stage the part again", segment=name
+            )
 
     def _settle(self) -> None:
         """Seal the staged segments, so that a store can copy them, and check that their stream still exists."""
@@ -304,12 +306,12 @@ class Staging(Generic[T]):
                 raise self._was_dropped() from error
         state = self._manager.fetch_state(self.stream, timeout=self.timeout)
         if state.incarnation != self._incarnation:
-            raise NotFoundError("the stream was deleted meanwhile, and another one created", stream=self.stream)
+            raise NotFoundError("the stream was deleted and created again", stream=self.stream)
 
     def _was_dropped(self) -> NotFoundError:
         return NotFoundError(
-            "what was staged is deleted: a transaction of the key was committed or aborted meanwhile, or the stream is "
-            "gone; stage the events again",
+            "the staged events were deleted, because a transaction of the key was committed or aborted, or the "
+            "stream was deleted; stage the events again",
             stream=self.stream,
             key=self.key,
         )

@@ -268,11 +268,15 @@ class _Commit:
         self._parts = parts
         self._is_only_one = is_only_one
         for part in parts:
-            check_type(part, StagedPart, "each of parts")
+            check_type(part, StagedPart, "each item of parts")
             if (part.stream, part.key) != (stream, key):
                 raise InvalidArgumentError("the part belongs to another transaction", part=part, stream=stream, key=key)
         if len({part.generation for part in parts}) > 1:
-            raise NotFoundError("some parts were given up when the key was committed or aborted", key=key, parts=parts)
+            raise NotFoundError(
+                "some parts were discarded when the key was committed or aborted; stage them again",
+                key=key,
+                parts=parts,
+            )
         self._generation = max((part.generation for part in parts), default=0)
         self._filled = tuple(CommittedPart(name=p.name, segments=p.segments) for p in parts if p.segments)
         self._was_first: bool | None = None  # None: not decided
@@ -309,7 +313,8 @@ class _Commit:
                 return was_first
             if deadline.passed:
                 raise DeadlineExceededError(
-                    "other clients kept committing or scaling; nothing was committed", stream=self._stream
+                    "other clients committed or scaled before every attempt; nothing was committed, try again",
+                    stream=self._stream,
                 )
 
     def _entry(self) -> CommitTransaction:
@@ -351,13 +356,13 @@ class _Commit:
         facts = {**error.facts, "parts": len(self._parts), "keys": len(state.known_transactions.committers)}
         if len(self._parts) > 1:
             return StateTooLargeError(
-                "too many parts for one transaction: stage fewer and larger ones, or the events of a key in one part, "
-                "or connect with a higher state_limit_bytes",
+                "the transaction has too many parts; stage fewer and larger ones, put the events of a key in "
+                "one part, or connect with a higher state_limit_bytes",
                 **facts,
             )
         return StateTooLargeError(
-            "the stream's metadata has no room for another transaction: connect all processes with a higher "
-            "state_limit_bytes; keys of processes that were killed in a commit are forgotten after a week",
+            "the stream's metadata has no space for another transaction; connect all processes with a higher "
+            "state_limit_bytes (keys of processes that were killed in a commit are forgotten after a week)",
             stream=self._stream,
             segments=len(state.segments),
             **facts,
@@ -377,12 +382,12 @@ class _Commit:
         there = set(patience.call(lambda: list(self._streams.store.list(prefix))))
         for part in self._parts:
             if not there.issuperset(part.staged_segments):
-                raise NotFoundError("the part was dropped or deleted; stage it again", stream=self._stream, part=part)
+                raise NotFoundError("the part was discarded or deleted; stage it again", stream=self._stream, part=part)
 
     def _check_same_stream(self, state: StreamState) -> None:
         if any(part.incarnation != state.incarnation for part in self._parts):
             raise NotFoundError(
-                "the parts are of a stream of this name that was deleted; stage them again", stream=self._stream
+                "the parts belong to a deleted stream of this name; stage them again", stream=self._stream
             )
 
     def _complete(self, was_first: bool, deadline: Deadline) -> None:

@@ -66,7 +66,7 @@ def _finish(way: Callable[[OpenWriter, Deadline], None]) -> None:
         try:
             way(writer, deadline)
         except ReaderGroupError as error:
-            _logger.error("the process ends and not everything that was written is stored: %s", error)
+            _logger.error("the process ends before all written events are stored: %s", error)
 
 
 def _abandon_all() -> None:

@@ -288,7 +288,9 @@ class EventWriter(Generic[T]):
         """Return the lane of a new key, or raise. A writer with an error to raise has no known keys. Lock held."""
         self._check_usable()
         if self._is_late and not self._late_told:
-            raise self._not_stored_yet("the store has taken nothing for longer than the timeout; this is not written")
+            raise self._not_stored_yet(
+                "the store has accepted nothing for longer than the timeout; this call wrote nothing"
+            )
         if routing_key is None:
             return self._lanes[next(self._round_robin)]
         check_key(routing_key, self.stream)
@@ -305,7 +307,7 @@ class EventWriter(Generic[T]):
                 if self._unstored <= MAX_UNSTORED_BYTES or self._failure is not None:
                     return
                 if deadline.passed:
-                    raise self._not_stored_yet("too much is not stored yet; this is not written, write it again")
+                    raise self._not_stored_yet("too many bytes are not stored yet; this call wrote nothing, repeat it")
                 progress = self._progress.next_ring()
             wait_on(self._clock, progress, deadline.remaining(1.0))
 
@@ -351,7 +353,7 @@ class EventWriter(Generic[T]):
                     if self._rounds_done >= round_number or self._failure is not None:
                         return
                     if deadline.passed:
-                        raise self._not_stored_yet("not everything is stored yet; it goes on, flush again")
+                        raise self._not_stored_yet("some events are not stored yet; the writer continues, flush again")
                     progress = self._progress.next_ring()
                 wait_on(self._clock, progress, deadline.remaining(1.0))
         finally:
@@ -445,7 +447,7 @@ class EventWriter(Generic[T]):
         except ReaderGroupError as failure:
             if error is None:
                 raise
-            error.add_note(f"Closing the writer failed too: {failure}")
+            error.add_note(f"Closing the writer also failed: {failure}")
 
     def _check_usable(self) -> None:
         self._raise_failure()
@@ -588,7 +590,9 @@ class EventWriter(Generic[T]):
                     continue  # another writer swept this one's mark after a long silence
                 batch.in_doubt = answer_lost
                 raise OutcomeUnknownError(
-                    "somebody else changed this writer's mark on the segment", segment=cell.segment
+                    "another client changed this writer's mark on the segment; check whether the last events "
+                    "are stored before you write them again",
+                    segment=cell.segment,
                 )
 
     def _cell(self, number: int) -> Cell:
@@ -628,7 +632,7 @@ class EventWriter(Generic[T]):
             facts = self._unstored_facts()
         if is_news:
             _logger.warning(
-                "the store has not taken what was written to %s for %g s, and is tried further: %s: %s: %s",
+                "the store has not accepted what was written to %s for %g s; the writer keeps trying: %s: %s: %s",
                 *(self.stream, self.timeout, facts, type(error).__name__, error),
             )
 
@@ -643,7 +647,7 @@ class EventWriter(Generic[T]):
                 lambda: self._manager.finish_pending(self.stream, timeout=self.timeout)
             )
             if state.incarnation != self._state.incarnation:
-                raise NotFoundError("the stream was deleted, and another one created", stream=self.stream)
+                raise NotFoundError("the stream was deleted and created again; open another writer", stream=self.stream)
             if state.sealed:
                 raise SealedError("the stream is sealed and takes no more events", stream=self.stream)
             if not any(batch.segment in state.current for batch in refused):
@@ -694,7 +698,7 @@ class EventWriter(Generic[T]):
         with self._lock:
             is_in_doubt = any(batch.in_doubt for batch in self._round)
         kind = OutcomeUnknownError if is_in_doubt else DeadlineExceededError
-        self._fail(kind("the writer was closed and not everything could be stored in time"), self._trouble)
+        self._fail(kind("the writer was closed before all events were stored"), self._trouble)
 
     def _fail(self, error: Exception, cause: Exception | None = None) -> None:
         """Take no more events, and count those that were not stored."""
@@ -704,7 +708,11 @@ class EventWriter(Generic[T]):
             if isinstance(error, ReaderGroupError):
                 kind, message, facts = type(error), error.message, error.facts
             else:
-                kind, message, facts = ReaderGroupError, "the writer failed", {"cause": repr(error)}
+                kind, message, facts = (
+                    ReaderGroupError,
+                    "the writer failed with an unexpected error",
+                    {"cause": repr(error)},
+                )
             self._failure = kind(message, **{**facts, "stream": self.stream, **self._unstored_facts()})
             self._failure.__cause__ = cause or error
             for lane in self._lanes.values():
@@ -717,7 +725,9 @@ class EventWriter(Generic[T]):
         """Refuse all calls in a forked child. The parent's thread sends the events."""
         self._fresh_locks()
         self._lane_of_key = {}
-        self._failure = ClosedError("the writer belongs to the parent process; open one here", stream=self.stream)
+        self._failure = ClosedError(
+            "the writer belongs to the parent process; open another in this process", stream=self.stream
+        )
         self._closed = self._ended = self._failure_told = True
 
 
@@ -765,7 +775,7 @@ def _worst(errors: Iterable[BaseException]) -> BaseException:
 
 def _outcome_unknown(segment: str, happened: str) -> OutcomeUnknownError:
     return OutcomeUnknownError(
-        f"an answer was lost, and then the segment {happened}: look whether the last events are there before you "
-        "write them again",
+        f"an answer was lost, and then the segment {happened}; check whether the last events are stored before "
+        "you write them again",
         segment=segment,
     )

@@ -111,7 +111,7 @@ class Shared(Generic[S]):
             try:
                 now = read(applied.state)
             except InvalidArgumentError as error:
-                _logger.error("a listener of %s goes on at the next change that can be read: %s", self, error)
+                _logger.error("a listener of %s skipped a change that it cannot read: %s", self, error)
                 return
             earlier, before = before, now
             tell(told, earlier, before, applied)

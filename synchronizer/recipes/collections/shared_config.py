@@ -51,7 +51,7 @@ class SharedConfig(Shared[MapState], Generic[M]):
         required = [field for field, info in model.model_fields.items() if info.is_required()]
         if required:
             raise InvalidArgumentError(
-                "give each field of a shared configuration a default: at first none is put",
+                "every field of a shared configuration needs a default, which applies until a value is put",
                 model=model.__name__,
                 fields=required,
             )
@@ -169,7 +169,7 @@ class SharedConfig(Shared[MapState], Generic[M]):
             return self._model.model_validate(values)
         except ValidationError as error:
             raise InvalidArgumentError(
-                f"the configuration is not valid so: {reason(error)}", model=self._model.__name__, name=self.name
+                f"the configuration is invalid: {reason(error)}", model=self._model.__name__, name=self.name
             ) from error
 
 
@@ -177,7 +177,7 @@ def _input_name(field: str, info: FieldInfo) -> str:
     """Return the name of the field in the input of the model: its alias, if it has one."""
     if info.validation_alias is None or isinstance(info.validation_alias, str):
         return info.validation_alias or field
-    raise InvalidArgumentError("a field of a shared configuration has one alias at most", field=field)
+    raise InvalidArgumentError("a field of a shared configuration must have at most one alias", field=field)
 
 
 class ConfigEntries(SharedMap[object]):

@@ -98,7 +98,7 @@ class SharedCounter(Shared[CounterState]):
 
 def _checked(value: object, name: str = "value") -> int:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidArgumentError(f"a counter counts in whole numbers, and {name} is none", found=type(value).__name__)
+        raise InvalidArgumentError(f"{name} of a counter must be an int", found=type(value).__name__)
     if abs(value) > _LARGEST:
-        raise InvalidArgumentError("a counter has 64 bits", value=value)
+        raise InvalidArgumentError("the value exceeds the 64 bits of a counter", value=value)
     return value

@@ -251,7 +251,7 @@ class SharedMap(Shared[MapState], MutableMapping[str, V]):
 
 def _checked(key: object) -> str:
     if not isinstance(key, str):
-        raise InvalidArgumentError("keys are str", found=type(key).__name__)
+        raise InvalidArgumentError("a key must be a str", found=type(key).__name__)
     return key
 
 

@@ -137,7 +137,7 @@ class SharedSet(Shared[SetState], MutableSet[T]):
     def update(self, *others: Iterable[T], timeout: float | None = None) -> None:
         """Add all these items in one step: no process sees some of them without the others."""
         for other in others:
-            check_type(other, Iterable, "each of others")
+            check_type(other, Iterable, "each item of others")
         data = {self._encoded(item) for other in others for item in other}
         self._change(lambda items: [AddItem(item=item) for item in sorted(data - items.keys())], timeout)
 
@@ -202,7 +202,7 @@ class SharedSet(Shared[SetState], MutableSet[T]):
         try:
             hash(item)
         except TypeError as error:
-            raise InvalidArgumentError("items of a set are hashable", found=type(item).__name__) from error
+            raise InvalidArgumentError("an item of a set must be hashable", found=type(item).__name__) from error
         return self._values.encode(item)
 
     def _possible(self, items: Iterable[Any]) -> set[bytes]:

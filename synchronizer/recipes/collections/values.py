@@ -26,14 +26,14 @@ class ValueCodec(Generic[V]):
     def __init__(self, value_type: Any, name: str = "value_type") -> None:
         """Errors call the type ``name``."""
         if value_type is None or isinstance(value_type, str):  # pydantic accepts these as types
-            raise InvalidArgumentError(f"{name} is a type, such as int", found=repr(value_type))
+            raise InvalidArgumentError(f"{name} must be a type, such as int", found=repr(value_type))
         bare = get_args(value_type)[0] if get_origin(value_type) is Annotated else value_type
         self._name = bare.__name__ if isinstance(bare, type) else str(bare)
         try:
             self._adapter: TypeAdapter[V] = TypeAdapter(value_type)
         except Exception as error:  # pydantic raises many kinds here, and runs code of the type
             raise InvalidArgumentError(
-                f"{name} is no type whose values can be shared: {error}", type=self._name
+                f"{name} is not a type whose values can be shared: {error}", type=self._name
             ) from error
 
     def encode(self, value: V, **facts: object) -> bytes:
@@ -44,7 +44,7 @@ class ValueCodec(Generic[V]):
             facts["expected"] = self._name
             if (found := type(value).__name__) != self._name:
                 facts["found"] = found
-            raise InvalidArgumentError(f"the value does not fit its type: {reason(error)}", **facts) from error
+            raise InvalidArgumentError(f"the value does not match its type: {reason(error)}", **facts) from error
         try:
             data = bytes(
                 msgpack.packb(self._adapter.dump_python(checked, by_alias=True, warnings=False), default=_plain)
@@ -57,7 +57,8 @@ class ValueCodec(Generic[V]):
                 f"the value cannot be stored: {why}", **facts, found=type(value).__name__
             ) from error
         raise InvalidArgumentError(
-            "the value would not come back equal; use lists in place of tuples, and no NaN, or give the exact type",
+            "the value changes when it is stored and read back; use lists instead of tuples and no NaN, or "
+            "declare the exact type",
             **facts,
             found=type(value).__name__,
         )
@@ -71,8 +72,8 @@ class ValueCodec(Generic[V]):
             return self._read(data)
         except ValidationError as error:
             raise InvalidArgumentError(
-                f"the stored value does not fit this type; put or remove it, or open it with the "
-                f"type that it was written with: {reason(error)}",
+                "the stored value does not match this type; put or remove it, or open it with the type that it "
+                f"was written with: {reason(error)}",
                 **facts,
                 expected=self._name,
             ) from error

@@ -72,7 +72,10 @@ class Barrier:
         )
         if (begun_with := self.synchronizer.state.parties) != parties:
             raise InvalidArgumentError(
-                "it was begun with another number of parties; use that", name=name, parties=begun_with, given=parties
+                "the barrier exists with another number of parties; use that number",
+                name=name,
+                parties=begun_with,
+                given=parties,
             )
         self._clock = self.synchronizer.clock
         #: One for each waiting call in this process.
@@ -139,17 +142,21 @@ class Barrier:
             except ReaderGroupError as error:
                 self._check_open()  # `close` may have interrupted the call
                 raise OutcomeUnknownError(
-                    "the store did not say in time whether all had come; the others may have passed", name=self.name
+                    "the store did not confirm in time whether all parties arrived; the others may have passed "
+                    "the barrier",
+                    name=self.name,
                 ) from error
         if place is not None and place != BROKEN:
             return place
         self._check_open()
         if not in_time:
             raise DeadlineExceededError(
-                "not all came in time; wait again, or longer", name=self.name, parties=self.parties
+                "not all parties arrived in time; wait again, or use a longer timeout",
+                name=self.name,
+                parties=self.parties,
             )
         raise BrokenBarrierError(
-            "one who waited went or died, or this one was taken for dead; wait again", name=self.name
+            "a waiting party left, died or was declared dead, or the barrier was reset; wait again", name=self.name
         )
 
     def _check_open(self) -> None:

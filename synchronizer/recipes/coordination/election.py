@@ -118,7 +118,7 @@ class LeaderElection:
         if wait and not self._participant.wait_until(lambda: self.is_leader or not self._participant.wanted, deadline):
             self._participant.leave_or_warn()
             raise DeadlineExceededError(
-                "another is the leader; campaign again, or with more time",
+                "another candidate is the leader; campaign again, or use a longer timeout",
                 election=self.name,
                 candidate=self.candidate_id,
                 timeout=timeout,
@@ -149,7 +149,8 @@ class LeaderElection:
         token = self._token()
         if token is None:
             raise LeaseLostError(
-                "this is not the leader, or may be it no longer; stop, and campaign again",
+                "this candidate is not the leader, or its lease may have expired; stop the leader's work, then "
+                "campaign again",
                 election=self.name,
                 candidate=self.candidate_id,
             )
@@ -259,7 +260,7 @@ class LeaderElection:
             try:
                 self._participant.rejoin(timeout=ASK_SECONDS)
             except ReaderGroupError as error:
-                _logger.warning("%s could not get back in line for %s: %s", self.candidate_id, self.name, error)
+                _logger.warning("%s could not rejoin election %s: %s", self.candidate_id, self.name, error)
                 return True
             return False
 

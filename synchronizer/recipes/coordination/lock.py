@@ -47,7 +47,7 @@ class HeldLock:
         """
         if self._participant.among(self._lock.permits) is None:
             raise LeaseLostError(
-                f"the {self._lock.kind} was released, or may be another's by now; stop what it protects",
+                f"the {self._lock.kind} was released, or its lease may have expired; stop the work that it protects",
                 name=self._lock.name,
                 fencing_token=self.fencing_token,
             )
@@ -118,7 +118,10 @@ class Lock:
         )
         if (places := self.synchronizer.state.places or 1) != self.permits:
             raise InvalidArgumentError(
-                "it was begun with another number of permits; use that", name=name, permits=places, given=self.permits
+                f"the {self.kind} exists with another number of permits; use that number",
+                name=name,
+                permits=places,
+                given=self.permits,
             )
         self._clock = self.synchronizer.clock
         #: One for each caller in this process that waits or holds.
@@ -146,7 +149,7 @@ class Lock:
             raise ClosedError(f"the {self.kind} is closed; open another", name=self.name)
         if threading.get_ident() in self._holding.copy().values():
             raise InvalidArgumentError(
-                f"this thread holds the {self.kind} already; pass on what it has", name=self.name
+                f"this thread already holds the {self.kind}; use the object that acquiring it returned", name=self.name
             )
         deadline = Deadline(self._clock, self.synchronizer.timeout if timeout is None else timeout)
         participant = self._participants.add(self.owner)
@@ -187,7 +190,9 @@ class Lock:
             elif not participant.wait_until(lambda: self._has_news(participant), deadline):
                 holders = [each.member for each in participant.members()[: self.permits]]
                 raise DeadlineExceededError(
-                    f"others hold the {self.kind}; wait longer, or try again", name=self.name, holders=holders
+                    f"other participants hold the {self.kind}; wait longer, or try again",
+                    name=self.name,
+                    holders=holders,
                 )
         raise ClosedError(f"the {self.kind} is closed; open another", name=self.name)
 

@@ -98,7 +98,7 @@ class Leave(Update[Members], tag="leave"):
     def apply_to(self, state: Members, revision: Revision) -> Members:
         gone = state.find(self.lease)
         if gone is None:
-            raise InvalidArgumentError("this member is not there", member=self.member, lease=self.lease)
+            raise InvalidArgumentError("the member is not present", member=self.member, lease=self.lease)
         state = state.replace(members=tuple(each for each in state.members if each.lease != self.lease))
         return state if state.parties is None or gone.place is not None else state.with_places(repeat(BROKEN))
 
@@ -118,6 +118,6 @@ def empty_members(timeout_seconds: float, *, places: int | None = None, parties:
     check_duration(timeout_seconds, "member_timeout_seconds", above_zero=True, finite=True)
     if timeout_seconds > MAX_TIMEOUT_SECONDS:
         raise InvalidArgumentError(
-            "member_timeout_seconds is at most 86400, a day", member_timeout_seconds=timeout_seconds
+            "member_timeout_seconds must be at most 86400, which is one day", member_timeout_seconds=timeout_seconds
         )
     return Members(timeout_seconds=timeout_seconds, places=places, parties=parties)

@@ -197,9 +197,9 @@ class Membership:
             try:
                 joined = self._participant.rejoin(on_duplicate_id="yield", timeout=ASK_SECONDS)
             except ReaderGroupError as error:
-                _logger.warning("%s could not join %s again: %s", self.member_id, self.name, error)
+                _logger.warning("%s could not rejoin %s: %s", self.member_id, self.name, error)
                 return True
-            became = "was taken for dead and has joined again" if joined else "is out: another of its id has joined"
+            became = "was declared dead and rejoined" if joined else "stays out: another member joined with its id"
             _logger.warning("%s of %s %s", self.member_id, self.name, became)
             return False
 

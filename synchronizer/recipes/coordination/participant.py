@@ -75,7 +75,7 @@ class Participant:
         left_behind: set[str] | None = None,
     ) -> None:
         if not 0 < len(member) <= MAX_MEMBER_LENGTH:
-            raise InvalidArgumentError("the id of a member has 1 to 250 characters", member=member)
+            raise InvalidArgumentError("the id of a member must have 1 to 250 characters", member=member)
         self.member = member
         self._synchronizer = synchronizer
         self._clock = synchronizer.clock
@@ -268,7 +268,7 @@ class Participant:
                 self._leave(leases, ASK_SECONDS)
         except ReaderGroupError as error:
             _logger.warning(
-                "%s could not leave %s; its lease runs out: %s", self.member, self._synchronizer.name, error
+                "%s could not leave %s; its lease will expire: %s", self.member, self._synchronizer.name, error
             )
 
     def _withdraw(self) -> Collection[str]:
@@ -453,7 +453,7 @@ class Participant:
             return Proposal(updates, [each.member for each in gone], attributes)
 
         for member in self._synchronizer.update_state_with_attributes(evict, timeout=ASK_SECONDS):
-            _logger.warning("%s of %s is dead: its lease ran out", member, self._synchronizer.name)
+            _logger.warning("%s of %s is dead: its lease expired", member, self._synchronizer.name)
 
     def _read_leases(self, members: Iterable[Member] | None) -> Mapping[str, bytes]:
         return read_leases(self._synchronizer.store, self._synchronizer.segment, members)

@@ -173,7 +173,7 @@ class Consumer:
         with self._recording:
             if not self._role.take(self._agreed_timeout()):
                 if self.active:
-                    _logger.warning("%s: another consumer has taken over", self._queue)
+                    _logger.warning("%s: another consumer took over", self._queue)
                 self.active = False
                 return False
             if self.active and self._times_taken == self._role.times_taken:
@@ -190,7 +190,7 @@ class Consumer:
             self._record()
             if not self.active:
                 return False
-            _logger.info("%s: events are handled here from offset %d on", self._queue, self.handled)
+            _logger.info("%s: this process handles events from offset %d on", self._queue, self.handled)
             return True
 
     def _agreed_timeout(self) -> float:
@@ -283,7 +283,11 @@ class Consumer:
         self._alone_until = frames[-1].end
         delay = self._pause(1)
         _logger.warning(
-            "%s: %d events failed together and come one by one in %.3g s: %r", self._queue, len(frames), delay, error
+            "%s: a batch of %d events failed; they are retried one by one in %.3g s: %r",
+            self._queue,
+            len(frames),
+            delay,
+            error,
         )
 
     def _failed(self, frame: Frame, error: Exception) -> HandlerError | None:
@@ -292,15 +296,15 @@ class Consumer:
         if self._failures < attempts:
             delay = self._pause(self._failures)
             _logger.warning(
-                "%s: attempt %d of %d at offset %d failed, the next is in %.3g s: %r",
+                "%s: attempt %d of %d at offset %d failed; the next is in %.3g s: %r",
                 *(self._queue, self._failures, attempts, frame.offset, delay, error),
             )
         elif self._dead_letters is not None:
             self._set_aside(self._dead_letters, frame, error)
         else:
             failed = HandlerError(
-                "the handler failed for the last time and the event stays in the queue; mend the handler, or set such "
-                "events aside with set_aside=True",
+                "the handler failed on its last attempt and the event stays in the queue; fix the handler, or "
+                "move such events to the dead letters with set_aside=True",
                 segment=self._segment,
                 offset=frame.offset,
                 attempts=self._failures,
@@ -321,7 +325,9 @@ class Consumer:
         if not dead_letters.put(self._role.own_id, letter, frame.offset):
             self.active = False
             return
-        _logger.error("%s: the event at offset %d is set aside", self._queue, frame.offset, exc_info=error)
+        _logger.error(
+            "%s: the event at offset %d was moved to the dead letters", self._queue, frame.offset, exc_info=error
+        )
         self._done([frame])
 
     # ------------------------------------------------------------------ the processes that add

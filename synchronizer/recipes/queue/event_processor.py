@@ -93,7 +93,7 @@ class EventProcessor(EventQueue):
         if handler is not None and batch_handler is None:
             batch_handler, together = _one_by_one(handler), 1
         elif handler is not None or batch_handler is None:
-            raise InvalidArgumentError("give either a handler or a batch_handler", queue=name)
+            raise InvalidArgumentError("pass either handler or batch_handler", queue=name)
         check_count(max_batch, "max_batch")
         check_type(retries, Retries, "retries", or_none=True)
         check_duration(consumer_timeout_seconds, "consumer_timeout_seconds", above_zero=True, finite=True)
@@ -171,7 +171,9 @@ class EventProcessor(EventQueue):
         while patience.call(self._look).handled < target:
             self._check_error()
             if deadline.passed:
-                raise DeadlineExceededError("events were not handled in time", queue=self.name)
+                raise DeadlineExceededError(
+                    "the events were not handled in time; wait again, or use a longer timeout", queue=self.name
+                )
             attempts += 1
             pause = growing_pause(attempts, first=0.005, most=_WAIT_SECONDS)
             self.clock.wait(self._stopped, deadline.remaining(pause))
@@ -205,7 +207,7 @@ class EventProcessor(EventQueue):
         elif self._thread is not threading.current_thread():
             self._thread.join(self.timeout if timeout is None else timeout)
             if self._thread.is_alive():
-                _logger.warning("%s was closed, and its handler still runs", self.name)
+                _logger.warning("%s was closed while its handler was running", self.name)
         super().close()
 
     def step(self) -> int:
@@ -230,7 +232,7 @@ class EventProcessor(EventQueue):
                     if not isinstance(error, ReaderGroupError):
                         survive(error, f"events of {self.name}")
                     elif failures == 1:
-                        _logger.warning("%s: the store does not answer, and is asked again: %s", self.name, error)
+                        _logger.warning("%s: the store does not answer and is retried: %s", self.name, error)
                     self.clock.wait(
                         stopping, growing_pause(failures, first=_FIRST_PAUSE_SECONDS, most=_MAX_PAUSE_SECONDS)
                     )
@@ -239,10 +241,10 @@ class EventProcessor(EventQueue):
                 self._error = error
         except BaseException as error:  # also SystemExit: it ends this thread, not the process
             self._error = error
-            _logger.error("%s: no more events are handled here: %s", self.name, error)
+            _logger.error("%s: this process handles no more events: %s", self.name, error)
         finally:
             if failures:  # the store does not answer: events since the last stored position come again
-                _logger.warning("%s: the role could not be released and expires", self.name)
+                _logger.warning("%s: the role could not be released and will expire", self.name)
             else:
                 self._leave()
             self._stopped.set()
@@ -274,7 +276,7 @@ class EventProcessor(EventQueue):
         except ClosedError:
             return  # the role expires
         except ReaderGroupError as error:
-            _logger.warning("%s: the role could not be released and expires: %s", self.name, error)
+            _logger.warning("%s: the role could not be released and will expire: %s", self.name, error)
 
     def _check_error(self) -> None:
         if self._error is not None:

@@ -89,13 +89,16 @@ class EventQueue:
         frames = []
         for event in events:
             if not isinstance(event, bytes):
-                raise InvalidArgumentError("an event is bytes", queue=self.name, type=type(event).__name__)
+                raise InvalidArgumentError("an event must be bytes", queue=self.name, type=type(event).__name__)
             frames.append(encode_frame(event))
         data = b"".join(frames)
         limit = self.store.guarantees.largest_append - ROOM_BYTES
         if len(data) > limit:
             raise InvalidArgumentError(
-                "the events are too large for one append", queue=self.name, bytes=len(data), limit=limit
+                "the events are too large for one append; add fewer at once",
+                queue=self.name,
+                bytes=len(data),
+                limit=limit,
             )
         if data:
             self._producer.add(data, self._deadline(timeout))
@@ -120,7 +123,9 @@ class EventQueue:
         patience = Patience(self.clock, self._deadline(timeout))
         while not patience.call(self._skip_to_end):
             if not patience.wait():
-                raise DeadlineExceededError("its consumer kept storing its position", queue=self.name)
+                raise DeadlineExceededError(
+                    "the consumer stored its position before every attempt; try again", queue=self.name
+                )
         patience.call(lambda: self.store.truncate(self.segment, self._look().handled))
         patience.call(self._dead_letters.clear)
 

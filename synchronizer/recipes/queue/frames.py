@@ -72,7 +72,8 @@ def read_frames(store: SegmentStore, segment: str, offset: int) -> Sequence[Fram
             data = store.read(segment, offset, size)
         except InvalidArgumentError as error:
             raise CorruptStoreError(
-                "the store lost acknowledged events: the segment is shorter than it was; restore it from a backup",
+                "the store lost acknowledged events: the segment is shorter than before; restore the store from "
+                "a backup",
                 segment=segment,
                 offset=offset,
             ) from error

@@ -59,8 +59,8 @@ def parse_address(url: str) -> NatsAddress:
     if "@" in login or "@" in query:
         # Part of the password would be taken for a host or an option, and named in errors.
         raise InvalidArgumentError(
-            "the address holds an @ too many; user and password stand once, before the first host, with special"
-            " characters written as %xx, and so does an @ in an option"
+            "the address has more than one @; write user and password once, before the first host, and special "
+            "characters as %xx"
         )
     options = _options(query)
     user, password, token = _login(login)
@@ -88,7 +88,7 @@ def _options(query: str) -> Mapping[str, str]:
     unknown = sorted(options.keys() - set(_OPTIONS))
     if unknown:
         raise InvalidArgumentError(
-            "the address has options that this store does not know; leave them out", unknown=unknown, known=_OPTIONS
+            "the address has options that this store does not know; remove them", unknown=unknown, known=_OPTIONS
         )
     return options
 
@@ -114,20 +114,22 @@ def _server(host: str) -> str:
     if not colon or port.endswith("]"):  # the end of an IPv6 address
         name, port = host, str(_DEFAULT_PORT)
     if not _HOST.fullmatch(name) or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidArgumentError("this is no server; write nats://host:4222 or nats://host:4222,host:4222", host=host)
+        raise InvalidArgumentError(
+            "this is not a server; write nats://host:4222 or nats://host:4222,host:4222", host=host
+        )
     return f"nats://{name}:{port}"
 
 
 def _stream(name: str) -> str:
     if not _STREAM_NAME.fullmatch(name):
-        raise InvalidArgumentError("the name of a stream has letters, digits, - and _ only", stream=name)
+        raise InvalidArgumentError("the name of a stream must consist of letters, digits, - and _", stream=name)
     return name
 
 
 def _inbox_prefix(subject: str) -> str:
     if not _SUBJECT.fullmatch(subject):
         raise InvalidArgumentError(
-            "an inbox_prefix is a subject: words of visible ASCII characters, with dots between them, without * and >",
+            "inbox_prefix must be a subject: words of visible ASCII characters, separated by dots, without * and >",
             inbox_prefix=subject,
         )
     return subject
@@ -137,7 +139,7 @@ def _replicas(text: str | None) -> int | None:
     if text is None:
         return None
     if text not in ("1", "3", "5"):
-        raise InvalidArgumentError("a stream has 1, 3 or 5 replicas", replicas=text)
+        raise InvalidArgumentError("replicas must be 1, 3 or 5", replicas=text)
     return int(text)
 
 
@@ -145,14 +147,15 @@ def _bytes(text: str | None) -> int:
     if text is None:
         return -1
     if not text.isdecimal() or int(text) == 0:
-        raise InvalidArgumentError("a limit in bytes is a positive number", max_bytes=text)
+        raise InvalidArgumentError("max_bytes must be an integer >= 1", max_bytes=text)
     return int(text)
 
 
 def _is_durable(text: str | None) -> bool:
     if text not in (None, "always"):
         raise InvalidArgumentError(
-            "durable=always says that all servers run with sync_interval: always; else leave it out", durable=text
+            "durable must be 'always', which says that all servers run with sync_interval: always; remove it otherwise",
+            durable=text,
         )
     return text is not None
 
@@ -163,7 +166,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 3600:
-        raise InvalidArgumentError("a time in seconds is a positive number", timeout_seconds=text)
+        raise InvalidArgumentError("timeout_seconds must be a number above 0 and below 3600", timeout_seconds=text)
     return seconds
 
 
@@ -179,13 +182,15 @@ def _tls(options: Mapping[str, str]) -> ssl.SSLContext | None:
     if not any(name.startswith("tls") for name in options):
         return None
     if options.get("tls", "require") != "require":
-        raise InvalidArgumentError("tls=require is all that the option says; else leave it out", tls=options["tls"])
+        raise InvalidArgumentError("tls must be 'require'; remove the option otherwise", tls=options["tls"])
     if "tls_key" in options and "tls_cert" not in options:
-        raise InvalidArgumentError("a TLS key needs its certificate: tls_cert")
+        raise InvalidArgumentError("tls_key needs its certificate; add tls_cert")
     try:
         context = ssl.create_default_context(cafile=options.get("tls_ca"))
         if "tls_cert" in options:
             context.load_cert_chain(options["tls_cert"], options.get("tls_key"))
     except (OSError, ssl.SSLError) as error:
-        raise InvalidArgumentError("the files of the TLS options cannot be read", error=str(error)) from error
+        raise InvalidArgumentError(
+            "the files of the TLS options cannot be loaded; correct tls_ca, tls_cert and tls_key", error=str(error)
+        ) from error
     return context

@@ -44,7 +44,7 @@ class DemandingClient(Client):
     def _connect_command(self) -> bytes:
         """Return the first command to a server, at each connect. Raising here ends the connection."""
         if "tls" in self.options and not self._server_info.get("tls_required"):
-            raise nats.errors.Error("the server does not require TLS, and the address does")
+            raise nats.errors.Error("the address requires TLS, but the server does not")
         command: bytes = super()._connect_command()
         return command
 
@@ -119,7 +119,7 @@ def new_client(on_answer: OnAnswer, on_damage: OnDamage, on_deaf: OnDeaf, *, dem
     """Return a client that is not connected yet."""
     if demands_tls and not _CAN_DEMAND_TLS:
         raise UnsupportedError(
-            "this release of nats-py cannot be held to TLS, which the address asks for; install another one",
+            "this release of nats-py cannot enforce TLS, which the address requires; install another release",
             nats_py=_version(),
         )
     return (ShortClient if CAN_BE_SHORT else PublicClient)(on_answer, on_damage, on_deaf)
@@ -171,4 +171,4 @@ def _version() -> str:
 CAN_BE_SHORT: Final = _has_what_is_short(Client, Subscription)
 _CAN_DEMAND_TLS: Final = _can_demand_tls(Client)
 if not CAN_BE_SHORT:
-    _logger.warning("this release of nats-py is not known to this SDK: calls take longer (nats-py %s)", _version())
+    _logger.warning("this release of nats-py is unknown to this SDK, so calls take longer (nats-py %s)", _version())

@@ -139,7 +139,7 @@ class NatsConnection:
                         raise self._why_not_opened
                     return self
                 self._loop.retire()
-            raise self.unavailable("the thread of the event loop does not answer; try again")
+            raise self.unavailable("the thread of the event loop does not respond; try again")
         except BaseException:
             self.close()
             raise
@@ -191,7 +191,7 @@ class NatsConnection:
         for message in messages:
             size += len(message.data)
             if len(message.data) > max_payload:
-                raise NotSentError("a message is larger than the server takes")
+                raise NotSentError("a message is larger than the server's limit")
             exchange.messages.append(self._sendable(message, exchange))
         if timeout_seconds is None:
             timeout_seconds = self._address.timeout_seconds
@@ -227,7 +227,7 @@ class NatsConnection:
         if exchange.wait(0):
             return
         if is_unsent:
-            raise NotSentError("there is no connection")
+            raise NotSentError("the connection is down")
         raise AnswerLostError("no answer in time")
 
     def ask(self, subject: str, data: bytes) -> Answer:
@@ -240,7 +240,9 @@ class NatsConnection:
         except (NotSentError, AnswerLostError) as error:
             raise self.failed(error) from error
         if any(answer and answer[0].is_from_nobody for answer in answers):
-            raise self.unavailable("no server takes requests for the stream now, as while a new leader is elected")
+            raise self.unavailable(
+                "no server accepts requests for the stream, as during the election of a leader; try again"
+            )
         return answers
 
     def send(self, message: Outgoing) -> None:
@@ -396,7 +398,7 @@ class NatsConnection:
             if isinstance(error, ReaderGroupError) or not isinstance(error, Exception):
                 raise
             raise StoreUnavailableError(
-                "the connection cannot be made", url=self._address.url, error=_text(error)
+                "the connection cannot be established", url=self._address.url, error=_text(error)
             ) from error
         self._is_connecting = False
         self._begin_sending()
@@ -445,7 +447,7 @@ class NatsConnection:
                 **login,
             )
         except ImportError as error:
-            raise UnsupportedError("NKeys and credentials need pip install 'nats-py[nkeys]'") from error
+            raise UnsupportedError("NKeys and credentials need a package; pip install 'nats-py[nkeys]'") from error
 
     def _replace_client(self) -> None:
         """Connect another client, however long it takes."""
@@ -516,7 +518,7 @@ class NatsConnection:
 
     def _on_damage(self, error: Exception) -> None:
         """Survive a message that cannot be read, or on which a listener failed."""
-        survive(error, "the NATS connection, without a message that it cannot read,")
+        survive(error, "the NATS connection, which drops a damaged message,")
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warnings:
@@ -533,7 +535,7 @@ class NatsConnection:
             try:
                 callback()
             except Exception as error:
-                survive(error, "the NATS connection, after it came back,")
+                survive(error, "the NATS connection, after reconnecting,")
 
     def _start(self, exchange: _Exchange) -> None:
         if self._is_closed:
@@ -562,7 +564,7 @@ class NatsConnection:
                 self._write(exchange.messages)
             except Exception as error:
                 self._last_error = error
-                self._finish(exchange, AnswerLostError(f"the message was not sent, or in part: {error!r}"))
+                self._finish(exchange, AnswerLostError(f"the message was not sent completely: {error!r}"))
 
     def _send_unheard(self, message: Sendable) -> None:
         if self._has_connection():
@@ -669,7 +671,7 @@ class NatsConnection:
             return  # the connection has not started in this loop
         for exchange in list(self._pending):
             if exchange.take_permission():
-                self._finish(exchange, ClosedError("the store was closed meanwhile", url=self._address.url))
+                self._finish(exchange, ClosedError("the store was closed during the call", url=self._address.url))
             else:
                 self._finish(exchange, AnswerLostError("the store was closed before the answer came"))
         await asyncio.gather(*map(_cancel, self._tasks))
@@ -693,7 +695,7 @@ class NatsConnection:
 
 
 def _missing_right(action: str, subject: str) -> str:
-    return f"the NATS user may not {action} {subject!r}; grant it what docs/operations.md lists"
+    return f"the NATS user may not {action} {subject!r}; grant the rights that docs/operations.md lists"
 
 
 async def _shut_client(client: PublicClient) -> None:
@@ -725,7 +727,7 @@ def _refusal_of(info: Mapping[str, Any], url: str) -> UnsupportedError | None:
     if numbers >= OLDEST_VERSION:
         return None
     return UnsupportedError(
-        "a NATS server is too old: it would store an atomic batch in parts; upgrade all servers to 2.12 or newer",
+        "a NATS server is too old and would store an atomic batch in parts; upgrade all servers to 2.12 or newer",
         server=info.get("server_name"),
         version=version,
         url=url,

@@ -176,12 +176,12 @@ class TicketLock:
             self._make_stream()
             answer = self._ask([outgoing], heard=partial(self._note, position))[0]
         if answer.is_from_nobody:
-            raise self._connection.unavailable("the stream of the fair lock cannot be reached")
+            raise self._connection.unavailable("the stream of the fair lock is unreachable; try again")
         if position.ticket is not None:
             return True
         if only_first and b'"error"' in answer.data:
             return False
-        raise self._connection.unavailable(f"the fair lock gives no ticket: {answer.data[:200]!r}")
+        raise self._connection.unavailable(f"the fair lock gave no ticket; try again: {answer.data[:200]!r}")
 
     def _note(self, position: _QueuePosition, answers: list[list[Answer]]) -> None:
         """Store the ticket. Runs in the hidden thread, so that a ticket is known even if its call was interrupted."""
@@ -246,6 +246,6 @@ class TicketLock:
             return None
         number = sequence_in(answer.headers)
         if number is None:
-            raise self._connection.unavailable("the answer of the fair lock cannot be read")
+            raise self._connection.unavailable("the answer of the fair lock cannot be read; try again")
         word = answer.data.decode("ascii", "replace")
         return _Ticket(number, word if self._any_word.fullmatch(word) else None)

@@ -46,7 +46,7 @@ class Answer(NamedTuple):
         except ValueError as error:
             raise CorruptStoreError("an answer of the NATS server is not JSON", answer=self.data[:200]) from error
         if not isinstance(found, dict):
-            raise CorruptStoreError("an answer of the NATS server is no JSON object", answer=self.data[:200])
+            raise CorruptStoreError("an answer of the NATS server is not a JSON object", answer=self.data[:200])
         return found
 
     @property
@@ -68,12 +68,12 @@ def framed(message: Outgoing, reply: bytes) -> bytes:
     """Return the frame of the message; raise `InvalidArgumentError` if it would be more than one message."""
     subject, data, headers = message.subject, message.data, message.headers
     if not _SUBJECT.fullmatch(subject):
-        raise InvalidArgumentError("a subject holds visible characters of ASCII only", subject=subject)
+        raise InvalidArgumentError("a subject must consist of visible ASCII characters", subject=subject)
     if headers is None:
         return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply, len(data), data)
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode()
     if lines.count(b"\n") != len(headers) or lines.count(b"\r") != len(headers):
-        raise InvalidArgumentError("a header holds no line end", headers=dict(headers))
+        raise InvalidArgumentError("a header must not contain a line end", headers=dict(headers))
     size = len(_HEADERS_BEGIN) + len(lines) + 2
     return b"HPUB %b %b %d %d\r\n%b%b\r\n%b\r\n" % (
         subject.encode(),

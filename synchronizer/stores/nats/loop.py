@@ -86,7 +86,7 @@ class HiddenLoop:
             raise
         if not self._has_begun.wait(PATIENCE_SECONDS):
             self.retire()
-            raise StoreUnavailableError("the thread of the event loop does not begin; try again")
+            raise StoreUnavailableError("the thread of the event loop does not start; try again")
         if self._failure is not None:
             self._join_thread()  # it may hold parts of the loop that could not be created
             raise self._failure
@@ -156,7 +156,7 @@ class HiddenLoop:
             loop = asyncio.new_event_loop()
         except Exception as error:
             failure = StoreUnavailableError(
-                "no event loop can be made; raise the limit of open files, or close some", error=str(error)
+                "the event loop cannot be created; close files, or raise the limit of open files", error=str(error)
             )
             # Without the frames, which would keep the parts of the loop and its descriptors alive.
             failure.__cause__ = error.with_traceback(None)
@@ -198,12 +198,12 @@ class HiddenLoop:
                     task.cancel()
                 self.loop.run_until_complete(_all(tasks))
             except Exception as error:
-                survive(error, "the event loop of NATS", log=not failures)
+                survive(error, "the NATS event loop", log=not failures)
             except BaseException as error:
-                _logger.error("the event loop of NATS goes on after %r", error)
+                _logger.error("the NATS event loop continues after %r", error)
             else:
                 return
-        _logger.error("the event loop of NATS is broken, and was given up")
+        _logger.error("the NATS event loop is broken and was abandoned")
         _abandoned.extend(asyncio.all_tasks(self.loop))
 
     def _let_go(self, user: User) -> None:
@@ -218,7 +218,7 @@ class HiddenLoop:
             else:
                 shutting.cancel()
         except Exception as error:
-            survive(error, "the event loop of NATS, without shutting a connection down,")
+            survive(error, "the NATS event loop, which could not close a connection,")
         finally:
             self._leaving.pop(user, None)
             has_left = self.users.pop(user, None)

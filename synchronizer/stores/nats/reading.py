@@ -142,9 +142,10 @@ class NatsReader:
         if message.sequence == part.sequence:
             if BATCH_ID not in message.headers:
                 raise CorruptStoreError(
-                    "a message that is part of an append does not say of which; restore a backup", segment=segment
+                    "a message belongs to an atomic append but does not name it; restore the store from a backup",
+                    segment=segment,
                 )
-            _logger.warning("removing the beginning of an append that the server has not finished: segment=%r", segment)
+            _logger.warning("removed the first part of an append that the server did not complete: segment=%r", segment)
             self.undo(message.headers[BATCH_ID], [subject])
 
     def undo(self, batch_id: str, subjects: Iterable[str]) -> None:
@@ -214,7 +215,7 @@ class NatsReader:
             except _Gap:
                 self._hints.forget(segment)  # the store may have lost data: then the known places are wrong
         raise TruncatedError(
-            "the data before the segment's start is gone; continue from there",
+            "the data before the segment's start was truncated; continue from start_offset",
             segment=segment,
             offset=offset,
             start_offset=self._first_offset(segment, head),
@@ -350,7 +351,7 @@ class NatsReader:
             if deadline.passed:
                 break
             _sleep(pause)
-        raise StoreUnavailableError("the attributes changed faster than they could be read; try again", segment=segment)
+        raise StoreUnavailableError("the attributes changed during every read; try again", segment=segment)
 
     def _try_attributes(self, segment: str, names: Collection[str] | None, past: Deadline) -> Snapshot | None:
         if names is not None:
@@ -444,7 +445,7 @@ class NatsReader:
                 page, last = dict(info["state"].get("subjects") or {}), int(info["state"]["last_seq"])
                 total = int(info.get("total", 0))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise CorruptStoreError("the server's answer does not say which subjects there are") from error
+                raise CorruptStoreError("the server's answer lists no subjects") from error
             found |= page
             last_sequence = min(last, last_sequence if last_sequence is not None else last)
             if not page or len(found) >= total:

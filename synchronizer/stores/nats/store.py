@@ -536,7 +536,7 @@ class NatsStore(SegmentStore):
         needed = len(change.new or b"") + sum(map(len, name_header(name).values())) + 4 * _HEADER_BYTES
         if needed > self._connection.max_payload:
             raise InvalidArgumentError(
-                "the value of an attribute is larger than a message to the servers; raise their max_payload",
+                "the value of an attribute is too large for one message; raise max_payload of the servers",
                 attribute=name,
                 max_payload=self._connection.max_payload,
             )
@@ -559,7 +559,9 @@ class NatsStore(SegmentStore):
         except NotSentError as error:
             raise self._connection.failed(error) from error
         if answer.is_from_nobody:
-            raise self._connection.unavailable("no server leads the stream now, as while a new leader is elected")
+            raise self._connection.unavailable(
+                "no server leads the stream, as during the election of a leader; try again"
+            )
         try:
             return self._stored_sequence(answer, len(messages))
         except StoreFullError:
@@ -590,18 +592,19 @@ class NatsStore(SegmentStore):
         if "error" not in document:
             if messages > 1 and document.get("count") != messages:
                 raise CorruptStoreError(
-                    "a server stored an atomic batch in parts; it is older than 2.12. Stop and restore a backup",
+                    "a server older than 2.12 stored an atomic batch in parts; stop all processes, upgrade the "
+                    "server and restore the store from a backup",
                     url=self.url,
                 )
             if not isinstance(document.get("seq"), int):
-                raise AnswerLostError("the answer does not say the sequence of what was stored")
+                raise AnswerLostError("the answer has no sequence number")
             return int(document["seq"])
         code, description = error_in(document)
         if code in _CONFLICTS:
             return None
         if code in _FULL:
             raise StoreFullError(
-                "the stream or the account has no room left; truncate or delete segments, or raise its limit",
+                "the stream or account has reached its limit; truncate or delete segments, or raise the limit",
                 url=self.url,
                 server_says=description,
             )
@@ -631,7 +634,9 @@ class NatsStore(SegmentStore):
                 return
 
     def _contended(self, segment: str) -> StoreUnavailableError:
-        return StoreUnavailableError("others changed the segment all the time; try again", segment=segment)
+        return StoreUnavailableError(
+            "other processes changed the segment before every attempt; try again", segment=segment
+        )
 
     def _long_name(self, subject: str) -> str:
         answer = self._connection.ask(self._api.get, request(last_by_subj=subject))
@@ -645,7 +650,7 @@ class NatsStore(SegmentStore):
         if error_in(answer)[0] == _NOT_FOUND:
             if must_exist:
                 raise NotFoundError(
-                    "there is no store on these servers; correct the address, or make one there",
+                    "there is no store on these servers; correct the address, or create a store there",
                     url=self.url,
                     stream=self._subjects.stream,
                 )
@@ -656,7 +661,7 @@ class NatsStore(SegmentStore):
             raise self._cannot_open(*error_in(answer))
         configuration = answer.get("config")
         if not isinstance(configuration, dict) or not isinstance(configuration.get("num_replicas"), int):
-            raise CorruptStoreError("the server's answer does not say how the stream is configured", url=self.url)
+            raise CorruptStoreError("the server's answer has no configuration of the stream", url=self.url)
         self._check_configuration(configuration, replicas)
         self._await_leader()
         return int(configuration["num_replicas"])
@@ -673,7 +678,7 @@ class NatsStore(SegmentStore):
             if not self._insistently(impossible).is_from_nobody:
                 return
             if deadline.passed:
-                raise self._connection.unavailable("no server leads the stream")
+                raise self._connection.unavailable("no server leads the stream; try again")
             SystemClock().wait(nobody, _LOOK_SECONDS)
 
     def _manage(self, subject: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
@@ -681,7 +686,7 @@ class NatsStore(SegmentStore):
         if answer.is_from_nobody:
             if not self._connection.has_jetstream:
                 raise self._no_jetstream()
-            raise self._connection.unavailable("JetStream takes no requests now")
+            raise self._connection.unavailable("JetStream accepts no requests; try again")
         return answer.document
 
     def _insistently(self, message: Outgoing) -> Answer:
@@ -704,13 +709,13 @@ class NatsStore(SegmentStore):
             return self._no_jetstream()
         if code in _TOO_FEW_SERVERS:
             return UnsupportedError(
-                "there are fewer servers than the replicas asked for; start more, or ask for 'replicas=1'",
+                "there are fewer servers than replicas; start more servers, or use 'replicas=1'",
                 url=self.url,
                 server_says=description,
             )
         if code in _FULL:
             return StoreFullError(
-                "the account has no room for the stream; raise its limits, or lower 'max_bytes'",
+                "the account has no space for the stream; raise its limits, or lower 'max_bytes'",
                 url=self.url,
                 server_says=description,
             )
@@ -722,22 +727,26 @@ class NatsStore(SegmentStore):
     def _check_configuration(self, configuration: Mapping[str, Any], replicas: int | None) -> None:
         found = (configuration.get("metadata") or {}).get(_FORMAT)
         if found is None:
-            raise AlreadyExistsError("the stream is not a store of this SDK; name another one", url=self.url)
+            raise AlreadyExistsError("the stream is not a store of this SDK; name another stream", url=self.url)
         if found != FORMAT:
             raise UnsupportedError(
-                "the stream was made by another release of this SDK", url=self.url, format=found, known=FORMAT
+                "the stream was created by another release of this SDK; use that release",
+                url=self.url,
+                format=found,
+                known=FORMAT,
             )
         missing = [name for name, value in _NEEDED.items() if configuration.get(name) != value]
         if missing:
             raise UnsupportedError(
-                "the stream lacks what a store needs, as on servers before 2.12; make it anew on newer ones",
+                "the stream lacks settings that a store needs, as on servers before 2.12; create it anew on "
+                "newer servers",
                 url=self.url,
                 missing=missing,
             )
         if replicas not in (None, configuration["num_replicas"]):
             raise InvalidArgumentError(
-                "the stream has another number of replicas; leave the option out or change the stream"
-                " (nats stream edit --replicas)",
+                "the stream has another number of replicas; remove the option, or change the stream (nats "
+                "stream edit --replicas)",
                 url=self.url,
                 replicas=configuration["num_replicas"],
                 asked=replicas,
@@ -827,8 +836,8 @@ def _warn_once(url: str) -> None:
     if not _warned.is_set():
         _warned.set()
         _logger.warning(
-            "NATS servers write to disk every two minutes by default: if all of a stream's servers lose power at once,"
-            " acknowledged appends may be lost. Run them with 'sync_interval: always' and say so in the address:"
-            " durable=always (url=%s)",
+            "NATS servers flush to disk every two minutes by default: if all servers of a stream lose power at "
+            "once, acknowledged appends may be lost. Run them with 'sync_interval: always' and add "
+            "durable=always to the address (url=%s)",
             url,
         )

@@ -100,7 +100,7 @@ class NatsWaiters:
         while True:
             woken.clear()
             if self._is_closed:
-                raise ClosedError("the store was closed while waiting")
+                raise ClosedError("the store was closed during the wait")
             changed = _changed(watched, known)
             if changed or deadline.passed:
                 return changed

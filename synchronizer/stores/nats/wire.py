@@ -97,7 +97,7 @@ def head_of(sequence: int, headers: Headers) -> Head:
         head = Head(sequence, int(found[1]), int(found[2]), int(found[3]), found[4])
         if head.offset <= head.length and head.start_offset <= head.length:
             return head
-    raise _damaged("a message does not say how its segment stands", sequence=sequence, headers=dict(headers))
+    raise _damaged("a message has no valid state of its segment", sequence=sequence, headers=dict(headers))
 
 
 def changes_of(message: Stored) -> int | None:
@@ -106,7 +106,7 @@ def changes_of(message: Stored) -> int | None:
     if number == DELETED:
         return None
     if not _COUNT.fullmatch(number):
-        raise _damaged("a message does not say how many attributes changed", of=message)
+        raise _damaged("a message has no valid count of changed attributes", of=message)
     return int(number)
 
 
@@ -114,7 +114,7 @@ def value_of(message: Stored) -> bytes | None:
     """Return the attribute's value; None if it was removed."""
     kind = message.headers.get(ATTRIBUTE)
     if kind not in (SET, REMOVED):
-        raise _damaged("a message does not say whether its attribute is set", of=message)
+        raise _damaged("a message does not tell whether its attribute is set or removed", of=message)
     return message.data if kind == SET else None
 
 
@@ -159,7 +159,7 @@ class Subjects:
         """Return the name for this subject; None if the name is too long for a subject: then the message holds it."""
         levels = subject.split(".")[2:]
         if not levels:
-            raise _damaged("this is no subject of a name", subject=subject)
+            raise _damaged("the subject contains no name", subject=subject)
         if levels[0] == _DIGEST:
             return None
         return "/".join("" if level == _EMPTY_TOKEN else unquote(level) for level in levels)
@@ -178,7 +178,7 @@ def name_in(subject: str, headers: Headers) -> str:
     if last.startswith(_DIGEST):
         last = headers.get(NAME, "")
         if _digest(unquote(last)) != subject.rpartition(".")[2]:
-            raise _damaged("a message does not say the name of its attribute", subject=subject)
+            raise _damaged("a message does not contain the name of its attribute", subject=subject)
     return unquote(last)
 
 
@@ -228,9 +228,9 @@ def stored(answer: Mapping[str, Any]) -> Stored:
             base64.b64decode(message.get("data", "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _damaged("the server's answer is no message", answer=str(answer)[:200]) from error
+        raise _damaged("the server's answer is not a message", answer=str(answer)[:200]) from error
     if not isinstance(found.subject, str) or not isinstance(found.sequence, int):
-        raise _damaged("the server's answer is no message", answer=str(answer)[:200])
+        raise _damaged("the server's answer is not a message", answer=str(answer)[:200])
     return found
 
 
@@ -245,7 +245,7 @@ def stored_head(answer: bytes) -> Head | None:
     try:
         headers = base64.b64decode(found[2])
     except ValueError as error:
-        raise _damaged("the server's answer is no message", answer=answer[:200]) from error
+        raise _damaged("the server's answer is not a message", answer=answer[:200]) from error
     return head_of(int(found[1]), headers_in(headers))
 
 
@@ -253,7 +253,7 @@ def directly_stored(headers: Headers, data: bytes) -> Stored:
     """Return the message in an answer of any replica, which adds headers of its own."""
     sequence = sequence_in(headers)
     if sequence is None or "Nats-Subject" not in headers:
-        raise _damaged("the server's answer is no message", headers=dict(headers))
+        raise _damaged("the server's answer is not a message", headers=dict(headers))
     return Stored(headers["Nats-Subject"], sequence, headers, data)
 
 
@@ -267,14 +267,16 @@ def number_in(headers: Headers, name: str) -> int:
     """Return a number from the server's header of this name."""
     found = _SEQUENCE.fullmatch(headers.get(name, ""))
     if found is None:
-        raise _damaged(f"the server's answer does not say its {name}", headers=dict(headers))
+        raise _damaged(f"the server's answer has no valid {name}", headers=dict(headers))
     return int(found[0])
 
 
 def _damaged(what: str, *, of: Stored | None = None, **facts: object) -> CorruptStoreError:
     if of is not None:
         facts = {"subject": of.subject, "sequence": of.sequence, "headers": dict(of.headers)}
-    return CorruptStoreError(f"{what}: it is damaged, or another program wrote it; restore a backup", **facts)
+    return CorruptStoreError(
+        f"{what}: the data is damaged or another program wrote it; restore the store from a backup", **facts
+    )
 
 
 def request(**fields: object) -> bytes:

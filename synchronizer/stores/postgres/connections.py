@@ -90,7 +90,7 @@ def parse_address(url: str) -> Address:
     location, _, query = rest.partition("?")
     if "@" in location.partition("@")[2] or "@" in query.partition("=")[0]:
         # libpq would take part of the password for a host or an option, and name it in errors.
-        raise InvalidArgumentError("the address holds an @ too many; write special characters of a password as %xx")
+        raise InvalidArgumentError("the address has more than one @; write special characters of a password as %xx")
     options = dict(parse_qsl(query, keep_blank_values=True))
     own: dict[str, str] = {name: options.pop(name) for name in _OWN_OPTIONS if name in options}
     known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()} | {"ssl"}
@@ -126,11 +126,12 @@ def _checked(own: Mapping[str, str]) -> dict[str, Any]:
     checked: dict[str, Any] = dict(own)
     if not _SCHEMA_NAME.fullmatch(own.get("schema", _DEFAULT_SCHEMA)):
         raise InvalidArgumentError(
-            "the name of a schema begins with a letter and holds letters, digits, _ and - only, 63 at most",
+            "the name of a schema must begin with a letter, consist of letters, digits, _ and -, and have at "
+            "most 63 characters",
             schema=own["schema"],
         )
     if own.get("pooler", "session") not in ("session", "transaction"):
-        raise InvalidArgumentError("pooler is 'session' or 'transaction'", pooler=own["pooler"])
+        raise InvalidArgumentError("pooler must be 'session' or 'transaction'", pooler=own["pooler"])
     for name, kind, least in (("pool_size", int, 1), ("statement_timeout", float, 0.001)):
         if name in own:
             try:
@@ -138,7 +139,7 @@ def _checked(own: Mapping[str, str]) -> dict[str, Any]:
             except ValueError:
                 checked[name] = 0
             if not least <= checked[name] < 1e6:
-                raise InvalidArgumentError(f"{name} is a number, at least {least}", **{name: own[name]})
+                raise InvalidArgumentError(f"{name} must be a number >= {least}", **{name: own[name]})
     return checked
 
 
@@ -231,7 +232,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             if result.status != expected:
                 raise error_from_result(result)
         if len(results) != 1:
-            raise psycopg.InternalError(f"the server gave {len(results)} answers to one statement")
+            raise psycopg.InternalError(f"the server returned {len(results)} results for one statement")
         return results[0]
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
@@ -405,7 +406,7 @@ class Connections:
             connection = Connection.connect(**options, autocommit=True, prepare_threshold=None)  # type: ignore[arg-type]
         except (psycopg.Error, OSError) as error:
             raise StoreUnavailableError(
-                "the server cannot be reached or refuses the connection; check the address and the server",
+                "the server is unreachable or refused the connection; check the address and the server",
                 url=self.address.url,
                 postgres=_text(error),
             ) from None
@@ -473,7 +474,7 @@ def is_settled(connection: Connection, error: Exception) -> bool:
 
 def unknown(error: Exception, url: str) -> OutcomeUnknownError:
     unknown = OutcomeUnknownError(
-        "the connection was lost before the answer came: the write is stored or is not; repeat the call to find out",
+        "the connection was lost before the answer; repeat the call to see whether the write is stored",
         url=url,
         postgres=_text(error),
     )
@@ -492,23 +493,26 @@ def translated(error: Exception, url: str) -> ReaderGroupError:
     kind: type[ReaderGroupError] = StoreUnavailableError
     match code[:2], code:
         case "53", "53100":
-            kind, message = StoreFullError, "the disk of the server is full and nothing was written; make room"
+            kind, message = StoreFullError, "the disk of the server is full and nothing was written; free some space"
         case "53", "53300":
-            message = "the server has no connection left; raise its max_connections or put a pooler before it"
+            message = "the server has no free connection; raise its max_connections, or use a connection pooler"
         case "25", "25006":
-            message = "the server is read-only; write target_session_attrs=read-write and all hosts into the address"
+            message = "the server is read-only; add target_session_attrs=read-write and all hosts to the address"
         case "42", "42501":
-            message = "the role of the address lacks a right; grant it as docs/operations.md says"
+            message = "the role of the address lacks a right; grant it as described in docs/operations.md"
         case "42" | "3F", _:
-            kind, message = CorruptStoreError, "the schema is not a store of this SDK, or is damaged; name another"
+            kind, message = (
+                CorruptStoreError,
+                "the schema is not a store of this SDK, or is damaged; name another schema",
+            )
         case "XX", "XX001" | "XX002":
             kind, message = CorruptStoreError, "the database is damaged; restore it from a backup"
         case "54", _:
-            kind, message = InvalidArgumentError, "this is too large for the server"
+            kind, message = InvalidArgumentError, "the data is too large for the server"
         case "57" | "55", "57014" | "55P03":
-            message = "the server did not get it done in time, and nothing was written"
+            message = "the server did not finish the statement in time, and nothing was written"
         case _:
-            message = "the server cannot be used now"
+            message = "the server cannot be used now; try again"
     translated = kind(message, **facts)
     translated.__cause__ = error
     return translated

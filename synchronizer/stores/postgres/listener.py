@@ -183,7 +183,7 @@ class Listener:
                 self._start_over(is_failing=True)
                 if failures == 1:  # once for each outage
                     _logger.warning(
-                        "listening failed; waiters poll until it works again: url=%r error=%s",
+                        "LISTEN failed; waiting calls poll until it works again: url=%r error=%s",
                         self._address.url,
                         " ".join(str(error).split()),
                     )

@@ -474,7 +474,7 @@ class PostgresStore(SegmentStore):
             while self._call("SELECT {schema}.free_chunks(%s::bigint, %s::integer)", (segment_id, _FREE_CHUNKS))[0][0]:
                 pass
         except (StoreUnavailableError, StoreFullError):
-            _logger.warning("space was not given back; the next truncation of the segment does it", exc_info=True)
+            _logger.warning("space was not freed; the next truncation of the segment frees it", exc_info=True)
 
     def _names_from(self, prefix: str) -> Iterator[str]:
         last = ""
@@ -516,7 +516,7 @@ class PostgresStore(SegmentStore):
             is_store, is_durable = self._inspect(connection)
             if not is_store and must_exist:
                 raise NotFoundError(
-                    "there is no store in this schema; correct the address, or make one there",
+                    "there is no store in this schema; correct the address, or create a store there",
                     url=self.url,
                     schema=self._address.schema,
                 )
@@ -535,17 +535,19 @@ class PostgresStore(SegmentStore):
         assert row
         version, encoding, isolation, is_read_only, is_durable, is_store = row
         if int(version) < _OLDEST_SERVER:
-            raise UnsupportedError("the server is too old; PostgreSQL 13 or newer is needed", version=version)
+            raise UnsupportedError("the server is too old; upgrade it to PostgreSQL 13 or newer", version=version)
         if encoding != "UTF8":
-            raise UnsupportedError("the database is not encoded in UTF8; create another one", encoding=encoding)
+            raise UnsupportedError(
+                "the encoding of the database is not UTF8; create another database", encoding=encoding
+            )
         if isolation != "read committed":
             raise UnsupportedError(
-                "behind a pooler the role's default_transaction_isolation must be 'read committed'; alter the role",
+                "behind a pooler, default_transaction_isolation of the role must be 'read committed'; alter the role",
                 isolation=isolation,
             )
         if is_read_only:
             raise StoreUnavailableError(
-                "the server is read-only; write target_session_attrs=read-write and all hosts into the address",
+                "the server is read-only; add target_session_attrs=read-write and all hosts to the address",
                 url=self.url,
             )
         return is_store, is_durable
@@ -553,10 +555,12 @@ class PostgresStore(SegmentStore):
     def _format(self, connection: Connection) -> int:
         row = connection.execute(self._filled("SELECT format FROM {schema}.store")).fetchone()
         if row is None:
-            raise CorruptStoreError("the schema is not a store of this SDK; name another", schema=self._address.schema)
+            raise CorruptStoreError(
+                "the schema is not a store of this SDK; name another schema", schema=self._address.schema
+            )
         if row[0] > postgres_schema.FORMAT:
             raise UnsupportedError(
-                "the store was written by a newer release; update this one",
+                "a newer release wrote the store; upgrade this one",
                 url=self.url,
                 format=row[0],
                 known=postgres_schema.FORMAT,

@@ -79,7 +79,7 @@ def _checked(key: int, value: int) -> int:
 
 def _damaged(key: int) -> DamagedError:
     return DamagedError(
-        "what a segment says of its bytes is damaged; restore the file from a backup",
+        "the description of a segment's data is damaged; restore the file from a backup",
         segment_id=key >> OFFSET_BITS,
         offset=key & MAX_SEGMENT_BYTES - 1,
     )
@@ -157,7 +157,7 @@ def _share(connection: sqlite3.Connection, references: Sequence[tuple[int, Refer
 def _checked_count(connection: sqlite3.Connection, blob: int) -> int:
     found = connection.execute("SELECT count, checksum FROM sharing WHERE blob = ?", (blob,)).fetchone()
     if found is None or found[1] != _count_checksum(blob, found[0]):
-        raise DamagedError("the number of references to bytes is damaged; restore the file from a backup", blob=blob)
+        raise DamagedError("a reference count of shared data is damaged; restore the file from a backup", blob=blob)
     return int(found[0])
 
 
@@ -207,7 +207,7 @@ def _referred_to(connection: sqlite3.Connection, key: int, value: object) -> byt
 
 def _missing(segment_id: int, offset: int, end: int | None = None) -> DamagedError:
     return DamagedError(
-        "bytes of a segment are missing; restore the file from a backup", segment_id=segment_id, offset=offset, end=end
+        "data of a segment is missing; restore the file from a backup", segment_id=segment_id, offset=offset, end=end
     )
 
 

@@ -65,7 +65,7 @@ def check_path(path: str, *, must_exist: bool) -> None:
     """Refuse a path that cannot be a store, without opening it."""
     directory = os.path.dirname(path)
     if not must_exist and not os.path.isdir(directory):
-        raise NotFoundError("the directory for the SQLite file does not exist; create it", directory=directory)
+        raise NotFoundError("the directory of the SQLite file does not exist; create it", directory=directory)
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -75,15 +75,17 @@ def check_path(path: str, *, must_exist: bool) -> None:
     if found and stat.S_ISDIR(found.st_mode):
         raise InvalidArgumentError("the path of the SQLite file is a directory; name a file in it", path=path)
     if found and not stat.S_ISREG(found.st_mode):
-        raise InvalidArgumentError("the path of the SQLite file is not that of a file; name another", path=path)
+        raise InvalidArgumentError("the path of the SQLite file is not a regular file; name another", path=path)
     if must_exist and not (found and found.st_size):
-        raise NotFoundError("there is no SQLite file at this path; correct it", path=path)
+        raise NotFoundError("no SQLite file exists at this path; correct it", path=path)
     if not os.access(directory, os.W_OK):
         raise StoreUnavailableError(
-            "the directory of the SQLite file is not writable; allow this user to write there", directory=directory
+            "the directory of the SQLite file is not writable; grant this user write access", directory=directory
         )
     if found and not os.access(path, os.R_OK | os.W_OK):
-        raise StoreUnavailableError("the SQLite file is not writable; allow this user to read and write it", path=path)
+        raise StoreUnavailableError(
+            "the SQLite file is not readable and writable; grant this user read and write access", path=path
+        )
 
 
 def connect(path: str, mode: str, timeout: float) -> sqlite3.Connection:
@@ -116,7 +118,7 @@ def look_at(connection: sqlite3.Connection, path: str, newest_format: int) -> He
         raise CorruptStoreError("the SQLite file belongs to another application; name another file", path=path)
     if version > newest_format:
         raise UnsupportedError(
-            "the SQLite file was written by a newer release; update this one",
+            "a newer release wrote the SQLite file; upgrade this one",
             path=path,
             format=version,
             known=newest_format,

@@ -71,7 +71,7 @@ class Gate:
             self._give_up_place()
         if not acquired:
             raise StoreUnavailableError(
-                "another process holds the lock for writing and does not let go; look for a stopped process",
+                "another process holds the write lock and does not release it; look for a suspended process",
                 lock=self._path,
                 timeout=timeout,
             )

@@ -194,5 +194,9 @@ def _end(batch: StepBatch[C]) -> None:
         if batch.is_complete:
             step.is_done = step.is_settled
         elif batch.may_be_stored:
-            step.fail(OutcomeUnknownError("the thread that stored this was interrupted; read what is there"))
+            step.fail(
+                OutcomeUnknownError(
+                    "the thread that commits the write was interrupted; read the segment to see whether it is stored"
+                )
+            )
             step.is_done = True

@@ -77,14 +77,14 @@ class OpenFile:
                 self._gone = self._find_gone()
             except OSError as error:
                 raise StoreUnavailableError(
-                    "the files of the store cannot be looked at; allow this user to enter their directory",
+                    "the files of the store cannot be examined; grant this user access to their directory",
                     path=self._path,
                     error=str(error),
                 ) from error
         if self._gone is not None:
             raise CorruptStoreError(
-                "a file of the store was deleted or replaced while it was in use; stop all processes that use it, put"
-                " the right database in place and nothing beside it, and start them again",
+                "a file of the store was deleted or replaced while in use; stop all processes that use it, put "
+                "the right database in its place with no files next to it, and start them again",
                 path=self._path,
                 file=self._gone,
             )
@@ -119,7 +119,7 @@ class OpenFile:
         """
         if self.id not in _unflushed:
             _logger.error(
-                "the disk failed to keep what was written; the file is opened anew before it is used: path=%r error=%s",
+                "the disk failed to store written data; the file is reopened before it is used: path=%r error=%s",
                 *(self._path, error),
             )
         _unflushed[self.id] = str(error)
@@ -161,8 +161,8 @@ class OpenFile:
 
 def _may_have_lost(path: str, error: str) -> CorruptStoreError:
     return CorruptStoreError(
-        "the disk failed to keep what was written, and some of it may be lost; close all that this process has open on"
-        " the file, or end the process, and open it again, which checks it",
+        "the disk failed to store written data, and some may be lost; close every use of the file in this "
+        "process, or end the process, then open the file again, which checks it",
         path=path,
         error=error,
     )
@@ -188,14 +188,14 @@ def check_forked(path: str) -> None:
     """Refuse a file that the parent has open: in a forked child, SQLite would take the parent's locks for its own."""
     if id_of(path) in _inherited:
         raise ClosedError(
-            "the process that this one was forked from had the SQLite file open, so it cannot be used here; start this"
-            " process with 'spawn' or 'forkserver', or close the file before the fork",
+            "the parent process had the SQLite file open, so this process cannot use it; start it with 'spawn' "
+            "or 'forkserver', or close the file before the fork",
             path=path,
         )
     if forks_wait.was_cut:
         raise ClosedError(
-            "the process that this one was forked from was busy in SQLite, which cannot be used here; start this"
-            " process with 'spawn' or 'forkserver'",
+            "the parent process was inside SQLite at the fork, so this process cannot use SQLite; start it with "
+            "'spawn' or 'forkserver'",
             path=path,
         )
 

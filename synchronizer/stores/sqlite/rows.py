@@ -249,7 +249,7 @@ def _given_out(connection: sqlite3.Connection) -> Row:
 
 def _no_number_left() -> StoreFullError:
     return StoreFullError(
-        "the file holds as many segments as it can; delete some, or begin a new file", limit=MAX_SEGMENTS
+        "the file has the maximum number of segments; delete some, or use another file", limit=MAX_SEGMENTS
     )
 
 

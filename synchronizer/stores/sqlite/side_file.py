@@ -28,12 +28,12 @@ def open_side_file(path: str, database: str | None = None) -> FileIO:
         if error.errno != errno.ELOOP:
             raise
         raise StoreUnavailableError(
-            "a file beside the database is a link, which is not followed; remove it", file=path
+            "a file next to the database is a symbolic link, which is not followed; remove it", file=path
         ) from error
     try:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise StoreUnavailableError("what lies beside the database is not a file; remove it", file=path)
+            raise StoreUnavailableError("a path next to the database is not a regular file; remove it", file=path)
         with contextlib.suppress(FileNotFoundError):  # the caller finds out later that the database is gone
             if database is not None:
                 _permit(file.fileno(), found, os.stat(database))

@@ -145,7 +145,11 @@ def _match(connection: sqlite3.Connection, append: Append, size: int) -> _Match 
         values = {name: None if each is None else each.value for name, each in present.items()}
         return Conflict(row.length, _delta(connection, row, append.expected_offset), values)
     if row.length + size > MAX_SEGMENT_BYTES:
-        raise StoreFullError("the segment is full; seal it", segment=append.segment, limit=MAX_SEGMENT_BYTES)
+        raise StoreFullError(
+            "the segment has reached its maximum length; seal it and use another",
+            segment=append.segment,
+            limit=MAX_SEGMENT_BYTES,
+        )
     return _Match(row, present, before)
 
 

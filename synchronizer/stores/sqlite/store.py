@@ -344,7 +344,7 @@ class SqliteStore(SegmentStore):
         try:
             self._file.check()
         except (CorruptStoreError, StoreUnavailableError) as error:
-            raise OutcomeUnknownError(f"what was written may be lost: {error.message}", **error.facts) from error
+            raise OutcomeUnknownError(f"the write may be lost: {error.message}", **error.facts) from error
 
     def _commit(self, batch: StepBatch[sqlite3.Connection]) -> None:
         """Run the steps in one transaction; if that fails, each in a transaction of its own."""
@@ -400,7 +400,7 @@ class SqliteStore(SegmentStore):
             try:
                 connection.rollback()  # of a transaction that failed or was interrupted
             except sqlite3.Error:
-                _logger.warning("rolling back failed; the next write tries again: path=%r", self._path, exc_info=True)
+                _logger.warning("the rollback failed; the next write repeats it: path=%r", self._path, exc_info=True)
         if wakes and rows:
             self._notify.announce()
         return None
@@ -434,7 +434,7 @@ class SqliteStore(SegmentStore):
                 elif garbage is None:
                     raise
                 else:
-                    _logger.warning("space was not given back; the next truncation of the segment does it: %s", error)
+                    _logger.warning("space was not freed; the next truncation of the segment frees it: %s", error)
                     return
 
     # Reading
@@ -518,7 +518,7 @@ class SqliteStore(SegmentStore):
                     # Before WAL mode, so that the first page of the file itself has the header from the start.
                     connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
                     _make(connection, sqlite_schema.make)
-                    _logger.info("made a new SQLite file: path=%r", self._path)
+                    _logger.info("created a SQLite file: path=%r", self._path)
                 elif header.format < FORMAT:
                     _make(connection, partial(sqlite_schema.migrate, format=header.format))
                 (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -527,7 +527,9 @@ class SqliteStore(SegmentStore):
         finally:
             self._gate.release()
         if mode != "wal":
-            raise UnsupportedError("the file system does not allow a write-ahead log; take another", path=self._path)
+            raise UnsupportedError(
+                "the file system does not support a write-ahead log; use another file system", path=self._path
+            )
 
     def _check_after_failed_flush(self) -> None:
         if not self._file.must_be_checked():
@@ -536,7 +538,7 @@ class SqliteStore(SegmentStore):
             (found,) = self._writer.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise CorruptStoreError(
-                "the disk has lost a part of the SQLite file; restore it from a backup", path=self._path, found=found
+                "the disk lost a part of the SQLite file; restore it from a backup", path=self._path, found=found
             )
         self._file.was_checked()
 
@@ -634,9 +636,11 @@ def _translated_errors(path: str) -> Iterator[None]:
         raise CorruptStoreError("the SQLite file is damaged; restore it from a backup", path=path) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFullError("the disk is full; make room and repeat", path=path) from error
+            raise StoreFullError("the disk is full; free some space and repeat the call", path=path) from error
         raise StoreUnavailableError(
-            "the files beside the SQLite file cannot be opened; allow this user to", path=path, error=str(error)
+            "the files next to the SQLite file cannot be opened; grant this user read and write access",
+            path=path,
+            error=str(error),
         ) from error
 
 
@@ -650,17 +654,23 @@ def _translate(error: sqlite3.Error, path: str) -> ReaderGroupError:
         case code if code in _OF_DAMAGE:
             translated = CorruptStoreError("the SQLite file is damaged; restore it from a backup", **facts)
         case sqlite3.SQLITE_FULL:
-            translated = StoreFullError("the disk is full and nothing was written; make room and repeat", **facts)
+            translated = StoreFullError(
+                "the disk is full and nothing was written; free some space and repeat the call", **facts
+            )
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
             translated = StoreUnavailableError(
-                "the SQLite file or its directory cannot be opened or written; allow this user to, and see that the"
-                " process has file descriptors left",
+                "the SQLite file or its directory cannot be opened or written; grant this user write access, "
+                "and check that the process has free file descriptors",
                 **facts,
             )
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            translated = StoreUnavailableError("another program keeps the SQLite file locked; look for it", **facts)
+            translated = StoreUnavailableError(
+                "another program keeps the SQLite file locked; find and stop it", **facts
+            )
         case _:
-            translated = StoreUnavailableError("the SQLite file cannot be used now, and nothing was written", **facts)
+            translated = StoreUnavailableError(
+                "the SQLite file cannot be used now, and nothing was written; try again", **facts
+            )
     translated.__cause__ = error
     return translated
 
@@ -717,7 +727,9 @@ class _Failure(NamedTuple):
                 return _translate(self.error, path)
             return translate_unexpected(self.error, path)
         unknown = OutcomeUnknownError(
-            "the commit failed and may be stored or not; repeat the call to find out", path=path, sqlite=str(self.error)
+            "the commit failed and may be stored; repeat the call to see whether it is",
+            path=path,
+            sqlite=str(self.error),
         )
         unknown.__cause__ = self.error
         return unknown

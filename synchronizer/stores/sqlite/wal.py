@@ -149,8 +149,8 @@ class WriteAheadLog:
                 self._file.flush_failed(error)
             if (failure := self._file.failed_flush) is not None:
                 raise OutcomeUnknownError(
-                    "the disk failed to keep what was committed, which may be stored or not; open the file again and"
-                    " look",
+                    "the disk failed to store the commit, which may be lost; open the file again to see whether "
+                    "it is stored",
                     path=self._path,
                     error=failure,
                 )
@@ -174,7 +174,7 @@ class WriteAheadLog:
         elif self._owed and not self._reserve.grow(
             max(self._owed + _MARGIN_BYTES, _LEAST_RESERVE_BYTES), most=self._share
         ):
-            raise NoRoomError("the file could not grow to take the log")
+            raise NoRoomError("the file cannot grow to take the log")
         elif self._reserve.size >= self._owed + _MARGIN_BYTES:
             self._unseen = 0
 
@@ -257,7 +257,7 @@ class WriteAheadLog:
         if is_failed_flush(error):
             self._file.flush_failed(error)
         elif not self._is_failing:
-            _logger.warning("a checkpoint failed; each commit tries it again: path=%r error=%s", self._path, error)
+            _logger.warning("a checkpoint failed; the next commit repeats it: path=%r error=%s", self._path, error)
         self._is_failing = True
 
     def _learn_share(self) -> None:

@@ -219,11 +219,11 @@ def test_wrong_input_is_refused_before_anything_is_read(client: rg.Client) -> No
         "another stream": lambda: client.batch.segment_ranges(STREAM, end=other),
         "behind the end cut": lambda: client.batch.segment_ranges(STREAM, start=tail, end="head"),
         "no event starts": lambda: client.batch.segment_ranges(STREAM, start=inside),
-        "max_bytes is a whole number from 1 on": lambda: client.batch.segment_ranges(STREAM, max_bytes=0),
-        "about_bytes is": lambda: client.batch.next_cut(tail, 0),
-        "max_events is": lambda: client.batch.batches(first, max_events=0),
-        "beyond the end": lambda: list(client.batch.read(first.model_copy(update={"end": first.end + 1}))),
-        "name each column once": lambda: client.batch.record_batches(first, ["event", "weight"]),
+        "max_bytes must be an integer >= 1": lambda: client.batch.segment_ranges(STREAM, max_bytes=0),
+        "about_bytes must be": lambda: client.batch.next_cut(tail, 0),
+        "max_events must be": lambda: client.batch.batches(first, max_events=0),
+        "exceeds the end": lambda: list(client.batch.read(first.model_copy(update={"end": first.end + 1}))),
+        "known column, and each only once": lambda: client.batch.record_batches(first, ["event", "weight"]),
     }
     for message, call in wrong.items():
         with pytest.raises(rg.InvalidArgumentError, match=message):
@@ -247,7 +247,7 @@ def test_a_segment_that_the_stream_has_forgotten_is_told_as_truncated(client: rg
     client.streams.truncate(STREAM, client.streams.info(STREAM).tail)
     client.store.delete(gone.data_segment)  # as the stream does later
     for iterator in readers[0]:
-        with pytest.raises(rg.TruncatedError, match="forgotten") as raised:
+        with pytest.raises(rg.TruncatedError, match="no longer knows it") as raised:
             next(iterator)
         assert raised.value.facts["segment"] == gone.segment
         assert raised.value.start_offset == gone.end

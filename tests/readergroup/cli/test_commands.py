@@ -571,8 +571,8 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(orders: Cli, command: 
         ("group delete nobody", "no reader group of this name"),
         ("watch nobody", "no reader group of this name"),
         ("--url sqlite:////nonexistent/x.db stream create a/b", "directory"),
-        ("--url sqlite:////nonexistent/x.db stream list", "no SQLite file at this path"),
-        ("--url nonsense stream list", "not an address"),
+        ("--url sqlite:////nonexistent/x.db stream list", "no SQLite file exists at this path"),
+        ("--url nonsense stream list", "not the address of a store"),
         ("demo /nonexistent", "No such file or directory: /nonexistent"),
     ],
 )

@@ -342,7 +342,7 @@ def test_a_stream_is_copied(cli: Cli, client: rg.Client) -> None:
 def test_a_copy_that_was_cut_off_goes_on_or_is_given_up(cli: Cli, client: rg.Client) -> None:
     scaled(client)
     client.streams.copies.begin(SOURCE, TARGET)
-    assert "being copied" in cli.fails(1, "stream", "info", TARGET)
+    assert "unfinished copy" in cli.fails(1, "stream", "info", TARGET)
     assert TARGET not in cli.ok("stream", "list")
     cli.ok("stream", "delete", TARGET, "--yes")
     client.streams.copies.begin(SOURCE, TARGET)

@@ -336,7 +336,7 @@ def test_a_taker_that_was_away_says_that_it_does_not_know(world: World, process:
     for _ in range(2):
         world.group.configure(position_interval_seconds=world.group.config.position_interval_seconds + 1)
         assert world.group_log().compact()
-    with pytest.raises(rg.OutcomeUnknownError, match="while this process was away"):
+    with pytest.raises(rg.OutcomeUnknownError, match="while this process was cut off"):
         taking.wait(Deadline(world.clock, 10))
 
 
@@ -353,7 +353,7 @@ def test_a_group_without_readers_and_one_at_its_end_have_checkpoints(world: Worl
 def test_a_name_is_good_for_a_checkpoint_and_not_taken_by_one_under_way(world: World, process: Process) -> None:
     process.reader("r1")
     begin(world, "nightly")
-    with pytest.raises(rg.InvalidArgumentError, match="under way"):
+    with pytest.raises(rg.InvalidArgumentError, match="is outstanding"):
         world.group.checkpoint("nightly", timeout=1)
     with pytest.raises(rg.InvalidArgumentError):
         world.group.checkpoint("no/slashes", timeout=1)
@@ -402,7 +402,7 @@ def test_an_automatic_checkpoint_that_nobody_passes_is_given_up_and_the_next_one
         assert world.clock.monotonic() < 1000 + 30 + driver.CHECKPOINT_SECONDS + 60
     assert world.clock.monotonic() > 1000 + driver.CHECKPOINT_SECONDS
     assert committed == sorted(committed) and committed[-1] > 0, "no position is lost"
-    assert any("r2" in record.message and "is given up" in record.message for record in caplog.records)
+    assert any("r2" in record.message and "was cancelled" in record.message for record in caplog.records)
     world.pass_time(40)
     (next_one,) = outstanding(world)
     assert next_one.automatic

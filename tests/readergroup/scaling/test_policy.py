@@ -195,7 +195,7 @@ def test_lasting_lag_ends_with_all_readers_that_are_of_use_and_a_lasting_calm_wi
     ("fields", "named"),
     [
         ({"min_readers": 0, "max_readers": 1}, "min_readers"),
-        ({"min_readers": 3, "max_readers": 2}, "min_readers is 3 and max_readers 2"),
+        ({"min_readers": 3, "max_readers": 2}, "min_readers must not exceed max_readers: min_readers=3 max_readers=2"),
         ({"max_readers": 1, "target_lag_seconds": 0}, "target_lag_seconds"),
         ({"max_readers": 1, "cooldown_seconds": -1}, "cooldown_seconds"),
         ({"max_readers": 1, "cooldown": 1}, "cooldown"),

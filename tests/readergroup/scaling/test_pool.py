@@ -355,7 +355,7 @@ def test_a_pool_runs_once(group: rg.ReaderGroup) -> None:
     pool = group.pool(print)
     pool.stop()
     pool.run()
-    with pytest.raises(rg.InvalidArgumentError, match="runs once"):
+    with pytest.raises(rg.InvalidArgumentError, match="can run only once"):
         pool.run()
 
 
@@ -630,7 +630,7 @@ def test_an_event_too_large_to_be_set_aside_stays_unprocessed(client: rg.Client,
     with pytest.raises(rg.HandlerError) as raised:
         group.pool(fail, retry=fast(1, DEAD)).run()
     assert isinstance(raised.value.__cause__, Fault)
-    assert "could not be set aside" in raised.value.__cause__.__notes__[0]
+    assert "could not be moved to the dead letters" in raised.value.__cause__.__notes__[0]
     assert [event.raw for event in group.reader()] == [large]
 
 
@@ -701,7 +701,7 @@ def make(group: rg.ReaderGroup, **arguments: object) -> object:
         ({}, "either handle or handle_batch"),
         ({"handle": print, "handle_batch": print}, "either handle or handle_batch"),
         ({"handle": print, "workers": "fibre"}, "'thread' or 'process'"),
-        ({"handle": print, "readers": 0}, "readers is a whole number from 1 on"),
+        ({"handle": print, "readers": 0}, "readers must be an integer >= 1"),
         ({"handle": lambda event: None, "workers": "process"}, "handle='<function .*lambda"),
         ({"handle_batch": lambda batch: None, "workers": "process"}, "handle_batch='<function .*lambda"),
         ({"handle": print, "retry": rg.RetryPolicy(dead_letters=STREAM)}, "its own dead letters"),

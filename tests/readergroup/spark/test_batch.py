@@ -151,7 +151,7 @@ def test_what_is_wrong_is_told_with_what_to_do(spark: SparkSession, client: rg.C
         load(startingOffset="earliest")
     with pytest.raises(PySparkException, match="option of streaming reads only"):
         load(maxBytesPerTrigger="1m").count()
-    with pytest.raises(PySparkException, match="store in memory; take a SQLite file, PostgreSQL"):
+    with pytest.raises(PySparkException, match="store in memory; use a SQLite file, PostgreSQL"):
         spark.read.format("readergroup").options(url="memory://shop", stream=STREAM).load()
     with pytest.raises(PySparkException) as refused:
         spark.read.format("readergroup").options(

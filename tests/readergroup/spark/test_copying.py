@@ -52,7 +52,7 @@ def test_data_that_is_gone_ends_the_copy_and_is_told(spark: SparkSession, client
     write(client, range(100))
     client.streams.copies.begin(STREAM, TARGET, by="events")
     client.streams.truncate(STREAM, client.streams.info(STREAM).tail)
-    with pytest.raises(rg.TruncatedError, match="delete it, and copy what is left"):
+    with pytest.raises(rg.TruncatedError, match="delete the copy, then copy the remaining data"):
         copy(spark, url, STREAM, TARGET)
     with pytest.raises(rg.NotFoundError, match="no stream"):
         copy(spark, url, "shop/none", "archive/none")

@@ -210,7 +210,7 @@ def test_the_query_of_a_group_that_was_deleted_fails(
     [
         ({}, None, "'group' is missing"),
         ({"group": "a/b"}, None, "group"),
-        ({"group": "g", "stream": STREAM}, None, "no such option"),
+        ({"group": "g", "stream": STREAM}, None, "the option is unknown"),
         ({"group": "g", "startingOffsets": "earliest"}, False, "streaming reads only"),
         ({"group": "g", "startingOffsets": "yesterday"}, True, "'120:0'"),
     ],

@@ -62,13 +62,13 @@ def test_options_of_the_other_kind_of_read_are_refused() -> None:
         ("startingOffsets", "first", "StreamCut.model_dump_json"),
         ("startingOffsets", '{"stream": "shop/orders"}', "StreamCut.model_dump_json"),
         ("startingOffsets", '{"v": 9, "stream": "shop/orders", "offsets": {"shop/orders/0": 1}}', "StreamCut"),
-        ("endingOffsets", "earliest", "say where reading ends"),
+        ("endingOffsets", "earliest", "name a later end"),
         ("maxBytesPerPartition", "0", "number of bytes"),
         ("maxBytesPerPartition", "much", "number of bytes"),
-        ("minPartitions", "-1", "at least 1"),
-        ("maxEventsPerTrigger", "1.5", "at least 1"),
-        ("segments", "0,a", "numbers of segments"),
-        ("columns", "event,weight", "names of columns"),
+        ("minPartitions", "-1", "integer >= 1"),
+        ("maxEventsPerTrigger", "1.5", "integer >= 1"),
+        ("segments", "0,a", "segment numbers"),
+        ("columns", "event,weight", "column names"),
         ("columns", "event,event", "each once"),
         ("serializer", "pickle", "'json' or 'msgpack'"),
         ("failOnDataLoss", "no", "'true' or 'false'"),
@@ -122,7 +122,7 @@ def test_stores_that_the_processes_of_spark_do_not_share_are_refused() -> None:
         with pytest.raises(rg.UnsupportedError, match="PostgreSQL or NATS"):
             check_address(SecretStr("memory://shop"), one_host=one_host)
         check_address(SecretStr("postgresql://db/shop"), one_host=one_host)
-    with pytest.raises(rg.UnsupportedError, match="other hosts.*PostgreSQL or NATS"):
+    with pytest.raises(rg.UnsupportedError, match="several hosts.*PostgreSQL or NATS"):
         check_address(SecretStr("sqlite:////tmp/shop.db"), one_host=False)
     with pytest.raises(rg.InvalidArgumentError, match="four slashes"):
         check_address(SecretStr("sqlite:///shop.db"), one_host=True)

@@ -143,7 +143,7 @@ def test_a_schema_that_the_stream_cannot_have_is_refused() -> None:
         Rows(schema("event", StringType()), options())
     with pytest.raises(rg.InvalidArgumentError, match="NOT NULL"):
         Rows(schema("event", BinaryType(), False), options())
-    with pytest.raises(rg.InvalidArgumentError, match="leave one out"):
+    with pytest.raises(rg.InvalidArgumentError, match="remove one of the two"):
         Rows(schema("event", BinaryType()), options(columns="offset"))
     with pytest.raises(rg.InvalidArgumentError, match=r"\.schema"):
         default_schema(options(serializer="json"))

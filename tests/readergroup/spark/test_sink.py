@@ -289,7 +289,7 @@ def test_options_of_writes() -> None:
         write_options(given, streaming=True)
     with pytest.raises(rg.InvalidArgumentError, match="did_you_mean='txnId'"):
         write_options({**given, "txnIt": "x"}, streaming=False)
-    with pytest.raises(rg.InvalidArgumentError, match="no such option.*'startingOffsets'"):
+    with pytest.raises(rg.InvalidArgumentError, match="the option is unknown.*'startingOffsets'"):
         write_options({**given, "startingOffsets": "earliest"}, streaming=False)
     with pytest.raises(rg.InvalidArgumentError, match="txnId"):
         write_options({**given, "txnId": "a/b"}, streaming=False)

@@ -97,5 +97,5 @@ def test_the_json_form_of_a_cut_is_readable() -> None:
 
 @pytest.mark.parametrize("offsets", [{}, {SegmentId("shop/other/0"): 1}, {S0: -1}, {SegmentId("nonsense"): 0}], ids=str)
 def test_a_cut_that_is_none_is_refused(offsets: dict[SegmentId, int]) -> None:
-    with pytest.raises(InvalidArgumentError, match="offsets|names at least one|another stream|is named"):
+    with pytest.raises(InvalidArgumentError, match="offsets|name at least one|another stream|must have the form"):
         StreamCut(stream="shop/orders", offsets=offsets)

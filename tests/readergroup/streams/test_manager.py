@@ -401,7 +401,7 @@ def test_a_scaler_that_slept_through_delete_and_create_does_no_harm(
             streams.create(NAME, scaling=fixed(2))
 
     sleeper = client_that_meets(store, Intruder(verb, "data/", delete_and_create))
-    with pytest.raises(NotFoundError, match="deleted meanwhile" if again else "no stream of this name"):
+    with pytest.raises(NotFoundError, match="was deleted" if again else "no stream of this name"):
         sleeper.scale(NAME, split=[0])
 
     left = list(store.list("data/"))

@@ -158,7 +158,7 @@ def test_what_was_lost_is_found_out_by_the_next_call(store: FailingStore, clock:
     first = role(store, clock)
     for act in (lambda: first.take(TIMEOUT_SECONDS), lambda: first.record(1), lambda: first.record(1, 2)):
         lose()
-        with pytest.raises(StoreUnavailableError, match="the answer of the store was lost"):
+        with pytest.raises(StoreUnavailableError, match="the store's answer was lost"):
             act()
         assert first.take(TIMEOUT_SECONDS)
         assert first.value == first.look()

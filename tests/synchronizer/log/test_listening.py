@@ -133,7 +133,10 @@ def test_a_listener_that_fell_behind_its_queue_hears_each_update_as_soon_as_the_
     assert [transition.gap for transition in feed._queue] == [True]
     store.unavailable = True
     released.set()
-    until(lambda: any("told of later" in record.getMessage() for record in caplog.records), "a warning")
+    until(
+        lambda: any("updates for a listener are delayed" in record.getMessage() for record in caplog.records),
+        "a warning",
+    )
     store.unavailable = False
     audit.await_value(3)
     assert audit.values == [1, 2, 3]
@@ -218,7 +221,10 @@ def test_it_goes_on_after_an_outage_longer_than_the_timeout(
     replica.on_update(audit)
     with caplog.at_level(logging.WARNING, "synchronizer"):
         store.unavailable = True
-        until(lambda: any("told of later" in record.getMessage() for record in caplog.records), "a warning")
+        until(
+            lambda: any("updates for a listener are delayed" in record.getMessage() for record in caplog.records),
+            "a warning",
+        )
         opened(store.inner).update_state_unconditionally(Add())
         store.unavailable = False
         audit.await_value(1)

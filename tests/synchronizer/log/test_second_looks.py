@@ -44,7 +44,7 @@ def store() -> Iterator[LyingStore]:
 
 
 def truncated(data: bytes) -> bytes:
-    raise TruncatedError("the data before the segment's start is gone", start_offset=1 << 20)
+    raise TruncatedError("the data before the segment's start was truncated", start_offset=1 << 20)
 
 
 def damaged(data: bytes) -> bytes:

@@ -72,7 +72,7 @@ def test_what_cannot_be_imported_is_told_with_the_reason(tmp_path: Path, monkeyp
     modules = {"half_of_one": "import driver_that_nobody_has"}
     monkeypatch.syspath_prepend(install(tmp_path, "broken-stores", stores=stores, modules=modules))
     for scheme, reason in (("absent", "no_such_module"), ("half", "driver_that_nobody_has")):
-        with pytest.raises(UnsupportedError, match=f"install what it needs.*{reason}") as raised:
+        with pytest.raises(UnsupportedError, match=f"install its requirements.*{reason}") as raised:
             open_store(f"{scheme}://me:secret@here")
         assert raised.value.facts["entry_point"] == stores[scheme]
         assert raised.value.facts["distribution"] == "broken-stores"
@@ -91,7 +91,7 @@ def test_an_entry_point_that_names_nothing_is_told(tmp_path: Path, monkeypatch: 
 def test_an_unknown_scheme_is_answered_with_those_that_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stores = {"crate": "crate:CrateStore", "barrel": "crate:CrateStore"}
     monkeypatch.syspath_prepend(install(tmp_path, "crates", stores=stores, modules={"crate": CRATE}))
-    with pytest.raises(UnsupportedError, match="unknown scheme.*scheme='crates'") as raised:
+    with pytest.raises(UnsupportedError, match="scheme of the address is unknown.*scheme='crates'") as raised:
         open_store("crates://me:secret@here")
     assert {"crate", "barrel"} <= set(raised.value.facts["added"])  # type: ignore[call-overload]
     for built_in in ("sqlite://", "postgresql://", "nats://", "memory://"):

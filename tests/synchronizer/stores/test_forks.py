@@ -61,7 +61,7 @@ def test_a_child_is_refused_the_file_that_its_parent_has_open(url: str, tmp_path
         for name in (url, f"sqlite:///{tmp_path}/link.db"):
             answer = in_a_fork(lambda name=name: append(name))
             assert isinstance(answer, ClosedError)
-            assert "start this process with 'spawn' or 'forkserver', or close the file before the fork" in str(answer)
+            assert "start it with 'spawn' or 'forkserver', or close the file before the fork" in str(answer)
         assert store.append("s", b"data") == Appended(0, 4)
     with open_store(url) as store:
         assert store.read("s", 0, 100) == b"data"

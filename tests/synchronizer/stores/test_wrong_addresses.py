@@ -57,13 +57,13 @@ def test_a_file_of_credentials_that_is_not_there_is_named(option: str, tmp_path:
 
 
 def test_a_server_that_speaks_no_tls_is_not_spoken_to_where_the_address_demands_it(nats_url: str) -> None:
-    with pytest.raises(StoreUnavailableError, match="does not require TLS"):
+    with pytest.raises(StoreUnavailableError, match="requires TLS, but the server does not"):
         open_store(f"{nats_url}&tls=require&timeout_seconds=2")
 
 
 def test_a_store_that_is_not_there_yet_may_be_made(nats_url: str, postgres_url: str) -> None:
     for url in (nats_url, postgres_url):
-        with pytest.raises(NotFoundError, match="no store.*make one"):
+        with pytest.raises(NotFoundError, match="no store.*create a store"):
             open_store(url, must_exist=True)
 
 

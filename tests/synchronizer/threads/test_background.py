@@ -85,7 +85,7 @@ def test_a_kind_of_error_is_logged_once_with_its_traceback_and_then_at_every_dou
     keep_running(failing(*[KindError("x")] * 9, None), name="kinds", clock=PausingClock())
     records = [record for record in caplog.records if "KindError" in record.getMessage()]
     assert [record.exc_info is not None for record in records] == [True, False, False, False]  # of 1, 2, 4, 8
-    assert "kinds goes on" in records[0].getMessage() and "test_background.py:" in records[0].getMessage()
+    assert "kinds continues after" in records[0].getMessage() and "test_background.py:" in records[0].getMessage()
     assert counted("KindError") == 9
 
 

@@ -30,7 +30,7 @@ def test_an_outage_of_one_is_logged_and_keeps_none_from_its_work(caplog: pytest.
     assert step_each([failing(away), failing(closed), lambda: done.append(1.0)]) == math.inf
     assert done == [1.0]
     (record,) = caplog.records
-    assert "is repeated when the clock has moved: the store is away" in record.message
+    assert "is retried when the clock advances: the store is away" in record.message
 
 
 def test_an_error_that_does_not_go_away_is_raised() -> None:

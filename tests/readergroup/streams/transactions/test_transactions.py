@@ -811,7 +811,7 @@ def test_an_abort_gives_up_what_was_staged_and_not_what_is_committed(streams: St
     part = stage(streams, events("given up"))
     Transactions(streams).abort(NAME, JOB)
     assert staged(streams.store) == []
-    with pytest.raises(NotFoundError, match="were given up"):
+    with pytest.raises(NotFoundError, match="were discarded"):
         commit(streams, 1, part)
     assert commit(streams, 1, stage(streams, events("b")))
     assert by_key(stored(streams)) == by_key([*events("a"), *events("b")])
@@ -829,7 +829,7 @@ def test_an_abort_that_comes_before_the_entry_of_a_commit_wins(streams: StreamMa
     part = stage(streams, events("a"))
     failing = FailingStore(streams.store)
     failing.before = abort = Nth(1, is_entry, lambda: Transactions(streams).abort(NAME, JOB))
-    with pytest.raises(NotFoundError, match="were given up"):
+    with pytest.raises(NotFoundError, match="were discarded"):
         commit(StreamManager(failing), 0, part)
     assert abort.acted and stored(streams) == [] and not streams.fetch_state(NAME).is_pending
 
@@ -883,7 +883,7 @@ def test_a_deleted_stream_leaves_nothing_that_was_staged(streams: StreamManager)
     with pytest.raises(NotFoundError, match="no stream of this name"):
         commit(streams, 0, part)
     streams.create(NAME, scaling=ScalingPolicy.fixed(2))
-    with pytest.raises(NotFoundError, match="that was deleted"):
+    with pytest.raises(NotFoundError, match="belong to a deleted stream"):
         commit(streams, 0, part)
     assert stored(streams) == []
 
@@ -946,13 +946,13 @@ def test_what_cannot_be_committed_is_refused_and_nothing_is_done(streams: Stream
         (InvalidArgumentError, "name each part once", lambda: commit(streams, 1, good, good)),
         (InvalidArgumentError, "another transaction", lambda: commit(streams, 1, good, foreign)),
         (InvalidArgumentError, "another transaction", lambda: commit(streams, 1, good, key="else")),
-        (InvalidArgumentError, "number is a whole number from 0 on", lambda: commit(streams, -1, good)),
+        (InvalidArgumentError, "number must be an integer >= 0", lambda: commit(streams, -1, good)),
         (InvalidArgumentError, "transaction key", lambda: commit(streams, 1, key="a/b")),
         (InvalidArgumentError, "transaction key", lambda: stage(streams, [], key="")),
         (InvalidArgumentError, "transaction key", lambda: Transactions(streams).abort(NAME, "x" * 251)),
-        (NotFoundError, "given up", lambda: commit(streams, 1, merged)),
-        (NotFoundError, "given up", lambda: commit(streams, 1, good, merged)),
-        (NotFoundError, "dropped or deleted", lambda: commit(streams, 1, good, lost)),
+        (NotFoundError, "were discarded", lambda: commit(streams, 1, merged)),
+        (NotFoundError, "were discarded", lambda: commit(streams, 1, good, merged)),
+        (NotFoundError, "discarded or deleted", lambda: commit(streams, 1, good, lost)),
         (NotFoundError, "no stream", lambda: stage(streams, [], name="shop/none")),
         (NotFoundError, "no stream", lambda: commit(streams, 1, name="shop/none")),
         (NotFoundError, "no stream", lambda: Transactions(streams).abort("shop/none", JOB)),

@@ -177,7 +177,7 @@ def test_fields_with_an_alias_are_put_by_their_name(store: FailingStore) -> None
     class Ambiguous(BaseModel):
         opens_at: int = Field(9, validation_alias=AliasChoices("opensAt", "opens"))
 
-    with pytest.raises(InvalidArgumentError, match="one alias at most: field='opens_at'"):
+    with pytest.raises(InvalidArgumentError, match="at most one alias: field='opens_at'"):
         SharedConfig(store, "ambiguous", Ambiguous)
 
 
@@ -213,7 +213,7 @@ def test_listeners_hear_the_configuration_before_and_after(two: Two) -> None:
 
 
 def test_no_name_is_no_name(store: FailingStore) -> None:
-    with pytest.raises(InvalidArgumentError, match="the last of them no /"):
+    with pytest.raises(InvalidArgumentError, match="the last one must not be"):
         SharedConfig(store, "", Shop)
 
 
@@ -235,9 +235,9 @@ def test_what_could_not_be_called_in_a_thread_is_no_listener(two: Two) -> None:
 
     nothing: Any = None
     for wrong in (listener, nothing):
-        with pytest.raises(InvalidArgumentError, match="plain function"):
+        with pytest.raises(InvalidArgumentError, match="plain function|must be a function"):
             two[0].register_listener(wrong)
-        with pytest.raises(InvalidArgumentError, match="plain function"):
+        with pytest.raises(InvalidArgumentError, match="plain function|must be a function"):
             two[0].synchronizer.on_update(wrong)
 
 

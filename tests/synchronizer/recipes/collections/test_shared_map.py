@@ -232,9 +232,9 @@ class TestValues:
             (int, 2**64, "cannot be stored: Integer value out of range"),
             (str, "\ud800", "cannot be stored"),
             (Any, object(), "cannot be stored"),
-            (Any, (1, 2), "lists in place of tuples"),
+            (Any, (1, 2), "lists instead of tuples"),
             (Any, [float("nan")], "no NaN"),
-            (Any, Item(name="a"), "give the exact type"),
+            (Any, Item(name="a"), "declare the exact type"),
             (Item, Item.model_construct(name=5), "cannot be stored: name: Input should be a valid string"),
         ],
     )
@@ -271,7 +271,7 @@ class TestValues:
             prices["\ud800"] = 1  # half a character
 
     def test_types_that_nothing_is_known_of_are_refused(self, store: FailingStore) -> None:
-        with pytest.raises(InvalidArgumentError, match="value_type is no type whose values can be shared"):
+        with pytest.raises(InvalidArgumentError, match="value_type is not a type whose values can be shared"):
             SharedMap(store, "values", threading.Lock)  # type: ignore[arg-type]
 
     def test_a_model_may_get_a_field_while_the_release_before_is_running(self, store: FailingStore) -> None:
@@ -288,7 +288,7 @@ class TestValues:
     ) -> None:
         SharedMap(store, "prices", str).update({"a": "cheap", "b": "7"})
         prices = SharedMap(store, "prices", int)
-        with pytest.raises(InvalidArgumentError, match="stored value does not fit this type.*key='a'"):
+        with pytest.raises(InvalidArgumentError, match="stored value does not match this type.*key='a'"):
             prices["a"]
         assert prices["b"] == 7
         prices["a"] = 1

@@ -160,7 +160,7 @@ def test_a_barrier_has_the_parties_that_it_was_begun_with(store: SegmentStore) -
     a_barrier(store)
     with pytest.raises(InvalidArgumentError, match="parties=2 given=3"):
         a_barrier(store, 3)
-    with pytest.raises(InvalidArgumentError, match="parties is a whole number from 1 on"):
+    with pytest.raises(InvalidArgumentError, match="parties must be an integer >= 1"):
         a_barrier(store, 0)
     assert Barrier(store, "alone", 1).wait() == 0
 

@@ -359,7 +359,7 @@ class Campaign:
 def test_a_campaign_waits_until_it_is_elected_and_no_longer_than_it_has_time(world: World) -> None:
     with running(world, "a") as a, running(world, "b") as b:
         assert a.campaign(timeout=LONG)
-        with pytest.raises(DeadlineExceededError, match="another is the leader"):
+        with pytest.raises(DeadlineExceededError, match="another candidate is the leader"):
             b.campaign(timeout=0.1)
         assert [each.member for each in a.synchronizer.fetch_updates().members] == ["a"]
         campaign = Campaign(b)

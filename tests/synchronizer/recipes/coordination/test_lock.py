@@ -137,7 +137,7 @@ def test_who_waits_too_long_is_told_who_holds_the_lock_and_is_not_in_line_any_mo
 def test_a_thread_that_holds_the_lock_is_refused_and_may_come_back_later(store: SegmentStore) -> None:
     lock = a_lock(store)
     with lock.acquire(timeout=LONG):
-        with pytest.raises(InvalidArgumentError, match="this thread holds the lock already"):
+        with pytest.raises(InvalidArgumentError, match="this thread already holds the lock"):
             lock.acquire(timeout=LONG)
     with lock.acquire(timeout=LONG) as held:
         held.check()
@@ -150,7 +150,7 @@ def test_who_releases_twice_does_not_release_what_he_has_acquired_since(store: S
     with lock.acquire(timeout=LONG) as held:
         first.release()
         held.check()
-        with pytest.raises(InvalidArgumentError, match="this thread holds the lock already"):
+        with pytest.raises(InvalidArgumentError, match="this thread already holds the lock"):
             lock.acquire(timeout=0.0)
 
 
@@ -305,7 +305,7 @@ def test_a_semaphore_has_the_permits_that_it_was_begun_with(store: SegmentStore)
     a_semaphore(store, "a")
     with pytest.raises(InvalidArgumentError, match="permits=2 given=3"):
         a_semaphore(store, "b", permits=3)
-    with pytest.raises(InvalidArgumentError, match="permits is a whole number from 1 on"):
+    with pytest.raises(InvalidArgumentError, match="permits must be an integer >= 1"):
         a_semaphore(store, "b", permits=0)
 
 

@@ -111,7 +111,7 @@ class History(RuleBasedStateMachine):
         gone = data.draw(st.sampled_from(self.model))
         self.model.remove(gone)
         self.apply(Leave.model_validate({"member": gone[0], "lease": gone[1], "cause": cause}))
-        with pytest.raises(InvalidArgumentError, match="not there"):
+        with pytest.raises(InvalidArgumentError, match="not present"):
             Leave(member=gone[0], lease=gone[1], cause="dead").apply_to(self.state, Revision(0, 0))
 
     @invariant()

@@ -245,7 +245,7 @@ def test_a_member_that_cannot_join_again_now_does_so_later(world: World, caplog:
                 raise StoreUnavailableError("it takes nothing now")
 
         store.before = take_nothing
-        until(lambda: "b could not join fleet again" in caplog.text, "an attempt that failed")
+        until(lambda: "b could not rejoin fleet" in caplog.text, "an attempt that failed")
         assert a.members() == ["a"]
         store.before = None
         until(lambda: a.members() == ["a", "b"], "one that did not")
@@ -259,5 +259,5 @@ def test_an_id_that_cannot_be_is_refused(world: World, member_id: str) -> None:
 
 @pytest.mark.parametrize("timeout_seconds", [0.0, -1.0, 1e9])
 def test_a_timeout_that_cannot_be_is_refused(world: World, timeout_seconds: float) -> None:
-    with pytest.raises(InvalidArgumentError, match="member_timeout_seconds is"):
+    with pytest.raises(InvalidArgumentError, match="member_timeout_seconds must be"):
         StepByStep(world, "a", timeout_seconds=timeout_seconds)

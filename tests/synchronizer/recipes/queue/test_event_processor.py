@@ -730,7 +730,7 @@ class TestThreads:
             store.unavailable = True
             until(lambda: caplog.text.count("does not answer") == 2, "it is told again")
         assert handler.handled == numbers(2)
-        assert "the role could not be released and expires" in caplog.text
+        assert "the role could not be released and will expire" in caplog.text
 
     @pytest.mark.parametrize("error", [ValueError, SystemExit])
     def test_what_it_stopped_with_is_raised_where_it_is_waited_for(

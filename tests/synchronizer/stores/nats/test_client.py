@@ -113,4 +113,4 @@ with open_store(sys.argv[1]) as store:
 def test_a_process_with_another_release_works_and_says_that_it_is_slower(nats_url: str) -> None:
     output = subprocess.run([sys.executable, "-c", _WITHOUT, nats_url], capture_output=True, text=True, timeout=300)
     assert output.stdout.strip() == "Appended(offset=0, length=3) PublicClient", output.stderr
-    assert "synchronizer.stores.nats.client this release of nats-py is not known" in output.stderr
+    assert "synchronizer.stores.nats.client this release of nats-py is unknown" in output.stderr

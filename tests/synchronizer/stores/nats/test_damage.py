@@ -246,7 +246,7 @@ def test_a_part_of_no_append_is_corrupt(server: NatsServer) -> None:
         store.create("s")
         header = wire.head_header(0, 3, 0, wire.PART)[wire.HEAD].encode()
         stranger.publish("part.d.s", wire.HEAD.encode() + b": " + header + b"\r\n", b"abc")
-        until(lambda: is_corrupt(store, "part of an append"), "the server has stored it")
+        until(lambda: is_corrupt(store, "belongs to an atomic append"), "the server has stored it")
     stranger.close()
 
 

@@ -164,7 +164,7 @@ def test_what_another_application_has_only_in_its_write_ahead_log_stays_there(pa
 
 def test_what_is_not_a_file_is_refused(path: Path) -> None:
     os.mkfifo(path)
-    with pytest.raises(InvalidArgumentError, match="not that of a file"):
+    with pytest.raises(InvalidArgumentError, match="not a regular file"):
         open_store(f"sqlite:///{path}")
 
 
@@ -195,7 +195,7 @@ def test_the_log_says_where_a_file_was_made(
     with caplog.at_level("INFO", logger="synchronizer"):
         open_store("sqlite:///store.db").close()
         open_store("sqlite:///store.db").close()
-    assert [record.getMessage() for record in caplog.records] == [f"made a new SQLite file: path='{path}'"]
+    assert [record.getMessage() for record in caplog.records] == [f"created a SQLite file: path='{path}'"]
 
 
 def test_only_sqlite_opens_the_file(path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_full_database_loses_nothing(path: Path) -> None:
         store.create("s")
         store.append("s", b"kept", attributes={"a": AttributeChange(None, b"1")})
         store._writer.execute("PRAGMA max_page_count = 20")
-        with pytest.raises(StoreFullError, match="make room"):
+        with pytest.raises(StoreFullError, match="free some space"):
             store.append("s", bytes(1 << 20), attributes={"a": AttributeChange(ANY, b"2")})
         assert store.read("s", 0, 10) == b"kept"
         assert store.attributes("s") == {"a": b"1"}
@@ -386,7 +386,7 @@ def test_a_commit_that_cannot_be_synced_has_an_unknown_outcome(path: Path, is_st
         store._writer = FailingSync(writer, is_stored=is_stored)
         assert isinstance(store.append("s", b"data", expected_offset=0), UnknownOutcome)
         store._writer = writer
-        with pytest.raises(CorruptStoreError, match="open it again"):
+        with pytest.raises(CorruptStoreError, match="open the file again"):
             store.info("s")
     with SqliteStore(str(path)) as store:
         assert store.info("s").length == (4 if is_stored else 0)
@@ -406,7 +406,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
         with opened(tmp_path / "store.db") as store:
             store.create("s")
             length = 0
-            with pytest.raises(StoreFullError, match="make room"):
+            with pytest.raises(StoreFullError, match="free some space"):
                 while True:
                     length = appended(store.append("s", b"0123456789" * 1000, expected_offset=length)).length
             assert length > 0
@@ -424,7 +424,7 @@ def test_a_read_only_file_or_directory_is_reported(read_only: str) -> None:
         (directory / read_only).chmod(0o555)
         directory.chmod(0o555 if read_only == "." else 0o777)
         message = as_nobody(lambda: open_store(f"sqlite:///{directory}/store.db"))
-        assert "not writable; allow this user" in message
+        assert "writable; grant this user" in message
     finally:
         directory.chmod(0o777)
         shutil.rmtree(directory)

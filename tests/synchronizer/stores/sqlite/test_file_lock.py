@@ -40,7 +40,7 @@ def test_who_waits_at_the_gate_gives_up_at_the_deadline(tmp_path: Path) -> None:
     one, other = Gate(str(tmp_path / "lock")), Gate(str(tmp_path / "lock"))
     with held(one, LONG):
         before = time.monotonic()
-        with pytest.raises(StoreUnavailableError, match="stopped process"), held(other, 0.4):
+        with pytest.raises(StoreUnavailableError, match="suspended process"), held(other, 0.4):
             pass
         assert 0.4 <= time.monotonic() - before < LONG
     with held(other, 0):

@@ -67,7 +67,7 @@ def main(case: str, folder: Path) -> None:
             try:
                 raise AssertionError(call())
             except CorruptStoreError as error:
-                assert "open it again" in str(error)
+                assert "open the file again" in str(error)
     first.close()
     try:
         raise AssertionError(open_store(url))

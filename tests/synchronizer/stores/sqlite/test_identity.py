@@ -171,7 +171,7 @@ def test_a_directory_that_may_not_be_entered_is_not_taken_for_a_deleted_file(tmp
         with open_store(f"sqlite:///{directory}/store.db") as store:
             store.create("s")
             directory.chmod(0)
-            with pytest.raises(StoreUnavailableError, match="allow this user to enter"):
+            with pytest.raises(StoreUnavailableError, match="grant this user access"):
                 store.append("s", b"lost")
             directory.chmod(0o777)
             assert store.append("s", b"kept") == Appended(0, 4)

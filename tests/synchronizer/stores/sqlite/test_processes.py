@@ -169,7 +169,7 @@ def test_acknowledged_appends_survive_the_kill_of_all_writers(path: Path) -> Non
 def test_a_writer_that_is_stopped_in_mid_write_does_not_hang_the_others(path: Path) -> None:
     with SqliteStore(str(path), write_timeout=0.3) as store, running(hold_the_gate, path) as (stopped, connection):
         receive(connection)
-        with pytest.raises(StoreUnavailableError, match="stopped process"):
+        with pytest.raises(StoreUnavailableError, match="suspended process"):
             store.append("s", b"lost")
         assert store.info("s").length == 0  # reading goes on
         assert stopped.pid

@@ -59,7 +59,7 @@ def test_a_link_is_not_followed(path: Path, suffix: str) -> None:
     before = other.stat()
     Path(f"{path}{suffix}").unlink()
     Path(f"{path}{suffix}").symlink_to(other)
-    with pytest.raises(StoreUnavailableError, match=f"is a link, which is not followed; remove it.*{suffix}"):
+    with pytest.raises(StoreUnavailableError, match=f"is a symbolic link, which is not followed; remove it.*{suffix}"):
         use(path)
     assert other.read_bytes() == b"kept"
     assert other.stat().st_mode == before.st_mode
@@ -70,7 +70,7 @@ def test_what_is_not_a_file_is_refused(path: Path, suffix: str) -> None:
     use(path)
     Path(f"{path}{suffix}").unlink()
     os.mkfifo(f"{path}{suffix}")
-    with pytest.raises(StoreUnavailableError, match=f"not a file; remove it.*{suffix}"):
+    with pytest.raises(StoreUnavailableError, match=f"not a regular file; remove it.*{suffix}"):
         use(path)
 
 
