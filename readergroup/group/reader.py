@@ -30,10 +30,10 @@ from synchronizer import (
     TruncatedError,
 )
 from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.backoff import Backoff
 from synchronizer.callables import checked
 from synchronizer.liveness.lease import Lease
 from synchronizer.liveness.timing import RENEWALS
-from synchronizer.patience import Patience
 from synchronizer.threads.flag import Flag
 
 from ..errors import EndOfDataError, ReaderNotInGroupError
@@ -459,7 +459,7 @@ class Reader(Generic[T]):
 
     def _renew_until(self, deadline: Deadline) -> None:
         """Renew the lease, and wait for a store that is away until the deadline."""
-        patience = Patience(self._clock, deadline)
+        backoff = Backoff(self._clock, deadline)
         while True:
             try:
                 if self._renew():
@@ -469,7 +469,7 @@ class Reader(Generic[T]):
                     reader=self.reader_id,
                 )
             except StoreUnavailableError as error:
-                if not patience.wait():
+                if not backoff.wait():
                     raise DeadlineExceededError("the positions were not committed in time; commit again") from error
 
     def _positions(self, *, moved_only: bool = True) -> Positions:

@@ -17,7 +17,7 @@ from synchronizer import (
     TruncatedError,
 )
 from synchronizer.arguments import check_type
-from synchronizer.patience import Patience
+from synchronizer.backoff import Backoff
 from synchronizer.threads.flag import Flag
 
 from ..streams.data.segment_reader import SegmentReader
@@ -139,7 +139,7 @@ class NotificationRecord:
                 yield offset, notification
 
     def _patiently(self, call: Callable[[], R]) -> R:
-        return Patience(self._clock, Deadline(self._clock, self._timeout)).call(call)
+        return Backoff(self._clock, Deadline(self._clock, self._timeout)).retry(call)
 
 
 def entries(store: SegmentStore, within: RecordRange) -> Iterator[tuple[int, Notification]]:

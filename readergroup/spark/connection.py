@@ -18,7 +18,7 @@ from synchronizer import (
     UnsupportedError,
     open_store,
 )
-from synchronizer.patience import Patience
+from synchronizer.backoff import Backoff
 
 from ..client import Client
 
@@ -39,9 +39,9 @@ def client_of(url: SecretStr) -> Client:
     return _clients[key]
 
 
-def patience_of(client: Client) -> Patience:
-    """Return the patience of one call with an unavailable store: an error in planning would end a streaming query."""
-    return Patience(client.clock, Deadline(client.clock, client.timeout))
+def backoff_of(client: Client) -> Backoff:
+    """Return the backoff of one call with an unavailable store: an error in planning would end a streaming query."""
+    return Backoff(client.clock, Deadline(client.clock, client.timeout))
 
 
 def check_address(url: SecretStr, *, one_host: bool) -> None:

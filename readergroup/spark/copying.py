@@ -29,7 +29,7 @@ from ..client import Client
 from ..streams.config import StreamInfo
 from ..streams.copy_parts import CopyPart, OnProgress, copied_bytes, copy_part
 from ..streams.data.places import Place
-from .connection import check_address, client_of, patience_of
+from .connection import backoff_of, check_address, client_of
 from .planning import packed
 from .source import is_on_one_host
 
@@ -94,7 +94,7 @@ def _copy_in_tasks(spark: SparkSession, url: SecretStr, parts: Sequence[CopyPart
         client = client_of(url)
         try:
             for part in group:
-                deque(copy_part(client.store, part, lambda: patience_of(client)), maxlen=0)
+                deque(copy_part(client.store, part, lambda: backoff_of(client)), maxlen=0)
         except _FINAL_ERRORS as error:
             yield error
 

@@ -27,7 +27,7 @@ from ..record.arrow import SCHEMA, record_batches
 from ..record.entries import RecordRange
 from ..record.record import NotificationRecord, entries
 from ..streams.data.boundaries import next_boundary
-from .connection import check_address, client_of, patience_of
+from .connection import backoff_of, check_address, client_of
 from .offsets import VERSION, check_version
 from .options import NotificationOptions, notification_options
 
@@ -111,7 +111,7 @@ class _Reading:
         client, within = client_of(self._options.url), partition.within
         while within.start < within.end:
             try:
-                found = patience_of(client).call(partial(_all, client.store, within))
+                found = backoff_of(client).retry(partial(_all, client.store, within))
             except TruncatedError as error:
                 self.told(error)
                 within = within.model_copy(update={"start": error.start_offset})
@@ -180,7 +180,7 @@ class NotificationStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
             client.clock.wait(Flag(), _IDLE_SECONDS)
             return start
         if (start["life"], start["offset"]) == (found.life, found.end):
-            patience_of(client).call(lambda: client.store.wait({found.segment: found.end}, _IDLE_SECONDS))
+            backoff_of(client).retry(lambda: client.store.wait({found.segment: found.end}, _IDLE_SECONDS))
             return start
         return self._offset(found.life, found.end)
 

@@ -19,7 +19,7 @@ from ..client import Client
 from ..streams.config import StreamCut, number_of
 from ..streams.data.places import check_offset
 from ..streams.state import StreamState
-from .connection import client_of, patience_of, widen_pipe
+from .connection import backoff_of, client_of, widen_pipe
 from .options import ReadBound, ReadOptions
 from .planning import Ranges, planned
 from .retention import DataLoss, moved_to_data
@@ -62,7 +62,7 @@ def resolved(client: Client, state: StreamState, place: ReadBound) -> StreamCut:
         raise InvalidArgumentError("the cut belongs to a stream of this name that was deleted", cut=str(place))
     for segment, offset in place.offsets.items():
         if number_of(segment) in state.segments:
-            patience_of(client).call(partial(check_offset, client.store, segment, state.incarnation, offset))
+            backoff_of(client).retry(partial(check_offset, client.store, segment, state.incarnation, offset))
         elif number_of(segment) >= state.next_number:
             state.record(segment)  # raises for a segment that never existed
     return place.model_copy(update={"incarnation": state.incarnation})
@@ -79,7 +79,7 @@ def record_batches(partition: InputPartition, rows: Rows, options: ReadOptions) 
         batches = client.batch.record_batches(each, rows.columns)
         while True:
             try:
-                batch = patience_of(client).call(partial(next, batches, None))
+                batch = backoff_of(client).retry(partial(next, batches, None))
             except TruncatedError as error:
                 loss.told(error)
                 continue

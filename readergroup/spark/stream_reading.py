@@ -23,7 +23,7 @@ from ..batch.ranges import SegmentRange
 from ..client import Client
 from ..streams.config import StreamCut, data_segment, number_of
 from ..streams.state import StreamState
-from .connection import client_of, patience_of
+from .connection import backoff_of, client_of
 from .offsets import cut_of, offset_of, report_of
 from .options import ReadOptions
 from .planning import planned
@@ -83,7 +83,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cut, log = self._cut(state, start), {metadata.segment: metadata.applied_length}
         self._publish(state, cut)
         self._report = None
-        self._latest = patience_of(client).call(lambda: self._next_cut(state, cut, limit))
+        self._latest = backoff_of(client).retry(lambda: self._next_cut(state, cut, limit))
         if self._latest != cut:
             self._idle = None
             return offset_of(self._latest)
@@ -228,5 +228,5 @@ class _Idle:
         """Whether nothing has changed; waits a moment for a change."""
         if offset != self._offset:
             return False
-        self._changed = patience_of(client).call(lambda: client.store.wait(self._known, IDLE_SECONDS))
+        self._changed = backoff_of(client).retry(lambda: client.store.wait(self._known, IDLE_SECONDS))
         return not self._changed

@@ -22,8 +22,8 @@ from synchronizer import (
     SegmentCopy,
     SegmentStore,
 )
+from synchronizer.backoff import Backoff
 from synchronizer.compare_and_set import Cell
-from synchronizer.patience import Patience
 from synchronizer.threads.flag import Flag
 
 from ..errors import CorruptDataError
@@ -52,18 +52,18 @@ class CopyPart(FrozenModel):
         return self.end - self.start
 
 
-def copy_part(store: SegmentStore, part: CopyPart, patience: Callable[[], Patience]) -> Iterator[int]:
+def copy_part(store: SegmentStore, part: CopyPart, backoff: Callable[[], Backoff]) -> Iterator[int]:
     """Copy a part and seal it. Yield how many of its bytes are copied, whenever there are more.
 
-    Continues where an earlier or a concurrent call has got to. Each ``patience`` limits the wait for a store that is
+    Continues where an earlier or a concurrent call has got to. Each ``backoff`` limits the wait for a store that is
     away.
     """
-    patience().call(lambda: store.create(part.target))
-    if patience().call(lambda: store.info(part.target)).sealed:
+    backoff().retry(lambda: store.create(part.target))
+    if backoff().retry(lambda: store.info(part.target)).sealed:
         yield part.size
         return
     cell = Cell(store, part.target, _COPIED)
-    patience().call(cell.load)
+    backoff().retry(cell.load)
     reader = SegmentReader(store, part.source, part.start)
     while True:
         copied = part.start if cell.stored is None else int.from_bytes(cell.stored)
@@ -72,13 +72,13 @@ def copy_part(store: SegmentStore, part: CopyPart, patience: Callable[[], Patien
             break
         if reader.offset != copied:  # another process is ahead
             reader.seek(copied)
-        data, upto = _next_blocks(reader, part, patience())
+        data, upto = _next_blocks(reader, part, backoff())
         try:
-            patience().call(partial(cell.change, upto.to_bytes(8), data))
+            backoff().retry(partial(cell.change, upto.to_bytes(8), data))
         except SealedError:  # by another process that copied the rest
             yield part.size
             break
-    patience().call(lambda: store.seal(part.target))
+    backoff().retry(lambda: store.seal(part.target))
 
 
 def copied_bytes(store: SegmentStore, part: CopyPart) -> int:
@@ -90,11 +90,11 @@ def copied_bytes(store: SegmentStore, part: CopyPart) -> int:
     return 0 if mark is None else int.from_bytes(mark) - part.start
 
 
-def _next_blocks(reader: SegmentReader, part: CopyPart, patience: Patience) -> tuple[bytes, int]:
+def _next_blocks(reader: SegmentReader, part: CopyPart, backoff: Backoff) -> tuple[bytes, int]:
     """Return the next events as one read of the store brings them, encoded as they are, and the offset after them."""
     blocks: list[Block] = []
     while reader.offset < part.end and (reader.buffered or not blocks):
-        block = patience.call(reader.next_block)
+        block = backoff.retry(reader.next_block)
         if block is None:
             raise CorruptDataError("the source ends before the end of the copy", segment=part.source, end=part.end)
         blocks.append(block)
@@ -136,7 +136,7 @@ class CopyProgress:
 def copy_by_events(
     store: SegmentStore,
     parts: Sequence[CopyPart],
-    patience: Callable[[], Patience],
+    backoff: Callable[[], Backoff],
     *,
     threads: int,
     progress: CopyProgress,
@@ -147,7 +147,7 @@ def copy_by_events(
 
     def copy(part: CopyPart) -> None:
         before = 0
-        for copied in copy_part(store, part, patience):
+        for copied in copy_part(store, part, backoff):
             progress.advance(copied - before)
             before = copied
             if stop.is_set():
@@ -167,7 +167,7 @@ def copy_by_events(
             raise
 
 
-def copy_by_segments(store: SegmentStore, parts: Sequence[CopyPart], patience: Patience) -> None:
+def copy_by_segments(store: SegmentStore, parts: Sequence[CopyPart], backoff: Backoff) -> None:
     """Let the store copy all parts inside itself, all or nothing."""
 
     def copy() -> bool:
@@ -178,4 +178,4 @@ def copy_by_segments(store: SegmentStore, parts: Sequence[CopyPart], patience: P
             ]
         )
 
-    patience.call(copy)
+    backoff.retry(copy)

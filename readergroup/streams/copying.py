@@ -74,13 +74,13 @@ class Copies:
                 parts = self.parts(state)
                 progress = CopyProgress(sum(part.size for part in parts), on_progress)
                 if state.origin and state.origin.by == "segments":
-                    copy_by_segments(self._store, parts, self._metadata.patience())
+                    copy_by_segments(self._store, parts, self._metadata.backoff())
                     progress.advance(progress.total)
                 else:
                     copy_by_events(
                         self._store,
                         parts,
-                        self._metadata.patience,
+                        self._metadata.backoff,
                         threads=threads,
                         progress=progress,
                         deadline=deadline,
@@ -191,7 +191,7 @@ class Copies:
 
     def _stands_between_blocks(self, state: StreamState, cut: StreamCut) -> bool:
         return all(
-            self._metadata.patience().call(partial(block_start, self._store, state.data_segment(number), offset))
+            self._metadata.backoff().retry(partial(block_start, self._store, state.data_segment(number), offset))
             == offset
             for number, offset in _offsets(cut).items()
         )
@@ -207,8 +207,8 @@ class Copies:
             source = data_segment(segment_id(origin.stream, number), origin.incarnation)
             end = origin.end.get(number)
             if end is None:  # it was sealed before its successors were published
-                patience = self._metadata.patience()
-                end = patience.call(partial(self._store.info, source)).length
+                backoff = self._metadata.backoff()
+                end = backoff.retry(partial(self._store.info, source)).length
             target = state.data_segment(number)
             parts.append(CopyPart(source=source, target=target, start=origin.start.get(number, 0), end=end))
         return parts

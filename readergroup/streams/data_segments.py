@@ -12,8 +12,8 @@ from synchronizer import (
     ReaderGroupError,
     Update,
 )
+from synchronizer.backoff import Backoff
 from synchronizer.callables import checked
-from synchronizer.patience import Patience
 
 from .config import StagedName, StreamCut, StreamInfo, staging_prefix
 from .data.places import Place, check_offset
@@ -34,9 +34,9 @@ class DataSegments:
 
     def lengths(self, state: StreamState, numbers: Iterable[int], deadline: Deadline) -> Mapping[int, int]:
         """Return the present lengths of these data segments."""
-        patience = self._metadata.patience(deadline)
+        backoff = self._metadata.backoff(deadline)
         segments = {number: state.data_segment(number) for number in numbers}
-        return {n: patience.call(partial(self._store.info, segment)).length for n, segment in segments.items()}
+        return {n: backoff.retry(partial(self._store.info, segment)).length for n, segment in segments.items()}
 
     def tail(self, state: StreamState, deadline: Deadline) -> StreamCut:
         """Return where the data of the newest epoch in ``state`` ends now."""
@@ -74,32 +74,32 @@ class DataSegments:
             return tail or self.tail(state, deadline)
         if not isinstance(place, StreamCut):
             raise InvalidArgumentError(f"{argument} must be a StreamCut, 'head' or 'tail'", place=place)
-        patience = self._metadata.patience(deadline)
+        backoff = self._metadata.backoff(deadline)
         for number, offset in state.check_cut(place).items():
-            patience.call(partial(check_offset, self._store, state.segment(number), state.incarnation, offset))
+            backoff.retry(partial(check_offset, self._store, state.segment(number), state.incarnation, offset))
         return place
 
     # ------------------------------------------------------------------ giving data up
 
     def truncate(self, state: StreamState, deadline: Deadline) -> None:
         """Delete the blocks that lie wholly before the head, and segments that were retired long ago."""
-        patience = self._metadata.patience(deadline)
+        backoff = self._metadata.backoff(deadline)
         for number, each in state.segments.items():
             segment = state.data_segment(number)
             if each.retired_at is not None:
-                self._truncate_segment(segment, None, patience)
+                self._truncate_segment(segment, None, backoff)
             elif number in state.head:
-                self._truncate_segment(segment, state.head[number], patience)
+                self._truncate_segment(segment, state.head[number], backoff)
         self._delete_retired(state, deadline)
 
-    def _truncate_segment(self, segment: str, offset: int | None, patience: Patience) -> None:
+    def _truncate_segment(self, segment: str, offset: int | None, backoff: Backoff) -> None:
         """Delete the blocks that lie wholly before ``offset``; None: all."""
         try:
-            info = patience.call(lambda: self._store.info(segment))
+            info = backoff.retry(lambda: self._store.info(segment))
             to = info.length if offset is None else offset
             if to > info.start_offset:
-                start = patience.call(lambda: block_start(self._store, segment, to))
-                patience.call(lambda: self._store.truncate(segment, start))
+                start = backoff.retry(lambda: block_start(self._store, segment, to))
+                backoff.retry(lambda: self._store.truncate(segment, start))
         except NotFoundError:
             return  # deleted already
 
@@ -109,7 +109,7 @@ class DataSegments:
         old = [n for n, each in state.segments.items() if each.retired_at is not None and each.retired_at < before]
         if not old:
             return
-        self.delete((state.data_segment(number) for number in old), self._metadata.patience(deadline))
+        self.delete((state.data_segment(number) for number in old), self._metadata.backoff(deadline))
 
         def forget(now: StreamState) -> Iterable[Update[StreamState]]:
             left = tuple(number for number in old if number in now.segments)
@@ -117,11 +117,11 @@ class DataSegments:
 
         self._metadata.existing(state.name, deadline).update_state(forget, timeout=deadline.remaining())
 
-    def delete(self, segments: Iterable[str], patience: Patience) -> None:
+    def delete(self, segments: Iterable[str], backoff: Backoff) -> None:
         """Delete these segments, as far as they were created."""
         for segment in segments:
             try:
-                patience.call(partial(self._store.delete, segment))
+                backoff.retry(partial(self._store.delete, segment))
             except NotFoundError:
                 continue  # it was never created
 
@@ -129,22 +129,22 @@ class DataSegments:
         """Delete all data of the stream, staged segments too."""
         if not state.incarnation:
             return
-        patience = self._metadata.patience(deadline)
+        backoff = self._metadata.backoff(deadline)
         staged = staging_prefix(state.name, state.incarnation)
-        for segment in patience.call(lambda: list(self._store.list(state.data_prefix))):
+        for segment in backoff.retry(lambda: list(self._store.list(state.data_prefix))):
             if segment.startswith(staged):
-                patience.call(partial(self._store.forget, segment))
+                backoff.retry(partial(self._store.forget, segment))
             else:
-                self.delete([segment], patience)
+                self.delete([segment], backoff)
 
     def delete_staged(self, prefix: str, is_given_up: Callable[[StagedName], bool], deadline: Deadline) -> None:
         """Delete staged segments that are given up under the prefix. Those that cannot be deleted now expire later."""
         is_given_up = checked(is_given_up, "is_given_up")
-        patience = self._metadata.patience(deadline)
+        backoff = self._metadata.backoff(deadline)
         try:
-            for segment in patience.call(lambda: list(self._store.list(prefix))):
+            for segment in backoff.retry(lambda: list(self._store.list(prefix))):
                 if is_given_up(StagedName.of(segment)):
-                    patience.call(partial(self._store.forget, segment))
+                    backoff.retry(partial(self._store.forget, segment))
         except InvalidArgumentError:
             raise
         except ReaderGroupError:

@@ -14,7 +14,7 @@ from synchronizer import (
     SegmentStore,
     StateSynchronizer,
 )
-from synchronizer.patience import Patience
+from synchronizer.backoff import Backoff
 from synchronizer.threads.flag import Flag
 
 from ..errors import StreamBeingCopiedError
@@ -47,9 +47,9 @@ class StreamMetadata:
     def deadline(self, timeout: float | None = None) -> Deadline:
         return Deadline(self.clock, self.timeout if timeout is None else timeout)
 
-    def patience(self, deadline: Deadline | None = None) -> Patience:
-        """Return a patience for a store that is away or full. It ends at the deadline, or when the client is closed."""
-        return Patience(self.clock, deadline or self.deadline(), self._closing)
+    def backoff(self, deadline: Deadline | None = None) -> Backoff:
+        """Return a backoff for a store that is away or full. It ends at the deadline, or when the client is closed."""
+        return Backoff(self.clock, deadline or self.deadline(), self._closing)
 
     # ------------------------------------------------------------------ one stream
 
@@ -114,15 +114,15 @@ class StreamMetadata:
     def names(self, scope: str | None, timeout: float | None) -> Iterator[str]:
         """Iterate over the names of the streams, of all scopes or of one. ``timeout`` is for each name."""
         prefix = _LOG_PREFIX if scope is None else f"{_LOG_PREFIX}{check_name(scope, 'scope')}/"
-        patience = self.patience(self.deadline(timeout))
-        logs = patience.call(lambda: self._deleted.others(list(self.store.list(prefix))))
+        backoff = self.backoff(self.deadline(timeout))
+        logs = backoff.retry(lambda: self._deleted.others(list(self.store.list(prefix))))
         return (log.removeprefix(_LOG_PREFIX) for log in logs if self._is_in_use(log, timeout))
 
     def _is_in_use(self, log: str, timeout: float | None) -> bool:
         name = log.removeprefix(_LOG_PREFIX)
         if name in self._synchronizers:
             return self.exists(name, self.deadline(timeout))
-        length = self.patience(self.deadline(timeout)).call(lambda: self._deleted.length(log))
+        length = self.backoff(self.deadline(timeout)).retry(lambda: self._deleted.length(log))
         exists = self.exists(name, self.deadline(timeout))
         if not exists:
             self._deleted.add(log, length)

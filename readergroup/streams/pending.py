@@ -93,13 +93,13 @@ class PendingChanges:
         def is_open(now: StreamState) -> bool:
             return now.exists and now.incarnation == state.incarnation and now.scale == scale
 
-        patience = self._metadata.patience(deadline)
+        backoff = self._metadata.backoff(deadline)
         created = [state.data_segment(each.number) for each in scale.successors]
         try:
             for segment in created:
-                patience.call(partial(self._store.create, segment))
+                backoff.retry(partial(self._store.create, segment))
             for number in scale.predecessors:
-                patience.call(partial(self._store.seal, state.data_segment(number)))
+                backoff.retry(partial(self._store.seal, state.data_segment(number)))
         except (AlreadyExistsError, NotFoundError):
             # A name was deleted: this scale is long done, or the stream is deleted. The state shows which.
             now = synchronizer.fetch_updates(timeout=deadline.remaining())
@@ -110,16 +110,16 @@ class PendingChanges:
                 lambda now: [PublishScale(epoch=now.epoch + 1)] if is_open(now) else [], timeout=deadline.remaining()
             )
         if now.incarnation != state.incarnation or not now.exists:
-            self._data.delete(created, patience)
+            self._data.delete(created, backoff)
         return now
 
     def _finish_seal(
         self, synchronizer: StateSynchronizer[StreamState], state: StreamState, deadline: Deadline
     ) -> StreamState:
-        patience = self._metadata.patience(deadline)
+        backoff = self._metadata.backoff(deadline)
         try:
             for number in state.current:
-                patience.call(partial(self._store.seal, state.data_segment(number)))
+                backoff.retry(partial(self._store.seal, state.data_segment(number)))
         except NotFoundError:  # deleted meanwhile
             return synchronizer.fetch_updates(timeout=deadline.remaining())
         return synchronizer.update_state(
@@ -141,7 +141,7 @@ class PendingChanges:
             return now.incarnation == state.incarnation and now.known_transactions.open == transaction
 
         try:
-            Merge(self._store, state, transaction, deadline, self._metadata.patience(deadline)).run()
+            Merge(self._store, state, transaction, deadline, self._metadata.backoff(deadline)).run()
         except (NotFoundError, SealedError) as error:
             # Merged meanwhile, and the stream has moved on; or the stream is deleted. The state shows which.
             now = synchronizer.fetch_updates(timeout=deadline.remaining())

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from synchronizer import Deadline, InvalidArgumentError, SegmentStore, TruncatedError
-from synchronizer.patience import Patience
+from synchronizer.backoff import Backoff
 
 from .config import StreamCut
 from .data.block import MAX_ENCODED_BYTES
@@ -30,14 +30,14 @@ def cut_at(streams: StreamManager, stream: str, time: datetime, *, timeout: floa
     microseconds = (time - _EPOCH) // timedelta(microseconds=1)
     deadline = Deadline(streams.clock, streams.timeout if timeout is None else timeout)
     state = streams.fetch_state(stream, timeout=deadline.remaining())
-    patience = Patience(streams.clock, deadline)
+    backoff = Backoff(streams.clock, deadline)
     places: dict[int, int] = {}
     before: set[int] = set()  # segments whose blocks were all written before the time
     offsets = dict(state.head)
     while looked_for := offsets.keys() - places.keys():
         for number in looked_for:
             segment = state.data_segment(number)
-            place, length = patience.call(partial(_place, streams.store, segment, microseconds, offsets[number]))
+            place, length = backoff.retry(partial(_place, streams.store, segment, microseconds, offsets[number]))
             places[number] = place
             if place == length:
                 before.add(number)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Generic
 
+from ..backoff import Backoff
 from ..clock import Deadline
 from ..errors import (
     CorruptStateError,
@@ -14,7 +15,6 @@ from ..errors import (
     StoreUnavailableError,
     UnknownUpdateError,
 )
-from ..patience import Patience
 from ..state import S
 from ..store import MAX_ATTRIBUTE_CHANGES, Appended, AttributeChange, Conflict
 from ..threads.batching import Batch, Batcher, Call, Status
@@ -140,7 +140,7 @@ class EntryBatcher(Batcher[EntryBatch[S]], Generic[S]):
         entries = batch.entries
         data = b"".join([entry.data for entry in entries])
         attributes = entries[0].attributes if len(entries) == 1 else batch.attributes
-        patience: Patience | None = None
+        backoff: Backoff | None = None
         while True:
             problem: BaseException
             try:
@@ -160,8 +160,8 @@ class EntryBatcher(Batcher[EntryBatch[S]], Generic[S]):
                 if isinstance(answer, Conflict):
                     return self._settle_conflict(batch, answer, deadline)
                 problem = batch.lost_answer = answer.cause
-            patience = patience or self._follower.patience(deadline)
-            self._follower.wait(patience, problem, "the store did not take the update in time")
+            backoff = backoff or self._follower.backoff(deadline)
+            self._follower.wait(backoff, problem, "the store did not take the update in time")
 
     def _settle_conflict(self, batch: EntryBatch[S], conflict: Conflict, deadline: Deadline) -> None:
         """Apply the entries that the batch lost to. After a lost answer these may be its own."""

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final, Generic, NamedTuple, TypeVar
 from weakref import ref
 
+from ..backoff import Backoff
 from ..clock import Clock, Deadline
 from ..errors import (
     ClosedError,
@@ -21,7 +22,6 @@ from ..errors import (
     TruncatedError,
     UnknownUpdateError,
 )
-from ..patience import Patience
 from ..state import S, StateCodec
 from ..threads.flag import Bell, Flag
 from .entries import Entry, EntryLog, Mark, Revision
@@ -89,7 +89,7 @@ class LogFollower(Generic[S]):
     def fetch(self, deadline: Deadline) -> Replica[S]:
         """Apply the log at least up to its end when the call began, and return the replica."""
         reloads = looks = 0
-        doubts = self.patience(deadline)
+        doubts = self.backoff(deadline)
         while True:
             self.check_usable()
             try:
@@ -234,19 +234,19 @@ class LogFollower(Generic[S]):
 
     def retry(self, deadline: Deadline, call: Callable[[], R]) -> R:
         """Return the result of ``call``, repeated while the store is unavailable. Raise at the deadline."""
-        patience = self.patience(deadline)
+        backoff = self.backoff(deadline)
         while True:
             try:
                 return call()
             except StoreUnavailableError as error:
-                self.wait(patience, error, "the store did not answer in time")
+                self.wait(backoff, error, "the store did not answer in time")
 
-    def patience(self, deadline: Deadline) -> Patience:
-        return Patience(self.clock, deadline, self.closing)
+    def backoff(self, deadline: Deadline) -> Backoff:
+        return Backoff(self.clock, deadline, self.closing)
 
-    def wait(self, patience: Patience, problem: BaseException, at_deadline: str) -> None:
+    def wait(self, backoff: Backoff, problem: BaseException, at_deadline: str) -> None:
         """Pause before another attempt. Raise after `close`, or ``at_deadline`` when the deadline has passed."""
-        if patience.wait():
+        if backoff.wait():
             return
         if self.closing.is_set():
             raise ClosedError("the synchronizer was closed", segment=self.log.segment)

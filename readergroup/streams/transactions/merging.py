@@ -23,8 +23,8 @@ from synchronizer import (
     StoreFullError,
     StoreUnavailableError,
 )
+from synchronizer.backoff import Backoff
 from synchronizer.compare_and_set import Cell, CellChange, change_together
-from synchronizer.patience import Patience
 
 from ..data.block import HEADER_BYTES, Block, parse_blocks
 from ..data.segment_reader import READ_BYTES, read_block, read_fully
@@ -78,13 +78,13 @@ class Merge:
         state: StreamState,
         transaction: CommittedTransaction,
         deadline: Deadline,
-        patience: Patience,
+        backoff: Backoff,
     ) -> None:
         self._store = store
         self._state = state
         self._transaction = transaction
         self._deadline = deadline
-        self._patience = patience
+        self._backoff = backoff
         self._routes = state.routes
         staged = {number for part in transaction.parts for number in part.segments}
         self._destinations = {number: self._destinations_of(number) for number in staged}
@@ -161,7 +161,7 @@ class Merge:
         try:
             return change_together(self._store, changes)
         except (StoreUnavailableError, StoreFullError) as error:
-            if not self._patience.wait():
+            if not self._backoff.wait():
                 raise self._not_merged() from error
             return False
 
@@ -172,7 +172,7 @@ class Merge:
         while (progress := self._progress(cell.stored)) < end:
             chunk = self._chunk(number, progress, copy=self._store.guarantees.server_side_copy)
             after = self._encoded(chunk.after)
-            self._patience.call(partial(cell.change, after, chunk.data, source=chunk.source))
+            self._backoff.retry(partial(cell.change, after, chunk.data, source=chunk.source))
             if self._deadline.passed and self._progress(cell.stored) < end:
                 raise self._not_merged()
 
@@ -199,12 +199,12 @@ class Merge:
     def _read(self, source: str, offset: int, at_most: int) -> Sequence[Block]:
         """Return the blocks from here on within so many bytes; a larger block only if the append has no other data."""
         if source not in self._lengths:
-            self._lengths[source] = self._patience.call(lambda: self._store.info(source)).length
-        data = self._patience.call(lambda: read_fully(self._store, source, offset, at_most))
+            self._lengths[source] = self._backoff.retry(lambda: self._store.info(source)).length
+        data = self._backoff.retry(lambda: read_fully(self._store, source, offset, at_most))
         blocks, needed = parse_blocks(source, offset, data)
         if not blocks and at_most == _APPEND_BYTES:
             needed = max(needed, HEADER_BYTES)
-            return [self._patience.call(lambda: read_block(self._store, source, offset, needed))]
+            return [self._backoff.retry(lambda: read_block(self._store, source, offset, needed))]
         return blocks
 
     # ------------------------------------------------------------------ progress
@@ -219,7 +219,7 @@ class Merge:
 
     def _load(self) -> None:
         for cell in self._cells.values():
-            self._patience.call(cell.load)
+            self._backoff.retry(cell.load)
 
     def _encoded(self, progress: _MergeProgress) -> bytes:
         return _PROGRESS.pack(self._transaction.sequence, *progress)

@@ -23,8 +23,8 @@ from synchronizer import (
     SealedError,
 )
 from synchronizer.arguments import check_duration
+from synchronizer.backoff import Backoff
 from synchronizer.compare_and_set import append_at
-from synchronizer.patience import Patience
 
 from ..config import FrozenModel, check_name, staged_segments, staging_prefix
 from ..data.block import Headers
@@ -207,9 +207,9 @@ class Staging(Generic[T]):
     def discard(self) -> None:
         """Delete the staged events. If the part may be about to be committed, abort its key instead."""
         self._given_up = True
-        patience = self._patience()
+        backoff = self._backoff()
         for name in staged_segments(self._prefix, self._name, self._numbers):
-            patience.call(partial(self._store.forget, name))
+            backoff.retry(partial(self._store.forget, name))
         for staging in self._segments.values():
             staging.lengths.clear()
 
@@ -274,21 +274,21 @@ class Staging(Generic[T]):
             raise
 
     def _store_batch(self, staging: _SegmentStaging, batch: EncodedBatch) -> None:
-        patience = self._patience()
+        backoff = self._backoff()
         if not staging.lengths or staging.lengths[-1] >= STAGED_BYTES:
             staging.lengths.append(0)
-            patience.call(partial(self._store.create, self._last_name(staging)))
-        self._append(self._last_name(staging), batch.data, staging.lengths[-1], patience)
+            backoff.retry(partial(self._store.create, self._last_name(staging)))
+        self._append(self._last_name(staging), batch.data, staging.lengths[-1], backoff)
         staging.lengths[-1] += len(batch.data)
 
     def _last_name(self, staging: _SegmentStaging) -> str:
         *_, name = staged_segments(self._prefix, self._name, [staging.number] * len(staging.lengths))
         return name
 
-    def _append(self, name: str, data: bytes, offset: int, patience: Patience) -> None:
+    def _append(self, name: str, data: bytes, offset: int, backoff: Backoff) -> None:
         """Append at ``offset``. No other process does, so data found there after a lost answer is from this append."""
         try:
-            length = patience.call(partial(append_at, self._store, name, data, offset, unread=True))
+            length = backoff.retry(partial(append_at, self._store, name, data, offset, unread=True))
         except NotFoundError as error:
             raise self._was_dropped() from error
         if length != offset + len(data):
@@ -298,10 +298,10 @@ class Staging(Generic[T]):
 
     def _settle(self) -> None:
         """Seal the staged segments, so that a store can copy them, and check that their stream still exists."""
-        patience = self._patience()
+        backoff = self._backoff()
         for name in staged_segments(self._prefix, self._name, self._numbers):
             try:
-                patience.call(partial(self._store.seal, name))
+                backoff.retry(partial(self._store.seal, name))
             except NotFoundError as error:
                 raise self._was_dropped() from error
         state = self._manager.fetch_state(self.stream, timeout=self.timeout)
@@ -316,5 +316,5 @@ class Staging(Generic[T]):
             key=self.key,
         )
 
-    def _patience(self) -> Patience:
-        return Patience(self._clock, Deadline(self._clock, self.timeout))
+    def _backoff(self) -> Backoff:
+        return Backoff(self._clock, Deadline(self._clock, self.timeout))

@@ -30,7 +30,7 @@ from synchronizer import (
     Update,
 )
 from synchronizer.arguments import check_count, check_duration, check_type
-from synchronizer.patience import Patience
+from synchronizer.backoff import Backoff
 
 from ..config import check_name, check_stream_name, staging_prefix
 from ..data.block import Headers
@@ -378,8 +378,8 @@ class _Commit:
             raise SealedError("the stream is sealed and takes no transactions", stream=self._stream, key=self._key)
         state.known_transactions.check_parts(self._key, self._generation, self._filled)
         prefix = staging_prefix(self._stream, state.incarnation, self._key, self._generation)
-        patience = Patience(self._streams.clock, deadline)
-        there = set(patience.call(lambda: list(self._streams.store.list(prefix))))
+        backoff = Backoff(self._streams.clock, deadline)
+        there = set(backoff.retry(lambda: list(self._streams.store.list(prefix))))
         for part in self._parts:
             if not there.issuperset(part.staged_segments):
                 raise NotFoundError("the part was discarded or deleted; stage it again", stream=self._stream, part=part)

@@ -40,9 +40,9 @@ from synchronizer import (
     SealedError,
 )
 from synchronizer.arguments import check_duration, check_type
+from synchronizer.backoff import Backoff
 from synchronizer.clock import wait_on
 from synchronizer.compare_and_set import Cell, Outcome, remove_attributes
-from synchronizer.patience import Patience
 from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Bell, Flag
 
@@ -641,7 +641,7 @@ class EventWriter(Generic[T]):
     def _reroute(self, refused: list[WriteBatch]) -> None:
         """Send the rest of the round, and the events in the lanes, to the segments of the newest epoch."""
         deadline = self._deadline(None)
-        patience = Patience(self._clock, deadline, self._stop)
+        backoff = Backoff(self._clock, deadline, self._stop)
         while True:
             state = _Effort(self).until_answered(
                 lambda: self._manager.finish_pending(self.stream, timeout=self.timeout)
@@ -652,7 +652,7 @@ class EventWriter(Generic[T]):
                 raise SealedError("the stream is sealed and takes no more events", stream=self.stream)
             if not any(batch.segment in state.current for batch in refused):
                 break
-            if not patience.wait():
+            if not backoff.wait():
                 raise SealedError(
                     "the segment is sealed and has no successors", segment=state.segment(refused[0].segment)
                 )
@@ -736,13 +736,13 @@ class _Effort:
 
     def __init__(self, writer: EventWriter[Any]) -> None:
         self._writer = writer
-        self._patience = Patience(writer._clock, Deadline(writer._clock, None), writer._stop)
+        self._backoff = Backoff(writer._clock, Deadline(writer._clock, None), writer._stop)
         self._late = Deadline(writer._clock, writer.timeout)
 
     def pause(self, error: BaseException) -> None:
         """Wait after a failed attempt."""
         self._writer._is_in_trouble(error, is_late=self._late.passed)
-        if not self._patience.wait():
+        if not self._backoff.wait():
             raise _WriterClosedError from error
 
     def until_answered(self, attempt: Callable[[], R]) -> R:

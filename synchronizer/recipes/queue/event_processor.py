@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Final, TypedDict
 
 from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.backoff import Backoff
 from synchronizer.callables import check_callable
 from synchronizer.clock import Clock, growing_pause
 from synchronizer.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, ReaderGroupError
 from synchronizer.liveness.timing import observe_interval
-from synchronizer.patience import Patience
 from synchronizer.store import SegmentStore
 from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Flag
@@ -165,10 +165,10 @@ class EventProcessor(EventQueue):
             HandlerError: This processor has stopped; likewise any other `error` that stopped it.
         """
         deadline = self._deadline(timeout)
-        patience = Patience(self.clock, deadline)
-        _, target = patience.call(self._look)
+        backoff = Backoff(self.clock, deadline)
+        _, target = backoff.retry(self._look)
         attempts = 0
-        while patience.call(self._look).handled < target:
+        while backoff.retry(self._look).handled < target:
             self._check_error()
             if deadline.passed:
                 raise DeadlineExceededError(

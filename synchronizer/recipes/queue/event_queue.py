@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Self, TypeVar
 
 from synchronizer.arguments import check_count, check_duration, check_type
+from synchronizer.backoff import Backoff
 from synchronizer.clock import Clock, Deadline, clock_or_system
 from synchronizer.errors import DeadlineExceededError, InvalidArgumentError
 from synchronizer.liveness.exclusive_role import RoleValue
-from synchronizer.patience import Patience
 from synchronizer.state_synchronizer import NAME_PATTERN, NAME_RULE
 from synchronizer.store import SegmentStore
 
@@ -120,14 +120,14 @@ class EventQueue:
         A consumer may still handle the batch that it has begun. `DeadlineExceededError` if it keeps storing its
         position until the deadline.
         """
-        patience = Patience(self.clock, self._deadline(timeout))
-        while not patience.call(self._skip_to_end):
-            if not patience.wait():
+        backoff = Backoff(self.clock, self._deadline(timeout))
+        while not backoff.retry(self._skip_to_end):
+            if not backoff.wait():
                 raise DeadlineExceededError(
                     "the consumer stored its position before every attempt; try again", queue=self.name
                 )
-        patience.call(lambda: self.store.truncate(self.segment, self._look().handled))
-        patience.call(self._dead_letters.clear)
+        backoff.retry(lambda: self.store.truncate(self.segment, self._look().handled))
+        backoff.retry(self._dead_letters.clear)
 
     def _skip_to_end(self) -> bool:
         """Set the position to the end of the segment and free the role; return False if another process was faster."""
@@ -165,7 +165,7 @@ class EventQueue:
         return Extent(handled_upto(RoleValue.decode(role)), self.store.info(self.segment).length)
 
     def _patiently(self, call: Callable[[], R], timeout: float | None) -> R:
-        return Patience(self.clock, self._deadline(timeout)).call(call)
+        return Backoff(self.clock, self._deadline(timeout)).retry(call)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self.clock, self.timeout if timeout is None else timeout)

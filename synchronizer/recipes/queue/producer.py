@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+from synchronizer.backoff import Backoff
 from synchronizer.clock import Clock, Deadline
 from synchronizer.errors import (
     ClosedError,
@@ -24,7 +25,6 @@ from synchronizer.errors import (
     StoreFullError,
     StoreUnavailableError,
 )
-from synchronizer.patience import Patience
 from synchronizer.store import SegmentStore
 from synchronizer.threads.batching import Batch, Batcher, Call, Status
 from synchronizer.threads.flag import Bell, Flag
@@ -78,10 +78,10 @@ class Backpressure:
     def wait(self, size: int, deadline: Deadline) -> None:
         """Wait until ``size`` bytes may be added, according to the store."""
         pause = _FIRST_LOOK_SECONDS
-        patience = Patience(self._clock, deadline)
+        backoff = Backoff(self._clock, deadline)
         while not self.has(size):
             self._moved.clear()
-            handled, length = patience.call(self._look)
+            handled, length = backoff.retry(self._look)
             self._take_up(Extent(handled, length))
             if self._closed:
                 raise ClosedError("the queue is closed; open another", segment=self._segment)
@@ -167,7 +167,7 @@ class _Batcher(Batcher[_Batch]):
 
     def append(self, batch: _Batch, deadline: Deadline) -> None:
         data = b"".join(batch.parts.values())
-        patience = Patience(self._clock, deadline, self._closing)
+        backoff = Backoff(self._clock, deadline, self._closing)
         while True:
             if self.cell.stored is None and batch.number is not None and batch.lost_answer is not None:
                 raise OutcomeUnknownError("the segment has forgotten this process meanwhile", segment=self.segment)
@@ -190,7 +190,7 @@ class _Batcher(Batcher[_Batch]):
                     self._backpressure.learn(length=self.cell.length)
                     return batch.end(Status.STORED)
                 continue  # the segment has the number of a batch that all its calls gave up, or none any more
-            if not patience.wait():
+            if not backoff.wait():
                 self.check_open()
                 raise DeadlineExceededError(
                     "the store did not take the events in time", segment=self.segment

@@ -18,7 +18,7 @@ from readergroup.streams.copy_parts import CopyPart, _next_blocks
 from readergroup.streams.data.block import parse_blocks
 from readergroup.streams.data.segment_reader import READ_BYTES, SegmentReader
 from synchronizer import Deadline
-from synchronizer.patience import Patience
+from synchronizer.backoff import Backoff
 
 T = TypeVar("T")
 
@@ -102,9 +102,9 @@ def test_what_was_read_is_copied_once_to_be_appended_or_to_be_arrow(client: rg.C
     assert peak < 0.05 * size
 
     part = CopyPart(source=data_segment, target="data/target", start=0, end=whole(client).end)
-    reader, patience = SegmentReader(client.store, data_segment), Patience(client.clock, Deadline(client.clock, 30))
+    reader, backoff = SegmentReader(client.store, data_segment), Backoff(client.clock, Deadline(client.clock, 30))
     reader.next_block()  # and the other blocks of one read
-    peak, (copied, _) = peak_of(lambda: _next_blocks(reader, part, patience))
+    peak, (copied, _) = peak_of(lambda: _next_blocks(reader, part, backoff))
     assert len(copied) > 0.9 * READ_BYTES
     assert peak < 1.1 * len(copied)
 

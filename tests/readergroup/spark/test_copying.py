@@ -9,7 +9,7 @@ import readergroup as rg
 from readergroup.spark import copy
 from readergroup.streams.copy_parts import copy_part
 from synchronizer import Deadline
-from synchronizer.patience import Patience
+from synchronizer.backoff import Backoff
 from tests.readergroup.spark.streams import STREAM, write
 
 TARGET = "archive/orders"
@@ -33,7 +33,7 @@ def test_a_copy_in_tasks_is_the_stream_and_goes_on_where_one_was_cut_off(
     expected = events(client, STREAM)
     begun = client.streams.copies.begin(STREAM, TARGET, by="events")
     part = client.streams.copies.parts(begun)[1]
-    steps = copy_part(client.store, part, lambda: Patience(client.clock, Deadline(client.clock, 30)))
+    steps = copy_part(client.store, part, lambda: Backoff(client.clock, Deadline(client.clock, 30)))
     assert [next(steps), next(steps)][1] > 0
     write(client, range(1000, 1100))  # not in the copy, whose bounds are fixed
     told: list[tuple[int, int]] = []

@@ -16,7 +16,7 @@ _FIRST_PAUSE_SECONDS: Final = 0.005
 _MAX_PAUSE_SECONDS: Final = 0.5
 
 
-class Patience:
+class Backoff:
     """Pauses between attempts, each twice as long as the one before, until ``deadline`` or until ``stop`` is set.
 
     The first lasts 5 ms, the longest 0.5 s.
@@ -35,7 +35,7 @@ class Patience:
         pause, self._pause = self._pause, min(2 * self._pause, _MAX_PAUSE_SECONDS)
         return not self._clock.wait(self._stop, self._deadline.remaining(pause))
 
-    def call(self, attempt: Callable[[], R]) -> R:
+    def retry(self, attempt: Callable[[], R]) -> R:
         """Return the result of ``attempt``, repeated while the store is unavailable or full. Then raise its last error.
 
         Use it only for calls that may be repeated.
