@@ -93,7 +93,9 @@ def _round(url: str) -> Round:
 
 def _is_balanced(group: rg.ReaderGroup) -> bool:
     shares = group.distribution().readers
-    return len(shares) == 2 and {len(held) for held in shares.values()} == {SEGMENTS // 2} and not group.state.marked
+    return (
+        len(shares) == 2 and {len(one) for one in shares.values()} == {SEGMENTS // 2} and not group.state.handing_over
+    )
 
 
 def _longest(pauses: list[Pause], segments: tuple[SegmentId, ...], begin: float, end: float) -> float:

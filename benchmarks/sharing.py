@@ -68,7 +68,7 @@ def _read_all(client: rg.Client, name: str, processes: int) -> float:
 
 def _is_shared(group: rg.ReaderGroup, processes: int) -> bool:
     shares = group.distribution().readers
-    return [len(held) for held in shares.values()] == [SEGMENTS // processes] * processes and not group.state.marked
+    return [len(one) for one in shares.values()] == [SEGMENTS // processes] * processes and not group.state.handing_over
 
 
 def _read(client: rg.Client, group: str, reader_id: str, start: Event, pipe: Connection) -> None:

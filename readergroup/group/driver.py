@@ -285,7 +285,7 @@ class GroupDriver:
         stagger = self._stagger(state.readers)
         # For all but the first by rank, any change may mean that another process acts.
         if self._propose_at is None or (stagger and revision != self._proposes_for):
-            is_handing_over = state.marked and not state.unassigned
+            is_handing_over = state.handing_over and not state.unassigned
             self._propose_at = now + stagger + (HAND_OVER_SECONDS if is_handing_over else 0.0)
             self._proposes_for = revision
         if now < self._propose_at:

@@ -730,9 +730,9 @@ class Reader(Generic[T]):
             if ahead := state.checkpoints_ahead_of(self.reader_id):
                 self._pass(ahead[0], deadline)
                 continue
-            marked = {segment: found for segment, found in owned.items() if found.target is not None}
-            if marked:
-                self._release(marked, deadline)
+            handing_over = {segment: found for segment, found in owned.items() if found.target is not None}
+            if handing_over:
+                self._release(handing_over, deadline)
                 continue
             self._acquire(state)
             self._feed.drain()
@@ -783,10 +783,10 @@ class Reader(Generic[T]):
         except ReaderNotInGroupError:
             self._fetch(deadline)  # the state says what happened
 
-    def _release(self, marked: Mapping[SegmentId, SegmentState], deadline: Deadline) -> None:
+    def _release(self, handing_over: Mapping[SegmentId, SegmentState], deadline: Deadline) -> None:
         """Release the segments marked for hand-over, where the reader stands. The state shows when it is done."""
         positions: dict[SegmentId, SegmentPosition] = {}
-        for segment, found in marked.items():
+        for segment, found in handing_over.items():
             assigned = self._assigned.get(segment)
             if assigned is not None:
                 self._announce_release(assigned)

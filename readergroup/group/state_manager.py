@@ -362,7 +362,7 @@ def with_moves(state: ReaderGroupState, updates: Updates) -> Updates:
     """
     for index, update in enumerate(updates):
         state = update.apply_to(state, Revision(0, index))
-    return (*updates, *balance.plan(state, even_out=not state.marked))
+    return (*updates, *balance.plan(state, even_out=not state.handing_over))
 
 
 def _epoch_adder(stream: str, epoch: int, metadata: StreamState) -> Callable[[ReaderGroupState], Updates]:

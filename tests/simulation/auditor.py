@@ -392,7 +392,7 @@ class Auditor:
                 self.lives[life] = done.process
                 self.joined_at[life] = self.world.simulation.now
                 self.keeping.joined(life, done.process)
-        for segment in after.marked:
+        for segment in after.handing_over:
             found = after.segments[segment]
             target = after.readers.get(found.target or "")
             if target is None or target.incarnation != found.target_incarnation:
@@ -524,11 +524,11 @@ class Auditor:
     def _phases(self, before: ReaderGroupState | None, after: ReaderGroupState, updates: Iterable[Any]) -> None:
         if before is None:
             return
-        for segment in after.marked:
-            if segment not in before.marked:
+        for segment in after.handing_over:
+            if segment not in before.handing_over:
                 self.on_phase("hand-over", segment, True)
-        for segment in before.marked:
-            if segment not in after.marked:
+        for segment in before.handing_over:
+            if segment not in after.handing_over:
                 self.on_phase("hand-over", segment, False)
         for update in updates:
             if isinstance(update, RemoveReader):

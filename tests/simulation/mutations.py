@@ -274,8 +274,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         (Constant(lease, "CONTACT", float("inf")),),
     ),
     Mutation(
-        "incarnation of a hand-over mark",
-        "A segment is handed to whoever has the target's id, and marks for a reader stay when it leaves.",
+        "incarnation of the target of a hand-over",
+        "A segment is handed to whoever has the target's id, and hand-overs to a reader stay when it leaves.",
         1,
         frozenset({"S1"}),
         (

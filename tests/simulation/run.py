@@ -291,11 +291,11 @@ class Run:
         dead = [process for process in lives if process in self.auditor.killed_at]
         if len(dead) == len(lives):  # nobody is left to notice, which is right only when nothing is left to read
             return state.end_of_data
-        return not dead and not state.marked and not balance.plan(state)
+        return not dead and not state.handing_over and not balance.plan(state)
 
     def _distribution(self, state: ReaderGroupState) -> str:
         owned = {reader: sorted(state.owned.get(reader, ())) for reader in state.readers}
-        return f"{owned}, unassigned: {list(state.unassigned)}, marked: {list(state.marked)}"
+        return f"{owned}, unassigned: {list(state.unassigned)}, marked: {list(state.handing_over)}"
 
     def _quiet_for(self, seconds: float) -> bool:
         """Whether for so long no members and segments changed."""

@@ -268,7 +268,7 @@ class Scaled:
 
     def _is_balanced(self) -> bool:
         state = self.state
-        return not state.marked and not state.unassigned and not balance.plan(state)
+        return not state.handing_over and not state.unassigned and not balance.plan(state)
 
     def _until_balanced(self, readers: set[str], also: Callable[[], bool] = lambda: True) -> Change:
         began, change = self.simulation.now, self._change

@@ -415,7 +415,7 @@ class _Members(_Watcher):
 
     def __init__(self, run: Run, seen: Counter[str]) -> None:
         super().__init__(run, seen)
-        self._marked_at: dict[SegmentId, float] = {}
+        self._hand_over_since: dict[SegmentId, float] = {}
         self._had_owners: set[str] = set()  # data segments that were read in an earlier life of the group
 
     def transition(self, done: Done, transition: Transition[Any]) -> None:
@@ -435,7 +435,7 @@ class _Members(_Watcher):
         if any(process is not by and process.alive for process in self.run.groups):
             self.saw("F3.1")
         self._had_owners = {assignment.segment for assignment in self.auditor.began}
-        self._marked_at.clear()
+        self._hand_over_since.clear()
 
     def _look_for_former_owners(self, state: ReaderGroupState) -> None:
         if self._had_owners:
@@ -446,10 +446,10 @@ class _Members(_Watcher):
                     self.saw("F3.2")
 
     def _note_marks(self, after: ReaderGroupState) -> None:
-        for segment in after.marked:
-            self._marked_at.setdefault(segment, self.now)
-        for segment in [each for each in self._marked_at if each not in after.marked]:
-            del self._marked_at[segment]
+        for segment in after.handing_over:
+            self._hand_over_since.setdefault(segment, self.now)
+        for segment in [each for each in self._hand_over_since if each not in after.handing_over]:
+            del self._hand_over_since[segment]
 
     def _update(
         self, before: ReaderGroupState, after: ReaderGroupState, update: Any, by: Process, others: tuple[Any, ...]
@@ -458,13 +458,13 @@ class _Members(_Watcher):
             comes_back = any(isinstance(each, AddReader) and each.reader == update.reader for each in others)
             self._removed(before, update, by, comes_back)
         elif isinstance(update, ReleaseSegment):
-            marked_at = self._marked_at.get(update.segment, self.now)
-            if self.now - marked_at > self.auditor.timeout(after):
+            since = self._hand_over_since.get(update.segment, self.now)
+            if self.now - since > self.auditor.timeout(after):
                 self.saw("F15.1")
 
     def _removed(self, before: ReaderGroupState, update: RemoveReader, by: Process, comes_back: bool) -> None:
         process = self.process_of(before, update.reader)
-        if any(before.segments[segment].target == update.reader for segment in before.marked):
+        if any(before.segments[segment].target == update.reader for segment in before.handing_over):
             self.saw("F10.2" if comes_back else "F10.1")
         for segment in before.owned.get(update.reader, ()):
             self._lost(before, segment)

@@ -262,7 +262,7 @@ class Stage:
     def is_marked_for(self, reader: str) -> bool:
         """Whether a segment waits to be handed over to the reader."""
         group = self.group
-        return group is not None and any(group.segments[each].target == reader for each in group.marked)
+        return group is not None and any(group.segments[each].target == reader for each in group.handing_over)
 
     def removals(self, cause: str) -> int:
         """How many readers were taken out of the group for this reason."""

@@ -24,7 +24,7 @@ class SegmentIndex(NamedTuple):
     #: How much work these are, for each reader.
     loads: Map[str, int] = Map()
     #: Segments marked for hand-over.
-    marked: Map[SegmentId, None] = Map()
+    handing_over: Map[SegmentId, None] = Map()
     #: Segments that can be read and have no owner.
     unassigned: Map[SegmentId, None] = Map()
     #: Segments of the newest epochs that are not completed.
@@ -42,7 +42,7 @@ class SegmentIndex(NamedTuple):
             owned=_grouped((each.owner, segment, None) for segment, each in segments.items()),
             planned=_grouped((each.planned_owner, segment, each.weight) for segment, each in segments.items()),
             loads=Map(loads),
-            marked=Map((segment, None) for segment, each in segments.items() if each.target is not None),
+            handing_over=Map((segment, None) for segment, each in segments.items() if each.target is not None),
             unassigned=Map((segment, None) for segment, each in segments.items() if each.unassigned),
             newest=Map((segment, None) for segment, each in segments.items() if each.newest),
             unfinished=sum(not each.completed for each in segments.values()),
@@ -63,9 +63,9 @@ class SegmentIndex(NamedTuple):
             owned=owned,
             planned=planned,
             loads=loads,
-            marked=_marked(self.marked, segment, after is not None and after.target is not None),
-            unassigned=_marked(self.unassigned, segment, after is not None and after.unassigned),
-            newest=_marked(self.newest, segment, after is not None and after.newest),
+            handing_over=_included(self.handing_over, segment, after is not None and after.target is not None),
+            unassigned=_included(self.unassigned, segment, after is not None and after.unassigned),
+            newest=_included(self.newest, segment, after is not None and after.newest),
             unfinished=self.unfinished
             + (after is not None and not after.completed)
             - (before is not None and not before.completed),
@@ -105,7 +105,7 @@ def _increased(loads: Map[str, int], reader: str | None, by: int) -> Map[str, in
     return loads.set(reader, load) if load else loads.delete(reader)
 
 
-def _marked(marks: Map[SegmentId, None], segment: SegmentId, is_marked: bool) -> Map[SegmentId, None]:
-    if (segment in marks) == is_marked:
-        return marks
-    return marks.set(segment, None) if is_marked else marks.delete(segment)
+def _included(segments: Map[SegmentId, None], segment: SegmentId, is_in: bool) -> Map[SegmentId, None]:
+    if (segment in segments) == is_in:
+        return segments
+    return segments.set(segment, None) if is_in else segments.delete(segment)

@@ -80,9 +80,9 @@ class ReaderGroupState(State):
         return self.segment_index.owned
 
     @property
-    def marked(self) -> Collection[SegmentId]:
+    def handing_over(self) -> Collection[SegmentId]:
         """The segments that are marked for hand-over."""
-        return self.segment_index.marked
+        return self.segment_index.handing_over
 
     def segments_of(self, reader: str) -> Mapping[SegmentId, SegmentState]:
         """Return the segments that the reader owns now."""

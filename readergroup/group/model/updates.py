@@ -59,7 +59,8 @@ class AddReader(Update[ReaderGroupState], tag="add_reader"):
 class RemoveReader(Update[ReaderGroupState], tag="remove_reader"):
     """Remove a reader from the group. Its segments continue at ``position``, or where its assignments began.
 
-    A segment marked for hand-over goes to its target, the others become unassigned. Marks for the reader are cleared.
+    A segment marked for hand-over goes to its target, the others become unassigned. Hand-overs to the reader are
+    cancelled.
     """
 
     reader: str
@@ -85,7 +86,7 @@ class RemoveReader(Update[ReaderGroupState], tag="remove_reader"):
 class ReassignSegment(Update[ReaderGroupState], tag="reassign"):
     """Assign an unassigned segment to a reader, or mark an owned segment for hand-over to it.
 
-    Reassigning to the present owner clears the mark.
+    Reassigning to the present owner cancels the hand-over.
     """
 
     segment: SegmentId
@@ -357,7 +358,7 @@ def _hand_over(
     """Release the segment at ``offset``, to its target if that is in the group."""
     state = _record(state, segment, found, offset)
     target = state.readers.get(found.target) if found.target is not None else None
-    # The mark names one incarnation. The planner has to choose a later reader of the same id anew.
+    # A hand-over names one incarnation of its target. The planner has to choose a later reader of the same id anew.
     if target is not None and target.incarnation == found.target_incarnation:
         after = found.changed(
             offset=offset, owner=found.target, token=revision.token, target=None, target_incarnation=None

@@ -322,7 +322,7 @@ def test_what_nobody_has_is_given_out_at_once_during_a_hand_over(store_url: str)
         first.close()
         assert tags_of(feed, world) == [["reassign", "remove_reader"]]
         assert planned(world) == {"r2": 2, "r3": 2, "r4": 2}
-        assert world.state.marked and not world.state.unassigned
+        assert world.state.handing_over and not world.state.unassigned
 
 
 def test_a_hand_over_that_takes_long_does_not_keep_others_from_their_share(store_url: str) -> None:
@@ -331,7 +331,7 @@ def test_a_hand_over_that_takes_long_does_not_keep_others_from_their_share(store
         readers = [world.process().reader("r1")]
         take(readers[0], 1)  # and is busy with it
         readers.append(world.process().reader("r2"))
-        assert world.state.marked
+        assert world.state.handing_over
         readers.append(world.process().reader("r3"))
         assert "r3" not in planned(world)
         world.step()
@@ -365,7 +365,7 @@ def test_f20_moves_that_a_full_state_has_no_room_for_are_tried_once_for_each_cha
             driver.step()
             world.clock.advance(0.25)
         assert manager.tries == number
-    assert not world.state.marked
+    assert not world.state.handing_over
     full.close()
 
 

@@ -28,7 +28,7 @@ def balanced(history: History) -> list[ReassignSegment]:
 
 
 def hand_over(history: History) -> None:
-    for segment in list(history.state.marked):
+    for segment in list(history.state.handing_over):
         found = history.state.segments[segment]
         assert found.owner is not None
         history.release(found.owner, int(segment.rpartition("/")[2]), found.offset)

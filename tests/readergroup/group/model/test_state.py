@@ -111,12 +111,12 @@ def test_a_segment_that_is_owned_is_marked_and_stays_until_it_is_released(histor
     token = history.token(0)
     history.reassign(0, "r2")
     assert (history.owner(0), history.target(0), history.token(0)) == ("r1", "r2", token)
-    assert set(history.state.marked) == {seg(0)}
+    assert set(history.state.handing_over) == {seg(0)}
     given = history.next_token
     history.release("r1", 0, 120)
     assert (history.owner(0), history.target(0), history.token(0)) == ("r2", None, given)
     assert history.offset_of(0) == 120
-    assert not history.state.marked
+    assert not history.state.handing_over
 
 
 def test_a_release_without_a_mark_leaves_the_segment_to_nobody(history: History) -> None:
@@ -207,7 +207,7 @@ def test_f10_owner_and_target_die_in_either_order() -> None:
         history.remove(first, {seg(0): 300})
         history.remove(second, {seg(0): 300})
         assert (history.owner(0), history.offset_of(0)) == (None, 300)
-        assert not history.state.marked
+        assert not history.state.handing_over
 
 
 # ---------------------------------------------------------------------- completed segments and epochs
@@ -286,7 +286,7 @@ def test_a_mark_ends_with_the_segment(history: History) -> None:
     history.split(0)
     history.reassign(0, "r2")
     history.complete("r1", 0, 900)
-    assert not history.state.marked
+    assert not history.state.handing_over
     assert history.state.segments_of("r2") == {}
 
 
@@ -366,7 +366,7 @@ def test_what_a_state_does_not_use_is_not_written() -> None:
     history = History(group_state(1))
     fields = history.state.model_dump(exclude_none=True)
     assert fields["segments"] == {seg(0): {"low": 0.0, "high": 1.0}}
-    assert "owned" not in fields and "marked" not in fields
+    assert "owned" not in fields and "handing_over" not in fields
 
 
 def test_a_group_of_ten_thousand_segments_and_a_thousand_readers_fits_into_a_state() -> None:

@@ -172,7 +172,7 @@ class RandomHistory(RuleBasedStateMachine):
         for reader in self.state.readers:
             owned = {s for s, found in segments.items() if found.owner == reader}
             assert set(self.state.owned.get(reader, ())) == owned
-        assert set(self.state.marked) == {s for s, found in segments.items() if found.target is not None}
+        assert set(self.state.handing_over) == {s for s, found in segments.items() if found.target is not None}
         assert set(self.state.unassigned) == {s for s, found in readable.items() if found.owner is None}
         newest = {s for s, found in segments.items() if not found.completed and not found.successors}
         assert self.state.newest_segments == newest and self.state.number_of_segments == len(newest)
@@ -235,7 +235,7 @@ class RandomHistory(RuleBasedStateMachine):
 
     @invariant()
     def marks_are_for_readers_that_are_there(self) -> None:
-        for segment in self.state.marked:
+        for segment in self.state.handing_over:
             found = self.state.segments[segment]
             assert found.owner is not None and found.target != found.owner
             assert self.state.readers[found.target].incarnation == found.target_incarnation

@@ -186,7 +186,7 @@ def test_a_state_is_read_as_ever() -> None:
     # A persistent map has no order, so that what is written differs from process to process.
     stored = wire("group-snapshot-v1.msgpack", CODEC.encode_snapshot(STATE, 7))
     assert CODEC.decode_snapshot(stored) == (STATE, 7)
-    assert set(STATE.marked) == {seg(0)}
+    assert set(STATE.handing_over) == {seg(0)}
 
 
 def test_a_state_with_checkpoints_is_read_as_ever() -> None:
