@@ -322,7 +322,7 @@ class ResetStream(Update[ReaderGroupState], tag="reset_stream"):
         return state.replace(readers=readers, lost=None)
 
 
-#: Every class of updates that the log of a group can hold.
+#: Every class of updates that the log of a group can hold. CONTRIBUTING.md has the steps for a new one.
 UPDATES: Final[tuple[type[Update[Any]], ...]] = (
     AddReader,
     RemoveReader,
