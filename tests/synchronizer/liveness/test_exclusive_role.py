@@ -15,6 +15,7 @@ from synchronizer import (
     open_store,
 )
 from synchronizer.liveness.exclusive_role import ExclusiveRole, RoleValue
+from synchronizer.liveness.timing import observe_interval
 from synchronizer.testing import FailingStore, Operation
 from tests.interrupts import interrupts
 from tests.places import WIRE
@@ -63,6 +64,25 @@ def test_a_role_is_taken_over_when_it_has_stood_still_for_the_timeout(store: Seg
     first.give_up()
     assert second.record(7)
     assert first.look() == RoleValue(second.own_id, second.value.counter, (7,))
+
+
+@pytest.mark.parametrize("phase", [0.0, 0.1, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("timeout_seconds", [3.0, TIMEOUT_SECONDS, 60.0])
+def test_a_watched_role_passes_on_within_the_timeout_and_a_second(
+    store: SegmentStore, clock: ManualClock, timeout_seconds: float, phase: float
+) -> None:
+    """As the table in docs/operations.md says, also if the holder dies right after a renewal between two looks."""
+    interval = observe_interval(timeout_seconds)
+    first, second = role(store, clock), role(store, clock)
+    assert first.take(timeout_seconds)
+    assert not second.take(timeout_seconds)
+    clock.advance(phase * interval)
+    assert first.record("renewed")
+    died_at = clock.monotonic()
+    clock.advance((1 - phase) * interval)
+    while not second.take(timeout_seconds):
+        clock.advance(interval)
+    assert timeout_seconds <= clock.monotonic() - died_at <= timeout_seconds + 1
 
 
 def test_a_role_that_is_renewed_is_kept(store: SegmentStore, clock: ManualClock) -> None:

@@ -481,6 +481,21 @@ class TestFailing:
         drain(stepped(store, clock, handler))
         assert handler.handled == numbers(4)
 
+    def test_the_next_consumer_begins_again_with_the_first_attempt(
+        self, store: FailingStore, clock: InstantClock
+    ) -> None:
+        """So an event that kills each of its consumers is never set aside."""
+        add(store, numbers(1))
+        retries = Retries(attempts=2, first_delay_seconds=0)
+        for _ in range(5):
+            killed = stepped(store, clock, Handler(failing_on(b"0000")), retries=retries, set_aside=True)
+            assert take_over(killed, clock) == 0  # its one attempt, and it takes part no more
+            assert list(killed.dead_letters()) == []
+        last = stepped(store, clock, Handler(failing_on(b"0000")), retries=retries, set_aside=True)
+        take_over(last, clock)
+        assert last.step() == 1
+        assert [letter.attempts for letter in last.dead_letters()] == [2]
+
     @pytest.mark.stores(in_turn=True)
     def test_or_is_set_aside_to_be_read_and_added_again(self, store: FailingStore, clock: InstantClock) -> None:
         add(store, numbers(6))
@@ -715,6 +730,16 @@ class TestThreads:
             second.add(b"0001")
             second.drain(timeout=LONG)
         assert (one.handled, two.handled) == (numbers(1), numbers(1, start=1))
+
+    def test_the_next_takes_over_at_once_when_one_has_stopped(self, store: FailingStore) -> None:
+        add(store, numbers(1))
+        options: Any = {"retries": Retries(attempts=1), "consumer_timeout_seconds": 600}
+        with EventProcessor(store, "jobs", Handler(failing_on(b"0000")), **options) as stopped:
+            with pytest.raises(HandlerError):
+                stopped.join(30)
+            with EventProcessor(store, "jobs", handler := Handler(), **options) as processor:
+                processor.drain(timeout=30)
+        assert handler.handled == numbers(1)
 
     def test_a_store_that_is_away_is_waited_for(self, store: FailingStore, caplog: pytest.LogCaptureFixture) -> None:
         handler = Handler()
