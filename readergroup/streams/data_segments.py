@@ -20,7 +20,7 @@ from .data.places import Place, check_offset
 from .data.segment_reader import block_start
 from .metadata import StreamMetadata
 from .state import ForgetSegments, StreamState
-from .writing.marks import WRITER_RETENTION_SECONDS
+from .writing.event_numbers import WRITER_RETENTION_SECONDS
 
 
 class DataSegments:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import readergroup as rg
-from readergroup.streams.writing.marks import WRITER_RETENTION_SECONDS
+from readergroup.streams.writing.event_numbers import WRITER_RETENTION_SECONDS
 from synchronizer import Revision, SystemClock
 
 STREAM: Final = "soak/events"

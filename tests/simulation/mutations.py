@@ -247,7 +247,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     Mutation(
         "idempotence of the writer",
-        "A batch whose answer was lost is sent again without comparing the writer's mark on the segment.",
+        "A batch whose answer was lost is sent again without comparing the writer's event number on the segment.",
         0,
         frozenset({"S3"}),
         (

@@ -428,7 +428,7 @@ class _Members(_Watcher):
             for update in transition.updates:
                 if before is not None:
                     self._update(before, after, update, done.process, transition.updates)
-            self._note_marks(after)
+            self._note_hand_overs(after)
             self._look_for_former_owners(after)
 
     def _deleted(self, state: ReaderGroupState, by: Process) -> None:
@@ -445,7 +445,7 @@ class _Members(_Watcher):
                     self._had_owners.discard(name)
                     self.saw("F3.2")
 
-    def _note_marks(self, after: ReaderGroupState) -> None:
+    def _note_hand_overs(self, after: ReaderGroupState) -> None:
         for segment in after.handing_over:
             self._hand_over_since.setdefault(segment, self.now)
         for segment in [each for each in self._hand_over_since if each not in after.handing_over]:

@@ -1,20 +1,20 @@
 """Write events in batches, in the background, each stored once, those of a key in order.
 
 Batches. A write puts the event into the open batch of its segment. One thread takes the gathered events, round by
-round, and appends each batch in one step, so batches grow while an append is running. Batches of different segments
-are sent at the same time, so that a store with group commit stores them in one commit.
+round, and appends each batch in one step, so batches grow while an append is running. Batches of different segments are
+sent at the same time, so that a store with group commit stores them in one commit.
 
-Stored once. Every append also moves the writer's mark, an attribute of the segment, from the number of the last event
-it stored there to that of the last one in this batch, or does nothing. After a lost answer the writer repeats the same
-append; the mark shows whether the first one arrived. A batch gets its numbers when it is sent, so they grow in every
+Stored once. Every append also moves the writer's event number, an attribute of the segment, from the last event that it
+stored there to the last one in this batch, or does nothing. After a lost answer the writer repeats the same append; the
+event number shows whether the first one arrived. A batch gets its numbers when it is sent, so they grow in every
 segment, with gaps.
 
 Outages. While the store is away the append is repeated as long as the writer is open, and all later events wait. So an
 outage of any length changes neither the order nor the stored events. Only `close` gives up, at its deadline.
 
-Scaling. An append that finds its segment sealed is settled by the mark, read after the seal. A round ends only when all
-of it is stored, and nothing newer is sent meanwhile. So when the successors are published, all events that are not
-stored are here, those of one key in one place, and go to the successors before any newer event.
+Scaling. An append that finds its segment sealed is settled by the event number, read after the seal. A round ends only
+when all of it is stored, and nothing newer is sent meanwhile. So when the successors are published, all events that are
+not stored are here, those of one key in one place, and go to the successors before any newer event.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from ..manager import StreamManager
 from ..serializers import Serializer, checked_dumps
 from ..state import StreamState
 from ..transactions.transaction import Transaction
-from . import marks as writer_marks
+from . import event_numbers
 from .open_writers import closed, opened
 
 R = TypeVar("R")
@@ -133,9 +133,9 @@ class EventWriter(Generic[T]):
         self._serializer = serializer
         self._dumps = checked_dumps(serializer)
         self._id = secrets.token_bytes(16)
-        self._attribute = writer_marks.attribute_of(self._id)
+        self._attribute = event_numbers.attribute_of(self._id)
         self._last_number = 0
-        self._cells: dict[int, Cell] = {}  # the writer's mark on each segment
+        self._cells: dict[int, Cell] = {}  # the writer's event number on each segment
         self._unsettled: set[int] = set()  # segments where an append with a lost answer may still arrive
         self._stop = Flag()
         self._fresh_locks()
@@ -158,9 +158,9 @@ class EventWriter(Generic[T]):
         if state.sealing:
             raise SealedError("the stream is sealed and takes no events", stream=stream)
         self._follow(state)
-        if writer_marks.is_to_sweep(self._id):
+        if event_numbers.is_to_sweep(self._id):
             segments = [state.data_segment(number) for number in state.current]
-            writer_marks.sweep(self._store, segments, self._clock.time())
+            event_numbers.sweep(self._store, segments, self._clock.time())
         self._senders = ThreadPoolExecutor(_SENDERS, thread_name_prefix=f"writer of {stream}")
         self._thread = BackgroundThread(self._run, name=f"writer of {stream}", clock=self._clock)
         # Before the start: if an interrupt follows, closing the client still ends the thread.
@@ -409,7 +409,7 @@ class EventWriter(Generic[T]):
                 self._raise_failure()
         self._end()
         if self._failure is None:
-            self._remove_marks()
+            self._remove_event_numbers()
             self._manager.finished_keys.forget_now(self.stream)
 
     def _end(self) -> None:
@@ -427,8 +427,8 @@ class EventWriter(Generic[T]):
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self._clock, self.timeout if timeout is None else timeout)
 
-    def _remove_marks(self) -> None:
-        """Remove the writer's marks, except where one still keeps out a late append of this writer."""
+    def _remove_event_numbers(self) -> None:
+        """Remove the writer's event numbers, except where one still keeps out a late append of this writer."""
         for number, cell in self._cells.items():
             if cell.stored is not None and number not in self._unsettled:
                 try:
@@ -555,15 +555,15 @@ class EventWriter(Generic[T]):
     def _is_stored(self, batch: WriteBatch) -> bool:
         """Store the batch and return True; False if its segment is sealed or deleted and does not have it."""
         cell = self._cell(batch.segment)
-        data, new_mark = self._encode(batch)
+        data, new_number = self._encode(batch)
         effort = _Effort(self)
         while True:
             batch.in_doubt = True  # until there is an answer
-            mark, answer_lost = cell.stored, cell.is_in_doubt(new_mark)
+            number, answer_lost = cell.stored, cell.is_in_doubt(new_number)
             try:
-                outcome = cell.change(new_mark, data)
+                outcome = cell.change(new_number, data)
             except SealedError:
-                is_stored = answer_lost and self._has(cell, new_mark)
+                is_stored = answer_lost and self._has(cell, new_number)
                 batch.in_doubt = False
                 return is_stored
             except NotFoundError as error:
@@ -572,7 +572,7 @@ class EventWriter(Generic[T]):
                 batch.in_doubt = False
                 return False
             except ReaderGroupError as error:
-                batch.in_doubt = cell.is_in_doubt(new_mark)
+                batch.in_doubt = cell.is_in_doubt(new_number)
                 if batch.in_doubt:
                     self._unsettled.add(batch.segment)
                 if not error.retryable:
@@ -583,41 +583,41 @@ class EventWriter(Generic[T]):
                 self._unsettled.add(batch.segment)
                 effort.pause(error)
             else:
-                if outcome is Outcome.STORED or cell.stored == new_mark:
+                if outcome is Outcome.STORED or cell.stored == new_number:
                     batch.in_doubt = False
                     return True
-                if cell.stored is None and mark is not None and not answer_lost:
-                    continue  # another writer swept this one's mark after a long silence
+                if cell.stored is None and number is not None and not answer_lost:
+                    continue  # another writer swept the event number of this one after a long silence
                 batch.in_doubt = answer_lost
                 raise OutcomeUnknownError(
-                    "another client changed this writer's mark on the segment; check whether the last events "
+                    "another client changed this writer's event number on the segment; check whether the last events "
                     "are stored before you write them again",
                     segment=cell.segment,
                 )
 
     def _cell(self, number: int) -> Cell:
-        """Return the writer's mark on a segment."""
+        """Return the cell of the writer's event number on a segment."""
         cell = self._cells.get(number)
         if cell is None:
             cell = self._cells[number] = Cell(self._store, self._state.data_segment(number), self._attribute)
         return cell
 
     def _encode(self, batch: WriteBatch) -> tuple[bytes, bytes]:
-        """Encode the batch under the next numbers. Return it with the mark that shows that it is stored."""
+        """Encode the batch under the next numbers. Return it with the event number that shows that it is stored."""
         with self._lock:
             # Numbered here and not by `write`: after a merge, the unstored events of two segments go to one, and lower
             # numbers would look like repetitions unless sorted. From one counter, numbers grow in every segment. Gaps
-            # are harmless: the mark is compared for equality only. A round waits for its slowest segment.
+            # are harmless: the event number is compared for equality only. A round waits for its slowest segment.
             first_number, self._last_number = self._last_number + 1, self._last_number + len(batch.events)
             last_number = self._last_number
         now = self._clock.time()
         data = batch.encode(first_number, self._id, int(now * 1_000_000))
-        return data, writer_marks.encode(last_number, now)
+        return data, event_numbers.encode(last_number, now)
 
-    def _has(self, cell: Cell, new_mark: bytes) -> bool:
-        """Return whether a sealed segment has the batch that ends at ``new_mark``. No append can arrive there."""
+    def _has(self, cell: Cell, new_number: bytes) -> bool:
+        """Return whether a sealed segment has the batch that ends at ``new_number``. No append can arrive there."""
         try:
-            return _Effort(self).until_answered(cell.load) == new_mark
+            return _Effort(self).until_answered(cell.load) == new_number
         except NotFoundError as error:
             raise _outcome_unknown(cell.segment, "was deleted") from error
 

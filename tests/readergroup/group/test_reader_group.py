@@ -17,7 +17,7 @@ from readergroup.group.model.config import new_reader_id
 from readergroup.group.model.updates import UPDATES, RemoveReader
 from readergroup.group.state_manager import ReaderGroupStateManager, with_moves
 from readergroup.streams.config import check_name
-from readergroup.streams.writing.marks import WRITER_RETENTION_SECONDS
+from readergroup.streams.writing.event_numbers import WRITER_RETENTION_SECONDS
 from synchronizer import AttributeChange, Clock, StateSynchronizer
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 from synchronizer.testing import Operation

@@ -12,7 +12,7 @@ from readergroup.streams.config import KeyRange, ScalingPolicy, SegmentId, Strea
 from readergroup.streams.data.block import encode_block
 from readergroup.streams.data.segment_reader import SegmentReader
 from readergroup.streams.manager import StreamManager
-from readergroup.streams.writing.marks import WRITER_RETENTION_SECONDS
+from readergroup.streams.writing.event_numbers import WRITER_RETENTION_SECONDS
 from synchronizer import (
     ClosedError,
     InvalidArgumentError,

@@ -26,7 +26,7 @@ from readergroup.streams.transactions import merging, staging, transaction
 from readergroup.streams.transactions.committed import CommittedPart
 from readergroup.streams.transactions.staging import StagedPart
 from readergroup.streams.transactions.transaction import KEY_RETENTION_SECONDS, STAGING_RETENTION_SECONDS, Transactions
-from readergroup.streams.writing.marks import WRITER_RETENTION_SECONDS
+from readergroup.streams.writing.event_numbers import WRITER_RETENTION_SECONDS
 from readergroup.streams.writing.writer import EventWriter
 from synchronizer import (
     ClosedError,
@@ -616,7 +616,7 @@ def is_merge(operation: Operation) -> bool:
 
 
 def begins_to_merge(streams: StreamManager) -> Callable[[Operation], bool]:
-    """Looks at marks of writers, which look like it, come before there is something to merge."""
+    """Looks at event numbers of writers, which look like it, come before there is something to merge."""
     return lambda operation: is_merge(operation) and streams.fetch_state(NAME).known_transactions.open is not None
 
 

@@ -25,9 +25,9 @@ from readergroup.streams.data.write_batch import BATCH_BYTES, MAX_UNSTORED_BYTES
 from readergroup.streams.manager import StreamManager
 from readergroup.streams.serializers import BytesSerializer, JsonSerializer
 from readergroup.streams.state import StreamState
-from readergroup.streams.writing import marks as writer_marks
+from readergroup.streams.writing import event_numbers
 from readergroup.streams.writing import writer as writer_module
-from readergroup.streams.writing.marks import WRITER_RETENTION_SECONDS
+from readergroup.streams.writing.event_numbers import WRITER_RETENTION_SECONDS
 from readergroup.streams.writing.writer import EventWriter
 from synchronizer import (
     ClosedError,
@@ -943,7 +943,7 @@ def test_a_group_without_a_key_stays_together_across_a_scale(
     assert len(all_events(streams)) == 44
 
 
-def test_closing_leaves_no_mark_on_the_newest_segments_and_asks_for_no_others(
+def test_closing_leaves_no_number_on_the_newest_segments_and_asks_for_no_others(
     streams: StreamManager, failing: FailingStore
 ) -> None:
     writer = open_writer(failing)
@@ -1026,31 +1026,31 @@ def test_scales_while_several_processes_write(shared_store_url: str) -> None:
                 assert mine == numbered(3000)
 
 
-# ---------------------------------------------------------------------- marks
+# ---------------------------------------------------------------------- event numbers
 
 
-def marks(streams: StreamManager) -> dict[int, int]:
+def numbers_on(streams: StreamManager) -> dict[int, int]:
     state: StreamState = streams.fetch_state(NAME)
     return {n: len(streams.store.attributes(state.data_segment(n), "writer/")) for n in sorted(state.segments)}
 
 
-def test_a_writer_that_closes_leaves_no_mark_on_open_segments(streams: StreamManager) -> None:
+def test_a_writer_that_closes_leaves_no_number_on_open_segments(streams: StreamManager) -> None:
     with open_writer(streams.store) as writer:
         for key in QUARTERS:
             writer.write(b"x", key)
         writer.flush()
-        assert marks(streams) == {0: 1, 1: 1}
-    assert marks(streams) == {0: 0, 1: 0}
+        assert numbers_on(streams) == {0: 1, 1: 1}
+    assert numbers_on(streams) == {0: 0, 1: 0}
 
 
 def kill(writer: EventWriter[bytes]) -> None:
-    """Leave its marks behind."""
+    """Leave its event numbers behind."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "_remove_marks", lambda: None)
+        patch.setattr(writer, "_remove_event_numbers", lambda: None)
         writer.close()
 
 
-def test_the_marks_of_killed_writers_are_removed_when_they_are_old(
+def test_the_numbers_of_killed_writers_are_removed_when_they_are_old(
     store: SegmentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = ManualClock()
@@ -1068,39 +1068,39 @@ def test_the_marks_of_killed_writers_are_removed_when_they_are_old(
         write_and_die()
     clock.advance(WRITER_RETENTION_SECONDS / 2)
     write_and_die()
-    monkeypatch.setattr(writer_marks, "SWEEP_EVERY", 1)
+    monkeypatch.setattr(event_numbers, "SWEEP_EVERY", 1)
     EventWriter(streams, NAME, serializer=BytesSerializer()).close()
-    assert marks(streams) == {0: 4, 1: 4}
+    assert numbers_on(streams) == {0: 4, 1: 4}
     clock.advance(WRITER_RETENTION_SECONDS / 2 + 1)
     EventWriter(streams, NAME, serializer=BytesSerializer()).close()
-    assert marks(streams) == {0: 1, 1: 1}
+    assert numbers_on(streams) == {0: 1, 1: 1}
 
 
 def sweep_much_later(streams: StreamManager) -> None:
     state = streams.fetch_state(NAME)
     segments = [state.data_segment(number) for number in state.current]
-    writer_marks.sweep(streams.store, segments, time.time() + WRITER_RETENTION_SECONDS + 1)
+    event_numbers.sweep(streams.store, segments, time.time() + WRITER_RETENTION_SECONDS + 1)
 
 
-def test_a_writer_whose_mark_was_removed_while_it_was_silent_goes_on(
+def test_a_writer_whose_number_was_removed_while_it_was_silent_goes_on(
     streams: StreamManager, writer: EventWriter[bytes]
 ) -> None:
     writer.write(b"first", "Foo")
     writer.flush()
     sweep_much_later(streams)
-    assert marks(streams) == {0: 0, 1: 0}
+    assert numbers_on(streams) == {0: 0, 1: 0}
     writer.write(b"second", "Foo")
     writer.flush()
     writer.write(b"third", "Foo")
     writer.close()
     assert events_of(streams, 0) == [b"first", b"second", b"third"]
-    assert marks(streams) == {0: 0, 1: 0}
+    assert numbers_on(streams) == {0: 0, 1: 0}
 
 
-def test_an_append_in_doubt_is_not_made_again_under_a_new_mark(
+def test_an_append_in_doubt_is_not_made_again_under_a_new_number(
     streams: StreamManager, failing: FailingStore, writer: EventWriter[bytes]
 ) -> None:
-    """It was stored, and the mark that told so is gone."""
+    """It was stored, and the number that told so is gone."""
     writer.write(b"first", "Foo")
     writer.flush()
     failing.lose_answers()
@@ -1111,11 +1111,11 @@ def test_an_append_in_doubt_is_not_made_again_under_a_new_mark(
     assert events_of(streams, 0) == [b"first", b"in doubt"]
 
 
-def test_a_mark_that_keeps_a_late_append_out_stays(streams: StreamManager, failing: FailingStore) -> None:
+def test_a_number_that_keeps_a_late_append_out_stays(streams: StreamManager, failing: FailingStore) -> None:
     with open_writer(failing) as writer:
         failing.lose_answers()
         writer.write(b"x", "Foo")
-    assert marks(streams) == {0: 1, 1: 0}
+    assert numbers_on(streams) == {0: 1, 1: 0}
 
 
 # ---------------------------------------------------------------------- forks
