@@ -42,7 +42,7 @@ S = TypeVar("S", bound=State)
 PREFIX: Final = "listener/"
 NAME_PATTERN: Final = r"[A-Za-z0-9._-]{1,100}"
 #: How long a dead process keeps the role, by default.
-DEFAULT_TURN_TIMEOUT_SECONDS: Final = 10.0
+DEFAULT_ROLE_TIMEOUT_SECONDS: Final = 10.0
 #: The first and the longest pause before a listener that raised is called again.
 FIRST_PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE_SECONDS: Final = 30.0
@@ -247,8 +247,8 @@ class DurableListening(Generic[S, N]):
     def _step_locked(self) -> None:
         if self._ended:
             return
-        needs_turn = not self._stopping or (self._is_calling and self._heard is not None)
-        if needs_turn:
+        needs_role = not self._stopping or (self._is_calling and self._heard is not None)
+        if needs_role:
             if not self._role.take(self._timeout_seconds):
                 self._lose()
                 return

@@ -35,7 +35,7 @@ from synchronizer.callables import check_callable, check_returned
 from synchronizer.clock import is_manual
 
 from .background import BackgroundPolling
-from .durable import DEFAULT_TURN_TIMEOUT_SECONDS, DurableListening, attribute_of, forget
+from .durable import DEFAULT_ROLE_TIMEOUT_SECONDS, DurableListening, attribute_of, forget
 from .mailbox import Mailbox, N
 from .notification import PRESENT_VALUE, SEVERAL_CHANGES, Change
 from .system import CLOSE_TIMEOUT_SECONDS, DEFAULT_QUEUE_SIZE, Listener, NotificationSystem, Subscription
@@ -65,7 +65,7 @@ class PollingNotifier(ABC, Generic[S, N]):
             misses, with ``gap=True``.
         scheduler: An APScheduler for the polls, which you start and stop; by default one that all notifiers of the
             process share.
-        turn_timeout_seconds: Another process takes over a durable listener whose process has been silent for this
+        role_timeout_seconds: Another process takes over a durable listener whose process has been silent for this
             long. Give the same in all processes.
     """
 
@@ -77,13 +77,13 @@ class PollingNotifier(ABC, Generic[S, N]):
         interval_seconds: float = DEFAULT_INTERVAL_SECONDS,
         queue_size: int = DEFAULT_QUEUE_SIZE,
         scheduler: BaseScheduler | None = None,
-        turn_timeout_seconds: float = DEFAULT_TURN_TIMEOUT_SECONDS,
+        role_timeout_seconds: float = DEFAULT_ROLE_TIMEOUT_SECONDS,
     ) -> None:
         check_type(synchronizer, StateSynchronizer, "synchronizer")
         check_type(source, str, "source", or_none=True)
         check_type(scheduler, BaseScheduler, "scheduler", or_none=True)
         check_duration(interval_seconds, "interval_seconds", above_zero=True, finite=True)
-        check_duration(turn_timeout_seconds, "turn_timeout_seconds", above_zero=True, finite=True)
+        check_duration(role_timeout_seconds, "role_timeout_seconds", above_zero=True, finite=True)
         check_count(queue_size, "queue_size")
         check_callable(self.detect, "detect", may_yield=True, notifier=type(self).__name__)
         check_callable(self.before_poll, "before_poll", notifier=type(self).__name__)
@@ -92,7 +92,7 @@ class PollingNotifier(ABC, Generic[S, N]):
         self.source = synchronizer.name if source is None else source
         self._clock = synchronizer.clock
         self._queue_size = queue_size
-        self._turn_timeout_seconds = turn_timeout_seconds
+        self._role_timeout_seconds = role_timeout_seconds
         self._in_background = not is_manual(self._clock)
         self._system = NotificationSystem(queue_size=queue_size, threads=self._in_background)
         self._polling = BackgroundPolling(
@@ -405,7 +405,7 @@ class PollingNotifier(ABC, Generic[S, N]):
                     self.synchronizer,
                     self._find_out_durably,
                     attribute=attribute,
-                    timeout_seconds=self._turn_timeout_seconds,
+                    timeout_seconds=self._role_timeout_seconds,
                     thread=self._in_background,
                     on_failure=self._count_failure,
                 )

@@ -1,15 +1,15 @@
 """What holds for all tests, and the stores that they run on.
 
 A test that takes ``store_url`` runs on the memory store, one that takes ``shared_store_url`` on a SQLite file. One with
-the mark ``stores`` runs on all but the cluster, or on those that the mark names; with ``stores(in_turn=True)`` on that
-first one and on another, so that of many such tests each store gets its share. With ``--stores=all``, or names with
-commas, all of them run on each, and no other tests do: ``make test-stores``.
+the mark ``stores`` runs on all but the cluster, or on those that the mark names; with ``stores(round_robin=True)`` on
+that first one and on another, so that of many such tests each store gets its share. With ``--stores=all``, or names
+with commas, all of them run on each, and no other tests do: ``make test-stores``.
 
 A test or a parameter with the mark ``broad`` is the wide form of another one that runs every time: more seeds, more
 schedules, another place. It runs with ``--broad``, or on the stores of ``--stores``; ``make test-stores`` gives both.
 
-The servers are real ones of the tests' own, started when the first test asks for them, one of each for all processes
-of the run. What ``READERGROUP_TEST_URLS`` names, addresses with spaces between them, comes on top and is for all tests:
+The servers are real ones of the tests' own, started when the first test asks for them, one of each for all processes of
+the run. What ``READERGROUP_TEST_URLS`` names, addresses with spaces between them, comes on top and is for all tests:
 each makes a store of its own there and removes it again.
 
 The tests of Spark share one session, which takes all processors: with ``-n`` they are left out, and with ``--spark``
@@ -74,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a job in the background of a shell
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "unexpected_errors: it makes errors that threads and stores do not know")
-    config.addinivalue_line("markers", "stores(*names, in_turn=False): the stores it runs on in every run, or all")
+    config.addinivalue_line("markers", "stores(*names, round_robin=False): the stores it runs on in every run, or all")
     config.addinivalue_line("markers", "broad: it takes long, and a narrower one runs every time; runs with --broad")
 
 
@@ -92,13 +92,13 @@ def _stores_of(metafunc: pytest.Metafunc, possible: Sequence[str]) -> list[str]:
             raise pytest.UsageError(f"--stores: there is no {', '.join(unknown)}; there are {', '.join(ALL_STORES)}")
     elif mark := metafunc.definition.get_closest_marker("stores"):
         some = [store for store in possible if store not in ONLY_IF_NAMED]
-        wanted = mark.args or (_in_turn(metafunc, some) if mark.kwargs.get("in_turn") else some)
+        wanted = mark.args or (_round_robin(metafunc, some) if mark.kwargs.get("round_robin") else some)
     else:
         wanted = possible[:1]
     return [store for store in possible if store in {*wanted, *OWN_URLS}]
 
 
-def _in_turn(metafunc: pytest.Metafunc, possible: Sequence[str]) -> list[str]:
+def _round_robin(metafunc: pytest.Metafunc, possible: Sequence[str]) -> list[str]:
     """The first, and another one that is the same in every run whatever else there is."""
     first, *others = [store for store in possible if store not in OWN_URLS]
     return [first, others[zlib.crc32(metafunc.function.__name__.encode()) % len(others)]]

@@ -1,4 +1,4 @@
-"""``python -m tests.sizes [ROOT]``: how large the files, classes and functions of the packages are, and their rooms.
+"""``python -m tests.sizes [ROOT]``: how large the files, classes and functions of the packages are, and their folders.
 
 Prints the numbers beside those of projects that we learn from.
 """
@@ -17,7 +17,7 @@ from tests.places import ROOT
 PACKAGES: Final = ("synchronizer", "notifications", "readergroup")
 LARGE_FILE_LINES: Final = 400
 LARGE_CLASS_LINES: Final = 300
-FULL_ROOM_FILES: Final = 14
+FULL_FOLDER_FILES: Final = 14
 #: Median and 90th percentile of the lines of a function, measured in November 2026.
 MODELS: Final = {"eventsourcing": (7, 32), "kazoo": (8, 35)}
 
@@ -31,7 +31,7 @@ class Sizes(NamedTuple):
     files: list[Measured]
     classes: list[Measured]
     functions: list[int]
-    rooms: list[Measured]  # folders, and how many modules each has
+    folders: list[Measured]  # folders, and how many modules each has
 
 
 def measure(root: Path) -> Sizes:
@@ -39,19 +39,19 @@ def measure(root: Path) -> Sizes:
     files: list[Measured] = []
     classes: list[Measured] = []
     functions: list[int] = []
-    rooms: dict[str, int] = {}
+    folders: dict[str, int] = {}
     for file in sorted(file for package in PACKAGES for file in (root / package).rglob("*.py")):
         name = str(file.relative_to(root))
         source = file.read_text()
         files.append(Measured(name, source.count("\n")))
         if file.name != "__init__.py":
-            rooms[str(file.parent.relative_to(root))] = rooms.get(str(file.parent.relative_to(root)), 0) + 1
+            folders[str(file.parent.relative_to(root))] = folders.get(str(file.parent.relative_to(root)), 0) + 1
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.ClassDef):
                 classes.append(Measured(f"{name}: {node.name}", _lines(node)))
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 functions.append(_lines(node))
-    return Sizes(files, classes, functions, [Measured(*room) for room in rooms.items()])
+    return Sizes(files, classes, functions, [Measured(*room) for room in folders.items()])
 
 
 def _lines(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -67,10 +67,10 @@ def report(sizes: Sizes) -> Iterator[str]:
     for title, measured, limit in (
         ("files", sizes.files, LARGE_FILE_LINES),
         ("classes", sizes.classes, LARGE_CLASS_LINES),
-        ("rooms", sizes.rooms, FULL_ROOM_FILES),
+        ("folders", sizes.folders, FULL_FOLDER_FILES),
     ):
         large = sorted((each for each in measured if each.lines > limit), key=lambda each: -each.lines)
-        unit = "modules" if title == "rooms" else "lines"
+        unit = "modules" if title == "folders" else "lines"
         yield f"{title}: {len(measured)}, of which {len(large)} over {limit} {unit}"
         yield from (f"  {each.lines:5} {each.name}" for each in large)
 

@@ -188,7 +188,7 @@ def nothing_left_behind() -> Iterator[None]:
     until(lambda: not {*threading.enumerate()} - before, f"threads end: {threading.enumerate()}")
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_thread_that_cannot_be_started_once(
     scenario: Callable[[Client], None], store_url: str, monkeypatch: pytest.MonkeyPatch

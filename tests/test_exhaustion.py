@@ -20,7 +20,7 @@ def test_a_process_whose_descriptors_are_used_up_goes_on_when_there_are_some(sha
         assert problem is None, problem
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_a_process_without_memory_goes_on_when_there_is_some(shared_store_url: str) -> None:
     with running(live, shared_store_url, "memory") as (_, connection):
         problem = receive(connection)

@@ -23,7 +23,7 @@ from tests.waiting import PATIENCE_SECONDS, until
 PAGE = (DOCS / "howto" / "fork.md").read_text()
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork"),
-    pytest.mark.stores(in_turn=True),
+    pytest.mark.stores(round_robin=True),
     pytest.mark.timeout(600),
 ]
 

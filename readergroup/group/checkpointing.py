@@ -19,7 +19,7 @@ from ..errors import CheckpointFailedError, CheckpointTimeoutError
 from .model.checkpoint import CheckpointState
 from .model.state import ReaderGroupState
 from .model.updates import CreateCheckpoint, FailCheckpoint, PassCheckpoint
-from .state_manager import ReaderGroupStateManager, has_room
+from .state_manager import ReaderGroupStateManager, can_begin_checkpoint
 
 #: How long giving a checkpoint up may take beyond its timeout.
 _GIVE_UP_SECONDS: Final = 1.0
@@ -41,7 +41,7 @@ def _begin(manager: ReaderGroupStateManager, name: str, silent: bool, deadline: 
     """Begin the checkpoint as soon as the group has room for it, and return what `begin_checkpoint` returns."""
     while (after := manager.begin_checkpoint(name, silent=silent, timeout=deadline.remaining())) is None:
         try:
-            manager.synchronizer.wait_for(partial(has_room, silent=silent), timeout=deadline.remaining())
+            manager.synchronizer.wait_for(partial(can_begin_checkpoint, silent=silent), timeout=deadline.remaining())
         except DeadlineExceededError as error:
             others = [each for each in manager.state.outstanding_checkpoints if bool(each.silent) == silent]
             raise CheckpointTimeoutError(

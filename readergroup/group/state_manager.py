@@ -171,7 +171,7 @@ class ReaderGroupStateManager:
         """
 
         def begin(state: ReaderGroupState) -> tuple[Updates, int | None]:
-            if not has_room(state, silent=silent):
+            if not can_begin_checkpoint(state, silent=silent):
                 return (), None
             newest = max((each.token for each in state.checkpoints or ()), default=0)
             return [CreateCheckpoint(name=name, silent=silent or None)], newest
@@ -312,7 +312,7 @@ class ReaderGroupStateManager:
         self._update_and_balance(reset, timeout)
 
 
-def has_room(state: ReaderGroupState, *, silent: bool) -> bool:
+def can_begin_checkpoint(state: ReaderGroupState, *, silent: bool) -> bool:
     """Return whether another checkpoint can begin. Silent checkpoints count separately, so that finding the group's
     cuts delays no other checkpoint.
     """

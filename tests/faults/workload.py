@@ -93,7 +93,7 @@ class Workload:
                 Activity("commits", self._transact),
                 Activity("counts", self._count),
                 Activity("adds to a queue", self._add),
-                Activity("takes a lock in turn", self._lock),
+                Activity("takes a lock repeatedly", self._lock),
                 Activity("holds its leases", self._check),
                 Activity("creates and deletes", self._create_and_delete),
             ]
@@ -113,8 +113,8 @@ class Workload:
     def background_threads() -> set[str]:
         """The names of those that are to live as long as what they work for."""
         threads = (thread for thread in threading.enumerate() if isinstance(thread, BackgroundThread))
-        # Who takes a lock in turn has a participant for as long, and a writer is closed when it failed.
-        passing = ("lock/turn", "writer of", "deletions of", "delayed-calls")
+        # A thread that takes a lock repeatedly has a participant for as long, and a writer is closed when it failed.
+        passing = ("lock/repeated", "writer of", "deletions of", "delayed-calls")
         return {thread.name for thread in threads if not thread.name.startswith(passing)}
 
     # ------------------------------------------------------------------ what it does
@@ -168,7 +168,7 @@ class Workload:
         self.queued.add(number)
 
     def _lock(self) -> None:
-        with self.client.lock("turn", timeout=CALL_SECONDS, member_timeout_seconds=LEASE_SECONDS) as held:
+        with self.client.lock("repeated", timeout=CALL_SECONDS, member_timeout_seconds=LEASE_SECONDS) as held:
             held.check()
 
     def _check(self) -> None:

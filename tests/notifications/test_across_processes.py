@@ -14,7 +14,7 @@ from tests.clean_processes import CLEAN
 from tests.notifications.counting import Add, Counted, CountNotifier, Heard, counter
 from tests.waiting import until
 
-TURN_TIMEOUT_SECONDS = 1.0
+ROLE_TIMEOUT_SECONDS = 1.0
 
 
 def change_when_asked(url: str, pipe: Connection) -> None:
@@ -118,12 +118,12 @@ def listen_durably(url: str, pipe: Connection, stay_at: int) -> None:
         if notification.value == stay_at:
             stay.wait()
 
-    with open_store(url) as store, CountNotifier(counter(store), turn_timeout_seconds=TURN_TIMEOUT_SECONDS) as notifier:
+    with open_store(url) as store, CountNotifier(counter(store), role_timeout_seconds=ROLE_TIMEOUT_SECONDS) as notifier:
         notifier.register_listener(hear, durable="sizer")
         pipe.recv()
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_f19_what_a_killed_process_had_not_recorded_is_told_to_the_next_and_to_no_two_at_a_time(
     shared_store_url: str,
 ) -> None:
@@ -145,7 +145,7 @@ def test_f19_what_a_killed_process_had_not_recorded_is_told_to_the_next_and_to_n
             stayed_in = receive(pipes[0])
             assert stayed_in[0] == 2
             # A call that takes long keeps the turn.
-            assert not pipes[1].poll(2 * TURN_TIMEOUT_SECONDS)
+            assert not pipes[1].poll(2 * ROLE_TIMEOUT_SECONDS)
             processes[0].kill()
             processes[0].join()
             replica.update_state_unconditionally(Add())

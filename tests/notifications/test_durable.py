@@ -60,7 +60,7 @@ class Process:
     def __init__(self, store: SegmentStore, clock: ManualClock, kind: type[CountNotifier] = CountNotifier) -> None:
         self.store = FailingStore(store)
         self.synchronizer = counter(self.store, clock=clock)
-        self.notifier = kind(self.synchronizer, turn_timeout_seconds=TIMEOUT_SECONDS)
+        self.notifier = kind(self.synchronizer, role_timeout_seconds=TIMEOUT_SECONDS)
         self.told: list[Counted] = []
         self.die_at: int | None = None
         self.during: Callable[[], None] = lambda: None
@@ -113,7 +113,7 @@ def take_over(process: Process, clock: ManualClock) -> None:
 # ---------------------------------------------------------------------- what it hears
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_a_name_hears_the_present_value_once_and_after_a_restart_what_came_since(
     start: Start, elsewhere: StateSynchronizer[Counter]
 ) -> None:
@@ -134,7 +134,7 @@ def test_a_name_hears_the_present_value_once_and_after_a_restart_what_came_since
     assert keys[-1] == NotificationKey(elsewhere.revision, 0, "Counted")
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_f19_what_was_told_when_the_process_died_is_told_again(
     start: Start, elsewhere: StateSynchronizer[Counter], manual_clock: ManualClock
 ) -> None:
@@ -169,7 +169,7 @@ def test_one_that_is_polled_rarely_hears_at_the_third_poll_what_one_that_died_di
     assert second.values == [2]
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_f19_of_two_one_hears_and_the_other_goes_on_at_once_where_it_was_closed(
     start: Start, elsewhere: StateSynchronizer[Counter], manual_clock: ManualClock
 ) -> None:
@@ -236,7 +236,7 @@ def test_what_is_heard_in_a_role_that_was_lost_meanwhile_does_not_count(
     assert first.values == [0, 1, 3]
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_one_that_raises_is_told_the_same_again_after_growing_pauses(
     start: Start, elsewhere: StateSynchronizer[Counter], manual_clock: ManualClock
 ) -> None:
@@ -321,7 +321,7 @@ def test_one_that_fails_for_long_hears_each_change_nevertheless(
 # ---------------------------------------------------------------------- compaction
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_what_was_compacted_is_covered_by_one_notification_with_a_gap(
     start: Start, elsewhere: StateSynchronizer[Counter]
 ) -> None:
@@ -451,7 +451,7 @@ def test_the_names_of_two_notifiers_of_one_state_are_two(start: Start, manual: C
     assert heard.values == [0]
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_a_name_that_was_forgotten_begins_anew(start: Start, elsewhere: StateSynchronizer[Counter]) -> None:
     first = start()
     first.notifier.close()
@@ -640,7 +640,7 @@ def test_the_stored_form_stays() -> None:
 # ---------------------------------------------------------------------- in the background
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_in_the_background_it_hears_all_in_order(
     notifier: CountNotifier, elsewhere: StateSynchronizer[Counter]
 ) -> None:
@@ -666,8 +666,8 @@ def test_a_call_that_takes_long_keeps_its_role(
         let_go.wait(60)
 
     with (
-        CountNotifier(visits, turn_timeout_seconds=0.5) as one,
-        CountNotifier(elsewhere, turn_timeout_seconds=0.5) as other,
+        CountNotifier(visits, role_timeout_seconds=0.5) as one,
+        CountNotifier(elsewhere, role_timeout_seconds=0.5) as other,
     ):
         unregister = one.register_listener(slow, durable="sizer")
         assert entered.wait(60)
@@ -699,8 +699,8 @@ def test_what_was_heard_while_another_one_took_the_role_is_forgotten(
 
     here = counter(failing)
     with (
-        CountNotifier(here, turn_timeout_seconds=0.5) as one,
-        CountNotifier(elsewhere, turn_timeout_seconds=0.5) as other,
+        CountNotifier(here, role_timeout_seconds=0.5) as one,
+        CountNotifier(elsewhere, role_timeout_seconds=0.5) as other,
     ):
         one.register_listener(slow, durable="sizer")
         elsewhere.update_state_unconditionally(Add())
@@ -752,7 +752,7 @@ def test_a_coroutine_that_closes_its_notifier_has_heard_and_the_next_one_goes_on
     returned = asyncio.Event()
 
     async def main() -> None:
-        notifier = CountNotifier(visits, interval_seconds=60, turn_timeout_seconds=600)
+        notifier = CountNotifier(visits, interval_seconds=60, role_timeout_seconds=600)
 
         async def hear(notification: Counted) -> None:
             notifier.close()
@@ -767,7 +767,7 @@ def test_a_coroutine_that_closes_its_notifier_has_heard_and_the_next_one_goes_on
 
     asyncio.run(main())
     heard = Heard()
-    with CountNotifier(visits, interval_seconds=60, turn_timeout_seconds=600) as notifier:
+    with CountNotifier(visits, interval_seconds=60, role_timeout_seconds=600) as notifier:
         notifier.register_listener(heard, durable="sizer")
         visits.update_state_unconditionally(Add())
         assert heard.wait_for(1) == [1]

@@ -36,7 +36,7 @@ class Process:
     def __init__(self, store: SegmentStore, clock: ManualClock, told: Told) -> None:
         self.dies_in_call = False
         self.store = FailingStore(store)
-        self.notifier = CountNotifier(counter(self.store, clock=clock), turn_timeout_seconds=TIMEOUT_SECONDS)
+        self.notifier = CountNotifier(counter(self.store, clock=clock), role_timeout_seconds=TIMEOUT_SECONDS)
         self.notifier.register_listener(lambda notification: told.hear(self, notification), durable="sizer")
 
     def kill(self) -> None:

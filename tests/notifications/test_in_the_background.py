@@ -19,7 +19,7 @@ from synchronizer.testing import FailingStore
 from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 
 
 @pytest.fixture(autouse=True)

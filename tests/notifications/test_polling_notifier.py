@@ -21,7 +21,7 @@ from synchronizer import (
 )
 from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 
 
 def test_a_new_listener_hears_the_present_value_once(manual: CountNotifier) -> None:

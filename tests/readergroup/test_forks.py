@@ -70,7 +70,7 @@ with ExitStack() as opened:
 """
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 @pytest.mark.parametrize("how", ["leaves its blocks", "closes each", "ends at once"])
 def test_a_forked_child_leaves_everything_to_its_parent_without_a_word(shared_store_url: str, how: str) -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PROGRAM, shared_store_url, how]

@@ -17,7 +17,7 @@ class Shop(BaseModel):
     opens_at: int = 9
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_clients_of_one_store_share_them(store_url: str) -> None:
     with rg.connect(store_url) as one, rg.connect(store_url) as other:
         one.shared_map("shop", int)["pear"] = 3

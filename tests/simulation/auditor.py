@@ -337,7 +337,7 @@ class Auditor:
         before, after, updates = transition.before, transition.after, transition.updates
         if after is None:
             self.keeping.entry(transition)
-            self.scaling.clear()  # whoever had the turn had it of the group that is no more
+            self.scaling.clear()  # whichever process had the role had it of the group that is no more
             return
         resets = [update for update in updates if isinstance(update, ResetStream)]
         if before is None:

@@ -39,9 +39,9 @@ class Hearing:
 class DurableHearings:
     """All calls of the listeners under one name, in all processes."""
 
-    def __init__(self, auditor: Auditor, turn_timeout: float) -> None:
+    def __init__(self, auditor: Auditor, role_timeout: float) -> None:
         self._auditor = auditor
-        self._turn_timeout = turn_timeout
+        self._role_timeout = role_timeout
         self.calls: dict[str, list[Hearing]] = {"segments": [], "readers": []}
         self.listening: list[Process] = []
         self._under_way: list[Hearing] = []
@@ -71,7 +71,7 @@ class DurableHearings:
             finally:
                 self._under_way.remove(call)
 
-        notifier._turn_timeout_seconds = self._turn_timeout
+        notifier._role_timeout_seconds = self._role_timeout
         notifier.register_listener(hear, durable=NAME)
 
     def _begin(self, call: Hearing) -> None:
@@ -80,7 +80,7 @@ class DurableHearings:
         now, healthy_since = auditor.world.simulation.now, auditor.world.healthy_since
         for other in self._under_way:
             since = max(other.process.in_contact_since, healthy_since)
-            is_in_contact = other.process.runs and now - since > self._turn_timeout * _CLOCK_SLACK
+            is_in_contact = other.process.runs and now - since > self._role_timeout * _CLOCK_SLACK
             if other.kind == call.kind and other.process is not call.process and is_in_contact:
                 auditor.broken("S8", f"{call.process.name} is told of {call.kind}, and so is {other.process.name}")
         changes = auditor.changes[call.kind]

@@ -1135,7 +1135,7 @@ def a_process_is_stopped_while_it_holds_the_fair_lock(stage: Stage) -> Check:
         stage.stop(call.process.name, 4.0)
         stage.before(lambda call: call.verb == "fair_lock", lambda call: waited.append(call.process.name), times=50)
 
-    stage.before(lambda call: call.verb == "fair_lock" and not stage.world.lines[call.segment], stop)
+    stage.before(lambda call: call.verb == "fair_lock" and not stage.world.queues[call.segment], stop)
     for number in range(4):
         stage.also(f"contender{number}", contend, at=0.5)
 

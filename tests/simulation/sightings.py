@@ -305,8 +305,8 @@ class _Log(_Watcher):
         if done.data and isinstance(done.result, Appended):
             if not done.answered:
                 self._unanswered[place] = done.data
-            line = self.world.lines.get(done.segment)
-            if line and line[0].process is not done.process and line[0].process.stopped:
+            queue = self.world.queues.get(done.segment)
+            if queue and queue[0].process is not done.process and queue[0].process.stopped:
                 self.saw("F22")
         elif done.data and isinstance(done.result, Conflict):
             if not done.answered:

@@ -39,7 +39,7 @@ def test_a_group_that_is_there_again_is_told_of_at_once(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_change_is_told_in_time_though_a_stopped_process_has_the_turn(seed: int) -> None:
+def test_a_change_is_told_in_time_though_a_stopped_process_has_the_role(seed: int) -> None:
     """Who was about to write stood in line behind the stopped process, a whole second, before it told of anything."""
     scenario = Scenario(
         seed=seed,
@@ -51,7 +51,7 @@ def test_a_change_is_told_in_time_though_a_stopped_process_has_the_turn(seed: in
         ),
     )
 
-    def keep_the_turn(run: Run) -> None:
+    def keep_the_role(run: Run) -> None:
         stopped = run.world.process("stopped", "stopped")
 
         def stand_in_line() -> None:
@@ -61,7 +61,7 @@ def test_a_change_is_told_in_time_though_a_stopped_process_has_the_turn(seed: in
 
         stopped.spawn(stand_in_line)
 
-    outcome = run(scenario, watch=keep_the_turn)
+    outcome = run(scenario, watch=keep_the_role)
     assert not outcome.failed, outcome.violations
 
 

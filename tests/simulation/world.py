@@ -154,7 +154,7 @@ class World:
         self.digest = 0
         self.faults: Counter[str] = Counter()
         self.waiters: dict[str, list[SimThread]] = defaultdict(list)
-        self.lines: dict[str, deque[_Place]] = defaultdict(deque)  # of the fair lock, per segment
+        self.queues: dict[str, deque[_QueuePosition]] = defaultdict(deque)  # of the fair lock, per segment
         self.away_until = 0.0
         self.healthy_since = 0.0
 
@@ -170,9 +170,9 @@ class World:
             self.say(process.name, "is killed")
             self.fault(process, "kill", "")
             process.alive = False
-            for line in self.lines.values():
-                for place in [each for each in line if each.process is process]:
-                    self.leave_line(line, place)
+            for queue in self.queues.values():
+                for place in [each for each in queue if each.process is process]:
+                    self.leave_queue(queue, place)
             self.simulation.kill(process)
 
     def stop(self, process: Process) -> None:
@@ -254,17 +254,17 @@ class World:
         for thread in self.waiters.pop(segment, ()):
             self.simulation.wake(thread)
 
-    def leave_line(self, line: deque[_Place], place: _Place) -> None:
-        if place in line:
-            line.remove(place)
-            if line and not line[0].has_lock:
-                line[0].has_lock = True
-                self.simulation.wake(line[0].thread)
+    def leave_queue(self, queue: deque[_QueuePosition], place: _QueuePosition) -> None:
+        if place in queue:
+            queue.remove(place)
+            if queue and not queue[0].has_lock:
+                queue[0].has_lock = True
+                self.simulation.wake(queue[0].thread)
 
 
 @dataclass(eq=False)
-class _Place:
-    """A place in the line for a fair lock."""
+class _QueuePosition:
+    """A position in the queue of a fair lock."""
 
     process: Process
     thread: SimThread
@@ -440,21 +440,21 @@ class SimStore(SegmentStore, translate_errors=False):
 
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
         self._begin("fair_lock" if timeout > 0 else "look at line", segment)
-        return self._in_line(segment, timeout)
+        return self._in_queue(segment, timeout)
 
     @contextmanager
-    def _in_line(self, segment: str, timeout: float) -> Iterator[bool]:
-        line = self._world.lines[segment]
-        place = _Place(self._process, self._simulation._running())
-        line.append(place)
-        if line[0] is place:
+    def _in_queue(self, segment: str, timeout: float) -> Iterator[bool]:
+        queue = self._world.queues[segment]
+        place = _QueuePosition(self._process, self._simulation._running())
+        queue.append(place)
+        if queue[0] is place:
             place.has_lock = True
         elif timeout > 0:
             self._simulation.block(timeout)
         try:
             yield place.has_lock
         finally:
-            self._world.leave_line(line, place)
+            self._world.leave_queue(queue, place)
 
     def close(self) -> None:
         """The store is everybody's."""

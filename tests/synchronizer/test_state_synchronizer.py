@@ -52,7 +52,7 @@ from tests.synchronizer.accounts import (
 )
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ class Consumer:
         `InvalidArgumentError` if the handler returned an awaitable or a generator, and the errors of the store.
         """
         now = self._clock.monotonic()
-        if not self._take_turn():
+        if not self._take_role():
             return now + observe_interval(self._agreed_timeout())
         if self.handled > self.committed:  # the last commit failed
             self._commit()
@@ -169,7 +169,7 @@ class Consumer:
 
     # ------------------------------------------------------------------ the role
 
-    def _take_turn(self) -> bool:
+    def _take_role(self) -> bool:
         with self._recording:
             if not self._role.take(self._agreed_timeout()):
                 if self.active:

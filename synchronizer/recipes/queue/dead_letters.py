@@ -16,7 +16,7 @@ from ...compare_and_set import Cell, Outcome
 from .frames import encode_frame, read_frames
 
 #: The space that a dead letter may take in addition to its event. The text of the error is cut to fit.
-ROOM_BYTES: Final = 64 * 1024
+ENVELOPE_BYTES: Final = 64 * 1024
 MAX_ERROR_LENGTH: Final = 10_000
 #: The attribute with the consumer that may set events aside and the offset of the last event set aside.
 _LAST = "last"

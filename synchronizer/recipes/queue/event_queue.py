@@ -15,7 +15,7 @@ from synchronizer.state_synchronizer import NAME_PATTERN, NAME_RULE
 from synchronizer.store import SegmentStore
 
 from ...compare_and_set import Cell, Outcome
-from .dead_letters import ROOM_BYTES, DeadEvent, DeadLetters
+from .dead_letters import ENVELOPE_BYTES, DeadEvent, DeadLetters
 from .frames import encode_frame
 from .producer import Backpressure, Extent, QueueProducer
 
@@ -92,7 +92,7 @@ class EventQueue:
                 raise InvalidArgumentError("an event must be bytes", queue=self.name, type=type(event).__name__)
             frames.append(encode_frame(event))
         data = b"".join(frames)
-        limit = self.store.guarantees.largest_append - ROOM_BYTES
+        limit = self.store.guarantees.largest_append - ENVELOPE_BYTES
         if len(data) > limit:
             raise InvalidArgumentError(
                 "the events are too large for one append; add fewer at once",

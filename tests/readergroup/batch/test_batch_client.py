@@ -68,7 +68,7 @@ def cuts(client: rg.Client, about_bytes: int, end: StreamCut | None = None) -> l
     return found
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_ranges_hold_every_event_once_and_those_of_a_key_in_order(client: rg.Client) -> None:
     place(client)
     found = rows(client, client.batch.segment_ranges(STREAM))
@@ -78,7 +78,7 @@ def test_ranges_hold_every_event_once_and_those_of_a_key_in_order(client: rg.Cli
         assert numbers == sorted(numbers), key
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_divided_ranges_hold_the_same_as_whole_ones(client: rg.Client) -> None:
     place(client)
     whole = client.batch.segment_ranges(STREAM)
@@ -115,7 +115,7 @@ def test_cuts_may_lie_between_any_two_events(client: rg.Client) -> None:
         ]
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_next_cuts_lead_to_the_tail_and_keep_the_order_of_each_key(client: rg.Client) -> None:
     place(client)
     whole = rows(client, client.batch.segment_ranges(STREAM))
@@ -175,7 +175,7 @@ def test_successors_of_a_merge_wait_for_both_predecessors(client: rg.Client) -> 
     assert set(after.offsets) == {f"{STREAM}/2"}
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_truncated_data_is_told_once_and_reading_goes_on(client: rg.Client) -> None:
     place(client)
     ranges = client.batch.segment_ranges(STREAM)

@@ -50,7 +50,7 @@ def read_from(client: rg.Client, cut: rg.StreamCut) -> list[datetime]:
     return sorted(event.written_at for each in ranges for event in client.batch.read(each))
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_a_cut_at_a_time_begins_with_what_was_written_then_also_over_scalings(
     client: rg.Client, clock: rg.ManualClock
 ) -> None:

@@ -20,7 +20,7 @@ from tests.readergroup.group.test_reader_group import drain_to_end, read_all
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, World, a_world, drain, raises, take
 from tests.waiting import CallInThread, until
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 TIMEOUT = 10.0
 
 

@@ -12,7 +12,7 @@ from notifications import Change
 from synchronizer import DeadlineExceededError, Map
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 NOW = datetime(2025, 1, 1, tzinfo=UTC)
 
 

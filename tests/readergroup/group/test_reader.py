@@ -23,7 +23,7 @@ from synchronizer import (
 from synchronizer.testing import FailingStore, Operation
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 LONG = 20.0
 
 
@@ -175,7 +175,7 @@ def test_a_batch_of_no_events_cannot_be_asked_for(process: Process) -> None:
         process.reader("r1").read_batch(0)
 
 
-def test_segments_take_turns(world: World, process: Process) -> None:
+def test_segments_are_read_round_robin(world: World, process: Process) -> None:
     world.write(400)
     reader = process.reader("r1")
     segments = [reader.read_batch(10, timeout=0).segment for _ in range(4)]

@@ -23,7 +23,7 @@ from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 OTHER = "shop/other"
 
 

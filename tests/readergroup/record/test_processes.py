@@ -18,7 +18,7 @@ from tests.readergroup.reader_processes import GROUP, STREAM, kill, receive, run
 from tests.readergroup.record.recorder_processes import record
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 CHANGES = 20
 
 

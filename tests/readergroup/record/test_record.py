@@ -26,7 +26,7 @@ from readergroup.record.record import entries
 from synchronizer import AttributeChange, TruncatedError, UnsupportedError
 from tests.readergroup.processes_in_one import STREAM, World, a_world
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 
 
 @pytest.fixture

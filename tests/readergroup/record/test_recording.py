@@ -21,7 +21,7 @@ from synchronizer import InvalidArgumentError, NotFoundError, Revision
 from synchronizer.testing import Operation
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 
 #: A kind of notification, its revision, cause and gap, and what else it says.
 Fact = tuple[str, Revision, str, bool, dict[str, Any]]

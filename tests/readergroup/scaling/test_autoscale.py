@@ -50,7 +50,7 @@ def create_group(client: rg.Client) -> rg.ReaderGroup:
 # ---------------------------------------------------------------------- what is told
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_the_number_is_told_at_first_and_when_a_notification_changes_it(
     client: rg.Client, group: rg.ReaderGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +66,7 @@ def test_the_number_is_told_at_first_and_when_a_notification_changes_it(
     assert calls.decisions[0].revision < calls.decisions[1].revision <= group.synchronizer.revision
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_lag_is_told_of_without_a_notification(client: rg.Client, group: rg.ReaderGroup) -> None:
     calls = Calls()
     policy = rg.ReaderScalingPolicy(max_readers=2, target_lag_seconds=0.5, cooldown_seconds=0)
@@ -136,7 +136,7 @@ def test_closing_the_client_ends_it(url: str, group: rg.ReaderGroup) -> None:
 # ---------------------------------------------------------------------- one at a time
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_of_two_only_one_is_called_and_the_other_goes_on_where_it_ended(
     client: rg.Client, group: rg.ReaderGroup, url: str
 ) -> None:
@@ -187,7 +187,7 @@ def autoscale_in_a_process(url: str, pipe: Connection) -> None:
         pipe.recv()
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_of_two_processes_the_other_takes_over_when_the_one_that_is_called_is_killed(
     client: rg.Client, group: rg.ReaderGroup, url: str
 ) -> None:
@@ -219,7 +219,7 @@ def receive(pipe: Connection) -> object:
     return pipe.recv()
 
 
-# ---------------------------------------------------------------------- the turn
+# ---------------------------------------------------------------------- the role
 
 
 def role(group: rg.ReaderGroup, clock: Clock) -> ExclusiveRole:

@@ -158,7 +158,7 @@ def test_what_was_truncated_before_it_was_read_does_not_end_the_pool(
 # ---------------------------------------------------------------------- how many workers
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_a_pool_by_policy_grows_when_a_split_brings_segments_and_ends_at_the_end_of_the_data(
     client: rg.Client, group: rg.ReaderGroup, diary: Diary, workers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,7 +283,7 @@ def test_a_worker_thread_that_ends_by_system_exit_is_replaced(
     assert diary.texts == written
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_a_reader_taken_out_by_hand_is_replaced_by_another(client: rg.Client, group: rg.ReaderGroup) -> None:
     seen: list[bytes] = []
     pool = group.pool(lambda event: seen.append(event.raw))
@@ -298,7 +298,7 @@ def test_a_reader_taken_out_by_hand_is_replaced_by_another(client: rg.Client, gr
     assert seen == [b"after"]
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_worker_processes_end_when_their_parent_is_killed(
     client: rg.Client, group: rg.ReaderGroup, diary: Diary, url: str
 ) -> None:
@@ -572,7 +572,7 @@ def test_an_event_that_fails_to_the_last_is_set_aside_whole_and_the_others_go_on
     assert (event.routing_key, event.headers) == ("alice", {"trace": b"\x01"})
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_of_a_batch_only_what_fails_alone_is_set_aside(client: rg.Client, group: rg.ReaderGroup, diary: Diary) -> None:
     client.streams.create(DEAD)
     written = texts(1500)
@@ -585,7 +585,7 @@ def test_of_a_batch_only_what_fails_alone_is_set_aside(client: rg.Client, group:
     assert [event.data.data.decode() for event in dead_letters(client, DEAD)] == list(bad)
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_an_event_counts_only_when_its_dead_letter_is_stored(store_url: str, diary: Diary) -> None:
     store = FailingStore(open_store(store_url))
     full = True

@@ -44,7 +44,7 @@ def owners(group: rg.ReaderGroup) -> set[str | None]:
     return {found.owner for found in group.synchronizer.fetch_updates().segments.values() if found.readable}
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_a_query_owns_all_segments_of_its_group_and_stands_where_it_has_finished_a_batch(
     client: rg.Client, start: Start
 ) -> None:

@@ -81,7 +81,7 @@ def scaled_stream(client: rg.Client, rng: random.Random | None = None) -> int:
     return 1200
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 @pytest.mark.parametrize("limit", [ALL, ReadMaxBytes(2_000), ReadMaxBytes(10_000_000), ReadMaxRows(90)], ids=str)
 def test_batches_hold_each_event_once_and_keep_the_order_of_each_key(
     limit: ReadLimit, client: rg.Client, make_reader: Callable[..., StreamReader]
@@ -321,7 +321,7 @@ def test_the_report_says_how_long_the_segments_are_that_are_to_be_read(
 # ---------------------------------------------------------------------- what is gone
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_truncated_data_fails_the_query_or_is_told_once(
     client: rg.Client, make_reader: Callable[..., StreamReader], caplog: pytest.LogCaptureFixture
 ) -> None:

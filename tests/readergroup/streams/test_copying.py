@@ -31,7 +31,7 @@ from synchronizer.testing import FailingStore, Operation
 from tests.clean_processes import CLEAN
 from tests.waiting import PATIENCE_SECONDS
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 
 SOURCE, TARGET = "shop/orders", "shop/archive"
 KEYS = [f"k{number}" for number in range(6)]

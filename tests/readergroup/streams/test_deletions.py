@@ -69,7 +69,7 @@ def dying(store: SegmentStore, clock: InstantClock, verb: str, prefix: str) -> S
     return streams(failing, clock)
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_segments_that_a_dead_client_has_left_are_deleted_with_the_next_stream(
     store: SegmentStore, clock: InstantClock
 ) -> None:

@@ -26,7 +26,7 @@ from synchronizer import (
 )
 from synchronizer.testing import FailingStore, Operation
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 NAME = "shop/orders"
 
 

@@ -12,7 +12,7 @@ import readergroup as rg
 from synchronizer import SegmentStore, open_store
 from synchronizer.testing import FailingStore
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def take_over(store: SegmentStore, clock: ManualClock) -> ExclusiveRole:
     return other
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_a_role_is_taken_over_when_it_has_stood_still_for_the_timeout(store: SegmentStore, clock: ManualClock) -> None:
     first = role(store, clock)
     assert first.take(TIMEOUT_SECONDS)
@@ -172,7 +172,7 @@ def test_one_that_ran_out_and_that_nobody_took_goes_on(store: SegmentStore, cloc
 
 
 @pytest.mark.parametrize("arrived", [True, False], ids=["the answer", "the request"])
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_what_was_lost_is_found_out_by_the_next_call(store: FailingStore, clock: ManualClock, arrived: bool) -> None:
     lose = store.lose_answers if arrived else store.lose_requests
     first = role(store, clock)

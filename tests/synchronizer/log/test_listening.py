@@ -14,7 +14,7 @@ from synchronizer.testing import FailingStore
 from tests.synchronizer.accounts import Account, Add, Put, just_before, opened
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 
 
 @pytest.fixture

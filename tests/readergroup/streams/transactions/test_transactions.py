@@ -42,7 +42,7 @@ from synchronizer import (
 from synchronizer.testing import FailingStore, Operation
 from tests.clean_processes import CLEAN
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 NAME = "shop/orders"
 JOB = "job"
 #: Keys that lie in the first, second, third and fourth quarter of the key range.

@@ -45,7 +45,7 @@ from tests.clean_processes import CLEAN
 from tests.servers.proxy import TcpProxy
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 NAME = "shop/orders"
 SECONDS = 20.0
 #: Another Python, on a busy machine.

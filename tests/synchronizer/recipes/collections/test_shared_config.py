@@ -12,7 +12,7 @@ from synchronizer.testing import FailingStore
 from tests.synchronizer.accounts import just_before
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 
 
 class Shop(BaseModel):

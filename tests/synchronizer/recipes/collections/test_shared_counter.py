@@ -9,7 +9,7 @@ from synchronizer import ClosedError, InvalidArgumentError, SharedCounter, Value
 from synchronizer.testing import FailingStore
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 
 Two = tuple[SharedCounter, SharedCounter]
 

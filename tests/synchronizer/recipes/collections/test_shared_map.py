@@ -22,7 +22,7 @@ from synchronizer import (
 from synchronizer.testing import FailingStore
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 
 Prices = SharedMap[int]
 

@@ -11,7 +11,7 @@ from synchronizer.testing import FailingStore
 from tests.synchronizer.accounts import answer, threads
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 
 Names = SharedSet[str]
 

@@ -28,7 +28,7 @@ from synchronizer.recipes.coordination.participant import Participant
 from synchronizer.testing import FailingStore
 from tests.waiting import CallInThread
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 LONG = 60.0
 
 

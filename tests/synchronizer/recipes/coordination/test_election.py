@@ -24,7 +24,7 @@ from synchronizer.testing import FailingStore, Operation
 from tests.synchronizer.recipes.stepped import TIMEOUT, World, a_world
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 
 
 class Candidate(LeaderElection):

@@ -22,7 +22,7 @@ from synchronizer.threads.delayed_calls import DelayedCalls
 from tests.synchronizer.recipes.stepped import TIMEOUT, World, a_world
 from tests.waiting import until
 
-pytestmark = pytest.mark.stores(in_turn=True)
+pytestmark = pytest.mark.stores(round_robin=True)
 
 
 class StepByStep(Membership):

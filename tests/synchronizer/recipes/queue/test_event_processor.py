@@ -124,7 +124,7 @@ def failing_on(*events: bytes, times: float = float("inf"), error: type[BaseExce
 
 
 class TestHandling:
-    @pytest.mark.stores(in_turn=True)
+    @pytest.mark.stores(round_robin=True)
     def test_events_are_handled_one_by_one_in_the_order_they_were_added(
         self, store: FailingStore, clock: InstantClock
     ) -> None:
@@ -139,7 +139,7 @@ class TestHandling:
         assert processor.processed_events == 250
         assert processor.processed_bytes == store.info(SEGMENT).length
 
-    @pytest.mark.stores(in_turn=True)
+    @pytest.mark.stores(round_robin=True)
     def test_or_several_at_a_time(self, store: FailingStore, clock: InstantClock) -> None:
         add(store, numbers(25))
         handler = Handler()
@@ -148,7 +148,7 @@ class TestHandling:
         assert handler.batches == [10, 10, 5]
         assert handler.handled == numbers(25)
 
-    @pytest.mark.stores(in_turn=True)
+    @pytest.mark.stores(round_robin=True)
     def test_the_next_one_goes_on_where_one_was_closed(self, store: FailingStore, clock: InstantClock) -> None:
         add(store, numbers(25))
         handler = Handler()
@@ -274,7 +274,7 @@ class TestHandling:
 
 
 class TestOneConsumer:
-    @pytest.mark.stores(in_turn=True)
+    @pytest.mark.stores(round_robin=True)
     def test_a_second_one_waits_until_the_first_is_closed(self, store: FailingStore, clock: InstantClock) -> None:
         add(store, numbers(5))
         first, second = Handler(), Handler()
@@ -289,7 +289,7 @@ class TestOneConsumer:
         assert two.step() == 3
         assert (first.handled, second.handled) == (numbers(5), numbers(3, start=5))
 
-    @pytest.mark.stores(in_turn=True)
+    @pytest.mark.stores(round_robin=True)
     def test_a_stopped_one_that_was_replaced_changes_nothing(self, store: FailingStore, clock: InstantClock) -> None:
         add(store, numbers(10))
         second = Handler()
@@ -401,7 +401,7 @@ class TestOneConsumer:
         drain(one)
         assert handler.handled == numbers(10)
 
-    @pytest.mark.stores(in_turn=True)
+    @pytest.mark.stores(round_robin=True)
     def test_a_queue_that_is_cleared_is_empty_and_its_offsets_go_on(
         self, store: FailingStore, clock: InstantClock
     ) -> None:
@@ -496,7 +496,7 @@ class TestFailing:
         assert last.step() == 1
         assert [letter.attempts for letter in last.dead_letters()] == [2]
 
-    @pytest.mark.stores(in_turn=True)
+    @pytest.mark.stores(round_robin=True)
     def test_or_is_set_aside_to_be_read_and_added_again(self, store: FailingStore, clock: InstantClock) -> None:
         add(store, numbers(6))
         handler = Handler(failing_on(b"0001", b"0004"))
@@ -606,7 +606,7 @@ class TestFailing:
         assert handler.batches == [1, 1, 1, 1, 3, 4]
         assert [letter.data for letter in processor.dead_letters()] == [b"0003"]
 
-    @pytest.mark.stores(in_turn=True)
+    @pytest.mark.stores(round_robin=True)
     def test_damage_is_told_with_its_place_and_nothing_after_it_is_handled(
         self, store: FailingStore, clock: InstantClock
     ) -> None:

@@ -27,7 +27,7 @@ from synchronizer import (
     open_store,
 )
 from synchronizer.clock import Deadline
-from synchronizer.recipes.queue.dead_letters import ROOM_BYTES
+from synchronizer.recipes.queue.dead_letters import ENVELOPE_BYTES
 from synchronizer.recipes.queue.frames import OVERHEAD_BYTES, encode_frame, read_frames
 from synchronizer.recipes.queue.producer import ADDERS, BATCH_BYTES, _Batch
 from synchronizer.stores.memory import MemoryStore
@@ -65,7 +65,7 @@ def waiting(queue: EventQueue, number: int) -> None:
     until(lambda: number == len(getattr(queue._producer._batcher.open, "parts", ())), f"{number} calls to share it")
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_what_was_added_is_stored_when_the_call_returns_in_the_order_of_the_calls(store: LateStore) -> None:
     jobs = queue(store)
     jobs.add(b"first")
@@ -77,7 +77,7 @@ def test_what_was_added_is_stored_when_the_call_returns_in_the_order_of_the_call
     assert store.info(SEGMENT).length == 4 * OVERHEAD_BYTES + 16
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_calls_that_come_while_one_is_on_its_way_share_the_next_append(store: LateStore) -> None:
     jobs = queue(store, clock=None)
     barrier = Barrier(store, "append", nth=2)
@@ -96,7 +96,7 @@ def test_calls_that_come_while_one_is_on_its_way_share_the_next_append(store: La
     assert set(found[2::2]) == {b"and its next"}
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_one_whose_answer_was_lost_is_stored_once(store: LateStore) -> None:
     jobs = queue(store)
     store.lose_answers()
@@ -216,14 +216,14 @@ def test_wrong_arguments_are_refused_before_anything_is_written(store: LateStore
     with pytest.raises(InvalidArgumentError, match="bytes"):
         jobs.add_many([b"fine", "not"])  # type: ignore[list-item]
     with pytest.raises(InvalidArgumentError, match="too large"):
-        jobs.add(bytes(store.guarantees.largest_append - ROOM_BYTES - OVERHEAD_BYTES + 1))
+        jobs.add(bytes(store.guarantees.largest_append - ENVELOPE_BYTES - OVERHEAD_BYTES + 1))
     assert store.info(SEGMENT).length == 0
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_the_largest_event_goes_in_alone_and_can_be_set_aside_whatever_its_error_says(store: LateStore) -> None:
     jobs = queue(store, max_outstanding_bytes=1000)
-    large = bytes(store.guarantees.largest_append - ROOM_BYTES - OVERHEAD_BYTES)
+    large = bytes(store.guarantees.largest_append - ENVELOPE_BYTES - OVERHEAD_BYTES)
     jobs.add(large)
 
     def fail(event: QueuedEvent) -> None:
@@ -425,7 +425,7 @@ def test_who_does_not_wait_so_long_for_room_takes_his_event_out(store: LateStore
     assert stored(store) == [bytes(21), b"ptt"]
 
 
-@pytest.mark.stores(in_turn=True)
+@pytest.mark.stores(round_robin=True)
 def test_many_who_add_never_have_more_outstanding_than_the_bound(store: LateStore) -> None:
     bound, number, each = 4 * (OVERHEAD_BYTES + 8), 8, 50
     most = 0
