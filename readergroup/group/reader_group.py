@@ -7,7 +7,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Final, Literal, Protocol, Self, TypeVar, overload
+from typing import Any, Final, Literal, Protocol, TypeVar, overload
 from weakref import WeakSet
 
 from pydantic import BaseModel, ConfigDict
@@ -16,7 +16,6 @@ from notifications import PollingNotifier
 from synchronizer import (
     ANY,
     AttributeChange,
-    Clock,
     ClosedError,
     NotFoundError,
     SegmentStore,
@@ -42,11 +41,11 @@ from ..scaling.autoscale import ROLE, Autoscaling, Callback, forget_history
 from ..scaling.policy import ReaderScalingPolicy, ScalingDecision
 from ..scaling.pool import ReaderPool
 from ..scaling.retry import RetryPolicy
+from ..scaling.scaled_group import PoolClient
 from ..scaling.scaler import Scaler
 from ..scaling.worker import HandleBatch, HandleEvent
 from ..streams.config import SegmentId, StreamCut, check_name
 from ..streams.event import Position
-from ..streams.manager import StreamManager
 from ..streams.open_names import DeletedNames, OpenNames
 from ..streams.serializers import Serializer, serializer_or_bytes
 from .checkpointing import take_checkpoint
@@ -75,18 +74,13 @@ class Distribution(BaseModel):
     unassigned: tuple[SegmentId, ...]
 
 
-class GroupClient(Protocol):
-    """The parts of a client that a group uses."""
+class GroupClient(PoolClient, Protocol):
+    """The parts of a client that a group uses, those of its pools included."""
 
     store: SegmentStore
-    clock: Clock
     timeout: float
     state_limit_bytes: int
-    streams: StreamManager
     groups: ReaderGroupManager
-
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *exc_info: object) -> None: ...
 
 
 class ReaderGroup:

@@ -36,7 +36,7 @@ from ..streams.serializers import Serializer, check_serializer
 from .in_hand import InHand
 from .policy import ReaderScalingPolicy
 from .retry import RetryPolicy
-from .scaled_group import GroupClient, ScaledGroup
+from .scaled_group import PoolClient, ScaledGroup
 from .scaler import LOOK_SECONDS, Scaler
 from .worker import HandleBatch, HandleEvent, Task
 from .worker_process import Deaths, ProcessWorker, pickled
@@ -86,7 +86,7 @@ class ReaderPool(Generic[T]):
 
     def __init__(
         self,
-        client: GroupClient,
+        client: PoolClient,
         group: ScaledGroup,
         manager: ReaderGroupStateManager,
         *,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from synchronizer import Clock, StateSynchronizer
 
@@ -32,13 +31,11 @@ class ScaledGroup(Protocol):
     def reader(self, reader_id: str, *, serializer: Serializer[T]) -> Reader[T]: ...
 
 
-class GroupClient(Protocol):
-    """The client of the group. A worker process has a client of its own and closes it."""
+class PoolClient(Protocol):
+    """The parts of a client that a pool uses. A worker process has a client of its own and closes it."""
 
     clock: Clock
     streams: StreamManager
 
-    def __enter__(self) -> Any: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exc_info: object) -> None: ...

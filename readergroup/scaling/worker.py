@@ -22,7 +22,7 @@ from ..streams.serializers import PydanticSerializer, Serializer
 from ..streams.writing.writer import EventWriter
 from .in_hand import Hand, InHand
 from .retry import DeadLetter, RetryPolicy
-from .scaled_group import GroupClient, ScaledGroup
+from .scaled_group import PoolClient, ScaledGroup
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ _logger = logging.getLogger(__name__)
 class Task(Generic[T]):
     """The work of all workers of a pool. Pickles if its parts do; the client and the group then reconnect."""
 
-    client: GroupClient
+    client: PoolClient
     group: ScaledGroup
     handle: HandleEvent[T] | None
     handle_batch: HandleBatch[T] | None
