@@ -18,8 +18,10 @@ from .session import Failed, session
 from .streams import AsJson, Yes, confirm
 
 commands = typer.Typer(
-    help="Read and change a shared configuration. A VALUE is JSON where it can be read as that, such as 5, true or"
-    " '\"5\"', and text otherwise.",
+    help=(
+        "Read and change a shared configuration. A VALUE that is valid JSON is read as JSON, such as 5, true or "
+        "'\"5\"'; any other value is text."
+    ),
     no_args_is_help=True,
 )
 
@@ -29,10 +31,13 @@ _PREFIX: Final = f"{ConfigEntries.kind}/"
 _WITH_VALUES: Final = {"ignore_unknown_options": True}
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the configuration.", show_default=False)]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="One of its keys.", show_default=False)]
-Value = Annotated[str, typer.Argument(metavar="VALUE", help="JSON, or text.", show_default=False)]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The key.", show_default=False)]
+Value = Annotated[str, typer.Argument(metavar="VALUE", help="The value: JSON or text.", show_default=False)]
 Current = Annotated[
-    str | None, typer.Argument(metavar="CURRENT", help="Only if this is its value now.", show_default=False)
+    str | None,
+    typer.Argument(
+        metavar="CURRENT", help="Change the key only if this is its value. Default: any value.", show_default=False
+    ),
 ]
 
 
@@ -53,28 +58,28 @@ def get_all(context: typer.Context, name: Name, as_object: AsJson = False) -> No
 
 @commands.command()
 def get(context: typer.Context, name: Name, key: Key) -> None:
-    """Show a value: text as it is, other values as JSON."""
+    """Show the value of a key: text as it is, other values as JSON."""
     with _opened(context, name) as entries:
         print(Entries(entries).get(key))
 
 
 @commands.command(context_settings=_WITH_VALUES)
 def put(context: typer.Context, name: Name, key: Key, value: Value) -> None:
-    """Set a value."""
+    """Set the value of a key."""
     with _opened(context, name, may_create=True) as entries:
         print(Entries(entries).put(key, value))
 
 
 @commands.command(context_settings=_WITH_VALUES)
 def put_if_absent(context: typer.Context, name: Name, key: Key, value: Value) -> None:
-    """Set a value if there is none; fail if there is one."""
+    """Set the value of a key that has none; fail if it has one."""
     with _opened(context, name, may_create=True) as entries:
         print(Entries(entries).put_if_absent(key, value))
 
 
 @commands.command(context_settings=_WITH_VALUES)
 def replace(context: typer.Context, name: Name, key: Key, value: Value, current: Current = None) -> None:
-    """Replace a value; fail if there is none, or if it is not CURRENT."""
+    """Replace the value of a key; fail if it has none, or one that is not CURRENT."""
     with _opened(context, name) as entries:
         print(Entries(entries).replace(key, value, current))
 
@@ -103,7 +108,7 @@ def refresh(context: typer.Context, name: Name) -> None:
 
 @commands.command()
 def shell(context: typer.Context, name: Name) -> None:
-    """Read and change a configuration at a prompt, or by lines from standard input.
+    """Read and change a configuration at a prompt, or with lines from standard input.
 
     Reads use the prompt's own copy, as of its last change or refresh. Type 'help' for the commands, and 'exit' or
     Ctrl-D to end.
@@ -132,7 +137,7 @@ def _opened(context: typer.Context, name: str, *, may_create: bool = False) -> I
             try:
                 client.store.info(f"{_PREFIX}{name}")
             except NotFoundError as error:
-                raise Failed(f"there is no configuration {name}; 'readergroup config put' makes it") from error
+                raise Failed(f"there is no configuration {name}; create it with 'readergroup config put'") from error
         with ConfigEntries(client.store, name, timeout=client.timeout) as entries:
             yield entries
 

@@ -26,14 +26,18 @@ _SHOWN: Final = 20
 def demo(
     path: Annotated[
         Path | None,
-        typer.Argument(help="A file or folder to read; default: this Python's standard library.", show_default=False),
+        typer.Argument(
+            metavar="PATH",
+            help="A file or folder to read. Default: this Python's standard library.",
+            show_default=False,
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="Keep everything in this new folder; default: only the picture is kept."),
+        typer.Option(metavar="FOLDER", help="Keep all files in this new folder. Default: keep only the picture."),
     ] = None,
     spark: Annotated[
-        bool, typer.Option("--spark", help="Count with Spark instead: a whole stream, and one that grows.")
+        bool, typer.Option("--spark", help="Count with Spark instead: a complete stream, and one that grows.")
     ] = False,
 ) -> None:
     """Count the words of many files with a pool of processes while one is killed, and check every line.
@@ -43,11 +47,11 @@ def demo(
     which reader read what and when.
     """
     if find_spec("matplotlib") is None:
-        raise Failed("the demo draws a picture with matplotlib; install it: pip install 'readergroup[demo]'")
+        raise Failed("the demo needs matplotlib; pip install 'readergroup[demo]'")
     console = out()
     files = standard_library() if path is None else of_path(path)
     if files.unreadable:
-        warn(f"{count(files.unreadable, 'file')} cannot be read and are left out")
+        warn(f"skipping {count(files.unreadable, 'file')} that cannot be read")
     with _folder(output) as folder, _warnings_on(console):
         if spark:
             picture, differences = _on_spark(files, folder, console)
@@ -59,7 +63,7 @@ def demo(
         if output is None and not differences:
             _keep_only(picture)
     if differences:
-        raise Failed(f"{count(differences, 'difference')}; everything is kept in {folder}")
+        raise Failed(f"{count(differences, 'difference')}; all files are kept in {folder}")
 
 
 def _on_spark(files: Corpus, folder: Path, console: Console) -> tuple[Path, int]:
@@ -104,7 +108,7 @@ def _folder(output: Path | None) -> Iterator[Path]:
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         if any(output.iterdir()):
-            raise Failed(f"the folder is not empty; name a new one: {output}")
+            raise Failed(f"the folder is not empty; name a new folder: {output}")
         yield output
         return
     temporary = Path(tempfile.mkdtemp(prefix="readergroup-demo-"))

@@ -18,13 +18,13 @@ USAGE: Final = {
     "get-all": ("", "show all entries of this copy"),
     "get": ("KEY", "show a value of this copy"),
     "put": ("KEY VALUE", "set a value"),
-    "put-if-absent": ("KEY VALUE", "set a value where there is none"),
-    "replace": ("KEY VALUE [CURRENT]", "set a value where there is one, and it is CURRENT"),
-    "remove": ("KEY [CURRENT]", "remove a key if it is there, with the value CURRENT"),
+    "put-if-absent": ("KEY VALUE", "set a value if the key has none"),
+    "replace": ("KEY VALUE [CURRENT]", "replace a value, if it is CURRENT"),
+    "remove": ("KEY [CURRENT]", "remove a key, if its value is CURRENT"),
     "clear": ("", "remove all keys"),
-    "refresh": ("", "bring this copy up to date"),
-    "help": ("", "show this"),
-    "exit": ("", "end; so does Ctrl-D"),
+    "refresh": ("", "update this copy"),
+    "help": ("", "show this list"),
+    "exit": ("", "end; Ctrl-D does the same"),
 }
 
 
@@ -39,7 +39,7 @@ class Entries:
 
     def get(self, key: str) -> str:
         if key not in self._entries:
-            raise Failed(f"there is no {key}")
+            raise Failed(f"there is no key {key}")
         value = self._entries[key]
         return value if isinstance(value, str) else as_json(value)
 
@@ -49,22 +49,22 @@ class Entries:
 
     def put_if_absent(self, key: str, value: str) -> str:
         if not self._entries.put_if_absent(key, read(value)):
-            raise Failed(f"not done: {self._told(key)}")
+            raise Failed(f"nothing changed: {self._told(key)}")
         return self._told(key)
 
     def replace(self, key: str, value: str, current: str | None = None) -> str:
         if not self._entries.replace(key, read(value), _expected(current)):
-            raise Failed(f"not done: {self._told(key)}")
+            raise Failed(f"nothing changed: {self._told(key)}")
         return self._told(key)
 
     def remove(self, key: str, current: str | None = None) -> str:
         if not self._entries.remove(key, _expected(current)):
-            raise Failed(f"not done: {self._told(key)}")
+            raise Failed(f"nothing changed: {self._told(key)}")
         return f"{key} removed"
 
     def clear(self) -> str:
         self._entries.clear()
-        return "all removed"
+        return "all keys removed"
 
     def refresh(self) -> str:
         self._entries.refresh()
@@ -75,17 +75,17 @@ class Entries:
         try:
             command, *arguments = shlex.split(line) or [""]
         except ValueError as error:
-            return f"{str(error).lower()}; quote values with blanks, as in put greeting 'good day'"
+            return f"{str(error).lower()}; quote values with spaces, such as put greeting 'good day'"
         if not command:
             return ""
         if command == "help":
             return "\n".join(f"{f'{name} {arguments}':<36}{meaning}" for name, (arguments, meaning) in USAGE.items())
         if command not in USAGE:
-            return f"there is no command {command}; help shows all"
+            return f"there is no command {command}; type help for a list"
         names = USAGE[command][0].split()
         if not len([name for name in names if name[0] != "["]) <= len(arguments) <= len(names):
-            said = f"it is: {command} {USAGE[command][0]}".rstrip()
-            return f"{said}; quote what has blanks" if len(arguments) > len(names) > 0 else said
+            said = f"usage: {command} {USAGE[command][0]}".rstrip()
+            return f"{said}; quote values with spaces" if len(arguments) > len(names) > 0 else said
         act: Callable[..., str] = getattr(self, command.replace("-", "_"))
         try:
             return act(*arguments)
@@ -93,7 +93,7 @@ class Entries:
             return " ".join(str(error).split())
 
     def _told(self, key: str) -> str:
-        return f"{key} = {shown(self._entries[key])}" if key in self._entries else f"there is no {key}"
+        return f"{key} = {shown(self._entries[key])}" if key in self._entries else f"there is no key {key}"
 
 
 def read(word: str) -> object:
@@ -105,7 +105,7 @@ def read(word: str) -> object:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def shown(value: object) -> str:

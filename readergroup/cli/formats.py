@@ -35,7 +35,7 @@ def format_of(file: Path | None, named: Format | None) -> Format:
     suffix = "" if file is None else file.suffix.removeprefix(".")
     if suffix in {"", *Format}:
         return Format(suffix or Format.JSONL)
-    raise WrongUsage(f"the format of {file} is not known; say --format {'|'.join(Format)}")
+    raise WrongUsage(f"the format of {file} is unknown; use --format {'|'.join(Format)}")
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def _parquet() -> Any:
     try:
         from . import parquet
     except ImportError as error:
-        raise Failed("Parquet needs pyarrow; install it: pip install 'readergroup[arrow]'") from error
+        raise Failed("Parquet needs pyarrow; pip install 'readergroup[arrow]'") from error
     return parquet
 
 
@@ -142,13 +142,13 @@ def _of_line(line: bytes) -> ImportedRecord:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError("this is no JSON") from error
+        raise ValueError("this is not JSON") from error
     if not isinstance(found, dict):
-        raise ValueError("a line is a JSON object with the field data or data_base64")
+        raise ValueError("a line must be a JSON object with the field data or data_base64")
     if unknown := found.keys() - _FIELDS - _IGNORED:
-        raise ValueError(f"the field {min(unknown)!r} is not known")
+        raise ValueError(f"the field {min(unknown)!r} is unknown")
     if ("data" in found) == ("data_base64" in found):
-        raise ValueError("a line has either data or data_base64")
+        raise ValueError("a line must have either data or data_base64")
     return ImportedRecord(_json_data(found), _routing_key(found), _json_headers(found.get("headers_base64")))
 
 
@@ -157,7 +157,7 @@ def _json_data(found: Mapping[str, Any]) -> bytes:
         return _from_base64(found["data_base64"], "data_base64")
     data = found["data"]
     if data is None:
-        raise ValueError("data is null; an empty event is an empty text")
+        raise ValueError("data is null; write an empty event as an empty string")
     return data.encode() if isinstance(data, str) else _compact(data)
 
 
@@ -165,7 +165,7 @@ def _json_headers(found: object) -> Headers | None:
     if found is None:
         return None
     if not isinstance(found, dict):
-        raise ValueError("headers_base64 is an object of texts in base64")
+        raise ValueError("headers_base64 must map names to base64 strings")
     return {name: _from_base64(value, f"the header {name!r}") for name, value in found.items()}
 
 
@@ -173,13 +173,13 @@ def _from_base64(value: object, what: str) -> bytes:
     try:
         return base64.b64decode(value, validate=True)  # type: ignore[arg-type]
     except (binascii.Error, TypeError, ValueError) as error:
-        raise ValueError(f"{what} is no text in base64") from error
+        raise ValueError(f"{what} is not valid base64") from error
 
 
 def _routing_key(found: Mapping[str, Any]) -> str | None:
     key = found.get("routing_key")
     if not isinstance(key, str | None):
-        raise ValueError("routing_key is a text or null")
+        raise ValueError("routing_key must be a string or null")
     return key
 
 
@@ -225,21 +225,21 @@ class MsgpackRecords:
             try:
                 found = next(unpacker, None)
             except (ValueError, msgpack.UnpackException) as error:
-                raise ValueError("this is no msgpack") from error
+                raise ValueError("this is not msgpack") from error
             if found is None:
                 break
             self.position = unpacker.tell()
             yield _of_map(found)
         if self.position < self._read:
-            raise ValueError("the file ends inside it")
+            raise ValueError("the file ends inside this record")
 
 
 def _of_map(found: object) -> ImportedRecord:
     if not isinstance(found, dict) or not isinstance(found.get("data"), bytes):
-        raise ValueError("a record is a map with the bytes of an event as data")
+        raise ValueError("a record must be a map with the bytes of the event in data")
     if unknown := found.keys() - {"data", "routing_key", "headers", "written_at"}:
-        raise ValueError(f"the field {min(map(str, unknown))!r} is not known")
+        raise ValueError(f"the field {min(map(str, unknown))!r} is unknown")
     headers = found.get("headers")
     if not isinstance(headers, dict | None):
-        raise ValueError("headers is a map of texts to bytes")
+        raise ValueError("headers must map strings to bytes")
     return ImportedRecord(found["data"], _routing_key(found), headers)

@@ -20,11 +20,11 @@ from .screen import count, out, print_json, say, size, table
 from .session import WrongUsage, session
 from .streams import AsJson, Yes, confirm
 
-commands = typer.Typer(help="Look at reader groups, take checkpoints, reset and delete them.", no_args_is_help=True)
+commands = typer.Typer(help="Show reader groups, take checkpoints, and reset or delete groups.", no_args_is_help=True)
 
 _JSON_PLACE: Final = TypeAdapter[Checkpoint | dict[str, StreamCut]](Checkpoint | dict[str, StreamCut])
 
-Name = Annotated[str, typer.Argument(metavar="GROUP", help="Its name.", show_default=False)]
+Name = Annotated[str, typer.Argument(metavar="GROUP", help="The name of the group.", show_default=False)]
 
 
 @commands.command(name="list")
@@ -64,7 +64,7 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
         return
     positions = {segment: offset for cut in cuts.values() for segment, offset in cut.offsets.items()}
     readers = count(len(state.readers), "reader")
-    ended = "; everything is read, and no more can come" if state.end_of_data else ""
+    ended = "; it has read its streams to their end" if state.end_of_data else ""
     say(f"{group}: reads {', '.join(state.config.streams)} with {readers}{ended}")
     config = state.config.model_dump(exclude={"streams", "start", "end"}, exclude_none=True)
     say(textwrap.fill(", ".join(f"{name} {value:g}" for name, value in config.items()), 80))
@@ -83,7 +83,7 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
 def lag(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
     """Show how far a group is behind its streams, by the positions that its readers have committed.
 
-    If many events are left, their number is estimated from the size of the next ones.
+    If many events remain, their number is estimated from the size of the next events.
     """
     with session(context).connect() as client:
         found = client.groups.get(group).lag()
@@ -98,11 +98,11 @@ def lag(context: typer.Context, group: Name, as_json: AsJson = False) -> None:
 def checkpoint(
     context: typer.Context,
     group: Name,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="That of the checkpoint.", show_default=False)],
-    timeout: Annotated[float, typer.Option(min=0, help="So many seconds readers have to pass it.")] = 30.0,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the checkpoint.", show_default=False)],
+    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait until all readers have passed it.")] = 30.0,
     as_json: AsJson = False,
 ) -> None:
-    """Let all readers of a group pass a checkpoint, and show their positions there."""
+    """Take a checkpoint: let all readers of a group pass it, and show their positions there."""
     with session(context).connect() as client:
         taken = client.groups.get(group).checkpoint(name, timeout=timeout)
     if as_json:
@@ -118,21 +118,23 @@ def reset(
     to: Annotated[
         str,
         typer.Option(
-            help="'head', 'tail', the name of a checkpoint, a time of writing such as 2026-11-22T09:00+00:00, or JSON: "
-            "a checkpoint, or cuts by stream as 'group describe --json' shows them.",
+            help=(
+                "'head', 'tail', the name of a checkpoint, a time of writing such as 2026-11-22T09:00+00:00, or JSON: "
+                "a checkpoint, or cuts by stream as 'group describe --json' prints them."
+            ),
             show_default=False,
         ),
     ],
     yes: Yes = False,
 ) -> None:
-    """Move a group to another position. Running readers continue there. Asks first on a terminal."""
+    """Move a group to another position. Running readers continue there. Asks for confirmation on a terminal."""
     with session(context).connect() as client:
         found = client.groups.get(group)
         place = _reset_target(found, to)
         confirm(f"Reset the reader group {group} to {to}?", yes)
         found.reset(place)
         cuts = found.stream_cuts()
-    say(f"{group}: goes on at {', '.join(map(str, cuts.values()))}")
+    say(f"{group}: continues at {', '.join(map(str, cuts.values()))}")
 
 
 def _reset_target(group: ReaderGroup, text: str) -> ResetTarget:
@@ -143,20 +145,24 @@ def _reset_target(group: ReaderGroup, text: str) -> ResetTarget:
         try:
             return _JSON_PLACE.validate_json(text)
         except ValidationError as error:
-            raise WrongUsage("this is neither a checkpoint nor cuts by stream, as JSON") from error
+            raise WrongUsage(
+                "the JSON is neither a checkpoint nor cuts by stream; use cuts as 'group describe --json' prints them"
+            ) from error
     try:
         return datetime.fromisoformat(text)
     except ValueError:
         checkpoints = group.checkpoints
     if text not in checkpoints:
         names = ", ".join(checkpoints) or "none"
-        raise WrongUsage(f"{text!r} is not 'head', 'tail', a time or a checkpoint of the group; there are: {names}")
+        raise WrongUsage(
+            f"{text!r} is not 'head', 'tail', a time or a checkpoint of the group; its checkpoints: {names}"
+        )
     return checkpoints[text]
 
 
 @commands.command()
 def delete(context: typer.Context, group: Name, yes: Yes = False) -> None:
-    """Delete a group and its positions, permanently. Asks first on a terminal."""
+    """Delete a group and its positions, permanently. Asks for confirmation on a terminal."""
     with session(context).connect() as client:
         client.groups.get(group)
         confirm(f"Delete the reader group {group} and its positions?", yes)

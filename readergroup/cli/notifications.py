@@ -26,13 +26,16 @@ def notifications(
     start: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="REVISION", help="Only those of this revision of the group and later.", show_default=False
+            "--from",
+            metavar="REVISION",
+            help="Start at this revision of the group, such as 120:0. Default: the oldest.",
+            show_default=False,
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with those that are recorded from now on.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Continue with new notifications, until Ctrl-C.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the record of a group: changes of its segments and readers, the end of its data, its lag.
+    """Show the recorded notifications of a group: changes of segments and readers, end of data, lag.
 
     Times are local, by the clock of the recording process. With --follow, ends with Ctrl-C. With --json, prints one
     line per notification.
@@ -52,7 +55,7 @@ def notifications(
             if stop.is_set():
                 return
     if is_empty and not as_json and not stop.is_set():
-        say(f"Nothing is recorded of {group}. A process of it records while it has called record_notifications().")
+        say(f"Nothing is recorded for {group}. A process records notifications after it calls record_notifications().")
 
 
 def _revision(text: str | None) -> Revision | None:

@@ -57,7 +57,9 @@ class ParquetSink:
         try:
             keys = pyarrow.array(batch.routing_keys, pyarrow.string())
         except UnicodeEncodeError as error:
-            raise Failed(f"a routing key in {batch.segment} is no text for Parquet; export as msgpack") from error
+            raise Failed(
+                f"a routing key in {batch.segment} is not valid Unicode, which Parquet requires; export as msgpack"
+            ) from error
         headers = [list(each.items()) or None for each in batch.headers]
         columns = [
             pyarrow.array(batch.raw, pyarrow.binary()),
@@ -90,13 +92,13 @@ class ParquetRecords:
         try:
             self._file = pyarrow.parquet.ParquetFile(file)
         except pyarrow.ArrowInvalid as error:
-            raise Failed("the file is no Parquet, or it is cut off") from error
+            raise Failed("the file is not a complete Parquet file") from error
         found = self._file.schema_arrow
         for name in found.names:
             if name in SCHEMA.names and found.field(name).type != SCHEMA.field(name).type:
-                raise Failed(f"the column {name!r} is {found.field(name).type}, not {SCHEMA.field(name).type}")
+                raise Failed(f"the type of column {name!r} is {found.field(name).type}, not {SCHEMA.field(name).type}")
         if "event" not in found.names:
-            raise Failed(f"the file has no column 'event'; it has {', '.join(found.names)}")
+            raise Failed(f"the file has no column 'event'; its columns are {', '.join(found.names)}")
         self._columns = [name for name in _READ if name in found.names]
 
     def __iter__(self) -> Iterator[ImportedRecord]:

@@ -29,17 +29,20 @@ _LOOK_SECONDS: Final = 0.25
 def read(
     context: typer.Context,
     stream: Name,
-    group: Annotated[str, typer.Option(help="The reader group; it is created if it does not exist.")],
+    group: Annotated[str, typer.Option(help="The reader group. It is created if it does not exist.")],
     follow: Annotated[
-        bool, typer.Option("--follow", help="Wait for more, until Ctrl-C or the end of the data.")
+        bool, typer.Option("--follow", help="Wait for new events, until Ctrl-C or the end of the data.")
     ] = False,
-    reader: Annotated[str | None, typer.Option(metavar="ID", help="The reader's id; default: a new one.")] = None,
+    reader: Annotated[str | None, typer.Option(metavar="ID", help="The id of the reader. Default: a new id.")] = None,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", help="Read so many events at most.", callback=check_not_negative)
+        int | None,
+        typer.Option(metavar="N", help="Read at most N events. Default: no limit.", callback=check_not_negative),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object per event, with all about it.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per event, with its data and metadata.")
+    ] = False,
 ) -> None:
-    """Print the events of a stream that its group has not read yet, one per line.
+    """Print the events of a stream that the group has not read yet, one per line.
 
     Other readers of the group share the events with this one. Printed events count as read when the command continues
     or ends, also with Ctrl-C; the next reader of the group continues from there.
@@ -136,5 +139,5 @@ def _group(client: Client, stream: str, name: str) -> ReaderGroup:
         return client.groups.create(name, streams=[stream])
     if group.config.streams != (stream,):
         streams = ", ".join(group.config.streams)
-        raise WrongUsage(f"the group {name!r} reads {streams}, not {stream} alone; name another group")
+        raise WrongUsage(f"the group {name!r} reads {streams}; use a group that reads only {stream}")
     return group

@@ -59,11 +59,11 @@ class Session:
         Create no store unless ``may_create``, so that a misspelt address leaves nothing behind.
         """
         if not self.url:
-            raise WrongUsage("name the store: readergroup --url sqlite:///shop.db ..., or set READERGROUP_URL")
+            raise WrongUsage("no store is given; use readergroup --url sqlite:///shop.db ..., or set READERGROUP_URL")
         with self._open(self.url, may_create) as store:
             if not store.guarantees.many_processes:
                 raise WrongUsage(
-                    "a store in memory ends with the command; name one that lasts, such as sqlite:///shop.db"
+                    "a store in memory ends with the command; use a durable store, such as sqlite:///shop.db"
                 )
             with Client(store) as client:
                 yield client
@@ -74,7 +74,9 @@ class Session:
         except NotFoundError as error:
             if may_create:
                 raise
-            raise Failed(f"{error} ('readergroup stream create' makes a store, and so does 'config put')") from error
+            raise Failed(
+                f"{error} (to create a store, use 'readergroup stream create' or 'readergroup config put')"
+            ) from error
 
 
 def session(context: typer.Context) -> Session:
@@ -99,7 +101,7 @@ class Commands(TyperGroup):
         except (ReaderGroupError, Failed, OSError) as error:
             exit_code = _fail(_one_line(error), getattr(error, "exit_code", 1))
         except typer.Abort:
-            exit_code = _fail("nothing was done", 1)
+            exit_code = _fail("cancelled, nothing was done", 1)
         except Exception as error:
             # The errors of wrong command lines are click's; some releases of typer have their own copies.
             if not hasattr(error, "format_message"):
@@ -111,7 +113,7 @@ class Commands(TyperGroup):
 def _with_place(error: Any) -> str:
     said: str = error.format_message()
     misplaced = getattr(error, "option_name", None) == "--url"
-    return f"{said}; it stands before the command: readergroup --url sqlite:///shop.db ..." if misplaced else said
+    return f"{said}; --url belongs before the command: readergroup --url sqlite:///shop.db ..." if misplaced else said
 
 
 def _one_line(error: BaseException) -> str:
@@ -138,7 +140,7 @@ def _forget_stdout() -> None:
 
 def check_not_negative(value: int | None) -> int | None:
     if value is not None and value < 0:
-        raise typer.BadParameter("cannot be negative")
+        raise typer.BadParameter("must not be negative")
     return value
 
 
@@ -193,4 +195,4 @@ def _say_if_it_takes_long(asked: SimpleQueue[bool]) -> None:
     try:
         asked.get(timeout=_PATIENCE_SECONDS)
     except Empty:
-        warn("ending, as soon as the store answers; Ctrl-C again ends at once")
+        warn("the command ends when the store answers; press Ctrl-C again to end it now")

@@ -16,12 +16,17 @@ from ..streams.config import ScalingPolicy, SegmentId, StreamCut, StreamInfo, nu
 from .screen import count, out, print_json, say, size, table
 from .session import WrongUsage, session
 
-commands = typer.Typer(help="Create, look at, scale, end, copy and delete streams.", no_args_is_help=True)
+commands = typer.Typer(
+    help="Create, show, scale, seal, truncate, copy, export, import and delete streams.", no_args_is_help=True
+)
 
-Name = Annotated[str, typer.Argument(metavar="STREAM", help="Its name, as 'scope/name'.", show_default=False)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-SegmentNumbers = Annotated[list[str], typer.Option(metavar="NUMBERS", help="Segment numbers, such as 1,2.")]
+Name = Annotated[
+    str, typer.Argument(metavar="STREAM", help="The name of the stream, as 'scope/name'.", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+Split = Annotated[list[str], typer.Option(metavar="NUMBERS", help="Segments to split, such as 1,2.")]
+Merge = Annotated[list[str], typer.Option(metavar="NUMBERS", help="Neighbouring segments to merge, such as 1,2.")]
 
 _NO_NUMBERS: Final[list[str]] = []
 
@@ -30,10 +35,12 @@ _NO_NUMBERS: Final[list[str]] = []
 def create(
     context: typer.Context,
     stream: Name,
-    segments: Annotated[int, typer.Option(help="How many readers can share it. It can be scaled later.")] = 1,
+    segments: Annotated[
+        int, typer.Option(help="Number of segments: the most readers of a group that can share the stream.")
+    ] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Create a stream. An existing stream with as many segments stays as it is."""
+    """Create a stream. If it exists with this number of segments, nothing changes."""
     with session(context).connect(may_create=True) as client:
         show_change(client.streams.create(stream, scaling=ScalingPolicy.fixed(segments)), as_json)
 
@@ -41,7 +48,10 @@ def create(
 @commands.command(name="list")
 def list_streams(
     context: typer.Context,
-    scope: Annotated[str | None, typer.Argument(help="Only the streams of this scope.", show_default=False)] = None,
+    scope: Annotated[
+        str | None,
+        typer.Argument(metavar="SCOPE", help="Show only the streams of this scope. Default: all.", show_default=False),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the streams."""
@@ -74,20 +84,20 @@ def info(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
     out().print(table("segment", "keys", *numbers, numbers=numbers, rows=rows))
     earlier = sorted(set(found.head.offsets) - set(found.segments), key=number_of)
     if earlier:
-        say(f"\nWhat is read from the head begins in earlier segments: {_places(found.head, earlier)}.")
+        say(f"\nThe data at the head starts in earlier segments: {_places(found.head, earlier)}.")
 
 
 @commands.command()
 def scale(
     context: typer.Context,
     stream: Name,
-    split: SegmentNumbers = _NO_NUMBERS,
-    merge: SegmentNumbers = _NO_NUMBERS,
+    split: Split = _NO_NUMBERS,
+    merge: Merge = _NO_NUMBERS,
     as_json: AsJson = False,
 ) -> None:
-    """Split segments into two halves each, or merge neighbours into one. Writers and readers continue meanwhile."""
+    """Split segments into two halves each, or merge neighbours into one. Writers and readers continue."""
     if bool(split) == bool(merge):
-        raise WrongUsage("say either --split NUMBERS or --merge NUMBERS")
+        raise WrongUsage("use either --split NUMBERS or --merge NUMBERS")
     with session(context).connect() as client:
         if split:
             show_change(client.streams.scale(stream, split=_numbers(split)), as_json)
@@ -97,7 +107,7 @@ def scale(
 
 @commands.command()
 def seal(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
-    """Seal a stream: it takes no more events, and groups that have read it to the end are done."""
+    """Seal a stream, which then takes no more events. A group is done when it has read it to the end."""
     with session(context).connect() as client:
         show_change(client.streams.seal(stream), as_json)
 
@@ -109,7 +119,11 @@ def truncate(
     cut: Annotated[
         str,
         typer.Argument(
-            help="'tail', or a cut as 'stream info --json' and 'group describe --json' show it; '-': stdin."
+            metavar="CUT",
+            help=(
+                "'tail', a cut as 'stream info --json' or 'group describe --json' prints it, or '-' to read the cut "
+                "from standard input."
+            ),
         ),
     ],
     as_json: AsJson = False,
@@ -126,7 +140,7 @@ def truncate(
 
 @commands.command()
 def delete(context: typer.Context, stream: Name, yes: Yes = False) -> None:
-    """Delete a stream and its data, permanently. Asks first on a terminal."""
+    """Delete a stream and its data, permanently. Asks for confirmation on a terminal."""
     with session(context).connect() as client:
         with suppress(StreamBeingCopiedError):  # deletion discards an unfinished copy
             client.streams.info(stream)
@@ -161,7 +175,7 @@ def _places(cut: StreamCut, segments: list[SegmentId]) -> str:
 def _numbers(given: list[str]) -> list[int]:
     parts = [part.strip() for each in given for part in each.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
-        raise WrongUsage(f"segment numbers are written like 1,2, not {','.join(given)!r}")
+        raise WrongUsage(f"segment numbers must be written like 1,2, not {','.join(given)!r}")
     return [int(part) for part in parts]
 
 
@@ -177,4 +191,4 @@ def parse_cut(text: str) -> StreamCut:
     try:
         return StreamCut.model_validate_json(sys.stdin.read() if text == "-" else text)
     except ValidationError as error:
-        raise WrongUsage(f"a cut is 'tail' or JSON as 'stream info --json' shows it: {reasons(error)}") from error
+        raise WrongUsage(f"this is not a cut; use JSON as 'stream info --json' prints it: {reasons(error)}") from error

@@ -24,10 +24,22 @@ from .writing import open_source, size_of
 #: How many events are written between two updates of the progress bar.
 _STEP: Final = 1000
 
-Start = Annotated[str | None, typer.Option(metavar="CUT", help="'head', or a cut as JSON; '-': stdin.")]
-End = Annotated[str | None, typer.Option(metavar="CUT", help="'tail', or a cut as JSON; '-': stdin.")]
+Start = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CUT",
+        help="Where to start: 'head', a cut as JSON, or '-' to read the cut from standard input. Default: head.",
+    ),
+]
+End = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CUT",
+        help="Where to stop: 'tail', a cut as JSON, or '-' to read the cut from standard input. Default: tail.",
+    ),
+]
 FormatOption = Annotated[
-    Format | None, typer.Option("--format", help="Default: what the name of the file says, else jsonl.")
+    Format | None, typer.Option("--format", help="The format of the file. Default: by its suffix, or jsonl.")
 ]
 
 
@@ -39,12 +51,16 @@ class By(StrEnum):
 def copy(
     context: typer.Context,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The stream to copy.", show_default=False)],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="The new stream.", show_default=False)],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="The new stream, as 'scope/name'.", show_default=False)
+    ],
     by: Annotated[
         By | None,
         typer.Option(
-            help="Inside the store, all or nothing, with the offsets as they are; or through this command, segments"
-            " beside each other. Default: inside the store where it can.",
+            help=(
+                "'segments' copies inside the store, all or nothing, and keeps the offsets; 'events' copies through "
+                "this command, several segments at a time. Default: segments if the store supports it."
+            ),
         ),
     ] = None,
     start: Start = None,
@@ -87,7 +103,9 @@ def _progress_of_copy(source: str) -> Iterator[Callable[[int, int], None]]:
 def export(
     context: typer.Context,
     stream: Name,
-    file: Annotated[Path | None, typer.Argument(help="Where to; without it, or '-', standard output.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="The file to write. Default, or with '-': standard output.")
+    ] = None,
     chosen: FormatOption = None,
     start: Start = None,
     end: End = None,
@@ -98,7 +116,7 @@ def export(
     """
     chosen = format_of(file, chosen)
     if _is_stream(file) and chosen is not Format.JSONL and sys.stdout.isatty():
-        raise WrongUsage(f"{chosen} is not for a terminal; name a file")
+        raise WrongUsage(f"{chosen} cannot be written to a terminal; name a file")
     events = 0
     with session(context).connect() as client:
         first, last = parse_place(start) or "head", parse_place(end) or "tail"
@@ -151,12 +169,16 @@ def _whole_file(file: Path | None) -> Iterator[BinaryIO]:
 def import_events(
     context: typer.Context,
     stream: Name,
-    file: Annotated[Path | None, typer.Argument(help="What to import; without it, or '-', standard input.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="The file to import. Default, or with '-': standard input.")
+    ] = None,
     chosen: FormatOption = None,
     skip: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Pass over the first events, which an import has written.", callback=check_not_negative
+            metavar="N",
+            help="Skip the first N events, which an earlier import has written.",
+            callback=check_not_negative,
         ),
     ] = 0,
     as_json: AsJson = False,
@@ -190,9 +212,9 @@ def _import(writer: EventWriter[bytes], found: Records, skip: int, advance: Adva
     except ValueError as error:
         writer.flush()  # raises the writer's own failure, if there is one
         raise Failed(
-            f"{found.unit} {number + 1:,}: {error}; the {count(number, 'event')} before it are written: correct it, "
-            f"and go on with --skip {number}"
+            f"{found.unit} {number + 1:,}: {error}; the {count(number, 'event')} before it are written: correct "
+            f"it, and continue with --skip {number}"
         ) from error
     if number < skip:
-        raise Failed(f"the file has {count(number, 'event')}, and none after the first {skip:,}")
+        raise Failed(f"the file has {count(number, 'event')}, fewer than --skip {skip:,}")
     return number - skip

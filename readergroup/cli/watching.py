@@ -109,7 +109,7 @@ def _picture(group: ReaderGroup, leases: LeaseObserver) -> RenderableType:
     except ReaderGroupError as error:
         return str(error)
     readers = count(group.state.number_of_readers, "reader")
-    without = f" (no sign of life of {', '.join(silent)})" if silent else ""
+    without = f" (lease expired: {', '.join(silent)})" if silent else ""
     return Group("", lag_table(lag), f"\n{group.name}: {readers}{without}, {behind(lag)}")
 
 
@@ -135,21 +135,21 @@ def line_of(notification: Notification) -> str:
 
 
 def gap_words(notification: Notification) -> str:
-    return "  (some changes before this were not seen)" if notification.gap else ""
+    return "  (some earlier changes are missing)" if notification.gap else ""
 
 
 def words(notification: Notification) -> str:
     match notification:
         case SegmentNotification():
             segments = f" ({', '.join(notification.segments)})" if notification.segments else ""
-            return f"segments: {notification.number_of_segments:,} to be read{segments}"
+            return f"segments: {notification.number_of_segments:,} to read{segments}"
         case ReaderNotification():
             changes = [f"{reader} joined" for reader in notification.joined]
             changes += [
                 f"{reader} {'was declared dead' if reader in notification.dead else 'left'}"
                 for reader in notification.left
             ]
-            there = f"{len(notification.readers):,} there"
+            there = f"{len(notification.readers):,} in the group"
             return f"readers: {', '.join([*changes, there])}"
         case EndOfDataNotification():
             return f"end of data: {'; '.join(map(str, notification.cuts.values()))}"

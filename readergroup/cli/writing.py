@@ -28,10 +28,14 @@ KeyOf = Callable[[bytes, int], str | None]
 def write(
     context: typer.Context,
     stream: Name,
-    file: Annotated[Path | None, typer.Argument(help="What to write; without it, or '-', standard input.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="The file to write. Default, or with '-': standard input.")
+    ] = None,
     key: Annotated[
         str | None,
-        typer.Option(metavar="FIELD", help="Lines are JSON objects; this field of them is the routing key."),
+        typer.Option(
+            metavar="FIELD", help="Lines are JSON objects, and this field is the routing key. Default: no routing key."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -55,13 +59,13 @@ def _write_lines(writer: EventWriter[bytes], source: BinaryIO, key_of: KeyOf, ad
     for number, line in enumerate(_lines(source), 1):
         if len(line) > MAX_EVENT_BYTES:
             raise Failed(
-                f"line {number:,} is longer than an event can be ({MAX_EVENT_BYTES:,} bytes); "
-                "what comes before it is stored"
+                f"line {number:,} is longer than the limit of an event ({MAX_EVENT_BYTES:,} bytes); the lines "
+                "before it are stored"
             )
         try:
             writer.write(line, key_of(line, number))
         except ValueError as error:
-            raise Failed(f"line {number:,}: {error}; what comes before it is stored") from error
+            raise Failed(f"line {number:,}: {error}; the lines before it are stored") from error
         size += len(line)
         if number % _STEP == 0:
             advance(size + number - done, count(number, "event"))
@@ -79,12 +83,12 @@ def _key(line: bytes, number: int, field: str) -> str:
     try:
         found = json.loads(line)
     except ValueError as error:
-        raise ValueError("with --key a line is a JSON object, and this is no JSON") from error
+        raise ValueError("--key needs JSON objects, and this is not JSON") from error
     if not isinstance(found, dict):
-        raise ValueError("with --key a line is a JSON object")
+        raise ValueError("--key needs a JSON object on each line")
     value = found.get(field)
     if value is None:
-        raise ValueError(f"the object has no field {field!r}, or it is null")
+        raise ValueError(f"the object has no field {field!r}, or the field is null")
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 

@@ -121,7 +121,7 @@ def _check_run(
     ):
         if found != wanted:
             wrong = next(n for n, (a, b) in enumerate(zip(found, wanted, strict=True), first) if a != b)
-            verdict.differ(f"{name}: the {what} of line {wrong} were counted wrong or came in changed")
+            verdict.differ(f"{name}: line {wrong} has wrong {what}")
     _take_in(name, read, record, run, first, end, verdict)
 
 

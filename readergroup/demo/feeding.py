@@ -71,7 +71,9 @@ class Feeder:
         with self._gate:
             while not self._stopping and not self._is_open:
                 if deadline.passed:
-                    raise DeadlineExceededError("nobody read what was written", written=self.written, read=self._read)
+                    raise DeadlineExceededError(
+                        "the written lines were not read in time", written=self.written, read=self._read
+                    )
                 self._gate.wait(deadline.remaining(1.0))
             return not self._stopping
 

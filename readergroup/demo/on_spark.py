@@ -217,7 +217,7 @@ class _SparkDemoRun:
         deadline = Deadline(self._client.clock, _PATIENCE_SECONDS)
         while not condition():
             if deadline.passed:
-                raise DemoFailedError("the streaming query does not get on", read=self._read, expected=self._total)
+                raise DemoFailedError("the streaming query makes no progress", read=self._read, expected=self._total)
             yield
 
 

@@ -225,14 +225,14 @@ def test_a_key_that_is_no_text_is_its_json(orders: Cli, key: object) -> None:
 def test_a_line_without_its_key_ends_the_writing_and_says_which(orders: Cli, line: str) -> None:
     text = '{"k": "a"}\n' + line + '\n{"k": "b"}\n'
     message = orders.fails(1, "write", "shop/orders", "--key", "k", input=text.encode("utf-8", "surrogateescape"))
-    assert "line 2" in message and "what comes before it is stored" in message
+    assert "line 2" in message and "the lines before it are stored" in message
     assert orders.ok("read", "shop/orders", "--group", "g") == '{"k": "a"}\n'
 
 
 def test_a_key_that_is_too_long_ends_the_writing_and_says_where(orders: Cli) -> None:
     text = json.dumps({"k": "a"}) + "\n" + json.dumps({"k": "b" * 5000}) + "\n"
     message = orders.fails(1, "write", "shop/orders", "--key", "k", input=text)
-    assert "line 2: a routing key" in message and "what comes before it is stored" in message
+    assert "line 2: a routing key" in message and "the lines before it are stored" in message
 
 
 def test_a_line_that_is_too_long_for_an_event_is_refused(orders: Cli, tmp_path: Path) -> None:
@@ -293,7 +293,9 @@ def test_what_was_truncated_is_told_and_the_rest_is_read(orders: Cli) -> None:
 def test_a_group_of_other_streams_is_refused(orders: Cli) -> None:
     orders.ok("stream", "create", "bank/accounts")
     orders.ok("read", "shop/orders", "--group", "g")
-    assert "reads shop/orders, not bank/accounts" in orders.fails(2, "read", "bank/accounts", "--group", "g")
+    assert "reads shop/orders; use a group that reads only bank/accounts" in orders.fails(
+        2, "read", "bank/accounts", "--group", "g"
+    )
 
 
 def test_a_reader_has_the_id_that_it_is_given(orders: Cli) -> None:
@@ -395,14 +397,14 @@ def test_a_group_is_reset_to_a_checkpoint_a_time_a_cut_and_its_head(orders: Cli)
     places = dict.fromkeys(("nightly", checkpoint, cuts), "two\n") | {"tail": ""}
     places |= dict.fromkeys(("head", "2020-01-01T00:00+00:00"), "one\ntwo\n")
     for place, expected in places.items():
-        assert orders.ok("group", "reset", "g", "--to", place, "--yes").startswith("g: goes on at shop/orders[0:")
+        assert orders.ok("group", "reset", "g", "--to", place, "--yes").startswith("g: continues at shop/orders[0:")
         read = orders.ok("read", "shop/orders", "--group", "g")
         assert sorted(read.splitlines()) == sorted(expected.splitlines()), place
 
 
 def test_where_a_group_cannot_be_reset_to_is_said(orders: Cli) -> None:
     orders.ok("read", "shop/orders", "--group", "g")
-    assert "there are: none" in orders.fails(2, "group", "reset", "g", "--to", "nightly", "--yes")
+    assert "its checkpoints: none" in orders.fails(2, "group", "reset", "g", "--to", "nightly", "--yes")
     assert "neither a checkpoint nor cuts" in orders.fails(2, "group", "reset", "g", "--to", '{"a": 1}', "--yes")
     assert "timezone" in orders.fails(1, "group", "reset", "g", "--to", "2026-01-01T00:00", "--yes")
 
@@ -439,7 +441,7 @@ def test_watching_prints_each_notification_as_json_until_the_end_of_data(orders:
 def test_watching_ends_quietly_with_ctrl_c(orders: Cli) -> None:
     orders.ok("read", "shop/orders", "--group", "g")
     process = orders.process("watch", "g")
-    assert "segments: 2 to be read" in read_line(process, saying="segments")
+    assert "segments: 2 to read" in read_line(process, saying="segments")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, err) == (0, "")
@@ -532,14 +534,14 @@ def test_the_console_script_is_installed(orders: Cli) -> None:
         ("stream create", "Missing argument"),
         ("stream create a/b --segments x", "valid integer"),
         ("stream create a/b --nonsense", "No such option"),
-        ("stream scale a/b", "say either --split"),
-        ("stream scale a/b --split 0 --merge 1,2", "say either --split"),
-        ("stream scale shop/orders --split x", "segment numbers are written like"),
-        ("stream scale shop/orders --split -1", "segment numbers are written like"),
-        ("stream truncate shop/orders nonsense", "a cut is 'tail' or JSON"),
-        ("stream truncate shop/orders {}", "a cut is 'tail' or JSON"),
+        ("stream scale a/b", "use either --split"),
+        ("stream scale a/b --split 0 --merge 1,2", "use either --split"),
+        ("stream scale shop/orders --split x", "segment numbers must be written like"),
+        ("stream scale shop/orders --split -1", "segment numbers must be written like"),
+        ("stream truncate shop/orders nonsense", "this is not a cut; use JSON"),
+        ("stream truncate shop/orders {}", "this is not a cut; use JSON"),
         ("read shop/orders", "Missing option"),
-        ("read shop/orders --group g --limit -1", "cannot be negative"),
+        ("read shop/orders --group g --limit -1", "must not be negative"),
         ("read shop/orders --group g --limit x", "valid integer"),
         ("--url memory:// stream list", "a store in memory ends with the command"),
     ],
@@ -603,7 +605,7 @@ def test_a_path_that_is_misspelt_leaves_nothing_behind(cli: Cli, tmp_path: Path,
 
 def test_on_servers_the_first_stream_makes_the_store(cli: Cli, postgres_url: str, nats_url: str) -> None:
     for url in (postgres_url, nats_url + "&durable=always"):
-        assert "'readergroup stream create' makes" in cli.fails(1, "--url", url, "stream", "list")
+        assert "use 'readergroup stream create'" in cli.fails(1, "--url", url, "stream", "list")
         cli.ok("--url", url, "stream", "create", "shop/orders")
         cli.ok("--url", url, "write", "shop/orders", input="one\n")
         assert cli.ok("--url", url, "read", "shop/orders", "--group", "g") == "one\n"

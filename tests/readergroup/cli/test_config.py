@@ -77,17 +77,17 @@ def test_values_may_begin_with_a_minus(shop: Cli) -> None:
 
 
 def test_conditions_fail_with_what_is_there(shop: Cli) -> None:
-    assert "not done: owner = Ada" in shop.fails(1, "config", "put-if-absent", "shop", "owner", "Bob")
-    assert "not done: owner = Ada" in shop.fails(1, "config", "replace", "shop", "owner", "Bob", "Cyd")
-    assert "not done: owner = Ada" in shop.fails(1, "config", "remove", "shop", "owner", "Cyd")
-    assert "not done: there is no closes_at" in shop.fails(1, "config", "replace", "shop", "closes_at", "18")
-    assert "not done: there is no closes_at" in shop.fails(1, "config", "remove", "shop", "closes_at")
-    assert "there is no closes_at" in shop.fails(1, "config", "get", "shop", "closes_at")
+    assert "nothing changed: owner = Ada" in shop.fails(1, "config", "put-if-absent", "shop", "owner", "Bob")
+    assert "nothing changed: owner = Ada" in shop.fails(1, "config", "replace", "shop", "owner", "Bob", "Cyd")
+    assert "nothing changed: owner = Ada" in shop.fails(1, "config", "remove", "shop", "owner", "Cyd")
+    assert "nothing changed: there is no key closes_at" in shop.fails(1, "config", "replace", "shop", "closes_at", "18")
+    assert "nothing changed: there is no key closes_at" in shop.fails(1, "config", "remove", "shop", "closes_at")
+    assert "there is no key closes_at" in shop.fails(1, "config", "get", "shop", "closes_at")
     assert shop.ok("config", "put-if-absent", "shop", "closes_at", "18") == "closes_at = 18\n"
     assert shop.ok("config", "replace", "shop", "owner", "Bob", "Ada") == "owner = Bob\n"
     assert shop.ok("config", "replace", "shop", "owner", "Cyd") == "owner = Cyd\n"
     assert shop.ok("config", "remove", "shop", "owner", "Cyd") == "owner removed\n"
-    assert shop.ok("config", "clear", "shop") == "all removed\n"
+    assert shop.ok("config", "clear", "shop") == "all keys removed\n"
     assert shop.ok("config", "get-all", "shop") == "there are no entries\n"
 
 
@@ -103,7 +103,7 @@ def test_configurations_are_listed(cli: Cli) -> None:
 def test_a_name_that_is_misspelt_makes_nothing(shop: Cli) -> None:
     for command in (["get-all"], ["get", "x"], ["replace", "x", "1"], ["remove", "x"], ["clear"], ["refresh"]):
         said = shop.fails(1, "config", command[0], "shob", *command[1:])
-        assert "there is no configuration shob; 'readergroup config put' makes it" in said
+        assert "there is no configuration shob; create it with 'readergroup config put'" in said
     with rg.connect(shop.url) as client:
         assert [name for name in client.store.list() if "shob" in name] == []
 
@@ -111,7 +111,7 @@ def test_a_name_that_is_misspelt_makes_nothing(shop: Cli) -> None:
 def test_a_wrong_command_line_is_told_in_a_line(shop: Cli) -> None:
     shop.fails(2, "config", "put", "shop", "owner")
     shop.fails(2, "config", "puts", "shop", "owner", "x")
-    assert "stands before the command" in shop.fails(2, "config", "get-all", "shop", "--url", "sqlite:///shop.db")
+    assert "belongs before the command" in shop.fails(2, "config", "get-all", "shop", "--url", "sqlite:///shop.db")
     assert "letters, digits" in shop.fails(1, "config", "put", "a b", "owner", "x")
 
 
@@ -168,18 +168,18 @@ def test_two_prompts_on_one_configuration(cli: Cli) -> None:
         assert two("get-all") == "there are no entries"
         assert one("put p1 v1") == "p1 = v1"
         assert one("get p1") == "v1"
-        assert two("get p1") == "there is no p1", "it has not refreshed"
+        assert two("get p1") == "there is no key p1", "it has not refreshed"
         assert two("refresh").startswith("1 key, revision ")
         assert two("get p1") == "v1"
         assert two("replace p1 newVal v1") == "p1 = newVal"
         assert one("get p1") == "v1", "it has not refreshed"
-        assert one("replace p1 anotherVal v1") == "not done: p1 = newVal"
+        assert one("replace p1 anotherVal v1") == "nothing changed: p1 = newVal"
         assert one("get p1") == "newVal", "the refusal has brought its copy up to date"
-        assert two("remove p1 v1") == "not done: p1 = newVal"
+        assert two("remove p1 v1") == "nothing changed: p1 = newVal"
         assert two("remove p1 newVal") == "p1 removed"
         assert one("put-if-absent p1 v3") == "p1 = v3"
-        assert two("put-if-absent p1 v4") == "not done: p1 = v3"
-        assert two("clear") == "all removed"
+        assert two("put-if-absent p1 v4") == "nothing changed: p1 = v3"
+        assert two("clear") == "all keys removed"
         assert one("get-all") == "p1 = v3"
         assert one("refresh").startswith("0 keys, revision ")
         assert one("get-all") == "there are no entries"
@@ -190,11 +190,11 @@ def test_two_prompts_on_one_configuration(cli: Cli) -> None:
 
 def test_what_is_typed_wrong_has_one_line_as_its_answer(cli: Cli) -> None:
     with prompt(cli) as typed:
-        assert typed("get") == "it is: get KEY"
-        assert typed("get-all now") == "it is: get-all"
-        assert typed("replace p1") == "it is: replace KEY VALUE [CURRENT]"
-        assert typed("replace p1 a b c") == "it is: replace KEY VALUE [CURRENT]; quote what has blanks"
-        assert typed("answer x") == "there is no command answer; help shows all"
+        assert typed("get") == "usage: get KEY"
+        assert typed("get-all now") == "usage: get-all"
+        assert typed("replace p1") == "usage: replace KEY VALUE [CURRENT]"
+        assert typed("replace p1 a b c") == "usage: replace KEY VALUE [CURRENT]; quote values with spaces"
+        assert typed("answer x") == "there is no command answer; type help for a list"
         assert typed("put greeting 'good day").startswith("no closing quotation; quote values")
         assert typed(f"put number {2**70}").startswith("the value cannot be stored: ")
         assert typed("\n   \nput greeting 'good day'") == "greeting = good day"

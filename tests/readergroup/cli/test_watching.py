@@ -35,6 +35,6 @@ def test_it_says_of_whom_there_is_no_sign_of_life(
         assert "g: 2 readers, 0 events behind" in shown()
         manual_clock.advance(3)
         leases[0].renew({}, 10)
-    assert "g: 2 readers (no sign of life of r2), 0 events behind" in shown()
+    assert "g: 2 readers (lease expired: r2), 0 events behind" in shown()
     leases[1].renew({}, 10)
     assert "g: 2 readers, 0 events behind" in shown()

@@ -436,7 +436,7 @@ def test_a_file_that_differs_from_what_was_read_makes_the_demo_fail(tmp_path: Pa
     assert process.stderr is not None
     assert process.returncode == 1, shown
     assert "wrong: 0.txt: lines from 2000 on, of 2001, were never read in order" in shown
-    assert "everything is kept in" in process.stderr.read()
+    assert "all files are kept in" in process.stderr.read()
 
 
 def test_files_of_any_bytes_will_do(tmp_path: Path) -> None:

@@ -39,11 +39,11 @@ def test_each_notification_is_a_line_with_its_time_and_revision(cli: Cli) -> Non
     record(cli)
     lines = [line.split(maxsplit=3) for line in cli.ok("group", "notifications", "billing").splitlines()]
     assert [what.rstrip() for _, _, _, what in lines] == [
-        "segments: 2 to be read (shop/orders/0, shop/orders/1)",
-        "readers: 0 there",
-        "segments: 3 to be read (shop/orders/1, shop/orders/2, shop/orders/3)",
-        "readers: r1 joined, 1 there",
-        "readers: r1 was declared dead, 0 there",
+        "segments: 2 to read (shop/orders/0, shop/orders/1)",
+        "readers: 0 in the group",
+        "segments: 3 to read (shop/orders/1, shop/orders/2, shop/orders/3)",
+        "readers: r1 joined, 1 in the group",
+        "readers: r1 was declared dead, 0 in the group",
     ]
     assert lines[0][2] == "0:0"
     assert all(rg.Revision.parse(revision) for _, _, revision, _ in lines)
@@ -61,7 +61,7 @@ def test_from_a_revision_on_as_json(cli: Cli) -> None:
 
 
 def test_a_group_of_which_nothing_is_recorded_says_so(cli: Cli) -> None:
-    assert cli.ok("group", "notifications", "billing").startswith("Nothing is recorded of billing.")
+    assert cli.ok("group", "notifications", "billing").startswith("Nothing is recorded for billing.")
     assert cli.ok("group", "notifications", "billing", "--json") == ""
     assert "no reader group" in cli.fails(1, "group", "notifications", "nobody")
 

@@ -372,7 +372,7 @@ def test_a_worker_process_that_does_not_finish_in_time_is_ended_and_its_event_ha
     pool.stop()
     running.join()
     assert not is_running(worker.pid)
-    assert "did not finish within 0.2 s and is ended" in caplog.text
+    assert "did not finish within 0.2 s and is terminated" in caplog.text
     assert diary.texts == written[:50]
     # One that was broken off has left the group; one that was killed was taken out.
     assert group.online_readers() == []

@@ -63,7 +63,7 @@ def test_what_was_counted_wrong_makes_the_demo_fail(
     assert result.exit_code == 1
     for source in ("the whole stream", "the stream that grew"):
         assert f"wrong: a: 101 lines and 302 words in {source}, and in the files 100 and 300" in result.stdout
-    assert "2 differences; everything is kept in" in result.stderr
+    assert "2 differences; all files are kept in" in result.stderr
 
 
 @pytest.mark.parametrize(
