@@ -12,9 +12,8 @@ from pathlib import Path
 from statistics import median
 from typing import Final, NamedTuple
 
-from tests.places import ROOT
+from tests.places import ROOT, product_files
 
-PACKAGES: Final = ("synchronizer", "notifications", "readergroup")
 LARGE_FILE_LINES: Final = 400
 LARGE_CLASS_LINES: Final = 300
 FULL_FOLDER_FILES: Final = 14
@@ -40,7 +39,7 @@ def measure(root: Path) -> Sizes:
     classes: list[Measured] = []
     functions: list[int] = []
     folders: dict[str, int] = {}
-    for file in sorted(file for package in PACKAGES for file in (root / package).rglob("*.py")):
+    for file in product_files(root):
         name = str(file.relative_to(root))
         source = file.read_text()
         files.append(Measured(name, source.count("\n")))

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.places import ROOT
+from tests.places import ROOT, product_files
 
 #: The verbs of a store whose answers may be lost, in a way that only a comparison finds out.
 VERBS = {"append", "append_unread", "append_together", "concat"}
@@ -21,8 +21,7 @@ BACKENDS = ("synchronizer/stores/", "synchronizer/testing/")
 def test_nothing_appends_to_a_store_but_the_log_and_the_cells() -> None:
     found = [
         f"{path}:{call.lineno}"
-        for package in ("synchronizer", "notifications", "readergroup")
-        for file in sorted((ROOT / package).rglob("*.py"))
+        for file in product_files()
         if (path := str(file.relative_to(ROOT))) not in ALLOWED and not path.startswith(BACKENDS)
         for call in appends_in(file)
     ]

@@ -9,17 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.places import ROOT
-
-PACKAGES = ("synchronizer", "notifications", "readergroup")
+from tests.places import ROOT, product_files
 
 
 def modules(root: Path) -> Mapping[str, Path]:
     """The files by the names of their modules."""
     return {
         ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): file
-        for package in PACKAGES
-        for file in (root / package).rglob("*.py")
+        for file in product_files(root)
     }
 
 

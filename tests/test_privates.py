@@ -6,9 +6,8 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tests.places import ROOT
+from tests.places import ROOT, product_files
 
-PACKAGES: Final = ("synchronizer", "notifications", "readergroup")
 #: Public in spite of their names: of named tuples, and of the standard library.
 DOCUMENTED: Final = frozenset({"_replace", "_asdict", "_fields", "_make", "os._exit", "sys._current_frames", "_thread"})
 #: What a module may use of another one nevertheless, and why.
@@ -33,10 +32,7 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
 def test_no_module_uses_what_is_private_to_another() -> None:
     allowed = frozenset().union(*ALLOWED.values())
     found = {
-        f"{path.relative_to(ROOT)}: {use}"
-        for package in PACKAGES
-        for path in sorted((ROOT / package).rglob("*.py"))
-        for use in foreign_privates(path.read_text())
+        f"{path.relative_to(ROOT)}: {use}" for path in product_files() for use in foreign_privates(path.read_text())
     }
     assert found - allowed == set(), "give it a public name, or say in ALLOWED why not"
     assert allowed - found == set(), "it is no longer used: take it out of ALLOWED"

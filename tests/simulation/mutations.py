@@ -41,13 +41,13 @@ from synchronizer.log.batches import EntryBatcher
 from synchronizer.log.compaction import Compactor
 from synchronizer.log.entries import EntryLog
 from synchronizer.log.writer import LogWriter
+from tests.places import PACKAGES
 
 from .auditor import Violation
 from .run import run
 from .scenario import generate
 
 MAX_SEEDS: Final = 2_000
-_PACKAGES: Final = ("synchronizer", "notifications", "readergroup")
 
 
 class Change(Protocol):
@@ -104,7 +104,7 @@ class Constant(NamedTuple):
 def _modules_with(name: str, found: object) -> Iterator[ModuleType]:
     """All modules of the product that hold ``found`` under this name: its own, and those that import it."""
     for module_name, module in list(sys.modules.items()):
-        if module_name.split(".")[0] in _PACKAGES and vars(module).get(name) is found:
+        if module_name.split(".")[0] in PACKAGES and vars(module).get(name) is found:
             yield module
 
 

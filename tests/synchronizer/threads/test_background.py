@@ -12,6 +12,7 @@ import pytest
 import synchronizer
 from synchronizer import ClosedError, ManualClock, StoreUnavailableError, background_errors
 from synchronizer.threads.background import MAX_PAUSE_SECONDS, BackgroundThread, keep_running, survive
+from tests.places import product_files
 from tests.waiting import STARTS_A_THREAD
 
 pytestmark = pytest.mark.unexpected_errors
@@ -147,10 +148,5 @@ OTHERS = (
 
 def test_every_thread_of_the_packages_lives_through_unexpected_errors() -> None:
     root = Path(synchronizer.__file__).parents[1]
-    others = {
-        str(path.relative_to(root))
-        for package in ("synchronizer", "notifications", "readergroup")
-        for path in (root / package).rglob("*.py")
-        if "threading.Thread(" in path.read_text()
-    }
+    others = {str(path.relative_to(root)) for path in product_files(root) if "threading.Thread(" in path.read_text()}
     assert not {name for name in others if not name.startswith(OTHERS)}

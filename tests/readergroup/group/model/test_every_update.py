@@ -10,7 +10,7 @@ from typing import Final
 
 from readergroup.group.model import updates
 from synchronizer import Update
-from tests.places import ROOT
+from tests.places import ROOT, product_files
 
 #: The modules that treat some classes of updates differently from others; the first four belong to the product.
 CONSUMERS: Final[Mapping[str, str]] = {
@@ -61,11 +61,7 @@ def test_every_consumer_is_decided_on_for_every_update() -> None:
 def test_no_other_module_of_the_product_tells_updates_apart() -> None:
     names = {each.__name__ for each in updates.UPDATES}
     known = {ROOT / file for file in CONSUMERS.values()}
-    found = {
-        str(file.relative_to(ROOT))
-        for file in (ROOT / "readergroup").rglob("*.py")
-        if file not in known and tells_apart(file, names)
-    }
+    found = {str(file.relative_to(ROOT)) for file in product_files() if file not in known and tells_apart(file, names)}
     assert not found, "name it in CONSUMERS, and in CONTRIBUTING.md"
 
 
