@@ -558,9 +558,10 @@ class PostgresStore(SegmentStore):
             raise CorruptStoreError(
                 "the schema is not a store of this SDK; name another schema", schema=self._address.schema
             )
-        if row[0] > postgres_schema.FORMAT:
+        if not 1 <= row[0] <= postgres_schema.FORMAT:
             raise UnsupportedError(
-                "a newer release wrote the store; upgrade this one",
+                "the store has a format that this release does not know; upgrade to the release that wrote it, or name "
+                "another schema",
                 url=self.url,
                 format=row[0],
                 known=postgres_schema.FORMAT,

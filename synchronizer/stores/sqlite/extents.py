@@ -161,7 +161,7 @@ def _checked_count(connection: sqlite3.Connection, blob: int) -> int:
     return int(found[0])
 
 
-def write_count(connection: sqlite3.Connection, blob: int, count: int) -> None:
+def _write_count(connection: sqlite3.Connection, blob: int, count: int) -> None:
     connection.execute(_WRITE_COUNT, (blob, count, _count_checksum(blob, count)))
 
 
@@ -238,7 +238,7 @@ def _end_of_free(connection: sqlite3.Connection, first: int, end: int) -> int:
 
 def _give_up(connection: sqlite3.Connection, reference: Reference) -> None:
     if reference.is_shared and (count := _checked_count(connection, reference.blob)):
-        write_count(connection, reference.blob, count - 1)
+        _write_count(connection, reference.blob, count - 1)
         return
     if reference.is_shared:
         connection.execute("DELETE FROM sharing WHERE blob = ?", (reference.blob,))

@@ -39,7 +39,7 @@ def open_file(
 ) -> tuple[sqlite3.Connection, OpenFile, Header | None]:
     """Open the file at ``path``; return a connection, the identity of the file, and its header (None: no content).
 
-    A file of another application, or of a newer format, is refused and not changed. The caller makes forks wait, and
+    A file of another application, or of an unknown format, is refused and not changed. The caller makes forks wait, and
     calls `OpenFile.forget` after it has closed its connections.
     """
     check_path(path, must_exist=must_exist)
@@ -97,7 +97,7 @@ def connect(path: str, mode: str, timeout: float) -> sqlite3.Connection:
 def look_at(connection: sqlite3.Connection, path: str, newest_format: int) -> Header | None:
     """Return the header of the file; None if the file has no content.
 
-    Raises `CorruptStoreError` for a file of another application, `UnsupportedError` for a newer format.
+    Raises `CorruptStoreError` for a file of another application, `UnsupportedError` for an unknown format.
     """
     try:
         connection.execute("BEGIN")  # read all of it from one snapshot
@@ -116,9 +116,10 @@ def look_at(connection: sqlite3.Connection, path: str, newest_format: int) -> He
         return None
     if application_id != APPLICATION_ID:
         raise CorruptStoreError("the SQLite file belongs to another application; name another file", path=path)
-    if version > newest_format:
+    if not 1 <= version <= newest_format:
         raise UnsupportedError(
-            "a newer release wrote the SQLite file; upgrade this one",
+            "the SQLite file has a format that this release does not know; upgrade to the release that wrote it, or "
+            "name another file",
             path=path,
             format=version,
             known=newest_format,

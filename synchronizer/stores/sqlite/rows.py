@@ -113,9 +113,9 @@ SCHEMA: Final = (
 )
 
 
-def begin(connection: sqlite3.Connection, first: str = END, numbers: int = 0) -> None:
+def begin(connection: sqlite3.Connection) -> None:
     """Create the row at which the chain of segments begins."""
-    write(connection, row(_BEGINNING, "", first, length=numbers))
+    write(connection, row(_BEGINNING, "", END))
 
 
 def write(connection: sqlite3.Connection, segment: Row) -> None:
@@ -401,11 +401,11 @@ def add_attribute(
     connection: sqlite3.Connection, segment: Row, name: str, value: bytes, before: Attribute | None
 ) -> Row:
     """Add an attribute after ``before``, and return the segment, which the caller writes."""
-    insert_attribute(connection, segment.id, name, _next(segment, before), value)
+    _insert_attribute(connection, segment.id, name, _next(segment, before), value)
     return _set_next_attribute(connection, segment, before, name)
 
 
-def insert_attribute(connection: sqlite3.Connection, segment_id: int, name: str, next: str, value: bytes) -> None:
+def _insert_attribute(connection: sqlite3.Connection, segment_id: int, name: str, next: str, value: bytes) -> None:
     checksum = crc32(value, _attribute_checksum(segment_id, name, next))
     connection.execute("INSERT INTO attribute VALUES (?, ?, ?, ?, ?)", (segment_id, name, next, value, checksum))
 

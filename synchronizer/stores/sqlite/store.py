@@ -83,10 +83,6 @@ from .wal import WriteAheadLog, is_failed_flush, is_full
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
 
-FORMAT: Final = 3
-
-_PREPARED: Final = Header(FORMAT, has_write_ahead_log=True)
-
 #: For new files. Compared with smaller pages, large appends and reads take half the time, small appends the same.
 _PAGE_BYTES: Final = 16 * 1024
 #: An append of at most this size at an expected offset, such as an entry of a state, may use the reserve.
@@ -110,7 +106,7 @@ class SqliteStore(SegmentStore):
         InvalidArgumentError: The path is not that of a file.
         StoreUnavailableError: This user may not read and write the file and its directory.
         CorruptStoreError: The file is damaged or belongs to another application.
-        UnsupportedError: A newer release wrote the file.
+        UnsupportedError: The file has a format that this release does not know: a newer release wrote it.
     """
 
     def __init__(
@@ -148,12 +144,12 @@ class SqliteStore(SegmentStore):
             opened.callback(self._notify.close)
             with forks_wait:
                 _configure(self._writer)
-            if header != _PREPARED:
+            if header != Header(sqlite_schema.FORMAT, has_write_ahead_log=True):
                 self._prepare(self._writer)
             self._log.begin(self._file)
             self._check_after_failed_flush()
             with forks_wait:
-                sqlite_schema.check(self._writer)
+                sqlite_schema.check(self._writer, self._path)
                 self._log.look_at(self._writer)
             self._file.add(*(f"{self._path}{suffix}" for suffix in ("-wal", "-shm", ".lock")))
             opened.pop_all()  # nothing failed: all stays open
@@ -500,7 +496,7 @@ class SqliteStore(SegmentStore):
     def _open_file(self, *, must_exist: bool) -> tuple[sqlite3.Connection, OpenFile, Header | None]:
         with forks_wait:
             return sqlite_file.open_file(
-                self._path, newest_format=FORMAT, must_exist=must_exist, timeout=self._write_timeout
+                self._path, newest_format=sqlite_schema.FORMAT, must_exist=must_exist, timeout=self._write_timeout
             )
 
     def _connect(self, *, synchronous: str = "FULL") -> sqlite3.Connection:
@@ -513,17 +509,16 @@ class SqliteStore(SegmentStore):
         try:
             self._gate.acquire(self._write_timeout)
             with forks_wait:
-                header = sqlite_file.look_at(connection, self._path, FORMAT)  # again: another process may have done it
+                # Again: another process may have done it.
+                header = sqlite_file.look_at(connection, self._path, sqlite_schema.FORMAT)
                 if header is None:
                     # Before WAL mode, so that the first page of the file itself has the header from the start.
                     connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
                     _make(connection, sqlite_schema.make)
                     _logger.info("created a SQLite file: path=%r", self._path)
-                elif header.format < FORMAT:
+                elif header.format < sqlite_schema.FORMAT:
                     _make(connection, partial(sqlite_schema.migrate, format=header.format))
                 (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-                # Move the header into the file itself: older releases read the format there.
-                connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
         finally:
             self._gate.release()
         if mode != "wal":
@@ -620,7 +615,7 @@ def _make(connection: sqlite3.Connection, make: Callable[[sqlite3.Connection], N
         connection.execute("BEGIN IMMEDIATE")
         make(connection)
         connection.execute(f"PRAGMA application_id = {sqlite_file.APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {FORMAT}")
+        connection.execute(f"PRAGMA user_version = {sqlite_schema.FORMAT}")
         connection.execute("COMMIT")
     finally:
         connection.rollback()

@@ -106,15 +106,6 @@ def fill_up(connection: Connection, url: str, segment: str, block_bytes: int) ->
                 was_full = True
 
 
-def open_when_told(connection: Connection, path: Path) -> None:
-    """Open a file of an older format, use it, and answer with what a segment of it holds."""
-    connection.send("ready")
-    connection.recv()
-    with open_store(f"sqlite:///{path}") as store:
-        store.append("shop/small", bytes(100_000))
-        connection.send(store.read("shop/large", 1000, 1 << 20))
-
-
 def copy_until_killed(connection: Connection, path: Path, number: int) -> None:
     """Stage, concatenate, copy, truncate and delete for ever; tell each turn after it was acknowledged."""
     with SqliteStore(str(path), write_timeout=PATIENCE_SECONDS) as store:

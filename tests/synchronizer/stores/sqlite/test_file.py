@@ -30,7 +30,8 @@ from synchronizer.errors import (
 from synchronizer.store import ANY, Appended, AttributeChange, Conflict, SegmentStore, UnknownOutcome
 from synchronizer.stores import open_store
 from synchronizer.stores.sqlite.file import APPLICATION_ID
-from synchronizer.stores.sqlite.store import FORMAT, SqliteStore
+from synchronizer.stores.sqlite.schema import FORMAT
+from synchronizer.stores.sqlite.store import SqliteStore
 from tests.waiting import PATIENCE_SECONDS
 
 from ..users import as_nobody
@@ -137,7 +138,7 @@ def test_a_newer_format_is_refused_and_not_touched(path: Path, journal_mode: str
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA user_version = {FORMAT + 1}")
         connection.execute(f"PRAGMA journal_mode = {journal_mode}")
-    assert_refused_and_not_touched(path, UnsupportedError, "newer release")
+    assert_refused_and_not_touched(path, UnsupportedError, "upgrade to the release that wrote it")
 
 
 def test_the_database_of_another_application_that_has_a_write_ahead_log_is_refused_and_not_touched(path: Path) -> None:

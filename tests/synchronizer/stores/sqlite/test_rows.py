@@ -186,10 +186,12 @@ def test_bytes_in_another_order_are_told(path: Path) -> None:
         store.read("p", 0, 100)
 
 
-def test_a_file_with_other_tables_is_refused(path: Path) -> None:
+def test_a_file_with_a_damaged_table_description_is_refused(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA writable_schema = 1")
-        connection.execute("UPDATE sqlite_master SET sql = replace(sql, 'name TEXT', 'name TEXU')")
+        connection.execute(
+            "UPDATE sqlite_master SET sql = replace(sql, 'name TEXT', 'name TEXU') WHERE name = 'segment'"
+        )
     with pytest.raises(CorruptStoreError, match="tables"):
         opened(path)
 
