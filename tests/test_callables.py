@@ -144,7 +144,7 @@ def _reader(name: str) -> Use:
         callbacks: dict[str, Any] = {name: call}
         with ground.group.reader("r", **callbacks) as reader:
             if name == "on_checkpoint":
-                ground.group._manager.begin_checkpoint("c")
+                ground.group._updater.begin_checkpoint("c")
             reader.read(timeout=0)
             if name == "on_release":
                 ground.client.streams.seal("test/stream")

@@ -19,31 +19,29 @@ from ..errors import CheckpointFailedError, CheckpointTimeoutError
 from .model.checkpoint import CheckpointState
 from .model.state import ReaderGroupState
 from .model.updates import CreateCheckpoint, FailCheckpoint, PassCheckpoint
-from .state_manager import ReaderGroupStateManager, can_begin_checkpoint
+from .updater import GroupUpdater, can_begin_checkpoint
 
 #: How long giving a checkpoint up may take beyond its timeout.
 _GIVE_UP_SECONDS: Final = 1.0
 
 
-def take_checkpoint(
-    manager: ReaderGroupStateManager, name: str, *, silent: bool = False, timeout: float
-) -> CheckpointState:
+def take_checkpoint(updater: GroupUpdater, name: str, *, silent: bool = False, timeout: float) -> CheckpointState:
     """Begin a checkpoint, and return it when it is completed. `CheckpointTimeoutError` names readers that block it."""
-    deadline = Deadline(manager.synchronizer.clock, timeout)
-    feed = manager.synchronizer.transitions()
+    deadline = Deadline(updater.synchronizer.clock, timeout)
+    feed = updater.synchronizer.transitions()
     try:
-        return PendingCheckpoint(manager, name, feed, _begin(manager, name, silent, deadline)).wait(deadline)
+        return PendingCheckpoint(updater, name, feed, _begin(updater, name, silent, deadline)).wait(deadline)
     finally:
         feed.close()
 
 
-def _begin(manager: ReaderGroupStateManager, name: str, silent: bool, deadline: Deadline) -> int:
+def _begin(updater: GroupUpdater, name: str, silent: bool, deadline: Deadline) -> int:
     """Begin the checkpoint as soon as the group has room for it, and return what `begin_checkpoint` returns."""
-    while (after := manager.begin_checkpoint(name, silent=silent, timeout=deadline.remaining())) is None:
+    while (after := updater.begin_checkpoint(name, silent=silent, timeout=deadline.remaining())) is None:
         try:
-            manager.synchronizer.wait_for(partial(can_begin_checkpoint, silent=silent), timeout=deadline.remaining())
+            updater.synchronizer.wait_for(partial(can_begin_checkpoint, silent=silent), timeout=deadline.remaining())
         except DeadlineExceededError as error:
-            others = [each for each in manager.state.outstanding_checkpoints if bool(each.silent) == silent]
+            others = [each for each in updater.state.outstanding_checkpoints if bool(each.silent) == silent]
             raise CheckpointTimeoutError(
                 "the maximum number of checkpoints is outstanding; wait for them, or raise max_outstanding_checkpoints",
                 checkpoint=name,
@@ -56,19 +54,17 @@ def _begin(manager: ReaderGroupStateManager, name: str, silent: bool, deadline: 
 class PendingCheckpoint:
     """An outstanding checkpoint, followed through a feed, because a state keeps completed ones only for some time."""
 
-    def __init__(
-        self, manager: ReaderGroupStateManager, name: str, feed: TransitionFeed[ReaderGroupState], after: int
-    ) -> None:
-        self._manager = manager
+    def __init__(self, updater: GroupUpdater, name: str, feed: TransitionFeed[ReaderGroupState], after: int) -> None:
+        self._updater = updater
         self._name = name
         self._feed = feed
         self._after = after
-        self._begun_by = manager.synchronizer.revision
+        self._begun_by = updater.synchronizer.revision
         self._seen: CheckpointState | None = None
 
     def wait(self, deadline: Deadline) -> CheckpointState:
         try:
-            self._manager.synchronizer.wait_for(self._is_completed, timeout=deadline.remaining())
+            self._updater.synchronizer.wait_for(self._is_completed, timeout=deadline.remaining())
         except DeadlineExceededError as error:
             self._give_up(error)
         assert self._seen is not None
@@ -76,12 +72,12 @@ class PendingCheckpoint:
 
     def _give_up(self, error: DeadlineExceededError) -> None:
         """Give the checkpoint up and raise, unless it was completed at the last moment."""
-        self._is_completed(self._manager.state)
+        self._is_completed(self._updater.state)
         seen = self._seen
         if seen is not None and seen.completed:
             return
-        waiting = self._manager.fail_checkpoint(seen.token, timeout=_GIVE_UP_SECONDS) if seen is not None else None
-        if waiting is None and self._is_completed(self._manager.state):
+        waiting = self._updater.fail_checkpoint(seen.token, timeout=_GIVE_UP_SECONDS) if seen is not None else None
+        if waiting is None and self._is_completed(self._updater.state):
             return
         raise CheckpointTimeoutError(
             "some readers did not pass the checkpoint in time, so it was cancelled",

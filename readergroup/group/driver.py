@@ -29,7 +29,7 @@ from synchronizer.threads.flag import Flag
 from .model import balance
 from .model.state import ReaderState
 from .pace import Pace
-from .state_manager import ReaderGroupStateManager, newest_checkpoint
+from .updater import GroupUpdater, newest_checkpoint
 
 _logger = logging.getLogger(__name__)
 
@@ -59,10 +59,10 @@ class GroupDriver:
     its lease runs out. The threads start with the first reader and end with the last one, or the client.
     """
 
-    def __init__(self, manager: ReaderGroupStateManager, *, threads: bool = True) -> None:
-        self._manager = manager
-        self._synchronizer = manager.synchronizer
-        self._clock = manager.synchronizer.clock
+    def __init__(self, updater: GroupUpdater, *, threads: bool = True) -> None:
+        self._updater = updater
+        self._synchronizer = updater.synchronizer
+        self._clock = updater.synchronizer.clock
         self._threaded = threads
         self._lock = threading.Lock()
         self._threads: dict[str, threading.Thread] = {}
@@ -167,7 +167,7 @@ class GroupDriver:
     def _follow_in_turn(self, grown: Collection[str]) -> None:
         """Follow the streams soon, by rank. The first process updates the group's state and spares the others."""
         self._followed = {name: length for name, length in self._followed.items() if name not in grown}
-        self._follow_at = min(self._follow_at, self._clock.monotonic() + self._stagger(self._manager.state.readers))
+        self._follow_at = min(self._follow_at, self._clock.monotonic() + self._stagger(self._updater.state.readers))
 
     # ------------------------------------------------------------------ leases
 
@@ -252,12 +252,12 @@ class GroupDriver:
 
     def _observe(self) -> float:
         """Check the leases, and remove dead readers, with the moves that follow."""
-        state = self._manager.state
+        state = self._updater.state
         timeout_seconds = state.config.reader_timeout_seconds
         dead = self._deaths.look(
-            state.readers, self._readers, self._manager.leases, timeout_seconds, lambda: self._renewed_at
+            state.readers, self._readers, self._updater.leases, timeout_seconds, lambda: self._renewed_at
         )
-        for reader in self._manager.remove_dead(dead) if dead else ():
+        for reader in self._updater.remove_dead(dead) if dead else ():
             _logger.warning("reader %s of %s is dead: its lease expired", reader, self._synchronizer.name)
         return self._deaths.due
 
@@ -266,8 +266,8 @@ class GroupDriver:
         now = self._clock.monotonic()
         if now < self._follow_at:
             return self._follow_at
-        self._followed = follow_streams(self._manager)
-        self._follow_at = now + self._manager.state.config.refresh_interval_seconds
+        self._followed = follow_streams(self._updater)
+        self._follow_at = now + self._updater.state.config.refresh_interval_seconds
         return self._follow_at
 
     def _balance(self) -> float:
@@ -292,7 +292,7 @@ class GroupDriver:
             return self._propose_at
         self._propose_at = None
         try:
-            self._manager.rebalance()
+            self._updater.rebalance()
         except StateTooLargeError:
             self._settled = revision  # there is no room for the moves until the state changes
             raise
@@ -303,7 +303,7 @@ class GroupDriver:
         if not any(reader.keeps_checkpoints for reader in self._present_readers()):
             self._newest_checkpoint = None
             return float("inf")
-        state, now = self._manager.state, self._clock.monotonic()
+        state, now = self._updater.state, self._clock.monotonic()
         newest = newest_checkpoint(state)
         if self._newest_checkpoint is None or self._newest_checkpoint[0] != newest:
             self._newest_checkpoint = newest, now
@@ -315,12 +315,12 @@ class GroupDriver:
         if now < due:
             return due
         self._newest_checkpoint = newest, now
-        self._manager.begin_automatic_checkpoint(after=newest)
+        self._updater.begin_automatic_checkpoint(after=newest)
         return now
 
     def _give_up_checkpoint(self) -> float:
         """Give up an automatic checkpoint that readers do not pass, so that the next one can begin."""
-        state, now = self._manager.state, self._clock.monotonic()
+        state, now = self._updater.state, self._clock.monotonic()
         found = next((each for each in state.outstanding_checkpoints if each.automatic), None)
         if found is None:
             self._under_way = None
@@ -333,7 +333,7 @@ class GroupDriver:
         if now < due:
             return due
         self._under_way = None
-        waiting = self._manager.fail_checkpoint(found.token)
+        waiting = self._updater.fail_checkpoint(found.token)
         if waiting is not None:
             _logger.warning(
                 "%s: checkpoint %s was cancelled after %.3g s, because these readers did not pass it: %s",
@@ -351,16 +351,16 @@ class GroupDriver:
         return max((reader.renewed_at for reader in self._present_readers()), default=float("-inf"))
 
 
-def follow_streams(manager: ReaderGroupStateManager) -> Mapping[str, int]:
+def follow_streams(updater: GroupUpdater) -> Mapping[str, int]:
     """Follow all streams of the group. Return the lengths of their metadata logs as followed, to wait on."""
     known = {}
-    for stream, followed in manager.state.streams.items():
+    for stream, followed in updater.state.streams.items():
         if followed.ended:
             continue
         try:
-            synchronizer = manager.streams.synchronizer(stream)
+            synchronizer = updater.streams.synchronizer(stream)
             known[synchronizer.segment] = synchronizer.applied_length
-            manager.follow_stream(stream)
+            updater.follow_stream(stream)
         except NotFoundError:
             _logger.debug("stream %s was deleted", stream)  # its readers raise this when they read
     return known

@@ -12,7 +12,7 @@ from .driver import follow_streams
 from .model.checkpoint import Checkpoint
 from .model.state import ReaderGroupState
 from .model.updates import RemoveReader
-from .state_manager import ReaderGroupStateManager
+from .updater import GroupUpdater
 
 
 class SegmentNotification(Notification):
@@ -49,14 +49,14 @@ class SegmentNotifier(PollingNotifier[ReaderGroupState, SegmentNotification]):
     brings the group's state up to the metadata of its streams, so that all listeners see one order of changes.
     """
 
-    def __init__(self, manager: ReaderGroupStateManager, *, source: str) -> None:
-        super().__init__(manager.synchronizer, source=source)
-        self._manager = manager
+    def __init__(self, updater: GroupUpdater, *, source: str) -> None:
+        super().__init__(updater.synchronizer, source=source)
+        self._updater = updater
         self._followed: Mapping[str, int] = {}
 
     def before_poll(self) -> None:
         try:
-            self._followed = follow_streams(self._manager)
+            self._followed = follow_streams(self._updater)
         except NotFoundError:  # the group was deleted
             self._followed = {}
 

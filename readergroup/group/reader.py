@@ -48,7 +48,7 @@ from .model.positions import Positions, SegmentPosition
 from .model.state import ReaderGroupState, SegmentState
 from .model.updates import RemoveReader
 from .pace import Pace
-from .state_manager import ReaderGroupStateManager, check_same_stream
+from .updater import GroupUpdater, check_same_stream
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Reader(Generic[T]):
 
     def __init__(
         self,
-        manager: ReaderGroupStateManager,
+        updater: GroupUpdater,
         driver: GroupDriver,
         reader_id: str,
         serializer: Serializer[T],
@@ -102,11 +102,11 @@ class Reader(Generic[T]):
     ) -> None:
         check_duration(timeout, "timeout")
         self.reader_id = check_name(reader_id, "reader")
-        self._manager = manager
+        self._updater = updater
         self._driver = driver
-        self._synchronizer = manager.synchronizer
-        self._store = manager.synchronizer.store
-        self._clock = manager.synchronizer.clock
+        self._synchronizer = updater.synchronizer
+        self._store = updater.synchronizer.store
+        self._clock = updater.synchronizer.clock
         self._serializer = check_serializer(serializer)
         self._auto_commit = auto_commit
         self._on_assign = None if on_assign is None else checked(on_assign, "on_assign")
@@ -307,7 +307,7 @@ class Reader(Generic[T]):
         if self._closed or os.getpid() != self._process_id:
             return
         if at is not None:
-            self._manager.check_position(at, "at")
+            self._updater.check_position(at, "at")
         self._closed = True
         self.stop()
         self._driver.leave(self)
@@ -339,7 +339,7 @@ class Reader(Generic[T]):
         deadline = Deadline(self._clock, self._timeout)
         while True:
             try:
-                self._manager.remove_reader(
+                self._updater.remove_reader(
                     self.reader_id,
                     lease=self._lease.name,
                     reached=self._positions(),
@@ -443,7 +443,7 @@ class Reader(Generic[T]):
         """Join the group under a new lease."""
         self._lease = self._new_lease()
         with self._of_a_group_that_exists():
-            self._manager.add_reader(self.reader_id, self._lease, keeps=self.keeps_checkpoints, timeout=timeout)
+            self._updater.add_reader(self.reader_id, self._lease, keeps=self.keeps_checkpoints, timeout=timeout)
         self._commit_at = self._clock.monotonic() + self._config.position_interval_seconds
         self._driver.join(self)
 
@@ -635,7 +635,7 @@ class Reader(Generic[T]):
     def _explain_missing(self, assigned: AssignedSegment[T]) -> NoReturn:
         """Raise the reason why the data segment is missing: `TruncatedError`, once, if its stream still exists."""
         stream = stream_of(assigned.segment)
-        metadata = self._manager.streams.fetch_state(stream)
+        metadata = self._updater.streams.fetch_state(stream)
         check_same_stream(metadata, self._synchronizer.state.streams[stream].incarnation)
         assigned.skip_to_end()
         raise TruncatedError(
@@ -777,7 +777,7 @@ class Reader(Generic[T]):
             self._kept_at = checkpoint.token, {segment: each.position for segment, each in self._assigned.items()}
         token, positions = self._kept_at
         try:
-            self._manager.pass_checkpoint(
+            self._updater.pass_checkpoint(
                 self.reader_id, self._lease.name, token, positions, timeout=deadline.remaining(self._timeout)
             )
         except ReaderNotInGroupError:
@@ -795,7 +795,7 @@ class Reader(Generic[T]):
                 assigned.position if assigned is not None else SegmentPosition(cast(int, found.token), found.offset)
             )
         try:
-            self._manager.release(
+            self._updater.release(
                 self.reader_id, self._lease.name, positions, timeout=deadline.remaining(self._timeout)
             )
         except ReaderNotInGroupError:
@@ -849,11 +849,11 @@ class Reader(Generic[T]):
         self._announce_release(assigned)
         arguments = (self.reader_id, self._lease.name, assigned.segment, assigned.position)
         try:
-            if self._manager.complete(*arguments, timeout=deadline.remaining(self._timeout)):
+            if self._updater.complete(*arguments, timeout=deadline.remaining(self._timeout)):
                 return True
             # This process does not know the successors yet, or the client that scaled the stream has not finished.
-            self._manager.finish_scale(stream_of(assigned.segment), timeout=deadline.remaining(self._timeout))
-            return self._manager.complete(*arguments, timeout=deadline.remaining(self._timeout))
+            self._updater.finish_scale(stream_of(assigned.segment), timeout=deadline.remaining(self._timeout))
+            return self._updater.complete(*arguments, timeout=deadline.remaining(self._timeout))
         except ReaderNotInGroupError:
             self._fetch(deadline)
             return True

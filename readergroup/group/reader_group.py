@@ -58,7 +58,7 @@ from .model.updates import UPDATES, ConfigureGroup
 from .notifiers import CheckpointNotifier, EndOfDataNotifier, ReaderNotifier, SegmentNotifier
 from .reader import CheckpointCallback, Reader, SegmentCallback
 from .starting import ResetTarget, initial_state, reset
-from .state_manager import ReaderGroupStateManager
+from .updater import GroupUpdater
 
 T = TypeVar("T")
 
@@ -90,9 +90,9 @@ class ReaderGroup:
         self.name = name
         self.synchronizer = synchronizer
         self._client = client
-        self._manager = ReaderGroupStateManager(synchronizer, client.streams)
+        self._updater = GroupUpdater(synchronizer, client.streams)
         #: Shared by the group's readers. On a manual clock it has no threads, and `step` drives it.
-        self.driver = GroupDriver(self._manager, threads=not is_manual(synchronizer.clock))
+        self.driver = GroupDriver(self._updater, threads=not is_manual(synchronizer.clock))
         self._readers: WeakSet[Reader[Any]] = WeakSet()  # a reader without other references is let go
         self._running: WeakSet[ReaderPool[Any] | Autoscaling] = WeakSet()
         self._recordings: WeakSet[NotificationRecording] = WeakSet()
@@ -100,7 +100,7 @@ class ReaderGroup:
         self._closed = False
         self._process_id = os.getpid()
         self._lock = threading.Lock()
-        self.segment_notifier = SegmentNotifier(self._manager, source=name)
+        self.segment_notifier = SegmentNotifier(self._updater, source=name)
         self.end_of_data_notifier = EndOfDataNotifier(synchronizer, source=name)
         self.reader_notifier = ReaderNotifier(synchronizer, source=name)
         self.checkpoint_notifier = CheckpointNotifier(synchronizer, source=name)
@@ -160,7 +160,7 @@ class ReaderGroup:
             InvalidArgumentError: An exclusive reader has the group.
         """
         reader = Reader(
-            self._manager,
+            self._updater,
             self.driver,
             new_reader_id() if reader_id is None else reader_id,
             serializer_or_bytes(serializer),
@@ -239,7 +239,7 @@ class ReaderGroup:
         pool = ReaderPool(
             self._client,
             self,
-            self._manager,
+            self._updater,
             handle=handle,
             handle_batch=handle_batch,
             readers=readers,
@@ -309,7 +309,7 @@ class ReaderGroup:
         """
         recording = NotificationRecording(
             self,
-            self._manager,
+            self._updater,
             lag_interval_seconds=lag_interval_seconds,
             retention_seconds=retention_seconds,
             retention_bytes=retention_bytes,
@@ -346,7 +346,7 @@ class ReaderGroup:
 
     def lag(self) -> GroupLag:
         """Return how far the group is behind its streams now, by the committed positions of its readers."""
-        follow_streams(self._manager)
+        follow_streams(self._updater)
         offsets, state = self._positions()
         return group_lag(state, offsets, self.synchronizer.store, self.synchronizer.clock.time())
 
@@ -361,7 +361,7 @@ class ReaderGroup:
     def _positions(self) -> tuple[Mapping[SegmentId, int], ReaderGroupState]:
         """Return the group's offset in each segment, and its state."""
         # Leases first: a commit made before a segment changed hands is then in the state fetched after them.
-        leases = self._manager.leases()
+        leases = self._updater.leases()
         state = self.synchronizer.fetch_updates()
         return positions(state, leases), state
 
@@ -392,7 +392,7 @@ class ReaderGroup:
                 last commit. Default: the last commit.
         """
         check_type(reader, str, "reader")
-        return self._manager.remove_reader(reader, position=position, cause="removed")
+        return self._updater.remove_reader(reader, position=position, cause="removed")
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -411,7 +411,7 @@ class ReaderGroup:
             CheckpointFailedError: The group was reset meanwhile, or its state had no room.
         """
         timeout = self._client.timeout if timeout is None else timeout
-        found = take_checkpoint(self._manager, check_name(name, "checkpoint"), timeout=timeout)
+        found = take_checkpoint(self._updater, check_name(name, "checkpoint"), timeout=timeout)
         return self.state.as_checkpoint(found, group=self.name)
 
     @property
@@ -434,7 +434,7 @@ class ReaderGroup:
         """
         timeout = self._client.timeout if timeout is None else timeout
         name = f"cuts-{secrets.token_hex(8)}"
-        return self.state.cuts_at(take_checkpoint(self._manager, name, silent=True, timeout=timeout).offsets)
+        return self.state.cuts_at(take_checkpoint(self._updater, name, silent=True, timeout=timeout).offsets)
 
     def reset(self, to: ResetTarget, *, timeout: float | None = None) -> None:
         """Move the group to another place in its streams. Its readers continue from there.
@@ -450,7 +450,7 @@ class ReaderGroup:
         Raises:
             InvalidArgumentError: ``to`` is no place in the group's streams.
         """
-        reset(self._manager, to, timeout=timeout)
+        reset(self._updater, to, timeout=timeout)
 
     # ------------------------------------------------------------------ without threads
 
@@ -589,7 +589,7 @@ class ReaderGroupManager:
 
         def with_them() -> Mapping[str, AttributeChange]:
             """Remove the leases as well: a reader without a lease cannot commit, even if it missed the deletion."""
-            names = list(group._manager.leases())
+            names = list(group._updater.leases())
             # Leases beyond the limit of one append go first. A reader that still finds the group joins it anew.
             while len(names) > MAX_ATTRIBUTE_CHANGES - 2:  # two are for the role and the record's name
                 first, names = names[:MAX_ATTRIBUTE_CHANGES], names[MAX_ATTRIBUTE_CHANGES:]

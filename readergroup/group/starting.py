@@ -16,7 +16,7 @@ from .model.checkpoint import Checkpoint
 from .model.config import ReaderGroupConfig, Start
 from .model.state import FollowedStream, ReaderGroupState, SegmentState
 from .model.updates import ResetStream
-from .state_manager import ReaderGroupStateManager
+from .updater import GroupUpdater
 
 #: A place that a group can be reset to.
 ResetTarget = Checkpoint | Mapping[str, StreamCut] | datetime | Literal["head", "tail"]
@@ -36,10 +36,10 @@ def initial_state(config: ReaderGroupConfig, streams: StreamManager) -> ReaderGr
     return ReaderGroupState(config=config, streams=Map(followed), segments=Map(segments))
 
 
-def reset(manager: ReaderGroupStateManager, to: ResetTarget, *, timeout: float | None = None) -> None:
+def reset(updater: GroupUpdater, to: ResetTarget, *, timeout: float | None = None) -> None:
     """Move the group to ``to``, in all of its streams or in those that ``to`` names."""
-    streams, config = manager.streams, manager.state.config
-    deadline = Deadline(manager.synchronizer.clock, manager.synchronizer.timeout if timeout is None else timeout)
+    streams, config = updater.streams, updater.state.config
+    deadline = Deadline(updater.synchronizer.clock, updater.synchronizer.timeout if timeout is None else timeout)
     starts = _starts_at(streams, config, to, deadline)
     partial = len(starts) < len(config.streams) or None
     resets = []
@@ -51,7 +51,7 @@ def reset(manager: ReaderGroupStateManager, to: ResetTarget, *, timeout: float |
         ended = metadata.sealed or end is not None
         update = ResetStream(stream=stream, epoch=metadata.epoch, ended=ended, segments=segments, partial=partial)
         resets.append((update, metadata))
-    manager.reset_streams(resets, timeout=deadline.remaining())
+    updater.reset_streams(resets, timeout=deadline.remaining())
 
 
 def _starts_at(

@@ -44,7 +44,7 @@ from ..group.driver import follow_streams
 from ..group.lag import GroupLag
 from ..group.model.state import ReaderGroupState
 from ..group.notifiers import EndOfDataNotifier, ReaderNotifier, SegmentNotifier
-from ..group.state_manager import ReaderGroupStateManager
+from ..group.updater import GroupUpdater
 from ..streams.data.segment_reader import SegmentReader
 from .entries import LIFE, LagSample, encode_entry, encode_notification, microseconds, record_segment
 
@@ -110,7 +110,7 @@ class NotificationRecording:
     def __init__(
         self,
         group: RecordedGroup,
-        manager: ReaderGroupStateManager,
+        updater: GroupUpdater,
         *,
         lag_interval_seconds: float | None,
         retention_seconds: float | None,
@@ -120,11 +120,11 @@ class NotificationRecording:
         check_duration(retention_seconds, "retention_seconds", above_zero=True, finite=True, or_none=True)
         check_count(retention_bytes, "retention_bytes", or_none=True)
         self._group = group
-        self._manager = manager
-        self._synchronizer = manager.synchronizer
-        self._store: SegmentStore = manager.synchronizer.store
-        self._log = manager.synchronizer.segment
-        self._clock = manager.synchronizer.clock
+        self._updater = updater
+        self._synchronizer = updater.synchronizer
+        self._store: SegmentStore = updater.synchronizer.store
+        self._log = updater.synchronizer.segment
+        self._clock = updater.synchronizer.clock
         self._lag_interval_seconds = lag_interval_seconds
         self._retention_seconds = retention_seconds
         self._retention_bytes = retention_bytes
@@ -204,7 +204,7 @@ class NotificationRecording:
     def _look(self) -> GroupLag | None:
         """Bring the group's state up to date with its streams; return the lag if this process is to sample it."""
         try:
-            self._followed = follow_streams(self._manager)
+            self._followed = follow_streams(self._updater)
             return self._group.lag() if self._is_due() else None
         except NotFoundError:  # the group was deleted
             self._followed = {}

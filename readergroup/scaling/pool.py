@@ -31,7 +31,7 @@ from synchronizer.threads.flag import Flag
 
 from ..errors import ReaderNotInGroupError
 from ..group.model.config import new_reader_id
-from ..group.state_manager import ReaderGroupStateManager
+from ..group.updater import GroupUpdater
 from ..streams.serializers import Serializer, check_serializer
 from .in_hand import InHand
 from .policy import ReaderScalingPolicy
@@ -88,7 +88,7 @@ class ReaderPool(Generic[T]):
         self,
         client: PoolClient,
         group: ScaledGroup,
-        manager: ReaderGroupStateManager,
+        updater: GroupUpdater,
         *,
         handle: HandleEvent[T] | None,
         handle_batch: HandleBatch[T] | None,
@@ -109,7 +109,7 @@ class ReaderPool(Generic[T]):
             readers = ReaderScalingPolicy(min_readers=readers, max_readers=readers)
         self._client = client
         self._group = group
-        self._manager = manager
+        self._updater = updater
         self._clock = client.clock
         self._policy = readers
         self._scaler = Scaler(group, readers)
@@ -361,7 +361,7 @@ class ReaderPool(Generic[T]):
     def _take_out(self, worker: ProcessWorker) -> None:
         """Release the segments of a dead worker process at once: no other process can continue as this reader."""
         try:
-            self._manager.remove_reader(
+            self._updater.remove_reader(
                 worker.reader_id, reached=worker.reached, cause="dead", timeout=_TAKE_OUT_SECONDS
             )
         except ReaderGroupError as error:

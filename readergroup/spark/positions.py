@@ -22,7 +22,7 @@ from ..group.driver import GroupDriver
 from ..group.model.positions import Positions, SegmentPosition
 from ..group.model.state import ReaderGroupState
 from ..group.starting import reset
-from ..group.state_manager import ReaderGroupStateManager
+from ..group.updater import GroupUpdater
 from ..streams.config import StreamCut
 from ..streams.state import StreamState
 from .retention import moved_to_data
@@ -57,15 +57,15 @@ class PublishedPositions:
         self._client = client
         self._group = group
         self._synchronizer = found.synchronizer
-        self._manager = ReaderGroupStateManager(found.synchronizer, client.streams)
-        self._driver = GroupDriver(self._manager)
+        self._updater = GroupUpdater(found.synchronizer, client.streams)
+        self._driver = GroupDriver(self._updater)
         self._lease = Lease(client.store, found.synchronizer.segment, secrets.token_hex(8), client.clock)
         self._lock = threading.Lock()
         self._place: tuple[StreamState, StreamCut] | None = None
         self._published: StreamCut | None = None
         self._positions: Positions = {}
         self._complaint: str | None = None  # the failure that was logged last
-        self._manager.add_reader(READER, self._lease, alone=True)
+        self._updater.add_reader(READER, self._lease, alone=True)
         self._termination = _Termination()
         self._driver.join(self)
 
@@ -92,7 +92,7 @@ class PublishedPositions:
         self._driver.leave(self)
         try:
             if not self._lease.lost:
-                self._manager.remove_reader(
+                self._updater.remove_reader(
                     READER,
                     lease=self._lease.name,
                     reached=self._positions,
@@ -121,7 +121,7 @@ class PublishedPositions:
         """Pass all checkpoints at once, at the position of the last batch."""
         state = self._synchronizer.state
         for checkpoint in state.checkpoints_ahead_of(READER) if self._is_in(state) else ():
-            self._manager.pass_checkpoint(READER, self._lease.name, checkpoint.token, self._positions)
+            self._updater.pass_checkpoint(READER, self._lease.name, checkpoint.token, self._positions)
 
     # ------------------------------------------------------------------ inside
 
@@ -130,7 +130,7 @@ class PublishedPositions:
         if not self._is_in(state):
             return self._renew()  # this detects the loss and logs it
         if not self._is_behind(state, cut):
-            reset(self._manager, {cut.stream: cut})
+            reset(self._updater, {cut.stream: cut})
             state = self._synchronizer.state
         with self._lock:
             self._positions = {

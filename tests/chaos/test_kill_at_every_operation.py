@@ -169,7 +169,7 @@ class World:
         state = self.group.synchronizer.fetch_updates()
         assert set(state.readers) == {reader.reader_id for reader in self.readers}
         assert {segment.owner for segment in state.segments.values() if segment.readable} <= set(state.readers)
-        assert len(self.group._manager.leases()) == len(self.readers)
+        assert len(self.group._updater.leases()) == len(self.readers)
 
     @contextmanager
     def closing(self) -> Iterator[World]:

@@ -22,13 +22,13 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
 from notifications.durable import DurableListening
-from readergroup.group import state_manager
+from readergroup.group import updater
 from readergroup.group.model import positions, updates
 from readergroup.group.model.checkpoint import CheckpointState
 from readergroup.group.model.state import ReaderGroupState, SegmentState
 from readergroup.group.model.updates import RemoveReader, ResetStream
 from readergroup.group.reader import Reader
-from readergroup.group.state_manager import ReaderGroupStateManager
+from readergroup.group.updater import GroupUpdater
 from readergroup.record.recorder import NotificationRecording
 from readergroup.streams.transactions.merging import Merge
 from readergroup.streams.writing.writer import EventWriter
@@ -129,11 +129,11 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         49,
         frozenset({"S1"}),
         (
-            Words(state_manager, "_is_current", " and found.owner == reader and found.token == reached.token", ""),
-            Words(state_manager, "_check_member", "if state.reader(reader).lease != lease:", "if False:"),
+            Words(updater, "_is_current", " and found.owner == reader and found.token == reached.token", ""),
+            Words(updater, "_check_member", "if state.reader(reader).lease != lease:", "if False:"),
             Words(positions, "current_offsets", "found.owner == reader and found.token == token and ", ""),
             Words(ReaderGroupState, "owned_segment", "if found.owner != reader:", "if False:"),
-            Words(ReaderGroupStateManager, "remove_reader", " or lease not in (None, found.lease)", ""),
+            Words(GroupUpdater, "remove_reader", " or lease not in (None, found.lease)", ""),
         ),
     ),
     Mutation(
@@ -231,7 +231,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         frozenset({"L3", "S4"}),
         (
             Words(
-                ReaderGroupStateManager,
+                GroupUpdater,
                 "rebalance",
                 "update_state(balance.plan, ",
                 "update_state_unconditionally(*balance.plan(self.state), ",

@@ -10,8 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from readergroup.group import lag, state_manager
-from readergroup.group.model import positions as liveness
+from readergroup.group import lag, updater
+from readergroup.group.model import positions
 from readergroup.group.model.state import SegmentState
 from tests.simulation.apart import run_apart
 from tests.simulation.mutations import BY_NAME, MUTATIONS, Mutation, Words, mutated
@@ -44,11 +44,11 @@ def test_a_mutated_function_is_replaced_wherever_it_was_imported() -> None:
     def held_by(*modules: ModuleType) -> set[object]:
         return {vars(module)["current_offsets"] for module in modules}
 
-    before = held_by(liveness)
-    assert held_by(lag, state_manager) == before
+    before = held_by(positions)
+    assert held_by(lag, updater) == before
     with mutated("fencing check"):
-        assert held_by(lag, state_manager) == held_by(liveness) != before
-    assert held_by(lag, state_manager, liveness) == before
+        assert held_by(lag, updater) == held_by(positions) != before
+    assert held_by(lag, updater, positions) == before
 
 
 def test_a_mutated_property_is_still_one() -> None:

@@ -23,7 +23,7 @@ def test_it_says_of_whom_there_is_no_sign_of_life(
     group = client.groups.create("g", streams=["shop/orders"], reader_timeout_seconds=10)
     leases = [Lease(client.store, group.synchronizer.segment, name, client.clock) for name in ("r1", "r2")]
     for lease in leases:
-        group._manager.add_reader(lease.name, lease)
+        group._updater.add_reader(lease.name, lease)
     observer = LeaseObserver()
 
     def shown() -> str:

@@ -14,7 +14,7 @@ from readergroup.group import driver
 from readergroup.group.checkpointing import PendingCheckpoint as Taking
 from readergroup.group.model.state import ReaderGroupState
 from readergroup.group.model.updates import AddReader, CreateCheckpoint, ReassignSegment, ReleaseSegment, RemoveReader
-from readergroup.group.state_manager import ReaderGroupStateManager
+from readergroup.group.updater import GroupUpdater
 from synchronizer import Deadline, Update
 from tests.readergroup.group.test_reader_group import drain_to_end, read_all
 from tests.readergroup.processes_in_one import STREAM, Process, World, a_world, drain, take
@@ -297,9 +297,9 @@ def test_asking_where_the_group_stands_holds_up_no_checkpoint(world: World, back
     world.group.configure(max_outstanding_checkpoints=1)
     process = world.process()
     reader = process.reader("r1")
-    manager = ReaderGroupStateManager(world.group_log(), world.admin.streams)
-    assert manager.begin_checkpoint("cuts", silent=True) is not None
-    assert manager.begin_checkpoint("more-cuts", silent=True) is None
+    updater = GroupUpdater(world.group_log(), world.admin.streams)
+    assert updater.begin_checkpoint("cuts", silent=True) is not None
+    assert updater.begin_checkpoint("more-cuts", silent=True) is None
     taking = background.submit(world.group.checkpoint, "nightly", timeout=20)
     until(lambda: len(outstanding(world)) == 2)
     process.step()
@@ -323,11 +323,11 @@ def test_a_taker_that_was_away_says_that_it_does_not_know(world: World, process:
     world.group.configure(max_outstanding_checkpoints=1)
     reader = process.reader("r1")
     away = world.process().group
-    manager = ReaderGroupStateManager(away.synchronizer, world.admin.streams)
+    updater = GroupUpdater(away.synchronizer, world.admin.streams)
     feed = away.synchronizer.transitions()
-    after = manager.begin_checkpoint("nightly")
+    after = updater.begin_checkpoint("nightly")
     assert after is not None
-    taking = Taking(manager, "nightly", feed, after)
+    taking = Taking(updater, "nightly", feed, after)
     process.step()
     reader.read(timeout=0)
     assert list(world.group.checkpoints) == ["nightly"]

@@ -12,7 +12,7 @@ import pytest
 import readergroup as rg
 from readergroup.group.driver import HAND_OVER_SECONDS, GroupDriver
 from readergroup.group.model.updates import UPDATES, AddReader
-from readergroup.group.state_manager import ReaderGroupStateManager
+from readergroup.group.updater import GroupUpdater
 from synchronizer import Map, StateSynchronizer, TransitionFeed, Update
 from synchronizer.liveness.lease import by_rank
 from synchronizer.testing import Operation
@@ -108,7 +108,7 @@ class Guest:
 
 
 def test_readers_that_join_and_leave_do_not_disturb_the_renewals_of_others(world: World) -> None:
-    driver = GroupDriver(ReaderGroupStateManager(world.group_log(), world.admin.streams), threads=False)
+    driver = GroupDriver(GroupUpdater(world.group_log(), world.admin.streams), threads=False)
     residents = [Guest(-number) for number in range(1, 1000)]
     for resident in residents:
         driver.join(resident)
@@ -341,7 +341,7 @@ def test_a_hand_over_that_takes_long_does_not_keep_others_from_their_share(store
         assert world.state.owned.keys() == {"r1"}
 
 
-class CountingManager(ReaderGroupStateManager):
+class CountingUpdater(GroupUpdater):
     """Counts the tries to balance the group."""
 
     tries = 0
@@ -357,14 +357,14 @@ def test_f20_moves_that_a_full_state_has_no_room_for_are_tried_once_for_each_cha
     full: StateSynchronizer[rg.ReaderGroupState] = StateSynchronizer(
         log.store, log.name, state_type=rg.ReaderGroupState, updates=UPDATES, clock=world.clock, state_limit_bytes=100
     )
-    manager = CountingManager(full, world.admin.streams)
-    driver = GroupDriver(manager, threads=False)
+    updater = CountingUpdater(full, world.admin.streams)
+    driver = GroupDriver(updater, threads=False)
     for number in range(1, 3):
         log.update_state_unconditionally(AddReader(reader=f"by hand {number}"))
         for _ in range(20):
             driver.step()
             world.clock.advance(0.25)
-        assert manager.tries == number
+        assert updater.tries == number
     assert not world.state.handing_over
     full.close()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import readergroup as rg
-from readergroup.group import state_manager
+from readergroup.group import updater as group_updater
 from readergroup.group.model.state import ReaderState
 from readergroup.group.model.updates import AddReader
 from synchronizer import AttributeChange, StoreUnavailableError
@@ -273,16 +273,16 @@ def test_f4_a_renewal_between_the_look_and_the_removal_saves_the_reader(world: W
     observer, slow = world.process(), world.process()
     observer.reader("r1")
     lease = lease_of(slow.reader("r2"))
-    manager = observer.group._manager
-    value = manager.leases()[lease_attribute(lease.name)]
+    updater = observer.group._updater
+    value = updater.leases()[lease_attribute(lease.name)]
     state = observer.fetch()
     observed = {"r2": (state.readers["r2"].incarnation, value)}
 
     # Before it is decided, while it is decided, and after that, before the entry is in the log.
     lease.renew({}, TIMEOUT)
-    assert manager.remove_dead(observed) == []
+    assert updater.remove_dead(observed) == []
     for verb in ("attributes", "append"):
-        observed = {"r2": (state.readers["r2"].incarnation, manager.leases()[lease_attribute(lease.name)])}
+        observed = {"r2": (state.readers["r2"].incarnation, updater.leases()[lease_attribute(lease.name)])}
 
         def renew_once(operation: Operation, verb: str = verb) -> None:
             if operation.verb == verb:
@@ -290,24 +290,24 @@ def test_f4_a_renewal_between_the_look_and_the_removal_saves_the_reader(world: W
                 assert lease.renew({}, TIMEOUT)
 
         observer.store.before = renew_once
-        assert manager.remove_dead(observed) == []
+        assert updater.remove_dead(observed) == []
     assert "r2" in world.state.readers
 
 
 def test_more_dead_readers_than_one_append_can_take_out_go_one_portion_after_the_other(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_manager, "MAX_ATTRIBUTE_CHANGES", 2)
+    monkeypatch.setattr(group_updater, "MAX_ATTRIBUTE_CHANGES", 2)
     observer, dead = world.process(), world.process()
     for number in range(5):
         dead.reader(f"r{number}")
-    manager, state = observer.group._manager, observer.fetch()
-    values = manager.leases()
+    updater, state = observer.group._updater, observer.fetch()
+    values = updater.leases()
     observed = {
         name: (reader.incarnation, values[lease_attribute(str(reader.lease))]) for name, reader in state.readers.items()
     }
-    assert [len(manager.remove_dead(observed)) for _ in range(4)] == [2, 2, 1, 0]
-    assert not world.state.readers and not manager.leases()
+    assert [len(updater.remove_dead(observed)) for _ in range(4)] == [2, 2, 1, 0]
+    assert not world.state.readers and not updater.leases()
 
 
 @pytest.mark.stores
@@ -315,9 +315,9 @@ def test_f4_a_renewal_between_two_looks_of_one_removal_saves_the_reader(world: W
     observer, slow = world.process(), world.process()
     observer.reader("r1")
     lease = lease_of(slow.reader("r2"))
-    manager = observer.group._manager
+    updater = observer.group._updater
     state = observer.fetch()
-    observed = {"r2": (state.readers["r2"].incarnation, manager.leases()[lease_attribute(lease.name)])}
+    observed = {"r2": (state.readers["r2"].incarnation, updater.leases()[lease_attribute(lease.name)])}
     looks = 0
 
     def renew_before_the_second(operation: Operation) -> None:
@@ -328,7 +328,7 @@ def test_f4_a_renewal_between_two_looks_of_one_removal_saves_the_reader(world: W
             assert lease.renew({}, TIMEOUT)
 
     observer.store.before = renew_before_the_second
-    manager.remove_dead(observed)
+    updater.remove_dead(observed)
     observer.store.before = None
     still_there = "r2" in world.state.readers
     assert still_there == lease.renew({}, TIMEOUT)
@@ -341,7 +341,7 @@ def test_f17_a_reader_that_came_with_the_id_of_a_dead_one_stays_though_their_lea
     value = lease_of(dead.reader("r2")).first_value
     observed = {"r2": (observer.fetch().readers["r2"].incarnation, value)}
     assert lease_of(living.reader("r2")).first_value == value
-    assert observer.group._manager.remove_dead(observed) == []
+    assert observer.group._updater.remove_dead(observed) == []
     assert living.fetch().readers["r2"].incarnation != observed["r2"][0]
 
 
@@ -410,7 +410,7 @@ def test_f4_a_position_under_an_old_token_counts_for_nothing(world: World) -> No
     process.group.remove_reader("r1", position={event.segment: 0})
     other = world.process()
     lease = Lease(other.store, other.group.synchronizer.segment, "l", world.clock)
-    other.group._manager.add_reader("r2", lease)
+    other.group._updater.add_reader("r2", lease)
     lease.renew(held, TIMEOUT)
     assert world.group.stream_cuts()[STREAM].offsets[event.segment] == 0
     other.group.remove_reader("r2")

@@ -15,7 +15,7 @@ import readergroup as rg
 from notifications.system import CLOSE_TIMEOUT_SECONDS
 from readergroup.group.model.config import new_reader_id
 from readergroup.group.model.updates import UPDATES, RemoveReader
-from readergroup.group.state_manager import ReaderGroupStateManager, with_moves
+from readergroup.group.updater import GroupUpdater, with_moves
 from readergroup.streams.config import check_name
 from readergroup.streams.writing.event_numbers import WRITER_RETENTION_SECONDS
 from synchronizer import AttributeChange, Clock, StateSynchronizer
@@ -660,13 +660,13 @@ def test_f20_a_group_over_its_limit_can_still_be_left(world: World, process: Pro
     small = StateSynchronizer(
         world.admin.store, "group/billing", state_type=rg.ReaderGroupState, updates=UPDATES, state_limit_bytes=100
     )
-    manager = ReaderGroupStateManager(small, world.admin.streams)
+    updater = GroupUpdater(small, world.admin.streams)
     # With the moves to the long name the state would be larger than before.
     with pytest.raises(rg.StateTooLargeError):
         small.update_state(lambda state: with_moves(state, [RemoveReader(reader="r1")]))
-    assert manager.remove_reader("r1")
+    assert updater.remove_reader("r1")
     assert world.state.readers.keys() == {long}
-    assert manager.remove_reader(long)
+    assert updater.remove_reader(long)
     small.close()
 
 

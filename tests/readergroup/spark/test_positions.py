@@ -172,7 +172,7 @@ def test_the_lease_of_a_query_is_renewed_while_a_batch_is_read(client: rg.Client
     seen: set[bytes] = set()
 
     def is_renewed() -> bool:
-        seen.update(bytes(each) for each in group._manager.leases().values())
+        seen.update(bytes(each) for each in group._updater.leases().values())
         return len(seen) >= 4
 
     until(is_renewed, "three renewals", seconds=30)

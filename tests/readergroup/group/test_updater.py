@@ -8,7 +8,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.group.model.positions import SegmentPosition
-from readergroup.group.state_manager import ReaderGroupStateManager
+from readergroup.group.updater import GroupUpdater
 from synchronizer.liveness.lease import Lease
 
 SEGMENT = rg.SegmentId("shop/orders/0")
@@ -25,8 +25,8 @@ class Assigned:
                 writer.write(b"an event")
         group = client.groups.create("billing", streams=["shop/orders"])
         self.synchronizer = group.synchronizer
-        self.manager = ReaderGroupStateManager(group.synchronizer, client.streams)
-        self.manager.add_reader("reader-1", Lease(client.store, group.synchronizer.segment, LEASE, client.clock))
+        self.updater = GroupUpdater(group.synchronizer, client.streams)
+        self.updater.add_reader("reader-1", Lease(client.store, group.synchronizer.segment, LEASE, client.clock))
         self.before = SegmentPosition(self.token, 0)
         self.synchronizer.update_state_unconditionally(
             rg.ReleaseSegment(reader="reader-1", segment=SEGMENT, offset=0),
@@ -58,18 +58,18 @@ def assigned() -> Iterator[Assigned]:
 
 def test_a_late_release_leaves_the_present_assignment_alone(assigned: Assigned) -> None:
     token = assigned.token
-    assigned.manager.release("reader-1", LEASE, assigned.late)
+    assigned.updater.release("reader-1", LEASE, assigned.late)
     assert (assigned.token, assigned.synchronizer.state.segments[SEGMENT].offset) == (token, 0)
 
 
 def test_a_late_completion_leaves_the_present_assignment_alone(assigned: Assigned) -> None:
-    assigned.manager.streams.seal("shop/orders")
-    assigned.manager.follow_stream("shop/orders")
+    assigned.updater.streams.seal("shop/orders")
+    assigned.updater.follow_stream("shop/orders")
     held = assigned.late[SEGMENT]
-    assigned.manager.complete("reader-1", LEASE, SEGMENT, held)
+    assigned.updater.complete("reader-1", LEASE, SEGMENT, held)
     assert not assigned.synchronizer.state.segments[SEGMENT].completed
 
 
 def test_a_position_reached_under_an_older_assignment_does_not_count_at_leaving(assigned: Assigned) -> None:
-    assert assigned.manager.remove_reader("reader-1", lease=LEASE, reached=assigned.late)
+    assert assigned.updater.remove_reader("reader-1", lease=LEASE, reached=assigned.late)
     assert assigned.synchronizer.state.segments[SEGMENT].offset == 0

@@ -51,8 +51,8 @@ R = TypeVar("R")
 Updates = Sequence[Update[ReaderGroupState]]
 
 
-class ReaderGroupStateManager:
-    """The updates of one group. Holds only the synchronizer, which it borrows. Threads may share it.
+class GroupUpdater:
+    """Makes the conditional updates of one group. Holds only the synchronizer, which it borrows. Threads may share it.
 
     A ``lease`` names one incarnation of a reader: another process with the same id has another lease.
     """
