@@ -741,7 +741,7 @@ class Reader(Generic[T]):
     def _join_again(self, state: ReaderGroupState, deadline: Deadline) -> None:
         """Join as a new incarnation, unless the reader was removed or replaced or its group was deleted."""
         if self._closed:  # by another thread, just now
-            raise ClosedError("the reader is closed", reader=self.reader_id)
+            raise ClosedError("the reader is closed; open another", reader=self.reader_id)
         self._drop(list(self._assigned))
         self._lease.lose()
         why = _STAYS_OUT["replaced"] if self.reader_id in state.readers else self._why_it_stays_out()

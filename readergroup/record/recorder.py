@@ -160,7 +160,9 @@ class NotificationRecording:
         """
         with self._lock:
             if self._closed:
-                raise ClosedError("the recording is closed", group=self._group.name)
+                raise ClosedError(
+                    "the recording is closed; start another with record_notifications", group=self._group.name
+                )
             lag = None
             try:
                 lag = self._look()

@@ -115,7 +115,9 @@ def _check_together(options: ReadOptions, *, streaming: bool | None) -> None:
         )
     for place in (options.starting, options.ending):
         if isinstance(place, StreamCut) and place.stream != options.stream:
-            raise InvalidArgumentError("the cut belongs to another stream", cut=str(place), stream=options.stream)
+            raise InvalidArgumentError(
+                "the cut belongs to another stream; use a cut of this stream", cut=str(place), stream=options.stream
+            )
     if options.max_bytes_per_trigger is not None and options.max_events_per_trigger is not None:
         raise InvalidArgumentError("give either maxBytesPerTrigger or maxEventsPerTrigger")
 

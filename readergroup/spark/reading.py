@@ -59,7 +59,9 @@ def resolved(client: Client, state: StreamState, place: ReadBound) -> StreamCut:
     if isinstance(place, datetime):
         return client.batch.cut_at(state.name, place)
     if place.incarnation not in (None, state.incarnation):
-        raise InvalidArgumentError("the cut belongs to a stream of this name that was deleted", cut=str(place))
+        raise InvalidArgumentError(
+            "the cut belongs to a deleted stream of this name; use a cut of the present stream", cut=str(place)
+        )
     for segment, offset in place.offsets.items():
         if number_of(segment) in state.segments:
             backoff_of(client).retry(partial(check_offset, client.store, segment, state.incarnation, offset))

@@ -176,10 +176,14 @@ class StreamState(State):
     def check_cut(self, cut: StreamCut) -> Mapping[int, int]:
         """Return the cut's offsets by number of segment. Raise if it is of another stream or has gaps or overlaps."""
         if cut.stream != self.name:
-            raise InvalidArgumentError("the cut belongs to another stream", cut=str(cut), stream=self.name)
+            raise InvalidArgumentError(
+                "the cut belongs to another stream; use a cut of this stream", cut=str(cut), stream=self.name
+            )
         if cut.incarnation not in (None, self.incarnation):
             raise InvalidArgumentError(
-                "the cut belongs to a stream of this name that was deleted", cut=str(cut), stream=self.name
+                "the cut belongs to a deleted stream of this name; use a cut of the present stream",
+                cut=str(cut),
+                stream=self.name,
             )
         offsets = {number_of(segment): offset for segment, offset in cut.offsets.items()}
         for segment in cut.offsets:
@@ -231,7 +235,7 @@ class StreamState(State):
         if end is None:
             return reached
         if not self.precedes(start, end):
-            raise InvalidArgumentError("the start cut is behind the end cut", start=str(start), end=str(end))
+            raise InvalidArgumentError("the start cut is behind the end cut; swap them", start=str(start), end=str(end))
         beyond = self.segments_from(end).keys() - end.offsets.keys()
         return {segment: before for segment, before in reached.items() if segment not in beyond}
 
@@ -338,7 +342,9 @@ class AnnounceScale(Update[StreamState], tag="announce-scale"):
                 "successors must cover exactly the keys of their predecessors", stream=state.name
             )
         if len(state.current) - len(replaced) + len(self.ranges) > MAX_SEGMENTS:
-            raise InvalidArgumentError("the stream would have too many segments", stream=state.name, limit=MAX_SEGMENTS)
+            raise InvalidArgumentError(
+                "the stream would have too many segments; merge some first", stream=state.name, limit=MAX_SEGMENTS
+            )
         successors = tuple(
             StreamSegment(
                 number=number,

@@ -104,9 +104,7 @@ class ValkeyStore(sc.SegmentStore):
         try:
             exists = self._request("EXISTS", self._key + "names")
         except TypeError as error:
-            raise sc.InvalidArgumentError(
-                "the address has options that this store does not know; remove them", url=self.url, cause=str(error)
-            ) from error
+            raise sc.InvalidArgumentError("the address has unknown options", url=self.url, cause=str(error)) from error
         if must_exist and not exists:
             raise sc.NotFoundError("there are no segments at this address; correct it", url=self.url)
 
@@ -211,9 +209,7 @@ class ValkeyStore(sc.SegmentStore):
         try:
             connection: Any = self._pool.get_connection()
         except (RedisError, OSError) as error:
-            raise sc.StoreUnavailableError(
-                "Valkey is unreachable; check the address and the server", url=self.url, cause=str(error)
-            ) from error
+            raise sc.StoreUnavailableError("Valkey is unreachable", url=self.url, cause=str(error)) from error
         try:
             connection.send_command(*command)
             return connection.read_response()

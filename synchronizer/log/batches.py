@@ -161,7 +161,7 @@ class EntryBatcher(Batcher[EntryBatch[S]], Generic[S]):
                     return self._settle_conflict(batch, answer, deadline)
                 problem = batch.lost_answer = answer.cause
             backoff = backoff or self._follower.backoff(deadline)
-            self._follower.wait(backoff, problem, "the store did not take the update in time")
+            self._follower.wait(backoff, problem, "the store did not accept the update in time")
 
     def _settle_conflict(self, batch: EntryBatch[S], conflict: Conflict, deadline: Deadline) -> None:
         """Apply the entries that the batch lost to. After a lost answer these may be its own."""
@@ -180,7 +180,9 @@ class EntryBatcher(Batcher[EntryBatch[S]], Generic[S]):
             batch.end(
                 Status.FAILED,
                 OutcomeUnknownError(
-                    "the answer was lost, and the log was compacted before it could be looked up", segment=self.segment
+                    "the store's answer was lost, and the log was compacted before the outcome was known; check the "
+                    "state",
+                    segment=self.segment,
                 ),
             )
         else:

@@ -81,7 +81,8 @@ class Decider(Generic[S]):
                 follower.check_usable()
                 if deadline.passed:
                     raise DeadlineExceededError(
-                        "the generator of another call did not return in time", segment=self._segment
+                        "the generator of another call did not return in time; nothing was written, try again",
+                        segment=self._segment,
                     )
             follower.check_usable()
             if self._queue.join_if_contended(deadline):
@@ -91,7 +92,7 @@ class Decider(Generic[S]):
                 follower.check_usable(deciding=True)
                 if deadline.passed:
                     raise DeadlineExceededError(
-                        "the state changed too often to be decided on in time", segment=self._segment
+                        "the state changed before every decision; nothing was written, try again", segment=self._segment
                     )
             return attempt
         finally:
@@ -119,7 +120,11 @@ class Decider(Generic[S]):
 
     def _new_entry(self, body: bytes, base: Replica[S], attributes: Mapping[str, AttributeChange]) -> NewEntry[S]:
         if len(body) > MAX_BATCH_BYTES:
-            raise InvalidArgumentError("the updates of one call are too large", segment=self._segment, bytes=len(body))
+            raise InvalidArgumentError(
+                "the updates of one call are too large; split them over several calls",
+                segment=self._segment,
+                bytes=len(body),
+            )
         call = next(self._calls)
         data, checksum = encode_entry(self._writer_id, call, base.checksum, body)
         entry = Entry(base.next_offset, base.next_offset + len(data), self._writer_id, call, checksum, body)
@@ -141,7 +146,7 @@ class Decider(Generic[S]):
         size = self._follower.codec.size(after.state)
         if size > limit and (before.state is None or size > self._follower.codec.size(before.state)):
             raise StateTooLargeError(
-                "the state would be over its limit; remove something first, or open it with a higher state_limit_bytes",
+                "the state would exceed its limit; remove something first, or open it with a higher state_limit_bytes",
                 segment=self._segment,
                 bytes=size,
                 limit=limit,

@@ -33,7 +33,7 @@ def check_open(process_id: int, is_closed: bool, url: str) -> None:
             url=url,
         )
     if is_closed:
-        raise ClosedError("the store is closed", url=url)
+        raise ClosedError("the store is closed; open another", url=url)
 
 
 def check_name(name: str, what: str = "segment") -> None:

@@ -94,7 +94,7 @@ class Waiters:
     def _register(self, waiter: Waiter) -> None:
         with self._lock:
             if self._is_closed:
-                raise ClosedError("the store is closed")
+                raise ClosedError("the store is closed; open another")
             if self._watch is None:
                 self._open_and_start()
             self._waiters.add(waiter)

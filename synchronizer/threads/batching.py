@@ -154,7 +154,7 @@ class Batcher(ABC, Generic[B]):
             if batch.lost_answer is None:
                 raise
             raise OutcomeUnknownError(
-                "the answer to the append was lost, and it was not found out in time whether it is stored",
+                "the store's answer was lost, and the outcome was not known in time; the append may be stored",
                 segment=self.segment,
             ) from error
         except BaseException as error:

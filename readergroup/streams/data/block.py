@@ -254,7 +254,9 @@ class Block:
     def _all_events(self) -> list[bytes]:
         events = self._decode(self.packed_events)
         if not isinstance(events, list) or len(events) != self._events_in_block:
-            raise self._corrupt("the number of events in the block differs from its header")
+            raise self._corrupt(
+                "the number of events in the block differs from its header; restore the store from a backup"
+            )
         return events
 
     @cached_property
@@ -276,7 +278,7 @@ class Block:
         try:
             return msgpack.unpackb(packed, unicode_errors="surrogatepass")
         except ValueError as error:
-            raise self._corrupt("the block cannot be decoded") from error
+            raise self._corrupt("the block cannot be decoded; restore the store from a backup") from error
 
     def _corrupt(self, message: str) -> CorruptDataError:
         return CorruptDataError(message, segment=self.segment, offset=self.block_offset)
@@ -315,13 +317,18 @@ def block_length(segment: str, offset: int, view: memoryview) -> int:
     if view[: len(MAGIC)] != MAGIC[: len(view)]:
         message = "no block of events starts at this offset"
         if view[:1] == MAGIC[:1]:
-            message = "the format of the block is unknown to this release, or the block is damaged"
+            message = (
+                "the format of the block is unknown to this release, or the block is damaged; deploy the newest "
+                "release, or restore the store from a backup"
+            )
         raise CorruptDataError(message, segment=segment, offset=offset)
     if len(view) < HEADER_BYTES:
         return HEADER_BYTES
     length: int = _FIELDS.unpack_from(view, _HEAD.size)[0]
     if not HEADER_BYTES + _TRAILER.size < length <= MAX_ENCODED_BYTES:
-        raise CorruptDataError("the header of the block is damaged", segment=segment, offset=offset)
+        raise CorruptDataError(
+            "the header of the block is damaged; restore the store from a backup", segment=segment, offset=offset
+        )
     return length
 
 
@@ -329,7 +336,9 @@ def _checked_block(segment: str, offset: int, view: memoryview) -> Block:
     _, checksum = _HEAD.unpack_from(view)
     if isal_zlib.crc32(view[_HEAD.size :]) != checksum:
         raise CorruptDataError(
-            "the checksum of the block is wrong: the block is damaged", segment=segment, offset=offset
+            "the block is damaged: its checksum is wrong; restore the store from a backup",
+            segment=segment,
+            offset=offset,
         )
     return Block(segment, offset, view)
 

@@ -46,7 +46,9 @@ def _walk(store: SegmentStore, segment: str, start: int, end: int) -> Iterator[i
         if len(data) < HEADER_BYTES:
             data = memoryview(read_fully(store, segment, at, READ_BYTES))
             if len(data) < HEADER_BYTES:
-                raise CorruptDataError("the segment ends inside a block", segment=segment, offset=at)
+                raise CorruptDataError(
+                    "the segment ends inside a block; restore the store from a backup", segment=segment, offset=at
+                )
         length = block_length(segment, at, data)
         at, data = at + length, data[length:]
 

@@ -108,7 +108,9 @@ def read_block(store: SegmentStore, segment: str, start: int, needed: int = HEAD
     while True:
         data = read_fully(store, segment, start, needed)
         if len(data) < needed:
-            raise CorruptDataError("the segment ends inside a block", segment=segment, offset=start)
+            raise CorruptDataError(
+                "the segment ends inside a block; restore the store from a backup", segment=segment, offset=start
+            )
         blocks, needed = parse_blocks(segment, start, data)
         if blocks:
             return blocks[0]

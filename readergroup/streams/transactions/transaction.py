@@ -237,7 +237,9 @@ class Transaction(Generic[T]):
 
     def _check_thread(self) -> None:
         if threading.get_ident() != self._thread:
-            raise InvalidArgumentError("a transaction belongs to the thread that began it", stream=self.stream)
+            raise InvalidArgumentError(
+                "a transaction belongs to the thread that began it; begin one in each thread", stream=self.stream
+            )
 
 
 class _Answer(NamedTuple):

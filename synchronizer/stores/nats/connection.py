@@ -289,7 +289,7 @@ class NatsConnection:
             raise self._closed()
 
     def _closed(self) -> ClosedError:
-        return ClosedError("the store is closed", url=self._address.url)
+        return ClosedError("the store is closed; open another", url=self._address.url)
 
     def unavailable(self, reason: str) -> StoreUnavailableError:
         return StoreUnavailableError(

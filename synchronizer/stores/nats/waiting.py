@@ -137,7 +137,7 @@ class NatsWaiters:
         watched = []
         with self._lock:
             if self._is_closed:
-                raise ClosedError("the store is closed")
+                raise ClosedError("the store is closed; open another")
             self._waiting.add(woken)
             for name in names:
                 watch = self._watched.get(name)

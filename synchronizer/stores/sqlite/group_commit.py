@@ -157,7 +157,7 @@ class GroupCommit(Generic[C]):
     def _join(self, step: Step[C]) -> None:
         with self._lock:
             if self._is_closed:
-                raise ClosedError("the store is closed")
+                raise ClosedError("the store is closed; open another")
             self._queue.append(step)
 
     def _leads(self, step: Step[C]) -> bool:

@@ -120,12 +120,12 @@ WRONG = [
     ),
     pytest.param(
         [record(1, ("a.py", 0, 5), ("b.py", 0, 2))._replace(words=array("Q", [2, 0, 1, 3, 1, 1, 3]))],
-        "the words of line 1",
+        "line 1 has wrong words",
         id="words counted wrong",
     ),
     pytest.param(
         [record(1, ("a.py", 0, 5), ("b.py", 0, 2))._replace(checksums=array("Q", range(7)))],
-        "the text of line 0",
+        "line 0 has wrong text",
         id="text changed",
     ),
     pytest.param(

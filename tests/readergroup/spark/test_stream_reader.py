@@ -436,7 +436,7 @@ def test_a_start_that_the_stream_does_not_have_is_refused(
     tail = client.streams.info(STREAM).tail
     one = f"{STREAM}/2"
     wrong = {
-        "was deleted": tail.model_copy(update={"incarnation": "ffff"}),
+        "deleted stream of this name": tail.model_copy(update={"incarnation": "ffff"}),
         "cover every key": rg.StreamCut(stream=STREAM, offsets={one: 0}),
         "does not exist": rg.StreamCut(stream=STREAM, offsets={**tail.offsets, f"{STREAM}/99": 0}),
         "beyond the end": rg.StreamCut(stream=STREAM, offsets={**tail.offsets, one: 10**9}),

@@ -207,7 +207,7 @@ def test_a_truncation_at_a_cut_that_cannot_be_is_refused_before_anything_is_writ
 
     with pytest.raises(InvalidArgumentError, match="another stream"):
         streams.truncate(NAME, cut("shop/other", s0=0, s1=0))
-    with pytest.raises(InvalidArgumentError, match="was deleted"):
+    with pytest.raises(InvalidArgumentError, match="deleted stream of this name"):
         streams.truncate(NAME, cut(incarnation="older", s0=0, s1=0))
     with pytest.raises(InvalidArgumentError, match="exactly once"):
         streams.truncate(NAME, cut(s0=0))
