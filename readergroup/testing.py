@@ -11,13 +11,15 @@ from pydantic import BaseModel
 
 from synchronizer import InvalidArgumentError, SegmentStore
 from synchronizer.clock import is_manual
-from synchronizer.testing import FailingStore as FailingStore
-from synchronizer.testing import InstantClock as InstantClock
-from synchronizer.testing import ManualClock as ManualClock
-from synchronizer.testing import TwoReplicas as TwoReplicas
-from synchronizer.testing import failing_store as failing_store
-from synchronizer.testing import manual_clock as manual_clock
-from synchronizer.testing import two_replicas as two_replicas
+from synchronizer.testing import (
+    FailingStore,
+    InstantClock,
+    ManualClock,
+    TwoReplicas,
+    failing_store,
+    manual_clock,
+    two_replicas,
+)
 
 from .client import Client
 from .errors import EndOfDataError
@@ -30,7 +32,26 @@ from .streams.data.block import Block, encode_block
 from .streams.event import BlockSlice, Event, EventBatch
 from .streams.serializers import BytesSerializer, JsonSerializer, PydanticSerializer, Serializer, checked_dumps
 
+__all__ = [
+    "FailingStore",
+    "InstantClock",
+    "ManualClock",
+    "TwoReplicas",
+    "drain",
+    "failing_store",
+    "make_event",
+    "manual_clock",
+    "reader_group_client",
+    "second_client",
+    "two_replicas",
+]
+
 T = TypeVar("T")
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that hold them, for completion in an interpreter."""
+    return __all__
 
 
 @pytest.fixture

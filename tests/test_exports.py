@@ -31,6 +31,13 @@ def test_dir_shows_the_exported_names_and_no_module(package: ModuleType) -> None
     assert not [name for name in dir(package) if inspect.ismodule(getattr(package, name))]
 
 
+@pytest.mark.parametrize("name", ["synchronizer.testing", "readergroup.testing", "readergroup.spark"])
+def test_dir_of_a_public_submodule_shows_its_names_only(name: str) -> None:
+    module = pytest.importorskip(name)
+    assert dir(module) == sorted(module.__all__)
+    assert all(getattr(module, each).__doc__ for each in module.__all__)
+
+
 @each_package
 def test_every_name_that_the_root_imports_is_exported(package: ModuleType) -> None:
     imported = {name for name, each in vars(package).items() if not name.startswith("_") and not inspect.ismodule(each)}

@@ -1,10 +1,25 @@
 """Streams as a source and a sink of Spark: ``register(spark)``, then ``spark.read.format("readergroup")``."""
 
-from .requirements import check_java as check_java  # first: it reports missing packages
+from .requirements import check_java  # first: it reports missing packages
 
 # isort: split
-from .copying import copy as copy
-from .listener import ProgressListener as ProgressListener
-from .listener import QueryProgress as QueryProgress
-from .session import local_session as local_session
-from .source import register as register
+from . import analyses
+from .copying import copy
+from .listener import ProgressListener, QueryProgress
+from .session import local_session
+from .source import register
+
+__all__ = [
+    "ProgressListener",
+    "QueryProgress",
+    "analyses",
+    "check_java",
+    "copy",
+    "local_session",
+    "register",
+]
+
+
+def __dir__() -> list[str]:
+    """The public names, without the modules that hold them, for completion in an interpreter."""
+    return __all__
