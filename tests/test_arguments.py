@@ -189,7 +189,7 @@ class World:
             )
         }
         self.arguments: dict[str, object] = {
-            "attribute": "turn", "candidate_id": "me", "clock": client.clock, "cut": client.streams.info(STREAM).head,
+            "attribute": "role", "candidate_id": "me", "clock": client.clock, "cut": client.streams.info(STREAM).head,
             "end": client.streams.info(STREAM).tail, "entry": "entry", "event": b"event", "events": [b"event"],
             "generator": lambda state: [], "group": self.group, "handle": lambda event: None,
             "handler": lambda event: None, "handle_batch": None, "initial": Counter(), "item": 1, "items": [1],
@@ -209,6 +209,7 @@ class World:
             "retention_seconds": 5.0, "retention_bytes": 5, "threads": True, "limit_bytes": 10, "fields": {},
             "scaling": rg.ScalingPolicy.fixed(1), "prefix": "data/", "is_given_up": lambda name: False, "place": "tail",
             "numbers": [0], "offsets": {f"{STREAM}/0": 0},
+            "updater": self.group._updater,
             "thread": False, "on_failure": print, "start": client.streams.info(STREAM).head,
         }  # fmt: skip
 
