@@ -32,9 +32,9 @@ from readergroup.streams.config import staging_prefix
 from readergroup.testing import InstantClock, drain, failing_store, make_event, manual_clock, reader_group_client  # noqa: F401
 from synchronizer import SystemClock
 from synchronizer.callables import check_callable, check_returned
+from tests.places import PACKAGES
 from tests.waiting import until
 
-OURS: Final = ("synchronizer", "notifications", "readergroup")
 Call = Callable[..., Any]
 
 # ---------------------------------------------------------------------- what takes a callable
@@ -84,7 +84,7 @@ def _public(ground: Ground) -> Iterator[Any]:
 
 def _entries(ground: Ground) -> Iterator[str]:
     for member in _public(ground):
-        if not hasattr(member, "__name__") or not getattr(member, "__module__", "").startswith(OURS):
+        if not hasattr(member, "__name__") or not getattr(member, "__module__", "").startswith(PACKAGES):
             continue
         module = importlib.import_module(member.__module__)
         for name, function in _functions(member.__name__, member):
