@@ -6,10 +6,9 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from types import UnionType
 from typing import Any, Final, Self, TypeVar, Unpack, overload
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
 
@@ -39,7 +38,6 @@ from synchronizer import (
 )
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.clock import clock_or_system, is_manual
-from synchronizer.liveness.timing import observe_interval
 from synchronizer.recipes.queue.event_queue import MAX_OUTSTANDING_BYTES
 from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 from synchronizer.threads.stepping import Stepped, step_each
@@ -148,8 +146,6 @@ class Client:
         self._address: str | None = None  # set if `connect` opened the store: the client then closes it
         # Weak references forget closed writers. The thread of an open writer keeps it alive.
         self._opened: WeakValueDictionary[int, Closable] = WeakValueDictionary()
-        # How often each event processor renews its role.
-        self._renewal_seconds: WeakKeyDictionary[EventProcessor, float] = WeakKeyDictionary()
         # The locks that a thread of this process holds or waits for.
         self._locks: WeakValueDictionary[tuple[type[Lock], str], Lock] = WeakValueDictionary()
         self._guard = threading.Lock()
@@ -265,7 +261,6 @@ class Client:
         Raises:
             InvalidArgumentError: An option is invalid, or ``handler`` and ``batch_handler`` are both given or missing.
         """
-        timeout_seconds = options.setdefault("consumer_timeout_seconds", 10.0)
         processor = EventProcessor(
             self.store,
             name,
@@ -275,7 +270,6 @@ class Client:
             timeout=self.timeout,
             threads=self._in_background,
         )
-        self._renewal_seconds[processor] = observe_interval(timeout_seconds)
         return self._keep(processor)
 
     def membership(self, name: str, member_id: str, *, member_timeout_seconds: float = 10.0) -> Membership:
@@ -432,13 +426,7 @@ class Client:
         return step_each([self.groups.step, *(self._step_of(each) for each in opened if isinstance(each, Stepped))])
 
     def _step_of(self, opened: Stepped) -> Callable[[], float]:
-        return partial(self._handle_queued, opened) if isinstance(opened, EventProcessor) else opened.step
-
-    def _handle_queued(self, processor: EventProcessor) -> float:
-        """Handle all queued events; return when the role is to be renewed. One step of a processor is one batch."""
-        while processor.step():
-            pass
-        return self.clock.monotonic() + self._renewal_seconds[processor]
+        return opened.handle_queued if isinstance(opened, EventProcessor) else opened.step
 
     def close(self) -> None:
         """Close all objects that this client opened. Can be called twice. Does nothing in a forked child."""

@@ -116,12 +116,12 @@ def _picture(group: ReaderGroup, leases: LeaseObserver) -> RenderableType:
 def _silent(group: ReaderGroup, leases: LeaseObserver) -> list[str]:
     """Return the readers whose lease has expired: a group without live readers never declares them dead."""
     state, synchronizer = group.state, group.synchronizer
-    held = {reader: found for reader, found in state.readers.items() if found.lease is not None}
+    with_lease = {reader: found for reader, found in state.readers.items() if found.lease is not None}
     asked_at = synchronizer.clock.monotonic()
-    values = read_leases(synchronizer.store, synchronizer.segment, held.values())
+    values = read_leases(synchronizer.store, synchronizer.segment, with_lease.values())
     now = synchronizer.clock.monotonic()
     timeout_seconds = state.config.reader_timeout_seconds
-    return sorted(leases.observe(now, held, values, timeout_seconds, renewed_at=now, asked_at=asked_at))
+    return sorted(leases.observe(now, with_lease, values, timeout_seconds, renewed_at=now, asked_at=asked_at))
 
 
 def behind(lag: GroupLag | LagSample) -> str:

@@ -216,6 +216,12 @@ class EventProcessor(EventQueue):
         self._consumer.step()
         return self.processed_events - before
 
+    def handle_queued(self) -> float:
+        """Without threads: handle all queued events; return when, on the clock, the role is to be renewed."""
+        while self.step():
+            pass
+        return self.clock.monotonic() + self._renewal_seconds
+
     # ------------------------------------------------------------------ the threads
 
     def _run(self) -> None:

@@ -139,6 +139,16 @@ class TestHandling:
         assert processor.processed_events == 250
         assert processor.processed_bytes == store.info(SEGMENT).length
 
+    def test_one_call_handles_all_that_is_queued_and_says_when_the_role_is_to_be_renewed(
+        self, store: FailingStore, clock: InstantClock
+    ) -> None:
+        add(store, numbers(250))
+        handler = Handler()
+        processor = stepped(store, clock, handler)
+        due = processor.handle_queued()
+        assert handler.handled == numbers(250)
+        assert clock.monotonic() < due < clock.monotonic() + TIMEOUT_SECONDS
+
     @pytest.mark.stores(round_robin=True)
     def test_or_several_at_a_time(self, store: FailingStore, clock: InstantClock) -> None:
         add(store, numbers(25))
