@@ -31,7 +31,7 @@ from readergroup.group.reader import Reader
 from readergroup.group.updater import GroupUpdater
 from readergroup.record.recorder import NotificationRecording
 from readergroup.streams.transactions.merging import Merge
-from readergroup.streams.writing.writer import EventWriter
+from readergroup.streams.writing.appending import BatchAppender
 from synchronizer.compare_and_set import Cell
 from synchronizer.liveness import lease
 from synchronizer.liveness.exclusive_role import ExclusiveRole
@@ -252,8 +252,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         frozenset({"S3"}),
         (
             Words(
-                EventWriter,
-                "_is_stored",
+                BatchAppender,
+                "append",
                 "outcome = cell.change(",
                 "cell.stored = __import__('synchronizer').ANY; outcome = cell.change(",
             ),

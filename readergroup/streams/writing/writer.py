@@ -20,15 +20,13 @@ not stored are here, those of one key in one place, and go to the successors bef
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import cycle
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 from synchronizer import (
     ClosedError,
@@ -42,15 +40,13 @@ from synchronizer import (
 from synchronizer.arguments import check_duration, check_type
 from synchronizer.backoff import Backoff
 from synchronizer.clock import wait_on
-from synchronizer.compare_and_set import Cell, Outcome, remove_attributes
-from synchronizer.threads.background import BackgroundThread, survive
+from synchronizer.threads.background import BackgroundThread
 from synchronizer.threads.flag import Bell, Flag
 
 from ..data.block import MAX_EVENT_BYTES, Headers
 from ..data.write_batch import (
     BATCH_BYTES,
     EVENT_BYTES,
-    KNOWN_KEYS,
     MAX_UNSTORED_BYTES,
     WriteBatch,
     check_key,
@@ -61,7 +57,8 @@ from ..manager import StreamManager
 from ..serializers import Serializer, checked_dumps
 from ..state import StreamState
 from ..transactions.transaction import Transaction
-from . import event_numbers
+from .appending import BatchAppender, Effort, WriterClosedError
+from .lanes import Lane, Lanes
 from .open_writers import closed, opened
 
 R = TypeVar("R")
@@ -76,31 +73,6 @@ _SENDERS: Final = 16
 _JOIN_SECONDS: Final = 1.0
 
 _logger = logging.getLogger(__name__)
-
-
-class _WriterClosedError(Exception):
-    """The writer was closed while the store was away. ``__cause__`` is the store's last error."""
-
-
-class _Lane:
-    """The batches of one segment that wait to be sent. The last one is open."""
-
-    __slots__ = ("batch", "full", "segment")
-
-    def __init__(self, segment: int) -> None:
-        self.segment = segment
-        self.full: list[WriteBatch] = []
-        self.batch = WriteBatch(segment)
-
-    def next_batch(self) -> None:
-        self.full.append(self.batch)
-        self.batch = WriteBatch(self.segment)
-
-    def take(self) -> list[WriteBatch]:
-        if self.batch.events:
-            self.next_batch()
-        batches, self.full = self.full, []
-        return batches
 
 
 class EventWriter(Generic[T]):
@@ -132,15 +104,8 @@ class EventWriter(Generic[T]):
         self._clock = manager.clock
         self._serializer = serializer
         self._dumps = checked_dumps(serializer)
-        self._id = secrets.token_bytes(16)
-        self._attribute = event_numbers.attribute_of(self._id)
-        self._last_number = 0
-        self._cells: dict[int, Cell] = {}  # the writer's event number on each segment
-        self._unsettled: set[int] = set()  # segments where an append with a lost answer may still arrive
         self._stop = Flag()
         self._fresh_locks()
-        self._lanes: dict[int, _Lane] = {}
-        self._lane_of_key: dict[str | None, _Lane] = {}  # never None: events without a key go from lane to lane
         self._unstored = 0  # bytes
         self._round: list[WriteBatch] = []  # batches that are being sent and are not stored
         self._rounds_taken = 0
@@ -157,10 +122,10 @@ class EventWriter(Generic[T]):
             state = manager.finish_pending(stream, timeout=self.timeout)
         if state.sealing:
             raise SealedError("the stream is sealed and takes no events", stream=stream)
-        self._follow(state)
-        if event_numbers.is_to_sweep(self._id):
-            segments = [state.data_segment(number) for number in state.current]
-            event_numbers.sweep(self._store, segments, self._clock.time())
+        self._state = state
+        self._appender = BatchAppender(manager.store, state, self._clock)
+        self._lanes = Lanes(state)
+        self._lane_of_key = self._lanes.of_key  # for `write`
         self._senders = ThreadPoolExecutor(_SENDERS, thread_name_prefix=f"writer of {stream}")
         self._thread = BackgroundThread(self._run, name=f"writer of {stream}", clock=self._clock)
         # Before the start: if an interrupt follows, closing the client still ends the thread.
@@ -275,29 +240,20 @@ class EventWriter(Generic[T]):
                 self._mend(lane, count)
                 raise
 
-    def _mend(self, lane: _Lane, count: int | None = None) -> None:
+    def _mend(self, lane: Lane, count: int | None = None) -> None:
         """Remove a half-written event, or the group that began at ``count``, after an interrupt. Lock held."""
-        if lane.full and lane.full[-1] is lane.batch:
-            lane.batch = WriteBatch(lane.segment)
-        lane.batch.mend(count)
-        waiting = [batch for each in self._lanes.values() for batch in (*each.full, each.batch)]
-        self._unstored = sum(batch.size for batch in self._round + waiting)
+        lane.mend(count)
+        self._unstored = sum(batch.size for batch in self._round + self._lanes.batches)
         self._work.notify()
 
-    def _find_lane(self, routing_key: str | None) -> _Lane:
+    def _find_lane(self, routing_key: str | None) -> Lane:
         """Return the lane of a new key, or raise. A writer with an error to raise has no known keys. Lock held."""
         self._check_usable()
         if self._is_late and not self._late_told:
             raise self._not_stored_yet(
                 "the store has accepted nothing for longer than the timeout; this call wrote nothing"
             )
-        if routing_key is None:
-            return self._lanes[next(self._round_robin)]
-        check_key(routing_key, self.stream)
-        if len(self._lane_of_key) >= KNOWN_KEYS:
-            self._lane_of_key.clear()
-        lane = self._lane_of_key[routing_key] = self._lanes[self._routes.segment_of(routing_key)]
-        return lane
+        return self._lanes.of_new_key(routing_key)
 
     def _wait_for_room(self) -> None:
         """Wait until there is room for more events, or the writer fails."""
@@ -343,8 +299,7 @@ class EventWriter(Generic[T]):
         try:
             with self._lock:
                 self._raise_failure()
-                waiting = any(lane.full or lane.batch.events for lane in self._lanes.values())
-                round_number = self._rounds_taken + waiting
+                round_number = self._rounds_taken + self._lanes.have_events
                 self._flushing.add(call)
                 self._work.notify()
             while True:
@@ -371,9 +326,8 @@ class EventWriter(Generic[T]):
 
     def _unstored_facts(self) -> dict[str, object]:
         """Count the events that are not stored, and those in doubt. Lock held."""
-        waiting = [batch for lane in self._lanes.values() for batch in (*lane.full, lane.batch)]
         in_doubt = sum(len(batch.events) for batch in self._round if batch.in_doubt)
-        not_stored = sum(len(batch.events) for batch in self._round + waiting) - in_doubt
+        not_stored = sum(len(batch.events) for batch in self._round + self._lanes.batches) - in_doubt
         return {"events_not_stored": not_stored, **({"events_in_doubt": in_doubt} if in_doubt else {})}
 
     def close(self, *, timeout: float | None = None) -> None:
@@ -393,7 +347,7 @@ class EventWriter(Generic[T]):
         with self._lock:
             has_ended = self._ended
             self._closed = True
-            self._lane_of_key = {}
+            self._lanes.forget_keys()
             is_failed = self._failure_told
         if has_ended:
             if self._thread.is_alive():  # the close that ended it was interrupted
@@ -409,7 +363,7 @@ class EventWriter(Generic[T]):
                 self._raise_failure()
         self._end()
         if self._failure is None:
-            self._remove_event_numbers()
+            self._appender.remove_event_numbers()
             self._manager.finished_keys.forget_now(self.stream)
 
     def _end(self) -> None:
@@ -426,15 +380,6 @@ class EventWriter(Generic[T]):
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self._clock, self.timeout if timeout is None else timeout)
-
-    def _remove_event_numbers(self) -> None:
-        """Remove the writer's event numbers, except where one still keeps out a late append of this writer."""
-        for number, cell in self._cells.items():
-            if cell.stored is not None and number not in self._unsettled:
-                try:
-                    remove_attributes(self._store, cell.segment, {cell.attribute: cell.stored})
-                except ReaderGroupError:
-                    continue  # it goes with the segment
 
     def __enter__(self) -> Self:
         return self
@@ -465,7 +410,7 @@ class EventWriter(Generic[T]):
         while self._take_round():
             try:
                 self._send_round()
-            except _WriterClosedError:
+            except WriterClosedError:
                 self._give_up()
                 return
             except Exception as error:
@@ -485,14 +430,14 @@ class EventWriter(Generic[T]):
             if not self._flushing and self._unstored < BATCH_BYTES:
                 self._work.wait(LINGER_SECONDS)
             self._rounds_taken += 1
-            self._round = [batch for lane in self._lanes.values() for batch in lane.take()]
+            self._round = self._lanes.take()
             return bool(self._round)
 
     def _send_round(self) -> None:
         """Store the batches of the round, those of a segment in order. Batches not stored yet stay in the round."""
         while self._round:
             if self._stop.is_set():
-                raise _WriterClosedError
+                raise WriterClosedError
             refused = self._send_first()
             if refused:
                 self._reroute(refused)
@@ -546,80 +491,14 @@ class EventWriter(Generic[T]):
             progress.wait()
 
     def _attempt(self, batch: WriteBatch) -> bool | BaseException:
-        """Return the result of `_is_stored`, or its error."""
+        """Return the result of `BatchAppender.append`, or its error."""
         try:
-            return self._is_stored(batch)
+            return self._appender.append(batch, self._effort())
         except BaseException as error:
             return error
 
-    def _is_stored(self, batch: WriteBatch) -> bool:
-        """Store the batch and return True; False if its segment is sealed or deleted and does not have it."""
-        cell = self._cell(batch.segment)
-        data, new_number = self._encode(batch)
-        effort = _Effort(self)
-        while True:
-            batch.in_doubt = True  # until there is an answer
-            number, answer_lost = cell.stored, cell.is_in_doubt(new_number)
-            try:
-                outcome = cell.change(new_number, data)
-            except SealedError:
-                is_stored = answer_lost and self._has(cell, new_number)
-                batch.in_doubt = False
-                return is_stored
-            except NotFoundError as error:
-                if answer_lost:
-                    raise _outcome_unknown(cell.segment, "was deleted") from error
-                batch.in_doubt = False
-                return False
-            except ReaderGroupError as error:
-                batch.in_doubt = cell.is_in_doubt(new_number)
-                if batch.in_doubt:
-                    self._unsettled.add(batch.segment)
-                if not error.retryable:
-                    raise
-                effort.pause(error)
-            except Exception as error:  # an unknown error: the append may have arrived
-                survive(error, self._thread.name)
-                self._unsettled.add(batch.segment)
-                effort.pause(error)
-            else:
-                if outcome is Outcome.STORED or cell.stored == new_number:
-                    batch.in_doubt = False
-                    return True
-                if cell.stored is None and number is not None and not answer_lost:
-                    continue  # another writer swept the event number of this one after a long silence
-                batch.in_doubt = answer_lost
-                raise OutcomeUnknownError(
-                    "another client changed this writer's event number on the segment; check whether the last events "
-                    "are stored before you write them again",
-                    segment=cell.segment,
-                )
-
-    def _cell(self, number: int) -> Cell:
-        """Return the cell of the writer's event number on a segment."""
-        cell = self._cells.get(number)
-        if cell is None:
-            cell = self._cells[number] = Cell(self._store, self._state.data_segment(number), self._attribute)
-        return cell
-
-    def _encode(self, batch: WriteBatch) -> tuple[bytes, bytes]:
-        """Encode the batch under the next numbers. Return it with the event number that shows that it is stored."""
-        with self._lock:
-            # Numbered here and not by `write`: after a merge, the unstored events of two segments go to one, and lower
-            # numbers would look like repetitions unless sorted. From one counter, numbers grow in every segment. Gaps
-            # are harmless: the event number is compared for equality only. A round waits for its slowest segment.
-            first_number, self._last_number = self._last_number + 1, self._last_number + len(batch.events)
-            last_number = self._last_number
-        now = self._clock.time()
-        data = batch.encode(first_number, self._id, int(now * 1_000_000))
-        return data, event_numbers.encode(last_number, now)
-
-    def _has(self, cell: Cell, new_number: bytes) -> bool:
-        """Return whether a sealed segment has the batch that ends at ``new_number``. No append can arrive there."""
-        try:
-            return _Effort(self).until_answered(cell.load) == new_number
-        except NotFoundError as error:
-            raise _outcome_unknown(cell.segment, "was deleted") from error
+    def _effort(self) -> Effort:
+        return Effort(self._thread.name, self._clock, self._stop, self.timeout, self._is_in_trouble)
 
     def _is_in_trouble(self, error: BaseException, *, is_late: bool) -> None:
         """Note that the store has not taken an append; ``is_late``: for longer than the timeout."""
@@ -628,7 +507,7 @@ class EventWriter(Generic[T]):
             self._trouble = error if isinstance(error, Exception) else None
             if is_news:
                 self._is_late = True
-                self._lane_of_key = {}  # so that the next write raises it
+                self._lanes.forget_keys()  # so that the next write raises it
             facts = self._unstored_facts()
         if is_news:
             _logger.warning(
@@ -643,7 +522,7 @@ class EventWriter(Generic[T]):
         deadline = self._deadline(None)
         backoff = Backoff(self._clock, deadline, self._stop)
         while True:
-            state = _Effort(self).until_answered(
+            state = self._effort().until_answered(
                 lambda: self._manager.finish_pending(self.stream, timeout=self.timeout)
             )
             if state.incarnation != self._state.incarnation:
@@ -657,41 +536,16 @@ class EventWriter(Generic[T]):
                     "the segment is sealed and has no successors", segment=state.segment(refused[0].segment)
                 )
         with self._lock:
-            waiting = [batch for lane in self._lanes.values() for batch in lane.take()]
+            waiting = self._lanes.take()
             self._follow(state)
-            for batch in self._split_by_segment(waiting):
-                self._lanes[batch.segment].full.append(batch)
-            self._round = self._split_by_segment(self._round)
-
-    def _split_by_segment(self, batches: list[WriteBatch]) -> list[WriteBatch]:
-        """Return the same events, in order, in one batch per old batch and segment of the newest epoch."""
-        return [part for batch in batches for part in self._split(batch)]
-
-    def _split(self, batch: WriteBatch) -> Iterable[WriteBatch]:
-        if batch.segment in self._lanes:
-            return [batch]
-        parts: dict[int, WriteBatch] = {}
-        # All events without a key stay together, because they may be of one `write_many`.
-        keyless = next(self._round_robin)
-        for index, (event, key) in enumerate(zip(batch.events, batch.keys, strict=True)):
-            segment = keyless if key is None else self._routes.segment_of(key)
-            if segment not in parts:
-                parts[segment] = WriteBatch(segment)
-            parts[segment].add(event, key, batch.headers[index] if batch.headers else None)
-        return parts.values()
+            self._lanes.put_back(self._lanes.split(waiting))
+            self._round = self._lanes.split(self._round)
 
     def _follow(self, state: StreamState) -> None:
         """Write to the segments of this epoch from now on. The lanes are empty. Lock held."""
         self._state = state
-        self._routes = state.routes
-        self._lane_of_key = {}
-        self._lanes = {number: _Lane(number) for number in state.current}
-        # The other segments are sealed: no append can arrive there, and their events are settled.
-        self._cells = {number: self._cells[number] for number in state.current if number in self._cells}
-        self._unsettled.intersection_update(state.current)
-        # Writers start at different segments, so that events without a key spread even if each writer has few.
-        first = secrets.randbelow(len(state.current))
-        self._round_robin = cycle(state.current[first:] + state.current[:first])
+        self._lanes.follow(state)
+        self._appender.follow(state)
 
     def _give_up(self) -> None:
         """Take no more events: the writer was closed, and its deadline has passed."""
@@ -715,50 +569,19 @@ class EventWriter(Generic[T]):
                 )
             self._failure = kind(message, **{**facts, "stream": self.stream, **self._unstored_facts()})
             self._failure.__cause__ = cause or error
-            for lane in self._lanes.values():
-                lane.take()
-            self._lane_of_key = {}
+            self._lanes.take()
+            self._lanes.forget_keys()
             self._unstored = 0
             self._progress.ring()
 
     def _abandon(self) -> None:
         """Refuse all calls in a forked child. The parent's thread sends the events."""
         self._fresh_locks()
-        self._lane_of_key = {}
+        self._lanes.forget_keys()
         self._failure = ClosedError(
             "the writer belongs to the parent process; open another in this process", stream=self.stream
         )
         self._closed = self._ended = self._failure_told = True
-
-
-class _Effort:
-    """Retries until the store answers or the writer stops. For one thread."""
-
-    def __init__(self, writer: EventWriter[Any]) -> None:
-        self._writer = writer
-        self._backoff = Backoff(writer._clock, Deadline(writer._clock, None), writer._stop)
-        self._late = Deadline(writer._clock, writer.timeout)
-
-    def pause(self, error: BaseException) -> None:
-        """Wait after a failed attempt."""
-        self._writer._is_in_trouble(error, is_late=self._late.passed)
-        if not self._backoff.wait():
-            raise _WriterClosedError from error
-
-    def until_answered(self, attempt: Callable[[], R]) -> R:
-        """Return the answer to a call that is safe to repeat. Raise errors that no retry can solve."""
-        while True:
-            try:
-                return attempt()
-            except OutcomeUnknownError as error:
-                self.pause(error)
-            except ReaderGroupError as error:
-                if not error.retryable:
-                    raise
-                self.pause(error)
-            except Exception as error:
-                survive(error, self._writer._thread.name)
-                self.pause(error)
 
 
 def _worst(errors: Iterable[BaseException]) -> BaseException:
@@ -770,12 +593,4 @@ def _worst(errors: Iterable[BaseException]) -> BaseException:
             not isinstance(error, OutcomeUnknownError),
             not isinstance(error, ReaderGroupError),
         ),
-    )
-
-
-def _outcome_unknown(segment: str, happened: str) -> OutcomeUnknownError:
-    return OutcomeUnknownError(
-        f"an answer was lost, and then the segment {happened}; check whether the last events are stored before "
-        "you write them again",
-        segment=segment,
     )

@@ -1046,7 +1046,7 @@ def test_a_writer_that_closes_leaves_no_number_on_open_segments(streams: StreamM
 def kill(writer: EventWriter[bytes]) -> None:
     """Leave its event numbers behind."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "_remove_event_numbers", lambda: None)
+        patch.setattr(writer._appender, "remove_event_numbers", lambda: None)
         writer.close()
 
 
