@@ -64,19 +64,23 @@ class Effort:
 class BatchAppender:
     """Appends the batches of one writer. Threads may append to different segments at the same time."""
 
-    def __init__(self, store: SegmentStore, state: StreamState, clock: Clock) -> None:
+    def __init__(self, store: SegmentStore, clock: Clock) -> None:
         self.writer_id = secrets.token_bytes(16)
         self._attribute = event_numbers.attribute_of(self.writer_id)
         self._store = store
-        self._state = state
         self._clock = clock
+        self._state: StreamState | None = None
         self._cells: dict[int, Cell] = {}  # the writer's event number on each segment
         self._unsettled: set[int] = set()  # segments where an append with a lost answer may still arrive
         self._numbering = threading.Lock()
         self._last_number = 0
+
+    def begin(self, state: StreamState) -> None:
+        """Append to the segments of this epoch. One writer of many removes old event numbers first."""
+        self.follow(state)
         if event_numbers.is_to_sweep(self.writer_id):
             segments = [state.data_segment(number) for number in state.current]
-            event_numbers.sweep(store, segments, clock.time())
+            event_numbers.sweep(self._store, segments, self._clock.time())
 
     def follow(self, state: StreamState) -> None:
         """Append to the segments of this epoch. The others are sealed: no append can arrive there any more."""
@@ -139,6 +143,7 @@ class BatchAppender:
         """Return the cell of the writer's event number on a segment."""
         cell = self._cells.get(number)
         if cell is None:
+            assert self._state is not None
             cell = self._cells[number] = Cell(self._store, self._state.data_segment(number), self._attribute)
         return cell
 

@@ -104,6 +104,7 @@ class EventWriter(Generic[T]):
         self._clock = manager.clock
         self._serializer = serializer
         self._dumps = checked_dumps(serializer)
+        self._appender = BatchAppender(manager.store, self._clock)
         self._stop = Flag()
         self._fresh_locks()
         self._unstored = 0  # bytes
@@ -123,9 +124,9 @@ class EventWriter(Generic[T]):
         if state.sealing:
             raise SealedError("the stream is sealed and takes no events", stream=stream)
         self._state = state
-        self._appender = BatchAppender(manager.store, state, self._clock)
         self._lanes = Lanes(state)
         self._lane_of_key = self._lanes.of_key  # for `write`
+        self._appender.begin(state)
         self._senders = ThreadPoolExecutor(_SENDERS, thread_name_prefix=f"writer of {stream}")
         self._thread = BackgroundThread(self._run, name=f"writer of {stream}", clock=self._clock)
         # Before the start: if an interrupt follows, closing the client still ends the thread.
