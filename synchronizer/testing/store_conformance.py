@@ -180,8 +180,8 @@ class SegmentStoreConformance:
     def test_forgetting_many_bytes_while_others_append(self, store: SegmentStore) -> None:
         _segment(store, name="other")
         with ThreadPoolExecutor(4) as threads:
-            for turn in range(3):
-                name = f"s/{turn}"
+            for attempt in range(3):
+                name = f"s/{attempt}"
                 _segment(store, _pattern(2_000_000), name=name)
                 forgetting = [threads.submit(store.forget, name) for _ in range(3)]
                 for number in range(10):
@@ -276,8 +276,8 @@ class SegmentStoreConformance:
 
     def test_of_many_that_create_a_segment_one_has_created_it(self, store: SegmentStore) -> None:
         with ThreadPoolExecutor(4) as threads:
-            for turn in range(10):
-                created = list(threads.map(store.create, [f"s/{turn}"] * 4))
+            for attempt in range(10):
+                created = list(threads.map(store.create, [f"s/{attempt}"] * 4))
                 assert sorted(created) == [False, False, False, True]
 
     # append
@@ -926,15 +926,15 @@ class SegmentStoreConformance:
     def test_of_many_appends_at_one_offset_one_succeeds(self, store: SegmentStore) -> None:
         _segment(store)
         with ThreadPoolExecutor(8) as threads:
-            for turn in range(20):
+            for attempt in range(20):
 
-                def race(thread: int, offset: int = turn * 4) -> object:
+                def race(thread: int, offset: int = attempt * 4) -> object:
                     return store.append("s", b"%04d" % thread, expected_offset=offset)
 
                 results = list(threads.map(race, range(8)))
                 winners = [thread for thread, result in enumerate(results) if isinstance(result, Appended)]
                 assert len(winners) == 1
-                lost = Conflict(turn * 4 + 4, b"%04d" % winners[0])
+                lost = Conflict(attempt * 4 + 4, b"%04d" % winners[0])
                 assert [result for result in results if isinstance(result, Conflict)] == [lost] * 7
 
     def test_of_many_changes_of_one_attribute_one_succeeds(self, store: SegmentStore) -> None:
@@ -958,7 +958,7 @@ class SegmentStoreConformance:
         """Of two appends that each require the other's attribute to be absent, one loses."""
         _segment(store)
         with ThreadPoolExecutor(2) as threads:
-            for turn in range(20):
+            for attempt in range(20):
                 barrier = threading.Barrier(2)
 
                 def set_one(mine: str, other: str, barrier: threading.Barrier = barrier) -> object:
@@ -966,7 +966,7 @@ class SegmentStoreConformance:
                     barrier.wait(_LONG)
                     return store.append("s", b"", attributes=changes)
 
-                one, other = f"{turn}/a", f"{turn}/b"
+                one, other = f"{attempt}/a", f"{attempt}/b"
                 racing = [threads.submit(set_one, one, other), threads.submit(set_one, other, one)]
                 results = [each.result(_LONG) for each in racing]
                 assert sum(isinstance(result, Appended) for result in results) == 1
@@ -1041,9 +1041,9 @@ class SegmentStoreConformance:
         for name in "ab":
             _segment(store, name=name)
         with ThreadPoolExecutor(4) as threads:
-            for turn in range(20):
+            for attempt in range(20):
 
-                def race(thread: int, offset: int = turn * 4) -> object:
+                def race(thread: int, offset: int = attempt * 4) -> object:
                     parts = [Append(name, b"%04d" % thread, expected_offset=offset) for name in "ab"]
                     # Each call in another order: calls that lock segment by segment must not deadlock.
                     return store.append_together(parts if thread % 2 else parts[::-1])
@@ -1191,15 +1191,15 @@ class SegmentStoreConformance:
         for name in "ab":
             _segment(store, data, name=name)
         with ThreadPoolExecutor(4) as threads:
-            for turn in range(5):
-                copies = [SegmentCopy(name, f"{turn}/{name}", 1, len(data)) for name in "ab"]
+            for attempt in range(5):
+                copies = [SegmentCopy(name, f"{attempt}/{name}", 1, len(data)) for name in "ab"]
 
                 def race(thread: int, copies: list[SegmentCopy] = copies) -> bool:
                     return store.copy_segments(copies if thread % 2 else copies[::-1])
 
                 assert sorted(threads.map(race, range(4))) == [False, False, False, True]
                 for name in "ab":
-                    assert store.read(f"{turn}/{name}", 1, len(data)) == data[1:]
+                    assert store.read(f"{attempt}/{name}", 1, len(data)) == data[1:]
 
     def test_a_segment_is_copied_while_it_is_written(self, store: SegmentStore) -> None:
         if not store.guarantees.server_side_copy:
@@ -1218,10 +1218,10 @@ class SegmentStoreConformance:
         with ThreadPoolExecutor(1) as threads:
             writing = threads.submit(write)
             try:
-                for turn in range(20):
+                for attempt in range(20):
                     length = store.info("s").length
-                    assert store.copy_segments([SegmentCopy("s", f"copy {turn}", 0, length)])
-                    assert store.info(f"copy {turn}").length == length
+                    assert store.copy_segments([SegmentCopy("s", f"copy {attempt}", 0, length)])
+                    assert store.info(f"copy {attempt}").length == length
             finally:
                 stop.set()
             written = writing.result(_LONG)
@@ -1235,8 +1235,8 @@ class SegmentStoreConformance:
             return
         data = _pattern(2_000_000)
         with ThreadPoolExecutor(2) as threads:
-            for turn in range(10):
-                name, copy = f"s{turn}", f"c{turn}"
+            for attempt in range(10):
+                name, copy = f"s{attempt}", f"c{attempt}"
                 _segment(store, data, name=name)
                 copying = threads.submit(store.copy_segments, [SegmentCopy(name, copy, 0, len(data))])
                 threads.submit(store.truncate, name, len(data)).result(_LONG)
