@@ -29,7 +29,7 @@ def write(
     context: typer.Context,
     stream: Name,
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="The file to write. Default, or with '-': standard input.")
+        Path | None, typer.Argument(metavar="FILE", help="The file of lines. Default, or with '-': standard input.")
     ] = None,
     key: Annotated[
         str | None,
