@@ -59,7 +59,7 @@ def demo(
             outcome = run(files, folder, console)
             _report(outcome, console)
             picture, differences = outcome.picture, outcome.verdict.number_of_differences
-        console.print(f"\nThe picture of it: {picture}", soft_wrap=True)
+        console.print(f"\nPicture: {picture}", soft_wrap=True)
         if output is None and not differences:
             _keep_only(picture)
     if differences:
