@@ -10,7 +10,6 @@ import logging
 import os
 import secrets
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
@@ -41,6 +40,7 @@ from ..streams.config import SegmentId, check_name, stream_of
 from ..streams.event import Event, EventBatch, Position
 from ..streams.serializers import Serializer, check_serializer
 from .assigned_segment import AssignedSegment
+from .assigned_segments import AssignedSegments
 from .driver import GroupDriver
 from .model.checkpoint import CheckpointState
 from .model.config import ReaderGroupConfig
@@ -56,9 +56,6 @@ _logger = logging.getLogger(__name__)
 
 #: How long one wait at the store lasts before the reader checks whether it was stopped.
 _WAIT_SECONDS: Final = 0.25
-#: How often the reader checks segments that had no events while others keep it busy.
-_LOOK_AT_IDLE_SECONDS: Final = 0.02
-
 #: How many events the reader takes from a segment at a time when it hands them out one by one.
 _EVENTS_AHEAD: Final = 4096
 
@@ -124,13 +121,7 @@ class Reader(Generic[T]):
         self._is_cut_off = False  # from the store, and this was logged
         self._gone: ReaderNotInGroupError | None = None  # removed for good
 
-        # The assigned segments. The driver's thread reads this mapping, so it is replaced, never changed in place.
-        self._assigned: Mapping[SegmentId, AssignedSegment[T]] = {}
-        self._ready: deque[AssignedSegment[T]] = deque()
-        self._idle: dict[str, AssignedSegment[T]] = {}  # by name in the store
-        self._look_at_idle_at = 0.0
-        self._waited_for_idle = False  # the current call has just waited for them
-        self._ending: list[AssignedSegment[T]] = []  # handed out to their ends
+        self._assigned: AssignedSegments[T] = AssignedSegments(self._store, self._clock)
         #: The checkpoint last announced to the application, and the reader's positions then.
         self._kept_at: tuple[int, Positions] | None = None
         self._settled: Revision | None = None
@@ -268,11 +259,11 @@ class Reader(Generic[T]):
         if event is None:
             self._done = self._handed
             self._take_over_progress()
-            for assigned in self._assigned.values():
+            for assigned in self._assigned.by_id.values():
                 assigned.processed = assigned.handed_out
         else:
             check_type(event, Event, "event")
-            segment_of_event = self._assigned.get(event.segment)
+            segment_of_event = self._assigned.by_id.get(event.segment)
             if segment_of_event is None or segment_of_event.token != event.fencing_token:
                 raise ReaderNotInGroupError(
                     "the reader no longer owns the segment of this event", reader=self.reader_id, segment=event.segment
@@ -291,7 +282,7 @@ class Reader(Generic[T]):
     @property
     def assigned_segments(self) -> Collection[SegmentId]:
         """The segments whose events the reader hands out now."""
-        return tuple(self._assigned)
+        return tuple(self._assigned.by_id)
 
     # ------------------------------------------------------------------ leaving
 
@@ -369,7 +360,7 @@ class Reader(Generic[T]):
             _logger.warning("reader %s could not leave its group; its lease will expire", self.reader_id, exc_info=True)
 
     def __repr__(self) -> str:
-        return f"Reader({self.reader_id!r}, {self._synchronizer.name!r}, {len(self._assigned)} segments)"
+        return f"Reader({self.reader_id!r}, {self._synchronizer.name!r}, {len(self._assigned.by_id)} segments)"
 
     # ------------------------------------------------------------------ for the driver
 
@@ -474,7 +465,7 @@ class Reader(Generic[T]):
 
     def _positions(self, *, moved_only: bool = True) -> Positions:
         """Return the reader's positions at one moment. May be called from any thread."""
-        present = self._assigned
+        present = self._assigned.by_id
         positions = {segment: each.position for segment, each in present.items() if each.moved or not moved_only}
         if not self._auto_commit:
             return positions
@@ -544,7 +535,7 @@ class Reader(Generic[T]):
         if self._auto_commit:
             self._done = self._handed
         self._empty_hand()
-        self._waited_for_idle = False
+        self._assigned.begin_call()
         self._left_at = None
         try:
             return self._await_batch(max_events, deadline)
@@ -586,10 +577,16 @@ class Reader(Generic[T]):
             self._follow_group(deadline)
             if self._complete_segments(deadline):
                 continue
-            ending = len(self._ending)
-            found = self._take(max_events)
+            segments = self._assigned
+            ending = len(segments.ending)
+            try:
+                found = segments.take(max_events, self._is_to_look)
+            except NotFoundError:
+                if segments.asked is None:
+                    raise
+                self._explain_missing(segments.asked)
             if found is None:
-                if self._stopped or (len(self._ending) == ending and not self._ready):
+                if self._stopped or (len(segments.ending) == ending and not segments.has_ready):
                     break
             elif self._clock.monotonic() < self._lease.valid_until:
                 self._batch_segment, self._batch = found
@@ -601,36 +598,8 @@ class Reader(Generic[T]):
             raise EndOfDataError("the group has read all of its streams to their end", group=self._synchronizer.name)
         return None
 
-    def _take(self, max_events: int) -> tuple[AssignedSegment[T], EventBatch[T]] | None:
-        """Return the next batch, round robin over the segments; None if there is none or a check must come first."""
-        now = self._clock.monotonic()
-        is_look_due = now >= self._look_at_idle_at if self._ready else not self._waited_for_idle
-        if self._idle and is_look_due:
-            self._look_at_idle_at = now + _LOOK_AT_IDLE_SECONDS
-            self._wake_idle(self._store.wait({name: s.known_length for name, s in self._idle.items()}, 0))
-        while self._ready:
-            self._ready.rotate(-1)  # whatever this one yields, the others come first next time
-            assigned = self._ready[-1]
-            try:
-                batch = assigned.take(max_events)
-            except NotFoundError:
-                self._explain_missing(assigned)
-            if batch is not None:
-                return assigned, batch
-            self._ready.pop()
-            if assigned.exhausted:
-                self._ending.append(assigned)
-            else:
-                self._idle[assigned.data_segment] = assigned
-            if self._look:  # checking thousands of idle segments takes a while
-                return None
-        return None
-
-    def _wake_idle(self, names: Collection[str]) -> None:
-        for name in names:
-            assigned = self._idle.pop(name, None)
-            if assigned is not None:
-                self._ready.append(assigned)
+    def _is_to_look(self) -> bool:
+        return self._look
 
     def _explain_missing(self, assigned: AssignedSegment[T]) -> NoReturn:
         """Raise the reason why the data segment is missing: `TruncatedError`, once, if its stream still exists."""
@@ -653,12 +622,12 @@ class Reader(Generic[T]):
             self._look = True
         if self._look:
             return
-        known = {name: each.known_length for name, each in self._idle.items()}
+        known = self._assigned.idle_lengths
         pause = self._pace.pause
         if pause and known:
             changed = self._store.wait(known, deadline.remaining(pause))
             if changed or deadline.passed:
-                return self._wake_idle(changed)
+                return self._assigned.wake(changed)
         elif pause:
             self._clock.wait(self._pause, deadline.remaining(pause))
         known[log] = log_length
@@ -666,8 +635,8 @@ class Reader(Generic[T]):
         if log in changed:
             self._pace.looked()
             self._look = True
-        self._wake_idle(changed - {log})
-        self._waited_for_idle = True
+        self._assigned.wake(changed - {log})
+        self._assigned.has_waited()
 
     # ------------------------------------------------------------------ following the group's decisions
 
@@ -726,7 +695,8 @@ class Reader(Generic[T]):
                 continue
             self._lease.keep_to(state.config.reader_timeout_seconds)
             owned = state.segments_of(self.reader_id)
-            self._drop([s for s, each in self._assigned.items() if s not in owned or owned[s].token != each.token])
+            assigned = self._assigned
+            assigned.drop(s for s, each in assigned.by_id.items() if s not in owned or owned[s].token != each.token)
             if ahead := state.checkpoints_ahead_of(self.reader_id):
                 self._pass(ahead[0], deadline)
                 continue
@@ -742,7 +712,7 @@ class Reader(Generic[T]):
         """Join as a new incarnation, unless the reader was removed or replaced or its group was deleted."""
         if self._closed:  # by another thread, just now
             raise ClosedError("the reader is closed; open another", reader=self.reader_id)
-        self._drop(list(self._assigned))
+        self._assigned.drop(list(self._assigned.by_id))
         self._lease.lose()
         why = _STAYS_OUT["replaced"] if self.reader_id in state.readers else self._why_it_stays_out()
         if why is None:
@@ -774,7 +744,7 @@ class Reader(Generic[T]):
                 with self._in_callback():
                     self._on_checkpoint(checkpoint.name)
             # Commits made before the store has this report belong after the checkpoint.
-            self._kept_at = checkpoint.token, {segment: each.position for segment, each in self._assigned.items()}
+            self._kept_at = checkpoint.token, {segment: each.position for segment, each in self._assigned.by_id.items()}
         token, positions = self._kept_at
         try:
             self._updater.pass_checkpoint(
@@ -787,7 +757,7 @@ class Reader(Generic[T]):
         """Release the segments marked for hand-over, where the reader stands. The state shows when it is done."""
         positions: dict[SegmentId, SegmentPosition] = {}
         for segment, found in handing_over.items():
-            assigned = self._assigned.get(segment)
+            assigned = self._assigned.by_id.get(segment)
             if assigned is not None:
                 self._announce_release(assigned)
             # A segment that is assigned and marked before the reader took it over has its offset in the state.
@@ -812,7 +782,7 @@ class Reader(Generic[T]):
         taken_over: dict[SegmentId, AssignedSegment[T]] = {}
         try:
             for segment, found in state.segments_of(self.reader_id).items():
-                if segment in self._assigned:
+                if segment in self._assigned.by_id:
                     continue
                 if self._on_assign is not None:
                     with self._in_callback():
@@ -827,22 +797,11 @@ class Reader(Generic[T]):
                     self._serializer,
                 )
         finally:  # keep those that were announced to the application
-            self._assigned = {**self._assigned, **taken_over}
-            self._ready.extend(taken_over.values())
-
-    def _drop(self, segments: Collection[SegmentId]) -> None:
-        """Forget these segments and the events read ahead of them."""
-        if not segments:
-            return
-        dropped = set(segments)
-        self._assigned = {segment: each for segment, each in self._assigned.items() if segment not in dropped}
-        self._ready = deque(each for each in self._ready if each.segment not in dropped)
-        self._idle = {name: each for name, each in self._idle.items() if each.segment not in dropped}
-        self._ending = [each for each in self._ending if each.segment not in dropped]
+            self._assigned.add(taken_over)
 
     def _complete_segments(self, deadline: Deadline) -> bool:
         """Report the first segment whose last event is processed, and return whether there was one."""
-        return any(self._complete(each, deadline) for each in self._ending if each.completed)
+        return any(self._complete(each, deadline) for each in self._assigned.ending if each.completed)
 
     def _complete(self, assigned: AssignedSegment[T], deadline: Deadline) -> bool:
         """Report the segment as completed, and return whether it is no longer the reader's."""
