@@ -6,10 +6,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
+import msgpack
+
+from synchronizer import Revision, State, Update
+from synchronizer.state import StateCodec
 from tests.places import WIRE
+
+S = TypeVar("S", bound=State)
 
 #: Large data in golden files is this text repeated, so that a text file can hold it in short.
 PERIOD: Final = b"0123456789abcdef"
@@ -29,3 +36,26 @@ def golden_path(name: str) -> Path:
 
 def is_to_write(path: Path) -> bool:
     return bool(os.environ.get("UPDATE")) and not path.exists()
+
+
+def check_history(name: str, codec: StateCodec[S], initial: S, updates: Sequence[Update[S]]) -> S:
+    """Check the golden history of this name: an initial state, updates, and the state after each. Return the last.
+
+    What it holds is read to these values, written to the same bytes, and applied to the same states.
+    """
+    states = [initial]
+    for number, update in enumerate(updates):
+        states.append(update.apply_to(states[-1], Revision(10 * number, 0)))
+    entries = [codec.encode_initial(initial), *(codec.encode_updates([update]) for update in updates)]
+    today = msgpack.packb([entries, [codec.encode_snapshot(state, 7) for state in states]])
+    stored_entries, stored_states = msgpack.unpackb(golden(name, today))
+    assert unpacked(stored_entries) == unpacked(entries)
+    assert [codec.decode_body(body) for body in stored_entries] == [initial, *([update] for update in updates)]
+    assert [codec.decode_snapshot(body)[0] for body in stored_states] == states
+    assert unpacked(stored_states) == unpacked(codec.encode_snapshot(state, 7) for state in states)
+    return states[-1]
+
+
+def unpacked(bodies: Iterable[bytes]) -> list[Any]:
+    """Return the values in these bodies: a persistent map has no order, so bytes differ from process to process."""
+    return [msgpack.unpackb(body, strict_map_key=False) for body in bodies]

@@ -41,7 +41,7 @@ def _begin(updater: GroupUpdater, name: str, silent: bool, deadline: Deadline) -
         try:
             updater.synchronizer.wait_for(partial(can_begin_checkpoint, silent=silent), timeout=deadline.remaining())
         except DeadlineExceededError as error:
-            others = [each for each in updater.state.outstanding_checkpoints if bool(each.silent) == silent]
+            others = [each for each in updater.state.outstanding_checkpoints if each.silent == silent]
             raise CheckpointTimeoutError(
                 "the maximum number of checkpoints is outstanding; wait for them, or raise max_outstanding_checkpoints",
                 checkpoint=name,
@@ -96,7 +96,7 @@ class PendingCheckpoint:
         state = transition.after
         if state is None:
             raise NotFoundError("the group was deleted", checkpoint=self._name)
-        for each in state.checkpoints or ():
+        for each in state.checkpoints:
             is_it = each.token == self._seen.token if self._seen is not None else each.token > self._after
             if is_it and each.name == self._name:
                 self._seen = each
@@ -126,4 +126,4 @@ def _without_others(seen: CheckpointState, transition: Transition[ReaderGroupSta
         of_another = isinstance(update, FailCheckpoint | PassCheckpoint) and update.checkpoint != seen.token
         if not of_another and not isinstance(update, CreateCheckpoint):
             state = update.apply_to(state, Revision(transition.revision.offset, index))
-    return next((each for each in state.checkpoints or () if each.token == seen.token), seen)
+    return next((each for each in state.checkpoints if each.token == seen.token), seen)

@@ -128,7 +128,7 @@ class CheckpointNotifier(PollingNotifier[ReaderGroupState, CheckpointNotificatio
             return
         known = set() if before is None else {each.token for each in before.completed_checkpoints}
         new = [each for each in after.completed_checkpoints if each.token not in known]
-        there = {each.token for each in after.checkpoints or ()}
+        there = {each.token for each in after.checkpoints}
         failed: list[str] = []
         if before is not None and not change.gap:  # else later checkpoints may have displaced a completed one
             given_up = [each for each in before.outstanding_checkpoints if each.token not in there]

@@ -732,7 +732,7 @@ class Reader(Generic[T]):
                 continue
             for update in transition.updates:
                 if isinstance(update, RemoveReader) and update.reader == self.reader_id:
-                    return _STAYS_OUT.get(update.cause or "removed")
+                    return _STAYS_OUT.get(update.cause)
             if self.reader_id in transition.after.readers:  # a snapshot, with another reader of its id
                 return _STAYS_OUT["replaced"]
         return None

@@ -547,8 +547,6 @@ class ReaderGroupManager:
             group = self.get(name)
         except NotFoundError:
             group = self._open(name, initial_state(config, self._client.streams))
-        if "max_processing_seconds" not in config.model_fields_set:  # older groups have another default
-            config = config.model_copy(update={"max_processing_seconds": group.config.max_processing_seconds})
         if group.config != config:
             raise ReaderGroupExistsError(
                 "a group of this name exists with another config; change it with group.configure, or delete it first",

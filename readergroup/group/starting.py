@@ -41,7 +41,7 @@ def reset(updater: GroupUpdater, to: ResetTarget, *, timeout: float | None = Non
     streams, config = updater.streams, updater.state.config
     deadline = Deadline(updater.synchronizer.clock, updater.synchronizer.timeout if timeout is None else timeout)
     starts = _starts_at(streams, config, to, deadline)
-    partial = len(starts) < len(config.streams) or None
+    partial = len(starts) < len(config.streams)
     resets = []
     for stream, place in starts.items():
         metadata = streams.fetch_state(stream, timeout=deadline.remaining())

@@ -83,7 +83,7 @@ class GroupUpdater:
                 removal, changes = _removal(state, reader, self.leases([before]), "replaced")
                 updates.append(removal)
                 attributes.update(changes)
-            updates.append(AddReader(reader=reader, lease=lease.name, keeps=keeps or None, alone=alone or None))
+            updates.append(AddReader(reader=reader, lease=lease.name, keeps=keeps, alone=alone))
             return Proposal(updates, None, attributes)
 
         sent_at = self.synchronizer.clock.monotonic()
@@ -173,8 +173,8 @@ class GroupUpdater:
         def begin(state: ReaderGroupState) -> tuple[Updates, int | None]:
             if not can_begin_checkpoint(state, silent=silent):
                 return (), None
-            newest = max((each.token for each in state.checkpoints or ()), default=0)
-            return [CreateCheckpoint(name=name, silent=silent or None)], newest
+            newest = max((each.token for each in state.checkpoints), default=0)
+            return [CreateCheckpoint(name=name, silent=silent)], newest
 
         return self.synchronizer.update_state_returning(begin, timeout=timeout)
 
@@ -316,13 +316,13 @@ def can_begin_checkpoint(state: ReaderGroupState, *, silent: bool) -> bool:
     """Return whether another checkpoint can begin. Silent checkpoints count separately, so that finding the group's
     cuts delays no other checkpoint.
     """
-    alike = [each for each in state.outstanding_checkpoints if not each.automatic and bool(each.silent) == silent]
+    alike = [each for each in state.outstanding_checkpoints if not each.automatic and each.silent == silent]
     return len(alike) < state.config.max_outstanding_checkpoints
 
 
 def newest_checkpoint(state: ReaderGroupState) -> int:
     """Return the token of the last checkpoint in the state that is not silent; 0 if there is none."""
-    return max((each.token for each in state.checkpoints or () if not each.silent), default=0)
+    return max((each.token for each in state.checkpoints if not each.silent), default=0)
 
 
 def check_same_stream(metadata: StreamState, incarnation: str) -> None:

@@ -178,7 +178,7 @@ class Copies:
             state = self._pending.finish(source, deadline)
             tail = self._data.tail(state, deadline)
             now = self._pending.fetch_state(source, deadline)
-            if now.known_transactions.sequence == state.known_transactions.sequence:
+            if now.transactions.sequence == state.transactions.sequence:
                 return state, tail
             if deadline.passed:
                 raise DeadlineExceededError(

@@ -79,7 +79,7 @@ class PendingChanges:
                 state = self._finish_scale(synchronizer, state, state.scale, deadline)
             if state.sealing and not state.sealed:
                 state = self._finish_seal(synchronizer, state, deadline)
-            if (transaction := state.known_transactions.open) is not None:
+            if (transaction := state.transactions.open) is not None:
                 state = self._finish_transaction(synchronizer, state, transaction, deadline, forget)
             if not state.exists:
                 raise not_found(name)
@@ -138,7 +138,7 @@ class PendingChanges:
         forget: str | None,
     ) -> StreamState:
         def is_open(now: StreamState) -> bool:
-            return now.incarnation == state.incarnation and now.known_transactions.open == transaction
+            return now.incarnation == state.incarnation and now.transactions.open == transaction
 
         try:
             Merge(self._store, state, transaction, deadline, self._metadata.backoff(deadline)).run()
@@ -153,7 +153,7 @@ class PendingChanges:
                     cause=str(error),
                 ) from error
             return now
-        finished = FinishTransaction(sequence=transaction.sequence, forget=forget == transaction.key or None)
+        finished = FinishTransaction(sequence=transaction.sequence, forget=forget == transaction.key)
         try:
             now = synchronizer.update_state(
                 lambda now: [finished] if is_open(now) else [], timeout=deadline.remaining()

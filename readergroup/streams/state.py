@@ -89,8 +89,7 @@ class StreamState(State):
     sealing: bool = False
     #: Whether each segment of the newest epoch is sealed in the store, for good.
     sealed: bool = False
-    #: None until a transaction is committed or aborted.
-    transactions: StreamTransactions | None = None
+    transactions: StreamTransactions = StreamTransactions()
     #: The source of a copy. Until the stream ``exists``, the copy is being made.
     origin: Origin | None = None
 
@@ -119,11 +118,7 @@ class StreamState(State):
     @property
     def is_pending(self) -> bool:
         """Whether a change was announced and is not published."""
-        return self.scale is not None or (self.sealing and not self.sealed) or self.known_transactions.open is not None
-
-    @property
-    def known_transactions(self) -> StreamTransactions:
-        return self.transactions or _NO_TRANSACTIONS
+        return self.scale is not None or (self.sealing and not self.sealed) or self.transactions.open is not None
 
     @property
     def is_being_copied(self) -> bool:
@@ -393,7 +388,7 @@ class AnnounceSeal(Update[StreamState], tag="announce-seal"):
         _check_exists(state)
         if state.scale is not None:
             raise InvalidArgumentError("a scale is open; finish it before sealing the stream", stream=state.name)
-        if state.known_transactions.open is not None:
+        if state.transactions.open is not None:
             raise InvalidArgumentError(
                 "a transaction is not merged; finish it before sealing the stream", stream=state.name
             )
@@ -434,7 +429,7 @@ class CommitTransaction(Update[StreamState], tag="commit-transaction"):
             raise InvalidArgumentError(
                 "a transaction needs a stream with no other transaction or scale open", stream=state.name
             )
-        before = state.known_transactions
+        before = state.transactions
         committer = before.committer(self.key)
         if self.number <= committer.number:
             raise InvalidArgumentError(
@@ -461,10 +456,10 @@ class FinishTransaction(Update[StreamState], tag="finish-transaction"):
     """Publish the merge: all events of the transaction are in the stream. With ``forget``, forget its key."""
 
     sequence: int
-    forget: bool | None = None
+    forget: bool = False
 
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
-        before = state.known_transactions
+        before = state.transactions
         if before.open is None or before.open.sequence != self.sequence:
             raise InvalidArgumentError("this transaction is not open", stream=state.name, sequence=self.sequence)
         committers = before.committers
@@ -479,7 +474,7 @@ class ForgetTransactions(Update[StreamState], tag="forget-transactions"):
     keys: tuple[str, ...]
 
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
-        before = state.known_transactions
+        before = state.transactions
         if before.open is not None and before.open.key in self.keys:
             raise InvalidArgumentError(
                 "a transaction must be merged before its key is forgotten", stream=state.name, key=before.open.key
@@ -499,7 +494,7 @@ class AbortTransaction(Update[StreamState], tag="abort-transaction"):
 
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
         _check_exists(state)
-        before = state.known_transactions
+        before = state.transactions
         known = before.committer(self.key)
         aborted = Committer(number=known.number, generation=known.generation + 1, at=self.at)
         return state.replace(
@@ -616,8 +611,6 @@ STREAM_UPDATES: tuple[type[Update[StreamState]], ...] = (
     PublishCopy,
     DeleteStream,
 )
-
-_NO_TRANSACTIONS = StreamTransactions()
 
 
 def _check_exists(state: StreamState) -> None:

@@ -237,9 +237,9 @@ class Transact(Write):
             world.client.streams.scale(STREAM, split=[1])
         with world.client.writer(STREAM):
             state = world.client.streams.fetch_state(STREAM)
-        committed = state.known_transactions.sequence
+        committed = state.transactions.sequence
         assert stored <= committed <= min(stored + 1, 2)
-        assert state.known_transactions.open is None
+        assert state.transactions.open is None
         world.written = dict.fromkeys(KEYS, committed)
         world.join("next")
         world.read_everything()

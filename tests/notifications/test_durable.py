@@ -25,11 +25,10 @@ from synchronizer import (
 from synchronizer.liveness.exclusive_role import RoleValue
 from synchronizer.log import replica
 from synchronizer.testing import FailingStore, Operation
+from tests.golden import golden
 from tests.notifications.counting import Add, Counted, Counter, CountNotifier, Heard, counter
-from tests.places import WIRE
 from tests.waiting import until
 
-GOLDEN = WIRE / "durable-listener-v1.msgpack"
 ATTRIBUTE = "listener/CountNotifier/sizer"
 TIMEOUT_SECONDS = 9.0
 
@@ -630,11 +629,12 @@ def test_a_new_name_hears_every_change_since_it_was_registered(
     process.notifier.close()
 
 
-def test_the_stored_form_stays() -> None:
+def test_the_progress_of_a_listener_is_written_and_read_as_in_the_first_release() -> None:
     heard = HeardUpTo(120, 1, ALL, missed=True)
     value = RoleValue(b"\x00holder\xff", 3, heard)
-    assert value.encode() == GOLDEN.read_bytes()
-    assert HeardUpTo(*RoleValue.decode(GOLDEN.read_bytes()).payload) == heard
+    stored = golden("durable-listener-v1.msgpack", value.encode())
+    assert stored == value.encode()
+    assert HeardUpTo(*RoleValue.decode(stored).payload) == heard
 
 
 # ---------------------------------------------------------------------- in the background

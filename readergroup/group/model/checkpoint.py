@@ -55,13 +55,13 @@ class CheckpointState(BaseModel):
     token: int
     automatic: bool = False
     #: Calls no ``on_checkpoint``: it serves `generate_stream_cuts`.
-    silent: bool | None = None
+    silent: bool = False
     #: The readers that were in the group when it began and have not passed it.
     waiting: frozenset[str] = frozenset()
     #: The cut. If a segment's owner has not passed, its offset is the one known when the checkpoint began.
     offsets: Map[SegmentId, int] = Map()
     #: Copied from the state when it was completed.
-    lost: int | None = None
+    lost: int = 0
 
     @property
     def completed(self) -> bool:

@@ -10,16 +10,7 @@ import socket
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-    SerializerFunctionWrapHandler,
-    WrapSerializer,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from readergroup.streams.config import StreamCut, check_stream_name
 from synchronizer import Map
@@ -35,8 +26,6 @@ def new_reader_id() -> str:
 MAX_PROCESSING_SECONDS: Final = 300.0
 
 Start = StreamCut | Literal["head", "tail"]
-#: Newer fields, written only if they differ from the default, so that older releases can read the config.
-_WRITTEN_IF_USED: Final = ("automatic_checkpoint_interval_seconds", "max_outstanding_checkpoints")
 
 
 def _or_never(seconds: object) -> object:
@@ -84,31 +73,7 @@ class ReaderGroupConfig(Configuration):
                     raise ValueError(f"the cut for {stream} is a cut of {cut.stream}")
         return self
 
-    @model_serializer(mode="wrap")
-    def _leave_unused_out(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = write(self)
-        for name in _WRITTEN_IF_USED:
-            if getattr(self, name) == type(self).model_fields[name].default:
-                del fields[name]
-        return fields
-
     @classmethod
     def of(cls, **fields: Any) -> ReaderGroupConfig:
         """Return the config with these fields, unseen by the type checker."""
         return cls(**fields)
-
-
-def _as_stored(config: object) -> object:
-    """Keep the original, unlimited ``max_processing_seconds`` of groups that older releases created."""
-    return {"max_processing_seconds": None, **config} if isinstance(config, Mapping) else config
-
-
-def _to_store(config: ReaderGroupConfig, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-    fields: dict[str, Any] = write(config)
-    if config.max_processing_seconds == math.inf:
-        del fields["max_processing_seconds"]
-    return fields
-
-
-#: The config in a state, and in an update of it.
-StoredConfig = Annotated[ReaderGroupConfig, BeforeValidator(_as_stored), WrapSerializer(_to_store)]

@@ -18,7 +18,7 @@ from readergroup.streams.config import SegmentId, StreamCut, stream_of
 from synchronizer import Map, NotFoundError, State
 
 from .checkpoint import Checkpoint, CheckpointState
-from .config import StoredConfig
+from .config import ReaderGroupConfig
 from .segment_index import SegmentIndex
 from .segment_state import GroupValue
 from .segment_state import SegmentState as SegmentState
@@ -53,16 +53,16 @@ class FollowedStream(GroupValue):
 class ReaderGroupState(State):
     """The state of a group: its readers, its segments, and the owner and offset of each segment."""
 
-    config: StoredConfig
+    config: ReaderGroupConfig
     #: The `balance.PLANNER` that moves the segments of this group.
     planner: int = 1
     streams: Map[str, FollowedStream] = Map()
     readers: Map[str, ReaderState] = Map()
     segments: Map[SegmentId, SegmentState] = Map()
     #: The outstanding and the last completed checkpoints, the oldest first.
-    checkpoints: tuple[CheckpointState, ...] | None = None
+    checkpoints: tuple[CheckpointState, ...] = ()
     #: How many readers with ``has_something`` were lost since the group was last reset.
-    lost: int | None = None
+    lost: int = 0
 
     #: Derived from ``segments``.
     segment_index: Annotated[SegmentIndex, Field(exclude=True, repr=False)] = SegmentIndex()
@@ -158,22 +158,22 @@ class ReaderGroupState(State):
             number=completed.token,
             cuts=self.cuts_at(completed.offsets),
             automatic=completed.automatic,
-            lost=completed.lost or 0,
+            lost=completed.lost,
         )
 
     @property
     def completed_checkpoints(self) -> Sequence[CheckpointState]:
         """The last completed checkpoints, without silent ones."""
-        return [each for each in self.checkpoints or () if each.completed and not each.silent]
+        return [each for each in self.checkpoints if each.completed and not each.silent]
 
     @property
     def outstanding_checkpoints(self) -> Sequence[CheckpointState]:
         """The checkpoints that wait for readers to pass them."""
-        return [each for each in self.checkpoints or () if not each.completed]
+        return [each for each in self.checkpoints if not each.completed]
 
     def checkpoints_ahead_of(self, reader: str) -> Sequence[CheckpointState]:
         """Return the checkpoints that wait for this reader."""
-        return [each for each in self.checkpoints or () if reader in each.waiting]
+        return [each for each in self.checkpoints if reader in each.waiting]
 
     def reader(self, reader: str) -> ReaderState:
         """Return the reader. Raise `ReaderNotInGroupError` if it is not in the group."""

@@ -15,7 +15,7 @@ from readergroup.streams.config import SegmentId, stream_of
 from synchronizer import InvalidArgumentError, Map, Revision, Update
 
 from .checkpoint import AUTOMATIC, CheckpointState, kept
-from .config import StoredConfig
+from .config import ReaderGroupConfig
 from .state import FollowedStream, ReaderGroupState, ReaderState, SegmentState
 
 Offset = Annotated[int, Field(ge=0)]
@@ -32,9 +32,9 @@ class AddReader(Update[ReaderGroupState], tag="add_reader"):
     #: of this update could replace it, but is known only when the append is built, and changes with every attempt.
     lease: str | None = None
     #: Whether its application saves something at checkpoints.
-    keeps: bool | None = None
+    keeps: bool = False
     #: Whether it is an exclusive reader: it joins only a group without readers, and then no other can join.
-    alone: bool | None = None
+    alone: bool = False
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         if (there := state.reader_alone) is not None:
@@ -50,9 +50,7 @@ class AddReader(Update[ReaderGroupState], tag="add_reader"):
             )
         if self.reader in state.readers:
             raise InvalidArgumentError("the group has a reader with this id; choose another id", reader=self.reader)
-        joined = ReaderState(
-            incarnation=revision.token, lease=self.lease, keeps=self.keeps or False, alone=self.alone or False
-        )
+        joined = ReaderState(incarnation=revision.token, lease=self.lease, keeps=self.keeps, alone=self.alone)
         return state.replace(readers=state.readers.set(self.reader, joined))
 
 
@@ -65,7 +63,7 @@ class RemoveReader(Update[ReaderGroupState], tag="remove_reader"):
 
     reader: str
     position: Mapping[SegmentId, Offset] | None = None
-    cause: Cause | None = None
+    cause: Cause = "removed"
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         state.reader(self.reader)
@@ -77,7 +75,7 @@ class RemoveReader(Update[ReaderGroupState], tag="remove_reader"):
             found = state.segments[segment]
             state = state.with_segment(segment, found.changed(target=None, target_incarnation=None))
         if self.cause != "closed" and state.readers[self.reader].has_something:
-            state = state.replace(lost=(state.lost or 0) + 1)
+            state = state.replace(lost=state.lost + 1)
         for checkpoint in state.checkpoints_ahead_of(self.reader):
             state = _with_checkpoint(state, checkpoint.without(self.reader))
         return state.replace(readers=state.readers.delete(self.reader))
@@ -220,7 +218,7 @@ class RecordWeights(Update[ReaderGroupState], tag="record_weights"):
 class ConfigureGroup(Update[ReaderGroupState], tag="configure"):
     """Change the group's intervals and limits. Its streams and bounds stay."""
 
-    config: StoredConfig
+    config: ReaderGroupConfig
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         reads = ("streams", "start", "end")
@@ -236,7 +234,7 @@ class CreateCheckpoint(Update[ReaderGroupState], tag="create_checkpoint"):
 
     name: str | None = None
     #: Whether it calls no ``on_checkpoint``.
-    silent: bool | None = None
+    silent: bool = False
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         if any(each.name == self.name for each in state.outstanding_checkpoints):
@@ -251,7 +249,7 @@ class CreateCheckpoint(Update[ReaderGroupState], tag="create_checkpoint"):
             waiting=frozenset(state.readers),
             offsets=Map(state.offsets),
         )
-        return _with_checkpoint(state.replace(checkpoints=(*(state.checkpoints or ()), begun)), begun)
+        return _with_checkpoint(state.replace(checkpoints=(*state.checkpoints, begun)), begun)
 
 
 class PassCheckpoint(Update[ReaderGroupState], tag="pass_checkpoint"):
@@ -287,8 +285,8 @@ class FailCheckpoint(Update[ReaderGroupState], tag="fail_checkpoint"):
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         if all(each.token != self.checkpoint for each in state.outstanding_checkpoints):
             raise InvalidArgumentError("there is no such outstanding checkpoint", checkpoint=self.checkpoint)
-        left = tuple(each for each in state.checkpoints or () if each.token != self.checkpoint)
-        return state.replace(checkpoints=left or None)
+        left = tuple(each for each in state.checkpoints if each.token != self.checkpoint)
+        return state.replace(checkpoints=left)
 
 
 class ResetStream(Update[ReaderGroupState], tag="reset_stream"):
@@ -303,7 +301,7 @@ class ResetStream(Update[ReaderGroupState], tag="reset_stream"):
     ended: bool
     segments: Mapping[SegmentId, SegmentState]
     #: Whether other streams of the group stay where they are. Then ``lost`` stays too.
-    partial: bool | None = None
+    partial: bool = False
 
     def apply_to(self, state: ReaderGroupState, revision: Revision) -> ReaderGroupState:
         followed = FollowedStream(
@@ -315,15 +313,15 @@ class ResetStream(Update[ReaderGroupState], tag="reset_stream"):
         for segment, found in self.segments.items():
             weight = before[segment].weight if segment in before else found.weight
             state = state.with_segment(segment, found.changed(weight=weight))
-        completed = tuple(each for each in state.checkpoints or () if each.completed)
-        state = state.replace(streams=state.streams.set(self.stream, followed), checkpoints=completed or None)
+        completed = tuple(each for each in state.checkpoints if each.completed)
+        state = state.replace(streams=state.streams.set(self.stream, followed), checkpoints=completed)
         if self.partial:
             return state
         readers = state.readers
         for reader, each in state.readers.items():
             if each.has_something:
                 readers = readers.set(reader, each.model_copy(update={"has_something": False}))
-        return state.replace(readers=readers, lost=None)
+        return state.replace(readers=readers, lost=0)
 
 
 #: Every class of updates that the log of a group can hold. CONTRIBUTING.md has the steps for a new one.
@@ -398,7 +396,6 @@ def _token(found: SegmentState) -> int:
 
 def _with_checkpoint(state: ReaderGroupState, checkpoint: CheckpointState) -> ReaderGroupState:
     """Return the state with a new value of one of its checkpoints."""
-    assert state.checkpoints is not None
     if checkpoint.completed:
         checkpoint = checkpoint.model_copy(update={"lost": state.lost})
     checkpoints = tuple(checkpoint if each.token == checkpoint.token else each for each in state.checkpoints)

@@ -24,7 +24,7 @@ class FinishedKeys:
 
     def add(self, state: StreamState, key: str) -> None:
         """Let the next commit of this client forget the key. ``state`` shows that its transaction is over."""
-        if key in state.known_transactions.committers:
+        if key in state.transactions.committers:
             with self._lock:
                 self._keys.setdefault(state.name, set()).add(key)
 
@@ -32,7 +32,7 @@ class FinishedKeys:
         """Return the update, if any, that forgets finished keys of the stream. Call `are_forgotten` when stored."""
         with self._lock:
             finished = sorted(self._keys.get(state.name, ()))
-        keys = tuple(key for key in finished if key in state.known_transactions.committers)
+        keys = tuple(key for key in finished if key in state.transactions.committers)
         return [ForgetTransactions(keys=keys)] if keys else []
 
     def are_forgotten(self, stream: str, updates: Iterable[ForgetTransactions]) -> None:

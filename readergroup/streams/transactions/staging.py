@@ -124,7 +124,7 @@ class Staging(Generic[T]):
         if state.sealing:
             raise SealedError("the stream is sealed and takes no events", stream=stream)
         self._incarnation = state.incarnation
-        self._generation = state.known_transactions.committer(key).generation
+        self._generation = state.transactions.committer(key).generation
         self._name = part_name(self._clock.time(), secrets.token_hex(8))
         self._routes = state.routes
         self._prefix = staging_prefix(stream, state.incarnation, key, self._generation)

@@ -217,7 +217,7 @@ class Transaction(Generic[T]):
     def _was_committed(self) -> bool:
         """Return whether a commit with unknown outcome arrived. If not, it never will."""
         state = _abort(self._streams, self.stream, self._key, self._timeout)
-        was_committed = state.known_transactions.committer(self._key).number > 0
+        was_committed = state.transactions.committer(self._key).number > 0
         if not was_committed:
             self._streams.finished_keys.add(state, self._key)
         return was_committed
@@ -309,7 +309,7 @@ class _Commit:
                 self._check(state, deadline)
                 are_checked = True
             was_first = self._append(entry, deadline)
-            if was_first and entry.expired_before > state.known_transactions.expired_before:
+            if was_first and entry.expired_before > state.transactions.expired_before:
                 self._expired_before = entry.expired_before
             if was_first is not None:
                 return was_first
@@ -341,7 +341,7 @@ class _Commit:
                 return [], _Answer(False)
             if state.is_pending and not state.sealing:
                 return [], _Answer(None)
-            is_time_to_look = entry.expired_before > state.known_transactions.expired_before
+            is_time_to_look = entry.expired_before > state.transactions.expired_before
             commit = entry if is_time_to_look else entry.model_copy(update={"unused_since": 0.0})
             forgotten = self._streams.finished_keys.updates(state)
             return [*forgotten, commit], _Answer(True, forgotten)
@@ -355,7 +355,7 @@ class _Commit:
         return answer.was_first
 
     def _too_large(self, error: StateTooLargeError, state: StreamState) -> StateTooLargeError:
-        facts = {**error.facts, "parts": len(self._parts), "keys": len(state.known_transactions.committers)}
+        facts = {**error.facts, "parts": len(self._parts), "keys": len(state.transactions.committers)}
         if len(self._parts) > 1:
             return StateTooLargeError(
                 "the transaction has too many parts; stage fewer and larger ones, put the events of a key in "
@@ -371,14 +371,14 @@ class _Commit:
         )
 
     def _was_committed(self, state: StreamState) -> bool:
-        return self._number <= state.known_transactions.committer(self._key).number
+        return self._number <= state.transactions.committer(self._key).number
 
     def _check(self, state: StreamState, deadline: Deadline) -> None:
         """Refuse a commit that could not be merged, before anything is written."""
         self._check_same_stream(state)
         if state.sealing:
             raise SealedError("the stream is sealed and takes no transactions", stream=self._stream, key=self._key)
-        state.known_transactions.check_parts(self._key, self._generation, self._filled)
+        state.transactions.check_parts(self._key, self._generation, self._filled)
         prefix = staging_prefix(self._stream, state.incarnation, self._key, self._generation)
         backoff = Backoff(self._streams.clock, deadline)
         there = set(backoff.retry(lambda: list(self._streams.store.list(prefix))))
@@ -398,7 +398,7 @@ class _Commit:
         state = self._streams.finish_pending(self._stream, timeout=deadline.remaining(), forget=forget)
         if self._is_only_one:
             self._streams.finished_keys.add(state, self._key)  # where another process has merged it
-        transactions = state.known_transactions
+        transactions = state.transactions
         if not was_first and (transactions.open is None or transactions.open.key != self._key):
             dropped = {part.name for part in self._parts}
             prefix = staging_prefix(self._stream, state.incarnation, self._key)
@@ -419,7 +419,7 @@ def _abort(streams: StreamManager, stream: str, key: str, timeout: float | None)
     entry = AbortTransaction(key=key, at=streams.clock.time())
     synchronizer = streams.synchronizer(stream, timeout=deadline.remaining())
     state = synchronizer.update_state_unconditionally(entry, timeout=deadline.remaining())
-    transactions = state.known_transactions
+    transactions = state.transactions
     merging = transactions.open.generation if transactions.open is not None and transactions.open.key == key else None
     present = transactions.committer(key).generation
     streams.delete_staged(

@@ -53,7 +53,7 @@ def sweep(store: SegmentStore, segments: Iterable[str], now: float) -> None:
 
 
 def _is_old(number: bytes, now: float) -> bool:
-    """Return whether the number is too old. Numbers of earlier releases have no time, and stay."""
+    """Return whether the number is too old. One of another layout, which a newer release wrote, stays."""
     if len(number) != _LAYOUT.size:
         return False
     _, stored_at = _LAYOUT.unpack(number)

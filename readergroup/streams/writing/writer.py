@@ -119,7 +119,7 @@ class EventWriter(Generic[T]):
         self._is_late = False  # the store has taken nothing for longer than the timeout
         self._late_told = False
         state = manager.fetch_state(stream, timeout=self.timeout)
-        if state.known_transactions.open is not None:  # perhaps of an earlier writer
+        if state.transactions.open is not None:  # perhaps of an earlier writer
             state = manager.finish_pending(stream, timeout=self.timeout)
         if state.sealing:
             raise SealedError("the stream is sealed and takes no events", stream=stream)

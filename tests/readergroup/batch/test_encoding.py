@@ -107,7 +107,7 @@ def test_batches_are_staged_with_what_is_written_one_by_one(client: rg.Client) -
     for key in {key for _, key in rows}:
         assert [event.raw for event in found if event.routing_key == key] == [raw for raw, of in rows if of == key]
     assert len({(event.segment, event.offset) for event in found}) == 1000
-    assert not client.streams.fetch_state(STREAM).known_transactions.committers
+    assert not client.streams.fetch_state(STREAM).transactions.committers
 
 
 @pytest.mark.parametrize("keys", [None, pyarrow.array([], pyarrow.string())])

@@ -186,7 +186,7 @@ def test_who_blocks_a_checkpoint_is_named_and_it_is_given_up(world: World) -> No
         world.group.checkpoint("nightly", timeout=0.2)
     assert raised.value.facts["readers"] == "r1, r2"
     assert isinstance(raised.value, TimeoutError)
-    assert world.state.checkpoints is None
+    assert world.state.checkpoints == ()
     assert world.group.checkpoints == {}
 
 
@@ -420,7 +420,7 @@ def test_none_are_taken_where_nobody_does_or_none_are_wanted(world: World, proce
     for _ in range(40):
         world.pass_time(1)
         assert [reader.read(timeout=0) for reader in readers] == [None]
-    assert world.state.checkpoints is None
+    assert world.state.checkpoints == ()
 
 
 # ---------------------------------------------------------------------- reset

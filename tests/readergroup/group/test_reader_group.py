@@ -420,14 +420,6 @@ def test_a_group_of_another_config_is_an_error_that_shows_both(world: World) -> 
     assert "77" in str(caught.value) and "10" in str(caught.value) and "configure" in str(caught.value)
 
 
-def test_a_group_of_before_a_reader_had_a_limit_is_returned_as_it_is(world: World) -> None:
-    assert world.group.config.max_processing_seconds == 300
-    world.group.configure(max_processing_seconds=None)
-    assert world.admin.groups.create("billing", streams=[STREAM]).config.max_processing_seconds == float("inf")
-    with pytest.raises(rg.ReaderGroupExistsError, match="max_processing_seconds"):
-        world.admin.groups.create("billing", streams=[STREAM], max_processing_seconds=300)
-
-
 def test_a_group_of_a_stream_that_does_not_exist_is_not_created(world: World) -> None:
     with pytest.raises(rg.NotFoundError):
         world.admin.groups.create("bad", streams=["shop/nothing"])

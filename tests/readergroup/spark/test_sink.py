@@ -185,7 +185,7 @@ def test_a_batch_without_events_does_not_touch_the_stream(
     writer.commit(messages, 0)
     writer.abort(messages, 1)
     assert len(store.operations) == before
-    assert not client.streams.fetch_state(STREAM).known_transactions.sequence
+    assert not client.streams.fetch_state(STREAM).transactions.sequence
 
 
 def test_two_drivers_on_one_checkpoint_commit_a_batch_once(client: rg.Client, options: WriteOptions) -> None:
@@ -213,7 +213,7 @@ def test_a_txn_id_is_committed_once_and_without_one_each_write_is_another(
         writer = batch_sink(options)
         writer.commit(in_tasks(writer, range(200, 300)))
     assert len(stored(client)) == 400
-    assert sorted(client.streams.fetch_state(STREAM).known_transactions.committers) == ["monday", "tuesday"]
+    assert sorted(client.streams.fetch_state(STREAM).transactions.committers) == ["monday", "tuesday"]
     assert not staged(client)
 
 

@@ -16,12 +16,11 @@ from readergroup.streams.manager import StreamManager
 from synchronizer import EventQueue, NotFoundError, SegmentStore, open_store
 from synchronizer.testing import FailingStore, InstantClock, Operation
 from tests.clean_processes import CLEAN
-from tests.places import WIRE
+from tests.golden import golden
 from tests.synchronizer.accounts import LONG
 from tests.waiting import until
 
 NAME, OTHER = "shop/orders", "shop/others"
-GOLDEN = WIRE / "deletion-v1.msgpack"
 
 
 class Died(BaseException):
@@ -227,9 +226,8 @@ def delete_and_be_killed(url: str) -> None:
         StreamManager(failing).delete(NAME)
 
 
-def test_what_is_written_today_is_what_was_written_before() -> None:
+def test_a_deletion_is_written_and_read_as_in_the_first_release() -> None:
     deletion = Deletion("shop/orders", "0123456789abcdef", 1_600_000_000.5)
-    if os.environ.get("UPDATE"):
-        GOLDEN.write_bytes(deletion.encode())
-    assert deletion.encode() == GOLDEN.read_bytes()
-    assert Deletion.decode(GOLDEN.read_bytes()) == deletion
+    stored = golden("deletion-v1.msgpack", deletion.encode())
+    assert stored == deletion.encode()
+    assert Deletion.decode(stored) == deletion

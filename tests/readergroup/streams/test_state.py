@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,14 +27,21 @@ from readergroup.streams.state import (
     Origin,
     PublishCopy,
     PublishScale,
+    Scale,
     SealStream,
     StreamSegment,
     StreamState,
     TruncateStream,
 )
-from readergroup.streams.transactions.committed import CommittedPart, StreamTransactions
+from readergroup.streams.transactions.committed import (
+    CommittedPart,
+    CommittedTransaction,
+    Committer,
+    StreamTransactions,
+)
 from synchronizer import InvalidArgumentError, Map, NotFoundError, Revision, SealedError, Update
-from tests.places import WIRE
+from synchronizer.state import StateCodec
+from tests.golden import check_history, golden, unpacked
 
 NAME = "shop/orders"
 R = Revision(0, 0)
@@ -361,21 +367,6 @@ COPY_ON_THE_WIRE: list[Update[StreamState]] = [
 ]
 
 
-def test_the_updates_of_a_copy_on_disk_are_still_read_and_do_what_they_did() -> None:
-    classes = {update.tag: update for update in STREAM_UPDATES}
-    stored = msgpack.unpackb((WIRE / "stream-copies-v1.msgpack").read_bytes(), strict_map_key=False)
-    assert [classes[tag].model_validate(fields) for tag, fields in stored] == COPY_ON_THE_WIRE
-    written = msgpack.packb([[update.tag, update.model_dump(exclude_none=True)] for update in COPY_ON_THE_WIRE])
-    assert msgpack.unpackb(written, strict_map_key=False) == stored
-    begun, whole = COPY_ON_THE_WIRE
-    state = apply(StreamState(name=NAME), begun)
-    assert state.is_being_copied and not state.exists
-    state = apply(state, whole)
-    assert state.exists and state.sealed and not state.is_pending and not state.is_being_copied
-    assert (state.epoch, state.current, dict(state.head), state.next_number) == (2, (3, 4, 1), {1: 0, 2: 9}, 5)
-    assert StreamState.model_validate(state.model_dump(exclude_none=True)) == state
-
-
 def test_a_copy_is_begun_once_published_once_and_nothing_else_happens_before() -> None:
     begun, whole = COPY_ON_THE_WIRE
     create = CreateStream(incarnation="a1", config=StreamConfig())
@@ -431,42 +422,11 @@ TRANSACTIONS_ON_THE_WIRE: list[Update[StreamState]] = [
 ]
 
 
-def test_the_updates_of_transactions_on_disk_are_still_read_and_do_what_they_did() -> None:
-    classes = {update.tag: update for update in STREAM_UPDATES}
-    stored = msgpack.unpackb((WIRE / "stream-transactions-v1.msgpack").read_bytes())
-    assert [classes[tag].model_validate(fields) for tag, fields in stored["updates"]] == TRANSACTIONS_ON_THE_WIRE
-    written = [[update.tag, update.model_dump(exclude_none=True)] for update in TRANSACTIONS_ON_THE_WIRE]
-    assert msgpack.unpackb(msgpack.packb(written)) == stored["updates"]
-    state = created(2)
-    for update, expected in zip(TRANSACTIONS_ON_THE_WIRE, stored["transactions"], strict=True):
-        state = apply(state, update)
-        assert StreamTransactions.model_validate(expected) == state.transactions
-        assert StreamState.model_validate(state.model_dump(exclude_none=True)) == state
-    assert set(state.known_transactions.committers) == {"other", "single"}
-    assert apply(state, DeleteStream()).transactions is None
-
-
-#: Written since keys are forgotten by whoever committed them. With the state after each.
-FORGETTING_ON_THE_WIRE: list[Update[StreamState]] = [
-    *TRANSACTIONS_ON_THE_WIRE[:3],
-    ForgetTransactions(keys=("job", "was never there")),
-]
-
-
-def test_the_updates_that_forget_keys_are_still_read_and_do_what_they_did() -> None:
-    classes = {update.tag: update for update in STREAM_UPDATES}
-    stored = msgpack.unpackb((WIRE / "stream-transactions-v2.msgpack").read_bytes())
-    assert [classes[tag].model_validate(fields) for tag, fields in stored["updates"]] == FORGETTING_ON_THE_WIRE
-    state = apply(created(2), *FORGETTING_ON_THE_WIRE)
-    assert StreamTransactions.model_validate(stored["transactions"]) == state.transactions
-    assert set(state.known_transactions.committers) == {"other"}
-
-
 def test_the_key_of_a_transaction_that_is_not_merged_is_not_forgotten() -> None:
     commit, finish = TRANSACTIONS_ON_THE_WIRE[:2]
     with pytest.raises(InvalidArgumentError, match="must be merged before"):
         apply(created(2), commit, ForgetTransactions(keys=("job",)))
-    assert not apply(created(2), commit, finish, ForgetTransactions(keys=("job",))).known_transactions.committers
+    assert not apply(created(2), commit, finish, ForgetTransactions(keys=("job",))).transactions.committers
 
 
 def test_keys_are_looked_through_only_where_the_entry_says_since_when() -> None:
@@ -474,9 +434,9 @@ def test_keys_are_looked_through_only_where_the_entry_says_since_when() -> None:
     later = TRANSACTIONS_ON_THE_WIRE[4]
     assert isinstance(later, CommitTransaction)
     kept = apply(created(2), commit, finish, later.model_copy(update={"unused_since": 0.0}))
-    assert set(kept.known_transactions.committers) == {"job", "once"}
+    assert set(kept.transactions.committers) == {"job", "once"}
     dropped = apply(created(2), commit, finish, later)
-    assert set(dropped.known_transactions.committers) == {"once"}
+    assert set(dropped.transactions.committers) == {"once"}
 
 
 def test_one_transaction_is_merged_at_a_time_and_nothing_else_is_begun_meanwhile() -> None:
@@ -492,7 +452,7 @@ def test_one_transaction_is_merged_at_a_time_and_nothing_else_is_begun_meanwhile
             apply(state, another)
     with pytest.raises(InvalidArgumentError, match="not open"):
         apply(apply(open_, finish), finish)
-    assert apply(open_, abort, finish, another).known_transactions.sequence == 2
+    assert apply(open_, abort, finish, another).transactions.sequence == 2
 
 
 def split_announced() -> StreamState:
@@ -516,15 +476,79 @@ def test_a_number_is_committed_once_and_a_part_once() -> None:
         apply(state, later, commit.model_copy(update={"number": 4, "generation": 1}))
 
 
-def test_the_updates_on_disk_are_still_read_and_do_what_they_did() -> None:
-    written = ON_THE_WIRE + COPY_ON_THE_WIRE + TRANSACTIONS_ON_THE_WIRE + FORGETTING_ON_THE_WIRE
-    assert {update.tag for update in written} == {update.tag for update in STREAM_UPDATES}
-    classes = {update.tag: update for update in STREAM_UPDATES}
-    stored = msgpack.unpackb((WIRE / "stream-updates-v1.msgpack").read_bytes(), strict_map_key=False)
-    assert [classes[tag].model_validate(fields) for tag, fields in stored] == ON_THE_WIRE
-    assert [[update.tag, update.model_dump(exclude_none=True)] for update in ON_THE_WIRE] == [
-        [tag, classes[tag].model_validate(fields).model_dump(exclude_none=True)] for tag, fields in stored
-    ]
-    state = apply(StreamState(name=NAME), *ON_THE_WIRE[:-1])
-    expected = msgpack.unpackb((WIRE / "stream-state-v1.msgpack").read_bytes(), strict_map_key=False)
-    assert StreamState.model_validate(expected) == state
+CODEC = StateCodec(StreamState, STREAM_UPDATES)
+#: Updates that follow each other, from a stream without a life on.
+HISTORIES: dict[str, list[Update[StreamState]]] = {
+    "scales": ON_THE_WIRE,
+    "copy": [*COPY_ON_THE_WIRE, DeleteStream()],
+    "transactions": [
+        *ON_THE_WIRE[:2],
+        *TRANSACTIONS_ON_THE_WIRE,
+        ForgetTransactions(keys=("other", "was never there")),
+        DeleteStream(),
+    ],
+}
+#: Of many states at once, so that it has a value in every field.
+FULL = StreamState(
+    name=NAME,
+    incarnation="a1",
+    exists=True,
+    config=StreamConfig(scaling=ScalingPolicy.fixed(2)),
+    epoch=1,
+    segments=Map(
+        {
+            1: StreamSegment(number=1, keys=KeyRange(low=0.0, high=0.5), successors=(2,), retired_at=1_700_000_000.5),
+            2: StreamSegment(number=2, keys=KeyRange(low=0.0, high=0.5), epoch=1, predecessors=(1,)),
+        }
+    ),
+    current=(2,),
+    head=Map({2: 7}),
+    next_number=4,
+    scale=Scale(predecessors=(2,), successors=(StreamSegment(number=3, keys=KeyRange(low=0.0, high=0.5), epoch=2),)),
+    sealing=True,
+    sealed=True,
+    transactions=StreamTransactions(
+        sequence=3,
+        committers=Map({"job": Committer(number=3, generation=2, at=1_700_000_000.5)}),
+        open=CommittedTransaction(
+            sequence=3,
+            key="job",
+            number=3,
+            generation=1,
+            parts=(CommittedPart(name="655cb26a0123456789abcdef", segments=(2, 2)),),
+            size=99,
+        ),
+        expired_before=1_700_000_000,
+    ),
+    origin=Origin(stream="shop/source", incarnation="b2", by="events", start=Map({1: 0}), end=Map({2: 9})),
+)
+
+
+@pytest.mark.parametrize("kind", HISTORIES)
+def test_updates_are_written_and_read_and_change_the_stream_as_in_the_first_release(kind: str) -> None:
+    check_history(f"stream-{kind}-v1.msgpack", CODEC, StreamState(name=NAME), HISTORIES[kind])
+
+
+def test_a_state_is_written_and_read_as_in_the_first_release() -> None:
+    today = CODEC.encode_snapshot(FULL, 7)
+    stored = golden("stream-snapshot-v1.msgpack", today)
+    assert unpacked([stored]) == unpacked([today])
+    assert CODEC.decode_snapshot(stored) == (FULL, 7)
+
+
+def test_a_copy_has_the_segments_of_its_source() -> None:
+    begun, whole = COPY_ON_THE_WIRE
+    state = apply(StreamState(name=NAME), begun)
+    assert state.is_being_copied and not state.exists
+    state = apply(state, whole)
+    assert state.exists and state.sealed and not state.is_pending and not state.is_being_copied
+    assert (state.epoch, state.current, dict(state.head), state.next_number) == (2, (3, 4, 1), {1: 0, 2: 9}, 5)
+
+
+def test_keys_of_transactions_are_forgotten() -> None:
+    state = apply(created(2), *TRANSACTIONS_ON_THE_WIRE)
+    assert set(state.transactions.committers) == {"other", "single"}
+    assert apply(state, DeleteStream()).transactions == StreamTransactions()
+    commits = TRANSACTIONS_ON_THE_WIRE[:3]
+    state = apply(created(2), *commits, ForgetTransactions(keys=("job", "was never there")))
+    assert set(state.transactions.committers) == {"other"}

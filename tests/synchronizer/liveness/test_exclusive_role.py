@@ -17,11 +17,10 @@ from synchronizer import (
 from synchronizer.liveness.exclusive_role import ExclusiveRole, RoleValue
 from synchronizer.liveness.timing import observe_interval
 from synchronizer.testing import FailingStore, Operation
+from tests.golden import golden
 from tests.interrupts import interrupts
-from tests.places import WIRE
 
 TIMEOUT_SECONDS = 9.0
-GOLDEN = WIRE / "turn-v1.msgpack"
 
 
 @pytest.fixture
@@ -253,10 +252,11 @@ def test_the_holder_of_what_was_taken_away_records_nothing_and_keeps_its_role(
     assert not first.look().holder_id
 
 
-def test_the_stored_form_stays() -> None:
+def test_a_role_is_written_and_read_as_in_the_first_release() -> None:
     value = RoleValue(b"\x00holder\xff", 3, (5, None, "five"))
-    assert value.encode() == GOLDEN.read_bytes()
-    assert RoleValue.decode(GOLDEN.read_bytes()) == value
+    stored = golden("role-v1.msgpack", value.encode())
+    assert stored == value.encode()
+    assert RoleValue.decode(stored) == value
     assert RoleValue.decode(None) == RoleValue()
 
 

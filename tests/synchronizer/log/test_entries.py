@@ -18,7 +18,7 @@ from synchronizer import (
 from synchronizer.log.entries import EntryLog, Mark, decode_entries, encode_entry
 from synchronizer.state import StateCodec
 from synchronizer.stores.memory import MemoryStore
-from tests.places import WIRE
+from tests.golden import golden
 from tests.synchronizer.accounts import UPDATES, Account, Add, Note, Put, failing, opened
 
 
@@ -220,34 +220,34 @@ STATE = Account(value=3, entries=Account().entries.set("ä", -1))
 MARK = Mark(Revision(120, 1), 180, "snapshot/account@120", 1)
 
 
-@pytest.mark.parametrize(
-    ("file", "encoded"),
-    [
-        ("state-initial-v1.msgpack", CODEC.encode_initial(STATE)),
-        ("state-updates-v1.msgpack", CODEC.encode_updates([Add(), Put(key="ä", value=-1), Note()])),
-        ("state-tombstone-v1.msgpack", CODEC.encode_tombstone()),
-        ("state-snapshot-v1.msgpack", CODEC.encode_snapshot(STATE, 0x01020304)),
-        ("state-log-v1.bin", _log(CODEC.encode_initial(STATE), CODEC.encode_updates([Add()]))),
-        ("state-mark-v1.bin", MARK.encode()),
-    ],
-)
-def test_what_is_written_today_is_what_was_written_before(file: str, encoded: bytes) -> None:
-    path = WIRE / file
-    if os.environ.get("UPDATE"):
-        path.write_bytes(encoded)
-    assert encoded == path.read_bytes()
+UPDATES_OF_STATE = [Add(), Put(key="ä", value=-1), Note()]
 
 
-def test_what_was_written_before_is_read_today() -> None:
-    def wire(name: str) -> bytes:
-        return (WIRE / name).read_bytes()
+def test_entries_are_written_and_read_as_in_the_first_release() -> None:
+    for name, today, value in (
+        ("state-initial-v1.msgpack", CODEC.encode_initial(STATE), STATE),
+        ("state-updates-v1.msgpack", CODEC.encode_updates(UPDATES_OF_STATE), UPDATES_OF_STATE),
+        ("state-tombstone-v1.msgpack", CODEC.encode_tombstone(), None),
+    ):
+        assert golden(name, today) == today
+        assert CODEC.decode_body(golden(name, today)) == value
 
-    assert CODEC.decode_body(wire("state-initial-v1.msgpack")) == STATE
-    assert CODEC.decode_body(wire("state-updates-v1.msgpack")) == [Add(), Put(key="ä", value=-1), Note()]
-    assert CODEC.decode_body(wire("state-tombstone-v1.msgpack")) is None
-    assert CODEC.decode_snapshot(wire("state-snapshot-v1.msgpack")) == (STATE, 0x01020304)
-    assert Mark.decode("account", wire("state-mark-v1.bin")) == MARK
-    assert opened(_store_with(wire("state-log-v1.bin"))).state == STATE.replace(value=4)
+
+def test_a_log_is_written_and_read_as_in_the_first_release() -> None:
+    today = _log(CODEC.encode_initial(STATE), CODEC.encode_updates([Add()]))
+    stored = golden("state-log-v1.bin", today)
+    assert stored == today
+    assert opened(_store_with(stored)).state == STATE.replace(value=4)
+
+
+def test_a_snapshot_and_its_mark_are_written_and_read_as_in_the_first_release() -> None:
+    today = CODEC.encode_snapshot(STATE, 0x01020304)
+    stored = golden("state-snapshot-v1.msgpack", today)
+    assert stored == today
+    assert CODEC.decode_snapshot(stored) == (STATE, 0x01020304)
+    mark = golden("state-mark-v1.bin", MARK.encode())
+    assert mark == MARK.encode()
+    assert Mark.decode("account", mark) == MARK
 
 
 def test_a_sealed_log_refuses_updates() -> None:

@@ -73,7 +73,7 @@ class Model:
         state = self.state
         for index, update in enumerate(updates):
             state = update.apply_to(state, Revision(self.offset, index))
-        done = {each.token: each for each in state.checkpoints or () if each.completed}
+        done = {each.token: each for each in state.checkpoints if each.completed}
         return replace(self, state=state, offset=self.offset + 10, completed={**done, **self.completed})
 
     @classmethod
@@ -210,7 +210,7 @@ class Model:
     @property
     def begun(self) -> frozenset[int]:
         """The tokens of all checkpoints that were begun."""
-        return frozenset(self.completed) | {each.token for each in self.state.checkpoints or ()}
+        return frozenset(self.completed) | {each.token for each in self.state.checkpoints}
 
     # ------------------------------------------------------------------ what has to hold
 
@@ -265,7 +265,7 @@ class Model:
         tokens |= {held.token for found in self.readers.values() for held in found.sources.values()}
         rank = {token: number for number, token in enumerate(sorted(tokens))}
         rank[-1] = -1
-        checkpoints = {each.token: each for each in (*self.completed.values(), *(self.state.checkpoints or ()))}
+        checkpoints = {each.token: each for each in (*self.completed.values(), *self.state.checkpoints)}
         return (
             frozenset(
                 (s, each.owner, rank.get(each.token or -1), each.offset, each.target, each.completed, each.waiting_for)

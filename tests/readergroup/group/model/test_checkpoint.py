@@ -38,7 +38,7 @@ class Group(History):
         self.apply(PassCheckpoint(reader=reader, checkpoint=checkpoint, position=position))
 
     def checkpoint(self, token: int) -> CheckpointState:
-        return next(each for each in self.state.checkpoints or () if each.token == token)
+        return next(each for each in self.state.checkpoints if each.token == token)
 
     def cut_of(self, token: int) -> dict[int, int]:
         offsets = self.checkpoint(token).offsets
@@ -46,7 +46,7 @@ class Group(History):
 
     @property
     def names(self) -> list[str]:
-        return [each.name for each in self.state.checkpoints or ()]
+        return [each.name for each in self.state.checkpoints]
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ def test_a_reader_that_has_committed_nothing_since_the_reset_loses_nothing() -> 
     group.apply(ResetStream(stream=STREAM, epoch=0, ended=False, segments=group_state().segments))
     for reader in ("r1", "r2"):
         group.apply(RemoveReader(reader=reader, cause="dead"))
-    assert group.state.lost is None
+    assert group.state.lost == 0
 
 
 def test_a_reset_of_one_stream_of_several_forgets_nobody_who_was_lost() -> None:
@@ -244,7 +244,7 @@ def test_the_last_checkpoint_before_a_reader_was_lost_is_kept_until_a_reset() ->
     group.apply(ResetStream(stream=STREAM, epoch=0, ended=False, segments=dict(group.state.segments)))
     group.begin("e")
     assert group.names == ["c", "d", f"automatic-{last}", "e"]
-    assert group.state.checkpoints is not None and group.state.checkpoints[-1].lost is None
+    assert group.state.checkpoints[-1].lost == 0
 
 
 def test_of_silent_ones_the_last_is_kept_and_displaces_no_other() -> None:

@@ -64,7 +64,7 @@ def test_a_reader_that_is_to_be_alone_comes_into_an_empty_group_and_none_comes_i
     history.remove("r1")
     history.apply(AddReader(reader="query", alone=True))
     assert history.state.reader_alone == "query"
-    for alone in (None, True):
+    for alone in (False, True):
         refuses(history, AddReader(reader="r1", alone=alone), InvalidArgumentError)
     history.apply(RemoveReader(reader="query", cause="replaced"), AddReader(reader="query", alone=True))
     history.remove("query")

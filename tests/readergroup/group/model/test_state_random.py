@@ -130,9 +130,9 @@ class RandomHistory(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from([None, "a", "b"]))
     def begin_checkpoint(self, name: str | None) -> None:
-        known = {each.token for each in self.state.checkpoints or ()}
+        known = {each.token for each in self.state.checkpoints}
         if self.attempt(lambda: self.history.apply(CreateCheckpoint(name=name))):
-            for each in self.state.checkpoints or ():
+            for each in self.state.checkpoints:
                 if each.token not in known:
                     self.covered[each.token] = frozenset(self.state.offsets)
 
@@ -210,7 +210,7 @@ class RandomHistory(RuleBasedStateMachine):
 
     @invariant()
     def a_checkpoint_names_the_segments_that_stood_in_the_cut_when_it_began(self) -> None:
-        for checkpoint in self.state.checkpoints or ():
+        for checkpoint in self.state.checkpoints:
             assert set(checkpoint.offsets) == self.covered[checkpoint.token]
 
     @invariant()
@@ -221,7 +221,7 @@ class RandomHistory(RuleBasedStateMachine):
 
     @invariant()
     def a_position_in_a_checkpoint_that_was_passed_stays(self) -> None:
-        for checkpoint in self.state.checkpoints or ():
+        for checkpoint in self.state.checkpoints:
             for segment, offset in checkpoint.offsets.items():
                 found = self.state.segments.get(segment)
                 if found is None or found.owner not in checkpoint.waiting or found.token > checkpoint.token:

@@ -147,7 +147,7 @@ def test_leaving_the_block_commits_and_before_that_nobody_sees_an_event(streams:
             assert stored(streams) == []
         assert by_key(stored(streams)) == by_key(events("a"))
     assert staged(streams.store) == []
-    assert streams.fetch_state(NAME).known_transactions.committers == {}
+    assert streams.fetch_state(NAME).transactions.committers == {}
 
 
 def test_events_keep_their_headers_and_the_time_at_which_they_were_written(
@@ -262,12 +262,12 @@ def test_many_transactions_leave_nothing_in_the_metadata(streams: StreamManager)
         for number in range(20):
             with writer.transaction() as txn:
                 txn.write(b"%d" % number, "Foo")
-    transactions = streams.fetch_state(NAME).known_transactions
+    transactions = streams.fetch_state(NAME).transactions
     assert (transactions.sequence, transactions.open, dict(transactions.committers)) == (20, None, {})
 
 
 def committers(streams: StreamManager) -> set[str]:
-    return set(streams.fetch_state(NAME).known_transactions.committers)
+    return set(streams.fetch_state(NAME).transactions.committers)
 
 
 def test_transactions_that_others_merge_leave_at_most_the_last_key_and_none_when_the_writer_closes(
@@ -617,7 +617,7 @@ def is_merge(operation: Operation) -> bool:
 
 def begins_to_merge(streams: StreamManager) -> Callable[[Operation], bool]:
     """Looks at event numbers of writers, which look like it, come before there is something to merge."""
-    return lambda operation: is_merge(operation) and streams.fetch_state(NAME).known_transactions.open is not None
+    return lambda operation: is_merge(operation) and streams.fetch_state(NAME).transactions.open is not None
 
 
 def is_entry(operation: Operation) -> bool:
@@ -771,7 +771,7 @@ def test_a_key_that_nobody_asks_for_again_is_forgotten_and_what_is_unclear_about
     assert Transactions(manager).commit(NAME, JOB, 0, [part], is_only_one=True)
     streams.finish_pending(NAME)
     assert by_key(stored(streams)) == by_key(events("a"))
-    assert set(streams.fetch_state(NAME).known_transactions.committers) == (set() if arrived else {JOB})
+    assert set(streams.fetch_state(NAME).transactions.committers) == (set() if arrived else {JOB})
 
 
 @pytest.mark.parametrize("arrived", [True, False])
@@ -870,10 +870,10 @@ def test_a_key_is_forgotten_when_it_was_not_used_for_long(streams: StreamManager
     assert commit(streams, 5, key="old")
     clock.advance(KEY_RETENTION_SECONDS - 1)
     assert commit(streams, 5)
-    assert set(streams.fetch_state(NAME).known_transactions.committers) == {"old", JOB}
+    assert set(streams.fetch_state(NAME).transactions.committers) == {"old", JOB}
     clock.advance(3601.0)  # it is looked for every hour
     assert commit(streams, 6)
-    assert set(streams.fetch_state(NAME).known_transactions.committers) == {JOB}
+    assert set(streams.fetch_state(NAME).transactions.committers) == {JOB}
 
 
 def test_a_deleted_stream_leaves_nothing_that_was_staged(streams: StreamManager) -> None:
@@ -1122,7 +1122,7 @@ def test_random_histories_are_what_was_committed(
                 with suppress(Died):
                     commit(process(), numbers[key], *parts, key=key)
                 # Whoever comes next asks again, and learns whether the first has got through.
-                last = StreamManager(store).finish_pending(NAME).known_transactions.committer(key).number
+                last = StreamManager(store).finish_pending(NAME).transactions.committer(key).number
                 if last < numbers[key]:
                     assert commit(StreamManager(store), numbers[key], *parts, key=key)
                 else:

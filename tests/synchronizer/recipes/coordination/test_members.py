@@ -1,11 +1,6 @@
-"""The state of members: its transitions for any history, and what is stored of it, which every later release reads.
-
-A new update, or a new field, gets a new file in `tests/wire`. ``UPDATE=1 pytest`` writes files that do not exist yet.
-"""
+"""The state of members: its transitions for any history, and its stored forms: `tests/wire/members-*` and others."""
 
 from __future__ import annotations
-
-import os
 
 import pytest
 from hypothesis import settings
@@ -24,7 +19,7 @@ from synchronizer.recipes.coordination.members import (
     empty_members,
 )
 from synchronizer.state import StateCodec
-from tests.places import WIRE
+from tests.golden import check_history, golden
 
 CODEC = StateCodec(Members, UPDATES)
 
@@ -34,6 +29,7 @@ EVERY_UPDATE: list[Update[Members]] = [
     Leave(member="a", lease="5f", cause="left"),
     Leave(member="a", lease="5f", cause="dead"),
     Leave(member="a", lease="5f", cause="replaced"),
+    Break(),
 ]
 STATE = Members(
     timeout_seconds=10.0,
@@ -52,35 +48,40 @@ OF_A_BARRIER = Members(
 )
 
 
-def wire(name: str, written_today: bytes) -> bytes:
-    path = WIRE / name
-    if os.environ.get("UPDATE") and not path.exists():
-        path.write_bytes(written_today)
-    return path.read_bytes()
-
-
-def test_updates_are_written_and_read_as_ever() -> None:
+def test_updates_are_written_and_read_as_in_the_first_release() -> None:
     today = CODEC.encode_updates(EVERY_UPDATE)
-    stored = wire("members-updates-v1.msgpack", today)
+    stored = golden("members-updates-v1.msgpack", today)
     assert stored == today
     assert CODEC.decode_body(stored) == EVERY_UPDATE
-    today = CODEC.encode_updates([Break()])
-    stored = wire("members-updates-v2.msgpack", today)
-    assert stored == today
-    assert CODEC.decode_body(stored) == [Break()]
-    assert {type(update) for update in EVERY_UPDATE} | {Break} == set(UPDATES)
 
 
-def test_a_state_is_written_and_read_as_ever() -> None:
-    today = CODEC.encode_snapshot(STATE, 7)
-    stored = wire("members-snapshot-v1.msgpack", today)
+@pytest.mark.parametrize(
+    ("kind", "state"), [("members", STATE), ("semaphore", OF_A_SEMAPHORE), ("barrier", OF_A_BARRIER)]
+)
+def test_a_state_is_written_and_read_as_in_the_first_release(kind: str, state: Members) -> None:
+    today = CODEC.encode_snapshot(state, 7)
+    stored = golden(f"{kind}-snapshot-v1.msgpack", today)
     assert stored == today
-    assert CODEC.decode_snapshot(stored) == (STATE, 7)
-    for version, state in (2, OF_A_SEMAPHORE), (3, OF_A_BARRIER):
-        today = CODEC.encode_snapshot(state, 7)
-        stored = wire(f"members-snapshot-v{version}.msgpack", today)
-        assert stored == today
-        assert CODEC.decode_snapshot(stored) == (state, 7)
+    assert CODEC.decode_snapshot(stored) == (state, 7)
+
+
+#: Updates that follow each other. The token of what the n-th one makes, from 0 on, is 10 * n + 1.
+HISTORY: list[Update[Members]] = [
+    Join(member="a", lease="1", timeout_seconds=2.5),
+    Join(member="b", lease="2", timeout_seconds=7.5),
+    Leave(member="a", lease="1", cause="left"),
+    Join(member="c", lease="3"),
+    Join(member="d", lease="4"),
+    Break(),
+    Leave(member="b", lease="2", cause="dead"),
+]
+
+
+@pytest.mark.parametrize("parties", [None, 2])
+def test_updates_change_members_as_in_the_first_release(parties: int | None) -> None:
+    kind = "members" if parties is None else "barrier"
+    last = check_history(f"{kind}-history-v1.msgpack", CODEC, empty_members(10.0, parties=parties), HISTORY)
+    assert [each.member for each in last.members] == ["c", "d"] and last.timeout_seconds == 2.5
 
 
 class History(RuleBasedStateMachine):

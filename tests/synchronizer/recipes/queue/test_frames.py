@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import zlib
 
 import pytest
@@ -11,7 +10,7 @@ from synchronizer import CorruptStoreError, SegmentStore, UnknownUpdateError, op
 from synchronizer.recipes.queue.dead_letters import DeadEvent, DeadLetters, encode_dead_event
 from synchronizer.recipes.queue.frames import OVERHEAD_BYTES, Frame, decode_frames, encode_frame, read_frames
 from synchronizer.testing import FailingStore
-from tests.places import WIRE
+from tests.golden import golden
 
 EVENTS = [b"", b"one", bytes(range(256))]
 DEAD = {"data": b"\x00event", "offset": 1 << 40, "error": "ValueError: ä", "attempts": 5}
@@ -24,26 +23,19 @@ def _store_with(data: bytes, segment: str = "queue/q") -> SegmentStore:
     return store
 
 
-@pytest.mark.parametrize(
-    ("file", "encoded"),
-    [
-        ("queue-events-v1.bin", b"".join(map(encode_frame, EVENTS))),
-        ("queue-dead-letter-v1.bin", encode_dead_event(**DEAD)),  # type: ignore[arg-type]
-    ],
-)
-def test_what_is_written_today_is_what_was_written_before(file: str, encoded: bytes) -> None:
-    path = WIRE / file
-    if os.environ.get("UPDATE"):
-        path.write_bytes(encoded)
-    assert encoded == path.read_bytes()
+def test_events_are_written_and_read_as_in_the_first_release() -> None:
+    today = b"".join(map(encode_frame, EVENTS))
+    stored = golden("queue-events-v1.bin", today)
+    assert stored == today
+    assert [frame.data for frame in read_frames(_store_with(stored), "queue/q", 0)] == EVENTS
 
 
-def test_what_was_written_before_is_read_today() -> None:
-    store = _store_with((WIRE / "queue-events-v1.bin").read_bytes())
-    assert [frame.data for frame in read_frames(store, "queue/q", 0)] == EVENTS
-    letter = (WIRE / "queue-dead-letter-v1.bin").read_bytes()
-    (dead,) = DeadLetters(_store_with(letter, "dead-letters/q"), "dead-letters/q").read()
-    assert dead == DeadEvent(**DEAD, place=0, end=len(letter))  # type: ignore[arg-type]
+def test_a_dead_letter_is_written_and_read_as_in_the_first_release() -> None:
+    today = encode_dead_event(**DEAD)  # type: ignore[arg-type]
+    stored = golden("queue-dead-letter-v1.bin", today)
+    assert stored == today
+    (dead,) = DeadLetters(_store_with(stored, "dead-letters/q"), "dead-letters/q").read()
+    assert dead == DeadEvent(**DEAD, place=0, end=len(stored))  # type: ignore[arg-type]
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.integers(0, 400), st.integers(0, 1 << 50))
