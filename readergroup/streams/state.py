@@ -230,7 +230,11 @@ class StreamState(State):
         if end is None:
             return reached
         if not self.precedes(start, end):
-            raise InvalidArgumentError("the start cut is behind the end cut; swap them", start=str(start), end=str(end))
+            raise InvalidArgumentError(
+                "the start cut is behind the end cut in some segment; choose an earlier start or a later end",
+                start=str(start),
+                end=str(end),
+            )
         beyond = self.segments_from(end).keys() - end.offsets.keys()
         return {segment: before for segment, before in reached.items() if segment not in beyond}
 
