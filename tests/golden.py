@@ -56,6 +56,18 @@ def check_history(name: str, codec: StateCodec[S], initial: S, updates: Sequence
     return states[-1]
 
 
+def is_periodic(data: bytes) -> int | None:
+    """Return the place in `PERIOD` at which the data begins, if it is large and nothing but that text repeated."""
+    if len(data) <= 4 * len(PERIOD):
+        return None
+    first = (PERIOD * 2).find(data[: len(PERIOD)])
+    return None if first < 0 or data != periodic(first, len(data)) else first
+
+
+def periodic(first: int, length: int) -> bytes:
+    return (PERIOD * (length // len(PERIOD) + 2))[first : first + length]
+
+
 def unpacked(bodies: Iterable[bytes]) -> list[Any]:
     """Return the values in these bodies: a persistent map has no order, so bytes differ from process to process."""
     return [msgpack.unpackb(body, strict_map_key=False) for body in bodies]

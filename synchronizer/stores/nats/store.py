@@ -730,7 +730,8 @@ class NatsStore(SegmentStore):
             raise AlreadyExistsError("the stream is not a store of this SDK; name another stream", url=self.url)
         if found != FORMAT:
             raise UnsupportedError(
-                "the stream was created by another release of this SDK; use that release",
+                "the stream has a format that this release does not know; upgrade to the release that created it, or "
+                "name another stream",
                 url=self.url,
                 format=found,
                 known=FORMAT,
