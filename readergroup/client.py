@@ -43,7 +43,7 @@ from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 from synchronizer.threads.stepping import Stepped, step_each
 
 from .batch.client import BatchClient
-from .group.reader_group import ReaderGroupManager
+from .group.manager import ReaderGroupManager
 from .streams.manager import Closable, StreamManager
 from .streams.serializers import Serializer, serializer_or_bytes
 from .streams.writing.writer import EventWriter

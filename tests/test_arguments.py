@@ -36,7 +36,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 import notifications
 import readergroup as rg
 import synchronizer
-from readergroup.group.reader_group import ReaderGroupManager
+from readergroup.group.manager import ReaderGroupManager
 from readergroup.streams.manager import StreamManager
 from synchronizer import ANY, InvalidArgumentError
 from synchronizer.arguments import check_class, check_count, check_duration, check_type

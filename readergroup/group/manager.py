@@ -1,0 +1,178 @@
+"""Creates, finds and deletes the reader groups of a store."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Final
+
+from synchronizer import ANY, AttributeChange, ClosedError, NotFoundError, StateSynchronizer
+from synchronizer.arguments import check_type
+from synchronizer.compare_and_set import remove_attributes
+from synchronizer.store import MAX_ATTRIBUTE_CHANGES
+from synchronizer.threads.stepping import step_each
+
+from ..errors import ReaderGroupExistsError
+from ..record.deletion import delete_record
+from ..record.entries import LIFE
+from ..scaling.autoscale import ROLE, forget_history
+from ..streams.config import check_name
+from ..streams.open_names import DeletedNames, OpenNames
+from .model.config import ReaderGroupConfig
+from .model.state import ReaderGroupState
+from .model.updates import UPDATES
+from .reader_group import GroupClient, ReaderGroup
+from .starting import initial_state
+from .updater import GroupUpdater
+
+_LOG_PREFIX: Final = "group/"
+
+
+class ReaderGroupManager:
+    """Creates, finds and deletes the reader groups of a store. Threads may share it."""
+
+    def __init__(self, client: GroupClient) -> None:
+        self._client = client
+        self._groups: OpenNames[ReaderGroup] = OpenNames()
+        self._deleted = DeletedNames(client.store)
+        self._process_id = os.getpid()
+        self._lock = threading.RLock()
+        self._closed = False
+
+    def create(
+        self, name: str, *, streams: Sequence[str] | None = None, config: ReaderGroupConfig | None = None, **fields: Any
+    ) -> ReaderGroup:
+        """Create the group and return it. If it exists with the same config, return it.
+
+        Args:
+            name: Letters, digits, ".", "-" and "_".
+            streams: The streams to read, each "scope/name".
+            config: The whole config, instead of ``streams`` and ``fields``.
+            **fields: Other fields of `ReaderGroupConfig`.
+
+        Raises:
+            ReaderGroupExistsError: A group of this name exists with another config.
+            NotFoundError: One of the streams does not exist.
+        """
+        check_type(config, ReaderGroupConfig, "config", or_none=True)
+        if config is None:
+            config = ReaderGroupConfig(**{"streams": streams or (), **fields})
+        try:
+            group = self.get(name)
+        except NotFoundError:
+            group = self._open(name, initial_state(config, self._client.streams))
+        if group.config != config:
+            raise ReaderGroupExistsError(
+                "a group of this name exists with another config; change it with group.configure, or delete it first",
+                name=name,
+                exists_with=_differences(group.config, config),
+                asked_for=_differences(config, group.config),
+            )
+        return group
+
+    def get(self, name: str) -> ReaderGroup:
+        """Return the group. Raise `NotFoundError` if there is none of this name."""
+        group = self._open(name, None)
+        try:
+            group.synchronizer.fetch_updates()
+        except NotFoundError as error:
+            with self._lock:
+                self._groups.let_go(name)
+            raise _not_found(name) from error
+        return self._keep(name, group)
+
+    def list(self) -> Iterator[str]:
+        """Iterate over the names of all groups."""
+        for log in self._deleted.others(list(self._client.store.list(_LOG_PREFIX))):
+            name = log.removeprefix(_LOG_PREFIX)
+            length = None if name in self._groups else self._deleted.length(log)
+            try:
+                self.get(name)
+            except NotFoundError:
+                if length is not None:
+                    self._deleted.add(log, length)
+                continue
+            yield name
+
+    def delete(self, name: str) -> None:
+        """Delete the group and its positions. Its readers raise `NotFoundError` at their next call."""
+        group = self.get(name)
+        store, segment = self._client.store, group.synchronizer.segment
+
+        def with_them() -> Mapping[str, AttributeChange]:
+            """Remove the leases as well: a reader without a lease cannot commit, even if it missed the deletion."""
+            names = list(GroupUpdater(group.synchronizer, self._client.streams).leases())
+            # Leases beyond the limit of one append go first. A reader that still finds the group joins it anew.
+            while len(names) > MAX_ATTRIBUTE_CHANGES - 2:  # two are for the role and the record's name
+                first, names = names[:MAX_ATTRIBUTE_CHANGES], names[MAX_ATTRIBUTE_CHANGES:]
+                remove_attributes(store, segment, dict.fromkeys(first, ANY))
+            found = dict(store.attributes(segment, names=[ROLE, LIFE]))
+            changes = dict.fromkeys(names, AttributeChange(ANY, None))
+            if (life := found.pop(LIFE, None)) is not None:
+                delete_record(store, name, life)
+                changes[LIFE] = AttributeChange(life, None)
+            kept = {name: AttributeChange(value, forget_history(value)) for name, value in found.items()}
+            return {**changes, **kept}
+
+        group.synchronizer.delete(attributes=with_them)
+
+    def _open(self, name: str, initial: ReaderGroupState | None) -> ReaderGroup:
+        log = _LOG_PREFIX + check_name(name, "reader group")
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the client is closed; open another", group=name)
+            group = self._groups.get(name)
+        if group is not None:
+            if initial is not None:
+                group.synchronizer.initialize(initial)
+                self._keep(name, group)
+            return group
+        try:
+            synchronizer = StateSynchronizer(
+                self._client.store,
+                log,
+                updates=UPDATES,
+                initial=initial,
+                state_type=ReaderGroupState,
+                clock=self._client.clock,
+                timeout=self._client.timeout,
+                state_limit_bytes=self._client.state_limit_bytes,
+            )
+        except NotFoundError as error:
+            raise _not_found(name) from error
+        return self._keep(name, ReaderGroup(self._client, name, synchronizer))
+
+    def step(self) -> float:
+        """Call `ReaderGroup.step` of each group opened here, and return when, on the clock, the next round is due."""
+        with self._lock:
+            groups = self._groups.values()
+        return step_each(group.step for group in groups)
+
+    def _keep(self, name: str, opened: ReaderGroup) -> ReaderGroup:
+        with self._lock:
+            group = self._groups.keep(name, opened)
+            unused = self._closed or group is not opened
+        if unused:
+            opened.close()
+        return group
+
+    def close(self) -> None:
+        """Close all groups that were opened here. Closing twice is no error."""
+        if os.getpid() != self._process_id:
+            return  # a forked child: what was opened is the parent's
+        with self._lock:
+            self._closed = True
+            groups = self._groups.values()
+        with ExitStack() as closing:
+            for group in groups:
+                closing.callback(group.close)
+
+
+def _not_found(name: str) -> NotFoundError:
+    return NotFoundError("there is no reader group of this name; create it with groups.create", name=name)
+
+
+def _differences(config: ReaderGroupConfig, other: ReaderGroupConfig) -> dict[str, object]:
+    return {field: value for field, value in config if value != getattr(other, field)}
