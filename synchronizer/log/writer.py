@@ -80,7 +80,7 @@ class LogWriter(Generic[S]):
                 raise attempt.batch.error
             if deadline.passed:
                 raise DeadlineExceededError(
-                    "every attempt lost against another process; nothing was written",
+                    "another process changed the state before every attempt; nothing was written, try again",
                     segment=self._follower.log.segment,
                 )
 
@@ -93,7 +93,7 @@ class LogWriter(Generic[S]):
             if attempt.has_entry:
                 raise
             raise DeadlineExceededError(
-                "what this was decided on was not known to be stored in time; nothing was written",
+                "the state that was decided on was not confirmed as stored in time; nothing was written, try again",
                 segment=self._follower.log.segment,
             ) from error
 

@@ -150,7 +150,10 @@ class _Batcher(Batcher[_Batch]):
                     return batch
                 change = self.changed.next_ring()
             if deadline.passed:
-                raise DeadlineExceededError("others kept adding until the deadline", segment=self.segment)
+                raise DeadlineExceededError(
+                    "other threads filled every batch until the deadline; nothing was written, try again",
+                    segment=self.segment,
+                )
             change.wait(deadline.remaining(1.0))
 
     def check_open(self) -> None:
@@ -170,7 +173,9 @@ class _Batcher(Batcher[_Batch]):
         backoff = Backoff(self._clock, deadline, self._closing)
         while True:
             if self.cell.stored is None and batch.number is not None and batch.lost_answer is not None:
-                raise OutcomeUnknownError("the segment has forgotten this process meanwhile", segment=self.segment)
+                raise OutcomeUnknownError(
+                    "the segment no longer has this process's number; the events may be stored", segment=self.segment
+                )
             problem: BaseException
             try:
                 if self.cell.stored is None:
@@ -193,7 +198,7 @@ class _Batcher(Batcher[_Batch]):
             if not backoff.wait():
                 self.check_open()
                 raise DeadlineExceededError(
-                    "the store did not take the events in time", segment=self.segment
+                    "the store did not accept the events in time; nothing was written", segment=self.segment
                 ) from problem
 
     def _next_number(self) -> bytes:
@@ -216,7 +221,7 @@ class QueueProducer:
         """Store ``data`` durably, in one piece, exactly once."""
         if self._is_forked:  # the thread that held the lock or was sending does not exist here
             raise ClosedError(
-                "the queue belongs to the process that this one was forked from; open it here anew",
+                "the queue belongs to the parent process; open another after the fork",
                 segment=self._segment,
             )
         call: Call[_Batch] = Call()
@@ -239,7 +244,7 @@ class QueueProducer:
                 raise batch.error
             if deadline.passed:
                 raise DeadlineExceededError(
-                    "the call that appended for this one gave up, and the deadline passed; nothing was written",
+                    "the call that appended the batch failed before the deadline; nothing was written, try again",
                     segment=self._segment,
                 )
 

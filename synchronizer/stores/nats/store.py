@@ -8,24 +8,20 @@ states that in the address.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from synchronizer.clock import Clock, Deadline, SystemClock
 from synchronizer.errors import (
-    AlreadyExistsError,
     CorruptStoreError,
     InvalidArgumentError,
-    NotFoundError,
     StoreFullError,
     StoreUnavailableError,
-    UnsupportedError,
 )
 from synchronizer.store import (
     ANY,
@@ -62,10 +58,11 @@ from ..checks import (
     sealed,
 )
 from .address import NatsAddress, parse_address
-from .connection import AnswerLostError, NatsConnection, NotPermittedError, NotSentError
+from .connection import AnswerLostError, NatsConnection, NotSentError
 from .fair_lock import TicketLock
 from .frames import Answer, Outgoing, error_in
 from .hints import AttributeValue, Hints
+from .jetstream import FULL, JetStream
 from .reading import NatsReader, Snapshot, read_answer
 from .rights import Api
 from .waiting import NatsWaiters
@@ -93,8 +90,6 @@ from .wire import (
 
 _logger = logging.getLogger(__name__)
 
-FORMAT: Final = "1"
-_FORMAT: Final = "readergroup.format"
 #: Up to this size, data is in the message with the head. Larger data goes into parts before it: heads must stay small.
 _MAX_INLINE_BYTES: Final = 64 * 1024 + 2048
 _MAX_PART_BYTES: Final = 256 * 1024
@@ -102,17 +97,7 @@ _MAX_PART_BYTES: Final = 256 * 1024
 _HEADER_BYTES: Final = 1024
 
 _CONFLICTS: Final = (10071, 10164)  # wrong sequence; conflict with an earlier proposal that is still in flight
-_FULL: Final = (10002, 10023, 10028, 10047, 10077)
-_NOT_FOUND: Final = 10059
-_OTHER_CONFIGURATION: Final = 10058
-_NO_JETSTREAM: Final = (10039, 10076)
-_TOO_FEW_SERVERS: Final = (10005, 10074)
 
-#: The name in the subject of the probe for a leader. A segment may have this name.
-_PROBE: Final = "leader"
-_LOOK_SECONDS: Final = 0.02
-#: Requests about the stream itself are repeated after this time without an answer.
-_ANSWER_SECONDS: Final = 1.0
 
 _warned = Flag()
 
@@ -162,7 +147,9 @@ class NatsStore(SegmentStore):
 
     def _open(self, address: NatsAddress, clock: Clock, must_exist: bool) -> None:
         self._connection.open()
-        replicas = self._open_stream(address.replicas, address.max_bytes, must_exist)
+        replicas = JetStream(self._connection, self._subjects, self.url, address.timeout_seconds).open(
+            address.replicas, address.max_bytes, must_exist
+        )
         self._part_bytes = max(1, min(_MAX_PART_BYTES, self._connection.max_payload - _HEADER_BYTES))
         self.guarantees = Guarantees(
             durable=address.is_durable,
@@ -602,7 +589,7 @@ class NatsStore(SegmentStore):
         code, description = error_in(document)
         if code in _CONFLICTS:
             return None
-        if code in _FULL:
+        if code in FULL:
             raise StoreFullError(
                 "the stream or account has reached its limit; truncate or delete segments, or raise the limit",
                 url=self.url,
@@ -641,117 +628,6 @@ class NatsStore(SegmentStore):
     def _long_name(self, subject: str) -> str:
         answer = self._connection.ask(self._api.get, request(last_by_subj=subject))
         return stored(read_answer(self._connection, answer)).data.decode("utf-8", "replace")
-
-    # The stream
-
-    def _open_stream(self, replicas: int | None, max_bytes: int, must_exist: bool) -> int:
-        """Create the stream if needed, check that it fits a store, and return the number of its replicas."""
-        answer = self._manage(self._api.info)
-        if error_in(answer)[0] == _NOT_FOUND:
-            if must_exist:
-                raise NotFoundError(
-                    "there is no store on these servers; correct the address, or create a store there",
-                    url=self.url,
-                    stream=self._subjects.stream,
-                )
-            answer = self._manage(self._api.create, _configuration(self._subjects, replicas or 1, max_bytes))
-            if error_in(answer)[0] == _OTHER_CONFIGURATION:  # another process was faster, with another address
-                answer = self._manage(self._api.info)
-        if "error" in answer:
-            raise self._cannot_open(*error_in(answer))
-        configuration = answer.get("config")
-        if not isinstance(configuration, dict) or not isinstance(configuration.get("num_replicas"), int):
-            raise CorruptStoreError("the server's answer has no configuration of the stream", url=self.url)
-        self._check_configuration(configuration, replicas)
-        self._await_leader()
-        return int(configuration["num_replicas"])
-
-    def _await_leader(self) -> None:
-        """Return when appends reach the leader: a new stream has none at first, and not all servers know it.
-
-        The probe has an impossible expectation, so it is never stored.
-        """
-        impossible = Outgoing(self._subjects.data(_PROBE), b"", {EXPECTED: str(1 << 62)})
-        deadline = Deadline(SystemClock(), self._timeout_seconds)
-        nobody = Flag()
-        while True:
-            if not self._insistently(impossible).is_from_nobody:
-                return
-            if deadline.passed:
-                raise self._connection.unavailable("no server leads the stream; try again")
-            SystemClock().wait(nobody, _LOOK_SECONDS)
-
-    def _manage(self, subject: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
-        answer = self._insistently(Outgoing(subject, json.dumps(body).encode() if body else b""))
-        if answer.is_from_nobody:
-            if not self._connection.has_jetstream:
-                raise self._no_jetstream()
-            raise self._connection.unavailable("JetStream accepts no requests; try again")
-        return answer.document
-
-    def _insistently(self, message: Outgoing) -> Answer:
-        """Return the answer to a message that may be sent repeatedly, and retry until the timeout.
-
-        While a stream is being created, each server of a cluster may leave the answer to another one.
-        """
-        deadline = Deadline(SystemClock(), self._timeout_seconds)
-        nobody = Flag()
-        while True:
-            try:
-                return self._connection.exchange([message], deadline.remaining(_ANSWER_SECONDS))[0][0]
-            except (NotSentError, AnswerLostError) as error:
-                if deadline.passed or isinstance(error, NotPermittedError):
-                    raise self._connection.failed(error) from error
-            SystemClock().wait(nobody, _LOOK_SECONDS)
-
-    def _cannot_open(self, code: int | None, description: str) -> Exception:
-        if code in _NO_JETSTREAM:
-            return self._no_jetstream()
-        if code in _TOO_FEW_SERVERS:
-            return UnsupportedError(
-                "there are fewer servers than replicas; start more servers, or use 'replicas=1'",
-                url=self.url,
-                server_says=description,
-            )
-        if code in _FULL:
-            return StoreFullError(
-                "the account has no space for the stream; raise its limits, or lower 'max_bytes'",
-                url=self.url,
-                server_says=description,
-            )
-        return self._connection.unavailable(f"the stream cannot be opened: {description} ({code})")
-
-    def _no_jetstream(self) -> UnsupportedError:
-        return UnsupportedError("the server or the account has no JetStream; enable it", url=self.url)
-
-    def _check_configuration(self, configuration: Mapping[str, Any], replicas: int | None) -> None:
-        found = (configuration.get("metadata") or {}).get(_FORMAT)
-        if found is None:
-            raise AlreadyExistsError("the stream is not a store of this SDK; name another stream", url=self.url)
-        if found != FORMAT:
-            raise UnsupportedError(
-                "the stream has a format that this release does not know; upgrade to the release that created it, or "
-                "name another stream",
-                url=self.url,
-                format=found,
-                known=FORMAT,
-            )
-        missing = [name for name, value in _NEEDED.items() if configuration.get(name) != value]
-        if missing:
-            raise UnsupportedError(
-                "the stream lacks settings that a store needs, as on servers before 2.12; create it anew on "
-                "newer servers",
-                url=self.url,
-                missing=missing,
-            )
-        if replicas not in (None, configuration["num_replicas"]):
-            raise InvalidArgumentError(
-                "the stream has another number of replicas; remove the option, or change the stream (nats "
-                "stream edit --replicas)",
-                url=self.url,
-                replicas=configuration["num_replicas"],
-                asked=replicas,
-            )
 
     def _check_open(self) -> None:
         check_open(self._process_id, self._is_closed, self.url)
@@ -795,31 +671,6 @@ def _batch(batch_id: str, messages: Sequence[_Message]) -> list[Outgoing]:
         )
         for number, message in enumerate(messages, 1)
     ]
-
-
-_NEEDED: Final[Mapping[str, object]] = {
-    "retention": "limits",
-    "discard": "new",  # a full stream refuses, and never gives up what is old
-    "max_age": 0,
-    "max_msgs_per_subject": -1,
-    "allow_direct": True,
-    "allow_rollup_hdrs": True,
-    "allow_atomic": True,
-}
-
-
-def _configuration(subjects: Subjects, replicas: int, max_bytes: int) -> Mapping[str, object]:
-    return {
-        **_NEEDED,
-        "name": subjects.stream,
-        "subjects": subjects.all(),
-        "storage": "file",
-        "num_replicas": replicas,
-        "max_bytes": max_bytes,
-        "republish": subjects.news_of_all(),
-        "duplicate_window": 100_000_000,  # ns; no message has an id
-        "metadata": {_FORMAT: FORMAT},
-    }
 
 
 def _are_as_expected(part: Append, present: Snapshot) -> bool:

@@ -53,7 +53,7 @@ def test_an_interrupted_block_leaves_no_ticket(nats_url: str, is_free: bool, spa
 
 def tickets(store: NatsStore) -> int:
     stream = queue_stream_of(store._subjects.stream)
-    return int(store._manage(Api(stream).info)["state"]["messages"])
+    return int(store._connection.ask(Api(stream).info, b"").document["state"]["messages"])
 
 
 def test_a_release_that_is_interrupted_while_nothing_answers_takes_the_ticket_back(nats_url: str) -> None:
