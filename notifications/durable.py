@@ -30,9 +30,8 @@ from synchronizer import (
 from synchronizer.clock import growing_pause
 from synchronizer.compare_and_set import remove_attributes
 from synchronizer.liveness.exclusive_role import ExclusiveRole
+from synchronizer.liveness.keeper import Keeper
 from synchronizer.liveness.timing import RENEWALS, observe_interval
-from synchronizer.threads.background import BackgroundThread, survive
-from synchronizer.threads.flag import Flag
 
 from .mailbox import N
 from .system import CLOSE_TIMEOUT_SECONDS, Listener, Subscription
@@ -135,11 +134,11 @@ class DurableListening(Generic[S, N]):
         self._name = f"{attribute.removeprefix(PREFIX)} of {synchronizer.name}"
         self._caller = _Caller(listener, name=self._name, thread=thread, on_end=self._end_call)
         self._stopping = False
+        self._stop_at = float("inf")  # the role then expires if the listener has not returned
         self._stepping = threading.Lock()  # guards the attributes below
         self._ended = False
         self._call: _ListenerCall[N] | None = None
         self._failures = 0  # of calls, in a row
-        self._troubles = 0  # of rounds, in a row
         self._call_at = float("-inf")
         #: A new name hears the changes since its registration, also if it gets the role later.
         self._since_begin: TransitionFeed[S] | None = synchronizer.transitions()
@@ -151,34 +150,42 @@ class DurableListening(Generic[S, N]):
         self._record_at = float("-inf")
         self._pending: list[Transition[S]] = []  # all after the position, with the one in a call
         self._to_tell: Sequence[N] | None = None  # the notifications of the first of them
-        self._wake = Flag()
-        self._thread = BackgroundThread(self._run, name=f"role of {self._name}", clock=self._clock) if thread else None
+        self._threaded = thread
+        self._keeper = Keeper(
+            self._step_until_stopped,
+            name=f"role of {self._name}",
+            clock=self._clock,
+            logger=_logger,
+            on_end=self._end_caller,
+            max_pause_seconds=self._interval_seconds,
+        )
 
     def start(self) -> None:
         """Begin to listen. An unavailable store is logged and retried."""
-        if self._thread is None:
-            self._step_or_warn()
+        if not self._threaded:
+            self._keeper.attempt(self._step)
             return
         try:
-            self._thread.start()
+            self._keeper.start()
         except BaseException:
-            self._thread, self._ended = None, True
+            self._threaded, self._ended = False, True
             self._caller.close()
             raise
 
     def look(self) -> None:
         """Tell the listener of new changes: soon, or, without a thread, now; then errors are raised."""
-        if self._thread is not None:
-            self._wake.set()
+        if self._threaded:
+            self._keeper.wake()
         else:
             self._step()
 
     def stop(self) -> None:
         """Begin no further call, and release the role after the current one. Stopping twice is no error."""
         self._stopping = True
-        self._wake.set()
-        if self._thread is None:
-            self._step_or_warn()
+        self._stop_at = min(self._stop_at, self._clock.monotonic() + CLOSE_TIMEOUT_SECONDS)
+        self._keeper.wake()
+        if not self._threaded:
+            self._keeper.attempt(self._step)
 
     def join(self, timeout: float) -> None:
         """After `stop`: wait up to ``timeout`` seconds each for the current call and the role's thread.
@@ -188,9 +195,9 @@ class DurableListening(Generic[S, N]):
         if self._is_calling and self._caller.is_this_loop:
             return
         self._caller.join(timeout)
-        if self._thread is not None and not self._caller.is_this_thread:
-            self._wake.set()
-            self._thread.join(timeout)
+        if not self._caller.is_this_thread:
+            self._keeper.wake()
+            self._keeper.join(timeout)
 
     @property
     def ended(self) -> bool:
@@ -198,37 +205,17 @@ class DurableListening(Generic[S, N]):
 
     # ------------------------------------------------------------------ the thread
 
-    def _run(self) -> None:
-        stop_at = float("inf")
-        while not self._ended and not self._caller.abandoned and self._clock.monotonic() < stop_at:
-            try:
-                due = self._step_or_warn()
-            except ClosedError as error:
-                _logger.info("%s receives no more notifications: %s", self._name, error)
-                break
-            self._clock.wait(self._wake, due - self._clock.monotonic())
-            self._wake.clear()
-            if self._stopping:
-                # If the listener does not return, the role expires.
-                stop_at = min(stop_at, self._clock.monotonic() + CLOSE_TIMEOUT_SECONDS)
+    def _step_until_stopped(self) -> float | None:
+        is_over = self._clock.monotonic() >= self._stop_at or self._caller.abandoned
+        due = None if is_over else self._step()
+        return None if self._ended else due
+
+    def _end_caller(self, closed: ClosedError | None) -> None:
+        if closed is not None:
+            _logger.info("%s receives no more notifications: %s", self._name, closed)
         self._caller.close()
         if self._is_calling:
             self._caller.abandon()
-
-    def _step_or_warn(self) -> float:
-        try:
-            due = self._step()
-            self._troubles = 0
-            return due
-        except ClosedError:
-            raise
-        except Exception as error:
-            self._troubles += 1
-            if not isinstance(error, ReaderGroupError):
-                survive(error, f"role of {self._name}")
-            elif self._troubles.bit_count() == 1:  # the 1st, 2nd, 4th and so on
-                _logger.warning("%s receives no notifications now: %s", self._name, error)
-            return self._clock.monotonic() + self._interval_seconds
 
     @property
     def _interval_seconds(self) -> float:
@@ -316,7 +303,7 @@ class DurableListening(Generic[S, N]):
         assert self._call is not None
         self._call.error = error
         self._call.done = True
-        self._wake.set()
+        self._keeper.wake()
 
     def _take_up_call(self, call: _ListenerCall[N]) -> None:
         self._call = None

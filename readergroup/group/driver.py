@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
@@ -22,8 +22,9 @@ from synchronizer import (
     Revision,
     StateTooLargeError,
 )
+from synchronizer.liveness.keeper import RETRY_SECONDS, Keeper
 from synchronizer.liveness.lease import DeathWatch
-from synchronizer.threads.background import BackgroundThread, survive
+from synchronizer.threads.background import survive
 from synchronizer.threads.flag import Flag
 
 from .model import balance
@@ -37,8 +38,6 @@ _logger = logging.getLogger(__name__)
 HAND_OVER_SECONDS: Final = 0.5
 #: How long an automatic checkpoint waits for readers to pass it; ``max_processing_seconds`` if that is longer.
 CHECKPOINT_SECONDS: Final = 600.0
-#: The delay before a retry.
-RETRY_SECONDS: Final = 0.1
 
 
 class DrivenReader(Protocol):
@@ -65,14 +64,15 @@ class GroupDriver:
         self._clock = updater.synchronizer.clock
         self._threaded = threads
         self._lock = threading.Lock()
-        self._threads: dict[str, threading.Thread] = {}
         self._readers: WeakValueDictionary[str, DrivenReader] = WeakValueDictionary()
         #: Whether the store left the last call for a reader's lease unanswered.
         self.is_cut_off = False
-        self._renewals_changed = Flag()  # the next renewal may be due at another time
+        name, keeper = self._synchronizer.name, partial(Keeper, clock=self._clock, logger=_logger)
+        self._leases = keeper(lambda: self.renew() if self._readers else None, name=f"{name}-leases")
+        self._group = keeper(
+            lambda: self.work() if self._readers else None, name=f"{name}-group", wait=self._wait_for_work
+        )
         self._pause = Flag()  # never set
-        self._complaint: str | None = None  # what was logged last
-        self._failed = False  # in this round
         self._pace = Pace(self._clock)
         self._deaths = DeathWatch(self._clock)
         self._follow_at = float("-inf")
@@ -89,21 +89,21 @@ class GroupDriver:
         self.is_cut_off = False  # the store has just answered the join
         with self._lock:
             self._readers[reader.reader_id] = reader
-            try:
-                if self._threaded:
-                    self._start("leases", self.renew, self._wait_for_renewals)
-                    self._start("group", self.work, self._wait_for_work)
-            except BaseException:
-                del self._readers[reader.reader_id]
-                raise
-        self._renewals_changed.set()
+        try:
+            if self._threaded:
+                self._leases.start()
+                self._group.start()
+        except BaseException:
+            self.leave(reader)
+            raise
+        self._leases.wake()
 
     def leave(self, reader: DrivenReader) -> None:
         """Stop driving the reader. The reader itself removes its lease."""
         with self._lock:
             if self._readers.get(reader.reader_id) is reader:
                 del self._readers[reader.reader_id]
-        self._renewals_changed.set()
+        self._leases.wake()
 
     def _present_readers(self) -> list[DrivenReader]:
         with self._lock:  # else the iteration fails when another thread adds or removes a reader
@@ -112,37 +112,6 @@ class GroupDriver:
     def step(self) -> float:
         """Do all due work, and return when, on the clock, more is due. Raises nothing but `ClosedError`."""
         return min(self.renew(), self.work())
-
-    # ------------------------------------------------------------------ the threads
-
-    def _start(self, name: str, step: Callable[[], float], wait: Callable[[float], None]) -> None:
-        if name not in self._threads or not self._threads[name].is_alive():
-            thread = BackgroundThread(
-                partial(self._run, name, step, wait),
-                name=f"{self._synchronizer.name}-{name}",
-                clock=self._clock,
-                most_seconds=RETRY_SECONDS,
-            )
-            self._threads[name] = thread  # before the start: an interrupt may follow it
-            thread.start()
-
-    def _run(self, name: str, step: Callable[[], float], wait: Callable[[float], None]) -> None:
-        try:
-            while self._has_readers(name):
-                wait(step() - self._clock.monotonic())
-        except ClosedError:
-            _logger.debug("%s was closed", self._synchronizer.name)
-
-    def _has_readers(self, name: str) -> bool:
-        """Return whether there is a reader to drive. A thread makes its last check under the lock of `join`."""
-        with self._lock:
-            if not self._readers:
-                self._threads.pop(name, None)
-            return bool(self._readers)
-
-    def _wait_for_renewals(self, timeout: float) -> None:
-        self._clock.wait(self._renewals_changed, timeout)
-        self._renewals_changed.clear()
 
     def _wait_for_work(self, timeout: float) -> None:
         """Wait until the group's log or a stream's metadata grew, or until something is due."""
@@ -153,16 +122,8 @@ class GroupDriver:
         known = {**self._followed, self._synchronizer.segment: self._synchronizer.applied_length}
         if timeout <= 0 or self._synchronizer.revision != self._told:
             return
-        try:
-            if self._failed:  # the failed step may be the one that a grown log would wake again at once
-                self._clock.wait(self._pause, timeout)
-            elif grown := self._synchronizer.store.wait(known, timeout) - {self._synchronizer.segment}:
-                self._follow_in_turn(grown)
-        except ClosedError:
-            raise
-        except Exception as error:
-            self._complain(error)
-            self._clock.wait(self._pause, min(timeout, RETRY_SECONDS))
+        if grown := self._synchronizer.store.wait(known, timeout) - {self._synchronizer.segment}:
+            self._follow_in_turn(grown)
 
     def _follow_in_turn(self, grown: Collection[str]) -> None:
         """Follow the streams soon, by rank. The first process updates the group's state and spares the others."""
@@ -195,36 +156,18 @@ class GroupDriver:
 
     def work(self) -> float:
         """Follow, observe and balance, and return when this is due again. Raises nothing but `ClosedError`."""
-        self._failed = False
-        due = float("inf")
-        for step in (
-            self._fetch,
-            self._observe,
-            self._follow,
-            self._balance,
-            self._give_up_checkpoint,
-            self._begin_checkpoint,
-            self._tell,
-        ):
-            try:
-                due = min(due, step())
-            except ClosedError:
-                raise
-            except Exception as error:
-                self._failed = True
-                self._complain(error)
-                due = min(due, self._clock.monotonic() + RETRY_SECONDS)
-        if not self._failed:
-            self._complaint = None
-        return due
-
-    def _complain(self, error: Exception) -> None:
-        """Log the error. A lasting one is logged once."""
-        if not isinstance(error, ReaderGroupError):
-            survive(error, f"{self._synchronizer.name}-group")
-        elif str(error) != self._complaint:
-            self._complaint = str(error)
-            _logger.warning("%s: %s", self._synchronizer.name, error)
+        return min(
+            self._group.attempt(step)
+            for step in (
+                self._fetch,
+                self._observe,
+                self._follow,
+                self._balance,
+                self._give_up_checkpoint,
+                self._begin_checkpoint,
+                self._tell,
+            )
+        )
 
     def _fetch(self) -> float:
         try:
@@ -248,7 +191,7 @@ class GroupDriver:
     def _look_up(self) -> None:
         for reader in self._present_readers():
             reader.mark_stale()
-        self._renewals_changed.set()
+        self._leases.wake()
 
     def _observe(self) -> float:
         """Check the leases, and remove dead readers, with the moves that follow."""

@@ -16,9 +16,9 @@ from synchronizer import ClosedError, NotFoundError, ReaderGroupError
 from synchronizer.callables import checked
 from synchronizer.clock import growing_pause
 from synchronizer.liveness.exclusive_role import ExclusiveRole, RoleValue
+from synchronizer.liveness.keeper import Keeper
 from synchronizer.liveness.timing import observe_interval
-from synchronizer.threads.background import BackgroundThread, survive
-from synchronizer.threads.flag import Flag
+from synchronizer.threads.background import BackgroundThread
 
 from .policy import ReaderScalingPolicy, ScalingDecision, ScalingHistory
 from .scaled_group import ScaledGroup
@@ -77,13 +77,20 @@ class Autoscaling:
         self._call: _CallbackCall | None = None
         self._failures = 0  # consecutive ones
         self._call_at = float("-inf")
-        self._wake = Flag()
         self._closed = False
+        self._is_deleted = False
         self._process_id = os.getpid()
+        self._keeper = Keeper(
+            self._step_until_closed,
+            name=f"autoscaling of {group.name}",
+            clock=self._clock,
+            logger=_logger,
+            on_end=self._release,
+            max_pause_seconds=self._interval_seconds,
+        )
         self._unregister = group.segment_notifier.register_listener(lambda _: self._on_segments())
-        self._thread = BackgroundThread(self._run, name=f"autoscaling of {group.name}", clock=self._clock)
         try:
-            self._thread.start()
+            self._keeper.start()
         except BaseException:
             self._unregister()
             raise
@@ -97,51 +104,39 @@ class Autoscaling:
             return  # a forked child: the callback belongs to the parent
         self._closed = True
         self._unregister()
-        self._wake.set()
+        self._keeper.wake()
         call = self._call
         if call is None or call.thread is not threading.current_thread():
-            self._thread.join(2 * CLOSE_SECONDS)
+            self._keeper.join(2 * CLOSE_SECONDS)
 
     # ------------------------------------------------------------------ the thread
 
     def _on_segments(self) -> None:
         self._look_at = float("-inf")
-        self._wake.set()
+        self._keeper.wake()
 
-    def _run(self) -> None:
-        is_deleted = False
+    def _step_until_closed(self) -> float | None:
         try:
-            while not self._closed:
-                due = self._step_or_warn()
-                self._clock.wait(self._wake, due - self._clock.monotonic())
-                self._wake.clear()
-        except (ClosedError, NotFoundError) as error:
-            is_deleted = isinstance(error, NotFoundError)
+            return None if self._closed else self._step()
+        except NotFoundError as error:
+            self._is_deleted = True
             _logger.info("autoscaling of %s ends: %s", self._group.name, error)
+            return None
+
+    def _release(self, closed: ClosedError | None) -> None:
+        if closed is not None:
+            _logger.info("autoscaling of %s ends: %s", self._group.name, closed)
         try:
             if self._call is not None:
                 self._call.thread.join(CLOSE_SECONDS)
                 self._take_up_call()
-            if is_deleted:
+            if self._is_deleted:
                 self._role.record()  # a call for the deleted group may be recorded; the next group had none
             self._role.give_up()
         except ClosedError:
             pass  # the role expires
         except ReaderGroupError as error:
             _logger.warning("the role of %s could not be released and will expire: %s", self._group.name, error)
-        except Exception as error:
-            survive(error, f"autoscaling of {self._group.name}")
-
-    def _step_or_warn(self) -> float:
-        try:
-            return self._step()
-        except (ClosedError, NotFoundError):
-            raise
-        except ReaderGroupError as error:
-            _logger.warning("autoscaling of %s: %s", self._group.name, error)
-        except Exception as error:
-            survive(error, f"autoscaling of {self._group.name}")
-        return self._clock.monotonic() + self._interval_seconds
 
     def _step(self) -> float:
         """Do one round; return when the next is due."""
@@ -175,7 +170,9 @@ class Autoscaling:
         """Start a call in its own thread, so that this one can renew the role; return when to look again."""
         now = self._clock.monotonic()
         if now >= self._call_at and now < self._role.valid_until:
-            self._call = _CallbackCall(self._callback, decision, number_of_segments, self._wake, self._role.times_taken)
+            self._call = _CallbackCall(
+                self._callback, decision, number_of_segments, self._keeper.wake, self._role.times_taken
+            )
             return float("inf")
         self._look_at = min(self._look_at, self._call_at)
         return self._look_at
@@ -224,7 +221,7 @@ class _CallbackCall:
         callback: Callback,
         decision: ScalingDecision,
         number_of_segments: int | None,
-        wake: threading.Event,
+        on_end: Callable[[], None],
         times_taken: int,
     ) -> None:
         self.decision = decision
@@ -233,7 +230,7 @@ class _CallbackCall:
         self.error: BaseException | None = None
         self.done = False
         self._callback = callback
-        self._wake = wake
+        self._on_end = on_end
         self.thread = BackgroundThread(self._run, name="autoscaling callback")
         self.thread.start()
 
@@ -244,4 +241,4 @@ class _CallbackCall:
             self.error = error
         finally:
             self.done = True
-            self._wake.set()
+            self._on_end()

@@ -80,7 +80,7 @@ class Barrier:
         self._clock = self.synchronizer.clock
         #: One for each waiting call in this process.
         self._participants = Participants(
-            self.synchronizer, member_timeout_seconds, changed=lambda: False, threads=threads
+            self.synchronizer, member_timeout_seconds, changed=lambda: None, threads=threads
         )
         self._closed = False
 

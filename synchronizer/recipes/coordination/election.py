@@ -10,16 +10,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Final, Self, TypeVar, Unpack
 
 from synchronizer.arguments import check_type
 from synchronizer.callables import check_callable, check_returned
 from synchronizer.clock import Deadline
-from synchronizer.errors import ClosedError, DeadlineExceededError, LeaseLostError, ReaderGroupError
+from synchronizer.errors import ClosedError, DeadlineExceededError, LeaseLostError
+from synchronizer.liveness.keeper import Keeper
 from synchronizer.state_synchronizer import StateSynchronizer
 from synchronizer.store import SegmentStore
-from synchronizer.threads.background import BackgroundThread
 
 from ..collections.shared import SynchronizerOptions
 from .members import UPDATES, Members, empty_members
@@ -79,7 +78,14 @@ class LeaderElection:
         self._on_elected: list[Callable[[int], object]] = []
         self._on_lost: list[Callable[[], object]] = []
         self._told: int | None = None  # the token that the listeners received last
-        self._telling: threading.Thread | None = None
+        self._telling = Keeper(
+            self._tell_until_closed,
+            name=f"{self.synchronizer.name}-listeners",
+            clock=self._clock,
+            logger=_logger,
+            wait=self._wait_for_news,
+            on_end=lambda _: self._tell(),
+        )
         self._participant = Participant(
             self.synchronizer, candidate_id, member_timeout_seconds, changed=self._stay_in_line, threads=threads
         )
@@ -217,9 +223,7 @@ class LeaderElection:
         """Resign and end the threads. Closing twice is no error. If the store is unavailable, the lease expires."""
         self._closed = True  # from here on an interrupted call can be repeated
         self._participant.leave_or_warn()
-        telling = self._telling
-        if telling is not None and telling is not threading.current_thread():
-            telling.join(CLOSE_SECONDS)
+        self._telling.join(CLOSE_SECONDS)
         self.synchronizer.close()
 
     def __enter__(self) -> Self:
@@ -240,49 +244,41 @@ class LeaderElection:
         return due
 
     def _token(self) -> int | None:
-        first = self._participant.first()
+        first = self._participant.among(1)
         if first is None:
             return None
         self._elected = True
         return first.incarnation
 
-    def _stay_in_line(self) -> bool:
-        """Rejoin as the last if a follower was removed; a removed leader has had its term. Return whether to retry."""
+    def _stay_in_line(self) -> None:
+        """Rejoin as the last if a follower was removed. A removed leader has had its term."""
         if not self._participant.wanted or self._participant.joined:
-            return False  # without the lock: another thread may hold it during a store call
+            return  # without the lock: another thread may hold it during a store call
         with self._lock:
-            if not self._participant.wanted or self._participant.joined:
-                return False
-            if self._elected:
-                self._participant.wanted = False
-                _logger.warning("%s is no longer the leader of %s", self.candidate_id, self.name)
-                return False
-            try:
-                self._participant.rejoin(timeout=ASK_SECONDS)
-            except ReaderGroupError as error:
-                _logger.warning("%s could not rejoin election %s: %s", self.candidate_id, self.name, error)
-                return True
-            return False
+            if self._participant.wanted and not self._participant.joined:
+                if self._elected:
+                    self._participant.wanted = False
+                    _logger.warning("%s is no longer the leader of %s", self.candidate_id, self.name)
+                else:
+                    self._participant.rejoin(timeout=ASK_SECONDS)
 
     def _start_telling(self) -> None:
         with self._lock:
             self._check_open()
-            if self._threads and self._telling is None:
-                telling = BackgroundThread(
-                    self._tell_until_closed, name=f"{self.synchronizer.name}-listeners", clock=self._clock
-                )
-                telling.start()
-                self._telling = telling
+            if self._threads:
+                self._telling.start()
 
-    def _tell_until_closed(self) -> None:
-        with suppress(ClosedError):  # the store was closed
-            while not self._closed:
-                self._tell()
-                # The store does not report an expired lease, so the wait ends by itself.
-                until = self._participant.valid_until if self._told is not None else float("inf")
-                deadline = Deadline(self._clock, until - self._clock.monotonic())
-                self._participant.wait_until(lambda: self._closed or self._token() != self._told, deadline)
+    def _tell_until_closed(self) -> float | None:
         self._tell()
+        if self._closed:
+            return None
+        # The store does not report an expired lease, so the wait ends by itself.
+        return self._participant.valid_until if self._told is not None else float("inf")
+
+    def _wait_for_news(self, seconds: float) -> None:
+        self._participant.wait_until(
+            lambda: self._closed or self._token() != self._told, Deadline(self._clock, seconds)
+        )
 
     def _tell(self) -> None:
         token = self._token()

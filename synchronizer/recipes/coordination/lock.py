@@ -226,18 +226,17 @@ class Lock:
                 return
         self._participants.leave(participant)
 
-    def _end_lingering(self) -> bool:
+    def _end_lingering(self) -> None:
         """Leave with the lingering participant when its holders have changed, or are still alive at its deadline."""
         with self._lock:
             found = self._lingering
             if found is None:
-                return False
+                return
             is_same = found.participant.joined and found.participant.members()[: self.permits] == found.holders
             if is_same and self._clock.monotonic() < found.until:
-                return False
+                return
             self._lingering = None
         self._participants.leave(found.participant)
-        return False
 
 
 class Semaphore(Lock):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count, repeat
 from typing import Annotated, Final, Literal
 
@@ -10,8 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from synchronizer.arguments import check_duration
 from synchronizer.errors import InvalidArgumentError
+from synchronizer.liveness.lease import lease_attribute, lease_value
 from synchronizer.log.entries import Revision
 from synchronizer.state import State, Update
+from synchronizer.state_synchronizer import Proposal
+from synchronizer.store import ANY, AttributeChange
 
 MAX_TIMEOUT_SECONDS: Final = 86_400.0
 Timeout = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_SECONDS)]
@@ -121,3 +124,17 @@ def empty_members(timeout_seconds: float, *, places: int | None = None, parties:
             "member_timeout_seconds must be at most 86400, which is one day", member_timeout_seconds=timeout_seconds
         )
     return Members(timeout_seconds=timeout_seconds, places=places, parties=parties)
+
+
+def removing(
+    members: Sequence[Member], cause: Cause, observed: Mapping[str, bytes] | None = None
+) -> Proposal[Members, Sequence[Member]]:
+    """Propose to remove these members with their leases, if these still have the ``observed`` values; None: any."""
+    return Proposal(
+        [Leave(member=each.member, lease=each.lease, cause=cause) for each in members],
+        members,
+        {
+            lease_attribute(each.lease): AttributeChange(ANY if observed is None else lease_value(each, observed), None)
+            for each in members
+        },
+    )

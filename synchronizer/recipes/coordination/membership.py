@@ -10,7 +10,7 @@ from typing import Final, Self, TypeVar, Unpack
 
 from synchronizer.arguments import check_type
 from synchronizer.callables import check_callable, check_returned
-from synchronizer.errors import ClosedError, DeadlineExceededError, ReaderGroupError
+from synchronizer.errors import ClosedError, DeadlineExceededError
 from synchronizer.log.replica import AppliedUpdate
 from synchronizer.state_synchronizer import StateSynchronizer
 from synchronizer.store import SegmentStore
@@ -187,21 +187,15 @@ class Membership:
             self.synchronizer.poll_listeners(timeout=0.0)
         return due
 
-    def _stay_if_alive(self) -> bool:
-        """Rejoin if this member was removed and no other one has its id. Return whether to try again."""
+    def _stay_if_alive(self) -> None:
+        """Rejoin if this member was removed and no other one has its id."""
         if not self._participant.wanted or self._participant.joined:
-            return False  # without the lock: another thread may hold it during a store call
+            return  # without the lock: another thread may hold it during a store call
         with self._lock:
-            if not self._participant.wanted or self._participant.joined:
-                return False
-            try:
+            if self._participant.wanted and not self._participant.joined:
                 joined = self._participant.rejoin(on_duplicate_id="yield", timeout=ASK_SECONDS)
-            except ReaderGroupError as error:
-                _logger.warning("%s could not rejoin %s: %s", self.member_id, self.name, error)
-                return True
-            became = "was declared dead and rejoined" if joined else "stays out: another member joined with its id"
-            _logger.warning("%s of %s %s", self.member_id, self.name, became)
-            return False
+                became = "was declared dead and rejoined" if joined else "stays out: another member joined with its id"
+                _logger.warning("%s of %s %s", self.member_id, self.name, became)
 
     def _check_open(self) -> None:
         if self._closed:

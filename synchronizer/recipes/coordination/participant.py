@@ -29,36 +29,33 @@ from synchronizer.errors import (
     StoreUnavailableError,
     UnknownUpdateError,
 )
-from synchronizer.liveness.lease import DeathWatch, Lease, Observed, lease_attribute, lease_value, read_leases
+from synchronizer.liveness.keeper import Keeper
+from synchronizer.liveness.lease import DeathWatch, Lease, Observed, lease_value, read_leases
 from synchronizer.liveness.timing import RENEWALS
-from synchronizer.state import Update
 from synchronizer.state_synchronizer import Proposal, StateSynchronizer
-from synchronizer.store import ANY, MAX_ATTRIBUTE_CHANGES, AttributeChange
-from synchronizer.threads.background import BackgroundThread, survive
+from synchronizer.store import MAX_ATTRIBUTE_CHANGES, AttributeChange
 from synchronizer.threads.delayed_calls import delayed_calls
-from synchronizer.threads.flag import Flag
+from synchronizer.threads.flag import Bell
 
-from .members import Join, Leave, Member, Members
+from .members import Join, Member, Members, removing
 
 MAX_MEMBER_LENGTH: Final = 250
 #: With a longer timeout, the threads may start late and the first renewal is still in time.
 _LONG_LEASE_SECONDS: Final = 1.0
-#: The pause before failed background work is tried again.
-RETRY_SECONDS: Final = 0.1
 #: The timeout of a store call if the caller's timeout is for something else, or too short.
 ASK_SECONDS: Final = 1.0
 
-_logger = logging.getLogger(__name__)
-
 #: If another member has the id of a participant that joins: let both stay, replace the other, or stay out.
 OnDuplicateId = Literal["keep", "replace", "yield"]
+
+_logger = logging.getLogger(__name__)
 
 
 class Participant:
     """A member that joins, loses its place and joins again, each time last in order. Borrows the synchronizer.
 
-    ``changed`` is called after each round of the work, in its thread, and when the place is lost or given up. It
-    returns whether to call it again soon. Threads may share a participant.
+    ``changed`` is called after each round of the work, in its thread, and when the place is lost or given up. After an
+    error it is called again soon. Threads may share a participant.
 
     ``left_behind`` holds the leases of stays that this process could not end, or did not learn whether they began.
     Several participants may share it. Joining and leaving end those stays as well.
@@ -70,7 +67,7 @@ class Participant:
         member: str,
         timeout_seconds: float,
         *,
-        changed: Callable[[], bool],
+        changed: Callable[[], object],
         threads: bool,
         left_behind: set[str] | None = None,
     ) -> None:
@@ -89,16 +86,12 @@ class Participant:
         self._lease: Lease | None = None  # of the present stay
         self._left_behind = set() if left_behind is None else left_behind
         self._leaving: set[str] = set()  # stays that ended here, until the store knows it
-        self._deaths = DeathWatch(self._clock)
-        self._cached_by_lease: tuple[tuple[Member, ...], Mapping[str, Member]] = (
-            (),
-            {},
-        )  # the last seen members by lease
-        self._complaints: dict[str, str] = {}  # the last logged error of each part of the work that fails
-        self._to_start: list[Callable[[], None]] = []  # the threads of the present stay that have not started
-        self._starting = threading.Lock()
-        self._wake = Flag()  # wakes the thread that renews
-        self._waiting: set[threading.Event] = set()  # one for each caller that waits for news
+        self._kept: Lease | None = None  # the last one whose threads have started
+        self._watch = MemberWatch(synchronizer)
+        keeper = partial(Keeper, clock=self._clock, logger=_logger, on_end=self._end)
+        self._renewing = keeper(self._renew, name=f"{synchronizer.name}-lease")
+        self._following = keeper(self.work, name=f"{synchronizer.name}-members", wait=synchronizer.wait_for_growth)
+        self._news = Bell()  # for the callers that wait
         self._ended: ClosedError | None = None
 
     # ------------------------------------------------------------------ joining and leaving
@@ -124,10 +117,6 @@ class Participant:
         """Return the member of this participant in the newest state known here."""
         lease = self._lease
         return None if lease is None else next((each for each in self.members() if each.lease == lease.name), None)
-
-    def first(self) -> Member | None:
-        """Return the member of this participant if it is the first and no other process can have removed it."""
-        return self.among(1)
 
     def among(self, places: int) -> Member | None:
         """Return the member of this participant if it is one of the first N and cannot have been removed."""
@@ -166,23 +155,18 @@ class Participant:
         lease = Lease(synchronizer.store, synchronizer.segment, secrets.token_hex(8), self._clock)
         left_behind = {*self._left_behind, *self._leaving}
 
+        created = {lease.attribute: AttributeChange(None, lease.first_value)}
+
         def join(state: Members) -> Proposal[Members, bool]:
             own = [each for each in state.members if each.lease in left_behind]
             others = [each for each in state.members if each.member == self.member and each not in own]
             if others and on_duplicate_id == "yield":
                 return Proposal((), False)
-            gone = own if on_duplicate_id == "keep" else [*own, *others]
-            updates: list[Update[Members]] = [
-                Leave(member=each.member, lease=each.lease, cause="replaced") for each in gone
-            ]
-            timeout_seconds = self._wished_timeout_seconds
-            is_other = timeout_seconds != state.timeout_seconds
-            updates.append(
-                Join(member=self.member, lease=lease.name, timeout_seconds=timeout_seconds if is_other else None)
-            )
-            attributes = {lease_attribute(each.lease): AttributeChange(ANY, None) for each in gone}
-            attributes[lease.attribute] = AttributeChange(None, lease.first_value)
-            return Proposal(updates, True, attributes)
+            removed = removing(own if on_duplicate_id == "keep" else [*own, *others], "replaced")
+            wished = self._wished_timeout_seconds
+            timeout_seconds = None if wished == state.timeout_seconds else wished
+            added = Join(member=self.member, lease=lease.name, timeout_seconds=timeout_seconds)
+            return Proposal([*removed.updates, added], True, {**removed.attributes, **created})
 
         sent_at = self._clock.monotonic()
         try:
@@ -191,7 +175,8 @@ class Participant:
                 return False
             self._left_behind -= left_behind  # a lost request for one of these cannot arrive any more
             self._leaving -= left_behind
-            self._complaints.clear()
+            for keeper in (self._renewing, self._following):
+                keeper.forget_troubles()
             lease.begin(sent_at, synchronizer.state.timeout_seconds)
             with self._lock:
                 if self.wanted:
@@ -207,19 +192,15 @@ class Participant:
             self.leave_or_warn()
             return False
         if self._threaded:
-            self._start_keeping(lease)
+            self._start_keeping()
         return True
 
-    def _start_keeping(self, lease: Lease) -> None:
+    def _start_keeping(self) -> None:
         """Start the threads: a moment later, or at once for a short lease."""
         wanted = self.wanted
         try:
-            self._to_start = [
-                partial(self._start, lease, "lease", self.renew, self._wait_to_renew),
-                partial(self._start, lease, "members", self.work, self._wait_to_work),
-            ]
             if self._synchronizer.state.timeout_seconds > _LONG_LEASE_SECONDS:
-                delayed_calls.add(self, self._start_threads_or_complain)
+                delayed_calls.add(self, lambda: self._following.attempt(self._start_threads) is not None)
             else:
                 self._start_threads()
         except BaseException:
@@ -228,20 +209,12 @@ class Participant:
             raise
 
     def _start_threads(self) -> None:
-        """Start the threads that have not started. After an error or an interrupt, call it again."""
-        with self._starting:
-            while to_start := self._to_start:
-                to_start[0]()
-                del to_start[0]
-
-    def _start_threads_or_complain(self) -> bool:
-        """Return whether to try again."""
-        try:
-            self._start_threads()
-            self._complaints.pop("start", None)
-        except StoreUnavailableError as error:
-            self._complain("start", error)
-        return bool(self._to_start)
+        """Start the threads of the present stay. After an error or an interrupt, call it again."""
+        lease = self._lease
+        if self._threaded and lease is not None and lease is not self._kept:
+            self._renewing.start()
+            self._following.start()
+            self._kept = lease
 
     def leave(self, *, timeout: float | None = None) -> Member | None:
         """Leave, so that the others continue at once; return the member in its last state, or None.
@@ -256,12 +229,12 @@ class Participant:
         return next((each for each in gone if lease is not None and each.lease == lease.name), None)
 
     def leave_or_warn(self) -> None:
-        """`leave`, and log an error instead of raising it. Skip the store call if the background work already fails."""
+        """`leave`, and log an error instead of raising it. Skip the store call if the background work had no answer."""
         if os.getpid() != self._process_id:
             return  # a forked child: the lease belongs to the parent
         leases = self._withdraw()
         try:
-            if leases and self._complaints.keys() & {"renew", "wait"}:
+            if leases and (self._renewing.is_cut_off or self._following.is_cut_off):
                 self._left_behind.update(leases)
                 raise StoreUnavailableError("the store does not answer")
             if leases:
@@ -278,19 +251,15 @@ class Participant:
             if self._lease is not None and not self._lease.lost:
                 self._leaving.add(self._lease.name)  # first: after an interrupt it can be repeated
             self._lease = None
-            # With the lock held: a thread that joins from now on starts threads of its own.
-            self._to_start = []
+            # With the lock held: a thread that joins from now on adds its call after this.
             delayed_calls.remove(self)
-        self._wake.set()
+        self._renewing.wake()
         self.tell()
         return {*self._left_behind, *self._leaving}
 
     def _leave(self, leases: Collection[str], timeout: float | None) -> Sequence[Member]:
         def leave(state: Members) -> Proposal[Members, Sequence[Member]]:
-            gone = [each for each in state.members if each.lease in leases]
-            updates = [Leave(member=each.member, lease=each.lease, cause="left") for each in gone]
-            attributes = {lease_attribute(each.lease): AttributeChange(ANY, None) for each in gone}
-            return Proposal(updates, gone, attributes)
+            return removing([each for each in state.members if each.lease in leases], "left")
 
         try:
             gone = self._synchronizer.update_state_with_attributes(leave, timeout=timeout)
@@ -309,109 +278,60 @@ class Participant:
 
         Raise `ClosedError` if the synchronizer is closed, because nothing changes any more.
         """
-        news = Flag()
-        with self._lock:
-            self._waiting.add(news)
-        try:
-            while not condition():
-                self._start_threads()
-                if self._ended is not None:
-                    raise self._ended.with_traceback(None)
-                if deadline.passed:
-                    return False
-                self._clock.wait(news, deadline.remaining())
-                news.clear()
-            return True
-        finally:
-            with self._lock:
-                self._waiting.discard(news)
+        while True:
+            news = self._news.next_ring()  # without the lock: one that rings in between is set
+            if condition():
+                return True
+            self._start_threads()
+            if self._ended is not None:
+                raise self._ended.with_traceback(None)
+            if deadline.passed:
+                return False
+            self._clock.wait(news, deadline.remaining())
 
-    def tell(self) -> bool:
-        """Call ``changed`` and wake the waiting callers; return whether to do so again soon."""
-        again = self._changed()
-        self._wake_waiting()
-        return again
+    def tell(self) -> None:
+        """Call ``changed`` and wake the waiting callers."""
+        try:
+            self._changed()
+        finally:
+            self._wake_waiting()
 
     def _wake_waiting(self) -> None:
         with self._lock:
-            for news in self._waiting:
-                news.set()
+            self._news.ring()
 
-    # ------------------------------------------------------------------ the threads
-
-    def step(self) -> float:
-        """Do the work that is due; return when, on the clock, more is due. Raises nothing but `ClosedError`."""
-        return min(self.renew(), self.work())
-
-    def _start(self, lease: Lease, name: str, step: Callable[[], float], wait: Callable[[float], None]) -> None:
-        BackgroundThread(
-            partial(self._run, lease, step, wait),
-            name=f"{self._synchronizer.name}-{name}",
-            clock=self._clock,
-            most_seconds=RETRY_SECONDS,
-        ).start()
-
-    def _run(self, lease: Lease, step: Callable[[], float], wait: Callable[[float], None]) -> None:
-        try:
-            due = step()
-            while self._lease is lease and due < float("inf"):
-                wait(due - self._clock.monotonic())
-                due = step()
-        except ClosedError as error:
-            _logger.debug("%s was closed", self._synchronizer.name)
-            lease.lose()
+    def _end(self, error: ClosedError | None) -> None:
+        """Note that the store or the synchronizer is closed, and that nothing changes any more."""
+        if error is not None:
+            if (lease := self._lease) is not None:
+                lease.lose()
             self._ended = error
             self._wake_waiting()
 
-    def _wait_to_renew(self, timeout: float) -> None:
-        self._clock.wait(self._wake, timeout)
-        self._wake.clear()
-
-    def _wait_to_work(self, timeout: float) -> None:
-        """Wait until the log has grown or work is due."""
-        try:
-            self._synchronizer.wait_for_growth(max(0.0, timeout))
-            self._complaints.pop("wait", None)
-        except ClosedError:
-            raise
-        except Exception as error:
-            self._complain("wait", error)
-            self._clock.wait(Flag(), min(max(0.0, timeout), RETRY_SECONDS))
-
     # ------------------------------------------------------------------ the work
 
-    def renew(self) -> float:
-        """Renew the lease if that is due; return when it is due next. Raises nothing but `ClosedError`."""
+    def step(self) -> float:
+        """Do the work that is due; return when, on the clock, more is due. Raises nothing but `ClosedError`."""
+        return min((due for due in (self._renewing.step(), self.work()) if due is not None), default=float("inf"))
+
+    def _renew(self) -> float | None:
+        """Renew the lease if that is due; return when it is due next."""
         lease = self._lease
         if lease is None or lease.lost:
-            return float("inf")
-        try:
-            timeout_seconds = self._synchronizer.state.timeout_seconds
-            if self._clock.monotonic() >= lease.renewed_at + timeout_seconds / RENEWALS:
-                lease.renew({}, timeout_seconds)
-                self._complaints.pop("renew", None)
-            return lease.renewed_at + timeout_seconds / RENEWALS
-        except ClosedError:
-            raise
-        except Exception as error:
-            if lease is self._lease:  # else another stay has begun
-                self._complain("renew", error)
-            return self._clock.monotonic() + RETRY_SECONDS
+            return None
+        timeout_seconds = self._synchronizer.state.timeout_seconds
+        if self._clock.monotonic() >= lease.renewed_at + timeout_seconds / RENEWALS:
+            lease.renew({}, timeout_seconds)
+        return lease.renewed_at + timeout_seconds / RENEWALS
 
-    def work(self) -> float:
+    def work(self) -> float | None:
         """Follow the log and remove dead members; return when that is due again. Raises nothing but `ClosedError`."""
         lease = self._lease
-        try:
-            due = self._follow(lease)
-            self._complaints.pop("follow", None)
-        except ClosedError:
-            raise
-        except Exception as error:
-            self._complain("follow", error)
-            due = self._clock.monotonic() + RETRY_SECONDS
+        due = self._following.attempt(self._follow, lease)
+        again_at = self._following.attempt(self.tell)
         if lease is None or lease.lost:
-            due = float("inf")
-        return min(due, self._clock.monotonic() + ASK_SECONDS) if self.tell() else due
+            return again_at
+        return due if again_at is None else min(due, again_at)
 
     def _follow(self, lease: Lease | None) -> float:
         try:
@@ -424,47 +344,44 @@ class Participant:
             return float("inf")
         if state.find(lease.name) is None:
             lease.lose()
-            self._wake.set()
+            self._renewing.wake()
             return float("inf")
-        by_lease = self._by_lease(state.members)
+        return self._watch.look(state, lease)
+
+
+class MemberWatch:
+    """Finds members whose leases have expired, and removes them."""
+
+    def __init__(self, synchronizer: StateSynchronizer[Members]) -> None:
+        self._synchronizer = synchronizer
+        self._deaths = DeathWatch(synchronizer.clock)
+        self._by_lease: tuple[tuple[Member, ...], Mapping[str, Member]] = ((), {})  # the last seen members by lease
+
+    def look(self, state: Members, own: Lease) -> float:
+        """Look at the leases if that is due, for the member with the lease ``own``; return when it is due next."""
+        if state.members is not self._by_lease[0]:
+            self._by_lease = state.members, {each.lease: each for each in state.members}
         dead = self._deaths.look(
-            by_lease, {lease.name}, self._read_leases, state.timeout_seconds, lambda: lease.renewed_at
+            self._by_lease[1], {own.name}, self._read_leases, state.timeout_seconds, lambda: own.renewed_at
         )
         if dead:
             self._remove(dead)
         return self._deaths.due
 
-    def _by_lease(self, members: tuple[Member, ...]) -> Mapping[str, Member]:
-        if members is not self._cached_by_lease[0]:
-            self._cached_by_lease = members, {each.lease: each for each in members}
-        return self._cached_by_lease[1]
-
     def _remove(self, dead: Observed) -> None:
         """Remove dead members. A member that has renewed since stays: the entry compares with the observed values."""
 
-        def evict(state: Members) -> Proposal[Members, list[str]]:
+        def evict(state: Members) -> Proposal[Members, Sequence[Member]]:
             observed = list(islice((each for each in state.members if each.lease in dead), MAX_ATTRIBUTE_CHANGES))
             values = self._read_leases(observed)
             gone = [each for each in observed if lease_value(each, values) == dead[each.lease][1]]
-            updates = [Leave(member=each.member, lease=each.lease, cause="dead") for each in gone]
-            attributes = {
-                lease_attribute(each.lease): AttributeChange(lease_value(each, values), None) for each in gone
-            }
-            return Proposal(updates, [each.member for each in gone], attributes)
+            return removing(gone, "dead", values)
 
-        for member in self._synchronizer.update_state_with_attributes(evict, timeout=ASK_SECONDS):
-            _logger.warning("%s of %s is dead: its lease expired", member, self._synchronizer.name)
+        for gone in self._synchronizer.update_state_with_attributes(evict, timeout=ASK_SECONDS):
+            _logger.warning("%s of %s is dead: its lease expired", gone.member, self._synchronizer.name)
 
     def _read_leases(self, members: Iterable[Member] | None) -> Mapping[str, bytes]:
         return read_leases(self._synchronizer.store, self._synchronizer.segment, members)
-
-    def _complain(self, part: str, error: Exception) -> None:
-        """Log the error; log a lasting one only once."""
-        if not isinstance(error, ReaderGroupError):
-            survive(error, self._synchronizer.name)
-        elif str(error) != self._complaints.get(part):
-            self._complaints[part] = str(error)
-            _logger.warning("%s: %s", self._synchronizer.name, error)
 
 
 class Participants:
@@ -475,46 +392,29 @@ class Participants:
         synchronizer: StateSynchronizer[Members],
         timeout_seconds: float,
         *,
-        changed: Callable[[], bool],
+        changed: Callable[[], object],
         threads: bool,
     ) -> None:
-        self._process_id = os.getpid()
-        self._lock = threading.Lock()
         self._participants: set[Participant] = set()
-        self._left_behind: set[str] = set()
-        self._new = partial(
-            Participant,
-            synchronizer,
-            timeout_seconds=timeout_seconds,
-            changed=changed,
-            threads=threads,
-            left_behind=self._left_behind,
+        left_behind: set[str] = set()
+        self._new: Callable[[str], Participant] = lambda member: Participant(
+            synchronizer, member, timeout_seconds, changed=changed, threads=threads, left_behind=left_behind
         )
 
     def add(self, member: str) -> Participant:
         """Return a participant for this member. Call its `join`, and then `leave` of this object."""
         participant = self._new(member)
-        with self._lock:
-            self._participants.add(participant)
+        self._participants.add(participant)
         return participant
 
     def leave(self, participant: Participant) -> None:
-        if os.getpid() != self._process_id:
-            return  # a forked child: the leases belong to the parent
-        with self._lock:
-            self._participants.discard(participant)
+        self._participants.discard(participant)
         participant.leave_or_warn()
 
     def leave_all(self) -> None:
-        if os.getpid() != self._process_id:
-            return  # a forked child: the leases belong to the parent
-        for participant in self._snapshot():
+        for participant in self._participants.copy():
             self.leave(participant)
 
     def step(self) -> float:
         """Do one round of the threads' work; return when the next is due. For tests with ``threads=False``."""
-        return min((participant.step() for participant in self._snapshot()), default=float("inf"))
-
-    def _snapshot(self) -> Sequence[Participant]:
-        with self._lock:
-            return list(self._participants)
+        return min((participant.step() for participant in self._participants.copy()), default=float("inf"))

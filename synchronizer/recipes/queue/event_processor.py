@@ -13,6 +13,7 @@ from synchronizer.backoff import Backoff
 from synchronizer.callables import check_callable
 from synchronizer.clock import Clock, growing_pause
 from synchronizer.errors import ClosedError, DeadlineExceededError, InvalidArgumentError, ReaderGroupError
+from synchronizer.liveness.keeper import Keeper
 from synchronizer.liveness.timing import observe_interval
 from synchronizer.store import SegmentStore
 from synchronizer.threads.background import BackgroundThread, survive
@@ -116,14 +117,18 @@ class EventProcessor(EventQueue):
         self._error: BaseException | None = None
         self._stopped = Flag()
         self._thread: threading.Thread | None = None
+        self._keeper = Keeper(
+            self._keep_role,
+            name=f"role of event processor {name}",
+            clock=self.clock,
+            logger=_logger,
+            max_pause_seconds=self._renewal_seconds,
+        )
         if threads:
             self._thread = BackgroundThread(self._run, name=f"events of {name}", clock=self.clock)
-            keeping = BackgroundThread(
-                self._keep_role, name=f"role of event processor {name}", clock=self.clock, stopping=self._stopped
-            )
             try:
                 self._thread.start()
-                keeping.start()
+                self._keeper.start()
             except BaseException:
                 self._consumer.stopping.set()  # for the thread that has started
                 super().close()
@@ -254,6 +259,7 @@ class EventProcessor(EventQueue):
             else:
                 self._leave()
             self._stopped.set()
+            self._keeper.wake()
 
     def _wait(self, due: float) -> None:
         """Wait until the next round is due or, if all events are handled, until the queue has grown."""
@@ -265,16 +271,11 @@ class EventProcessor(EventQueue):
         else:
             self.clock.wait(self._consumer.stopping, timeout)
 
-    def _keep_role(self) -> None:
-        while not self.clock.wait(self._stopped, self._renewal_seconds):
-            try:
-                self._consumer.renew()
-            except ClosedError:
-                return
-            except ReaderGroupError as error:
-                _logger.debug("%s: the role was not renewed: %s", self.name, error)
-            except Exception as error:
-                survive(error, f"role of event processor {self.name}")
+    def _keep_role(self) -> float | None:
+        if self._stopped.is_set():
+            return None
+        self._consumer.renew()
+        return self.clock.monotonic() + self._renewal_seconds
 
     def _leave(self) -> None:
         try:

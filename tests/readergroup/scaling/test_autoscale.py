@@ -130,7 +130,7 @@ def test_closing_the_client_ends_it(url: str, group: rg.ReaderGroup) -> None:
     with rg.connect(url) as other:
         autoscaling = other.groups.get("billing").autoscale(POLICY)(calls)
         until(lambda: calls.told == [1])
-    assert not autoscaling._thread.is_alive()
+    assert not autoscaling._keeper._thread
 
 
 # ---------------------------------------------------------------------- one at a time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,7 @@ from synchronizer import (
     StoreUnavailableError,
     SystemClock,
 )
+from synchronizer.liveness.keeper import RETRY_SECONDS
 from synchronizer.liveness.lease import WATCHERS
 from synchronizer.recipes.coordination.membership import Membership
 from synchronizer.testing import FailingStore, Operation
@@ -137,14 +139,14 @@ def test_what_a_member_costs_at_rest_does_not_grow_with_the_number_of_members(wo
     for each in members:
         observed: list[int] = []
         each.failing.before = None
-        read = each._participant._read_leases
+        read = each._participant._watch._read_leases
 
         def counted(chosen: object, read: object = read, observed: list[int] = observed) -> object:
             found = read(chosen)  # type: ignore[operator]
             observed.append(len(found))
             return found
 
-        each._participant._read_leases = counted  # type: ignore[method-assign, assignment]
+        each._participant._watch._read_leases = counted  # type: ignore[method-assign, assignment]
         looked_at[each.member_id] = 0
         world.clock.advance(0.5)
         each.step()
@@ -245,10 +247,28 @@ def test_a_member_that_cannot_join_again_now_does_so_later(world: World, caplog:
                 raise StoreUnavailableError("it takes nothing now")
 
         store.before = take_nothing
-        until(lambda: "b could not rejoin fleet" in caplog.text, "an attempt that failed")
+        until(lambda: "fleet-members: " in caplog.text, "an attempt that failed")
         assert a.members() == ["a"]
         store.before = None
         until(lambda: a.members() == ["a", "b"], "one that did not")
+
+
+def test_a_member_that_cannot_read_what_is_new_tries_again_after_pauses(world: World) -> None:
+    """The store says that the log has grown, and does not give it."""
+    store = world.store(SystemClock())
+    tries: list[float] = []
+
+    def refuse_reads(operation: Operation) -> None:
+        if operation.verb == "read":
+            tries.append(time.monotonic())
+            raise StoreUnavailableError("it gives nothing now")
+
+    with Membership(store, "fleet", "a"), Membership(world.store(SystemClock()), "fleet", "b") as b:
+        store.before = refuse_reads
+        b.leave()
+        until(lambda: len(tries) > 5, "five more tries")
+        store.before = None
+    assert tries[5] - tries[0] > 5 * RETRY_SECONDS - 0.1
 
 
 @pytest.mark.parametrize("member_id", ["", "x" * 251])
