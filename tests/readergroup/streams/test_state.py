@@ -526,7 +526,7 @@ FULL = StreamState(
 
 @pytest.mark.parametrize("kind", HISTORIES)
 def test_updates_are_written_and_read_and_change_the_stream_as_in_the_first_release(kind: str) -> None:
-    check_history(f"stream-{kind}-v1.msgpack", CODEC, StreamState(name=NAME), HISTORIES[kind])
+    check_history(f"stream-history-{kind}-v1.msgpack", CODEC, StreamState(name=NAME), HISTORIES[kind])
 
 
 def test_a_state_is_written_and_read_as_in_the_first_release() -> None:
