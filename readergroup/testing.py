@@ -106,7 +106,7 @@ def drain(pool: ReaderPool[Any]) -> int:
     handled = looks_in_vain = 0
     with group.reader(worker.reader_id, serializer=task.serializer) as reader:
         while looks_in_vain < 2:  # after the first empty read, segments may complete and successors follow
-            group.driver.step()
+            group.coordinator.step()
             try:
                 batch = reader.read_batch(size, timeout=0)
             except EndOfDataError:

@@ -8,7 +8,7 @@ from notifications import Change, Notification, PollingNotifier
 from synchronizer import NotFoundError
 
 from ..streams.config import SegmentId, StreamCut
-from .driver import follow_streams
+from .coordinator import follow_streams
 from .model.checkpoint import Checkpoint
 from .model.state import ReaderGroupState
 from .model.updates import RemoveReader

@@ -1,7 +1,7 @@
 """A reader hands out the events of the segments that its group has assigned to it.
 
 Work that may need the reading thread runs in it, between two events: the reader takes segments over, releases them at
-the right place, and completes them. The `GroupDriver` renews its lease in the background.
+the right place, and completes them. The `ReaderCoordinator` renews its lease in the background.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from ..streams.event import Event, EventBatch, Position
 from ..streams.serializers import Serializer, check_serializer
 from .assigned_segment import AssignedSegment
 from .assigned_segments import AssignedSegments
-from .driver import GroupDriver
+from .coordinator import ReaderCoordinator
 from .model.checkpoint import CheckpointState
 from .model.config import ReaderGroupConfig
 from .model.positions import Positions, SegmentPosition
@@ -86,7 +86,7 @@ class Reader(Generic[T]):
     def __init__(
         self,
         updater: GroupUpdater,
-        driver: GroupDriver,
+        coordinator: ReaderCoordinator,
         reader_id: str,
         serializer: Serializer[T],
         *,
@@ -100,7 +100,7 @@ class Reader(Generic[T]):
         check_duration(timeout, "timeout")
         self.reader_id = check_name(reader_id, "reader")
         self._updater = updater
-        self._driver = driver
+        self._coordinator = coordinator
         self._synchronizer = updater.synchronizer
         self._store = updater.synchronizer.store
         self._clock = updater.synchronizer.clock
@@ -301,7 +301,7 @@ class Reader(Generic[T]):
             self._updater.check_position(at, "at")
         self._closed = True
         self.stop()
-        self._driver.leave(self)
+        self._coordinator.leave(self)
         try:
             if self._gone is None:
                 self._take_over_progress()
@@ -325,7 +325,7 @@ class Reader(Generic[T]):
 
     def _leave(self, at: Position | None) -> None:
         """Remove the reader from the group. Wait out contention up to the timeout, but not a store that is away."""
-        if at is None and self._driver.is_cut_off:
+        if at is None and self._coordinator.is_cut_off:
             raise StoreUnavailableError("the store does not answer")
         deadline = Deadline(self._clock, self._timeout)
         while True:
@@ -340,8 +340,9 @@ class Reader(Generic[T]):
                 )
                 return
             except DeadlineExceededError as error:
-                self._driver.is_cut_off = isinstance(error.__cause__, StoreUnavailableError)  # spares the other readers
-                if self._driver.is_cut_off or deadline.passed:
+                # Spares the other readers.
+                self._coordinator.is_cut_off = isinstance(error.__cause__, StoreUnavailableError)
+                if self._coordinator.is_cut_off or deadline.passed:
                     raise
 
     def __enter__(self) -> Self:
@@ -362,7 +363,7 @@ class Reader(Generic[T]):
     def __repr__(self) -> str:
         return f"Reader({self.reader_id!r}, {self._synchronizer.name!r}, {len(self._assigned.by_id)} segments)"
 
-    # ------------------------------------------------------------------ for the driver
+    # ------------------------------------------------------------------ for the coordinator
 
     @property
     def renewed_at(self) -> float:
@@ -370,7 +371,7 @@ class Reader(Generic[T]):
         return self._lease.renewed_at
 
     def renew_if_due(self) -> float:
-        """Renew the lease if it is due, and return when it is due next. Runs in the driver's thread."""
+        """Renew the lease if it is due, and return when it is due next. Runs in the coordinator's thread."""
         if self._lease.lost or not self._lease.begun:
             return float("inf")  # until the reader has joined, or joined again
         now, config = self._clock.monotonic(), self._config
@@ -417,7 +418,7 @@ class Reader(Generic[T]):
         """Whether the application does something at checkpoints."""
         return self._on_checkpoint is not None
 
-    def mark_stale(self) -> None:
+    def on_new_state(self) -> None:
         """Check the group's state before handing out the next event. May be called from any thread."""
         self._look = True
 
@@ -436,7 +437,7 @@ class Reader(Generic[T]):
         with self._of_a_group_that_exists():
             self._updater.add_reader(self.reader_id, self._lease, keeps=self.keeps_checkpoints, timeout=timeout)
         self._commit_at = self._clock.monotonic() + self._config.position_interval_seconds
-        self._driver.join(self)
+        self._coordinator.join(self)
 
     def _renew(self) -> bool:
         """Renew the lease and commit the positions; False if the reader is no longer in the group."""
@@ -655,7 +656,7 @@ class Reader(Generic[T]):
             if self._clock.monotonic() < self._lease.valid_until:
                 return
             if self._renew():
-                self._driver.join(self)  # if the answer to the join was lost, the lease begins only now
+                self._coordinator.join(self)  # if the answer to the join was lost, the lease begins only now
                 return
             state = self._fetch(deadline)
             if self._is_in(state):
@@ -719,7 +720,7 @@ class Reader(Generic[T]):
             _logger.warning("reader %s was declared dead and rejoins", self.reader_id)
             self._join(deadline.remaining(self._timeout))
             return
-        self._driver.leave(self)
+        self._coordinator.leave(self)
         self._gone = ReaderNotInGroupError(why, reader=self.reader_id, group=self._synchronizer.name)
         raise self._gone
 

@@ -40,7 +40,7 @@ from ..streams.config import SegmentId, StreamCut, check_name
 from ..streams.event import Position
 from ..streams.serializers import Serializer, serializer_or_bytes
 from .checkpointing import take_checkpoint
-from .driver import GroupDriver, follow_streams
+from .coordinator import ReaderCoordinator, follow_streams
 from .lag import GroupLag, group_lag, positions
 from .model.checkpoint import Checkpoint
 from .model.config import ReaderGroupConfig, new_reader_id
@@ -89,7 +89,7 @@ class ReaderGroup:
         self._client = client
         self._updater = GroupUpdater(synchronizer, client.streams)
         #: Shared by the group's readers. On a manual clock it has no threads, and `step` drives it.
-        self.driver = GroupDriver(self._updater, threads=not is_manual(synchronizer.clock))
+        self.coordinator = ReaderCoordinator(self._updater, threads=not is_manual(synchronizer.clock))
         self._readers: WeakSet[Reader[Any]] = WeakSet()  # a reader without other references is let go
         self._running: WeakSet[ReaderPool[Any] | Autoscaling] = WeakSet()
         self._recordings: WeakSet[NotificationRecording] = WeakSet()
@@ -158,7 +158,7 @@ class ReaderGroup:
         """
         reader = Reader(
             self._updater,
-            self.driver,
+            self.coordinator,
             new_reader_id() if reader_id is None else reader_id,
             serializer_or_bytes(serializer),
             auto_commit=auto_commit,
@@ -460,7 +460,7 @@ class ReaderGroup:
             recordings = list(self._recordings)
         return step_each(
             [
-                self.driver.step,
+                self.coordinator.step,
                 self.synchronizer.step,
                 *(notifier.step for notifier in self._notifiers),
                 *(recording.poll for recording in recordings),

@@ -40,7 +40,7 @@ from synchronizer.arguments import check_count, check_duration
 from synchronizer.clock import is_manual
 from synchronizer.compare_and_set import Cell, Outcome
 
-from ..group.driver import follow_streams
+from ..group.coordinator import follow_streams
 from ..group.lag import GroupLag
 from ..group.model.state import ReaderGroupState
 from ..group.notifiers import EndOfDataNotifier, ReaderNotifier, SegmentNotifier

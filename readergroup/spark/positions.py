@@ -18,7 +18,7 @@ from synchronizer.liveness.lease import Lease
 from synchronizer.liveness.timing import RENEWALS
 
 from ..client import Client
-from ..group.driver import GroupDriver
+from ..group.coordinator import ReaderCoordinator
 from ..group.model.positions import Positions, SegmentPosition
 from ..group.model.state import ReaderGroupState
 from ..group.starting import reset
@@ -58,7 +58,7 @@ class PublishedPositions:
         self._group = group
         self._synchronizer = found.synchronizer
         self._updater = GroupUpdater(found.synchronizer, client.streams)
-        self._driver = GroupDriver(self._updater)
+        self._coordinator = ReaderCoordinator(self._updater)
         self._lease = Lease(client.store, found.synchronizer.segment, secrets.token_hex(8), client.clock)
         self._lock = threading.Lock()
         self._place: tuple[StreamState, StreamCut] | None = None
@@ -67,7 +67,7 @@ class PublishedPositions:
         self._complaint: str | None = None  # the failure that was logged last
         self._updater.add_reader(READER, self._lease, alone=True)
         self._termination = _Termination()
-        self._driver.join(self)
+        self._coordinator.join(self)
 
     def publish(self, state: StreamState, cut: StreamCut) -> None:
         """Commit that all events before the cut are processed."""
@@ -89,7 +89,7 @@ class PublishedPositions:
 
     def close(self) -> None:
         """Leave the group. Can be called twice."""
-        self._driver.leave(self)
+        self._coordinator.leave(self)
         try:
             if not self._lease.lost:
                 self._updater.remove_reader(
@@ -105,7 +105,7 @@ class PublishedPositions:
             self._lease.lose()
             self._termination.goes_on()
 
-    # ------------------------------------------------------------------ for the driver
+    # ------------------------------------------------------------------ for the coordinator
 
     @property
     def renewed_at(self) -> float:
@@ -117,7 +117,7 @@ class PublishedPositions:
             self._renew()
         return float("inf") if self._lease.lost else self._lease.renewed_at + interval
 
-    def mark_stale(self) -> None:
+    def on_new_state(self) -> None:
         """Pass all checkpoints at once, at the position of the last batch."""
         state = self._synchronizer.state
         for checkpoint in state.checkpoints_ahead_of(READER) if self._is_in(state) else ():

@@ -210,7 +210,7 @@ def join_commit_and_close(life: Life) -> None:
     life.commit(reader)
     life.read(reader, 10)
     life.clock.advance(1.0)
-    group.driver.step()  # renews the lease, and commits the events that are processed
+    group.coordinator.step()  # renews the lease, and commits the events that are processed
     life.read(reader, 5)
     reader.close()
     life.tell("closed")
@@ -225,9 +225,9 @@ def hand_over(life: Life) -> None:
     life.commit(reader)
     life.read(reader, 5)
     life.clock.advance(1.0)
-    group.driver.step()
+    group.coordinator.step()
     life.give_turn("may lose a segment")
-    group.driver.step()
+    group.coordinator.step()
     life.read(reader, 5)
     life.give_turn("lost a segment")
     life.read(reader, 2)
@@ -241,7 +241,7 @@ def take_over(life: Life) -> None:
     reader = group.reader("mortal")
     for _ in range(int(READER_TIMEOUT_SECONDS / 0.5) + 2):
         life.clock.advance(0.5)
-        group.driver.step()
+        group.coordinator.step()
     assert list(group.state.readers) == ["mortal"]
     life.tell("declared dead")
     life.read(reader, 60)
@@ -260,7 +260,7 @@ def read_across_a_scale(life: Life) -> None:
         if group.state.streams[STREAM].epoch == 1:
             break
         life.clock.advance(0.5)
-        group.driver.step()
+        group.coordinator.step()
     assert group.state.streams[STREAM].epoch == 1
     reader.close()
     life.tell("closed")

@@ -105,7 +105,7 @@ class World:
 
     def pass_time(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        self.group.driver.step()
+        self.group.coordinator.step()
 
     def bury(self, reader_id: str) -> None:
         """Until the dead reader is out of the group, which must not take longer than its lease and two seconds."""

@@ -31,7 +31,7 @@ class Process:
         return reader
 
     def step(self) -> None:
-        self.group.driver.step()
+        self.group.coordinator.step()
 
     def fetch(self) -> rg.ReaderGroupState:
         return self.group.synchronizer.fetch_updates()

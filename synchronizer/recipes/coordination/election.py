@@ -87,7 +87,7 @@ class LeaderElection:
             on_end=lambda _: self._tell(),
         )
         self._participant = Participant(
-            self.synchronizer, candidate_id, member_timeout_seconds, changed=self._stay_in_line, threads=threads
+            self.synchronizer, candidate_id, member_timeout_seconds, changed=self._rejoin_if_removed, threads=threads
         )
 
     # ------------------------------------------------------------------ the candidate
@@ -250,7 +250,7 @@ class LeaderElection:
         self._elected = True
         return first.incarnation
 
-    def _stay_in_line(self) -> None:
+    def _rejoin_if_removed(self) -> None:
         """Rejoin as the last if a follower was removed. A removed leader has had its term."""
         if not self._participant.wanted or self._participant.joined:
             return  # without the lock: another thread may hold it during a store call

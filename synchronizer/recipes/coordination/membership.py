@@ -97,7 +97,7 @@ class Membership:
     @property
     def is_member(self) -> bool:
         """Whether this is certainly a member: its lease has not expired, so no process can have taken it for dead."""
-        return self._participant.is_held
+        return self._participant.has_valid_lease
 
     @property
     def member_timeout_seconds(self) -> float:

@@ -103,7 +103,7 @@ class Participant:
         return lease is not None and not lease.lost
 
     @property
-    def is_held(self) -> bool:
+    def has_valid_lease(self) -> bool:
         """Whether no other process can have removed the member."""
         return self._clock.monotonic() < self.valid_until
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import readergroup as rg
-from readergroup.group import driver
+from readergroup.group import coordinator
 from readergroup.group.checkpointing import PendingCheckpoint as Taking
 from readergroup.group.model.state import ReaderGroupState
 from readergroup.group.model.updates import AddReader, CreateCheckpoint, ReassignSegment, ReleaseSegment, RemoveReader
@@ -399,8 +399,8 @@ def test_an_automatic_checkpoint_that_nobody_passes_is_given_up_and_the_next_one
         counting.read(20)
         listening.checkpoint_notifier.poll()
         committed.append(sum(world.group.stream_cuts()[STREAM].offsets.values()))
-        assert world.clock.monotonic() < 1000 + 30 + driver.CHECKPOINT_SECONDS + 60
-    assert world.clock.monotonic() > 1000 + driver.CHECKPOINT_SECONDS
+        assert world.clock.monotonic() < 1000 + 30 + coordinator.CHECKPOINT_SECONDS + 60
+    assert world.clock.monotonic() > 1000 + coordinator.CHECKPOINT_SECONDS
     assert committed == sorted(committed) and committed[-1] > 0, "no position is lost"
     assert any("r2" in record.message and "was cancelled" in record.message for record in caplog.records)
     world.pass_time(40)

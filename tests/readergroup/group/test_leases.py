@@ -216,7 +216,7 @@ def test_f9_a_store_that_was_away_has_evicted_nobody(world: World) -> None:
     for _ in range(4 * 30):  # the rest of their work waits for the store
         world.clock.advance(0.25)
         for process in processes:
-            process.group.driver.renew()
+            process.group.coordinator.renew()
     for process in processes:  # one after the other is back
         process.store.unavailable = False
         world.pass_time(2, alive=[each for each in processes if not each.store.unavailable])
@@ -244,8 +244,8 @@ def test_f9_a_store_that_is_read_but_takes_no_writes_evicts_nobody(world: World)
     while world.clock.monotonic() < end:
         world.clock.advance(0.25)
         for process in processes:
-            process.group.driver.renew()
-            process.group.driver._observe()  # the rest of its thread would wait for the store
+            process.group.coordinator.renew()
+            process.group.coordinator._observe()  # the rest of its thread would wait for the store
     # Whoever comes first could evict the others before they have renewed.
     for _ in range(8):
         world.clock.advance(0.25)
@@ -351,7 +351,7 @@ def test_f4_a_removed_reader_cannot_renew_and_learns_of_it_without_looking_at_th
     reader = away.reader("r1")
     take(reader, 1)
     world.group.remove_reader("r1")
-    away.group.driver.renew()
+    away.group.coordinator.renew()
     world.clock.advance(TIMEOUT)
     with pytest.raises(rg.ReaderNotInGroupError):
         reader.read(timeout=0)
@@ -766,7 +766,7 @@ def test_a_lease_is_not_renewed_by_the_way_before_it_exists(world: World) -> Non
         if operation.verb == "append":
             sleeper.store.before = None
             leases.append(lease_of(reader))
-            sleeper.group.driver.renew()
+            sleeper.group.coordinator.renew()
 
     sleeper.store.before = renew
     reader.read(timeout=0)

@@ -311,7 +311,7 @@ def test_what_is_left_of_a_batch_outlives_a_store_that_is_away(world: World, pro
     read = [event.raw for event in take(reader, 5)]
     world.group.configure(position_interval_seconds=2)
     process.fetch()
-    reader.mark_stale()
+    reader.on_new_state()
     process.store.unavailable = True
     assert reader.read(timeout=0) is None
     assert reader.read(timeout=0) is None
@@ -352,7 +352,7 @@ def test_a_release_that_fails_keeps_the_place(world: World, process: Process) ->
     joining = world.process()
     other = joining.reader("r2")
     process.fetch()
-    reader.mark_stale()
+    reader.on_new_state()
     process.store.fail_appends(2)
     for _ in range(2):
         assert reader.read(timeout=0) is None
@@ -370,7 +370,7 @@ def test_a_release_whose_answer_is_lost_is_one_release(world: World, process: Pr
     read = [event.raw for event in take(reader, 50)]
     other = world.process().reader("r2")
     process.fetch()
-    reader.mark_stale()
+    reader.on_new_state()
     process.store.lose_answers(1)
     read += drain(reader) + drain(reader)
     world.step()
@@ -614,7 +614,8 @@ def test_a_signal_handler_may_stop_a_reader_that_waits(world: World) -> None:
 def test_stopping_takes_no_lock(process: Process) -> None:
     """A signal handler runs in the thread that it interrupts, wherever that is: also inside of a lock."""
     reader = process.reader("r1")
-    locks = [value for value in (*vars(reader).values(), *vars(reader._driver).values()) if hasattr(value, "acquire")]
+    values = (*vars(reader).values(), *vars(reader._coordinator).values())
+    locks = [value for value in values if hasattr(value, "acquire")]
     assert locks
     for lock in locks:
         lock.acquire()
@@ -672,7 +673,7 @@ def test_a_reader_that_another_thread_closes_ends_and_does_not_come_back(world: 
 def iterate_until_closed(reader: rg.Reader[bytes], trouble: list[BaseException]) -> None:
     try:
         for _ in reader:
-            reader.mark_stale()  # so that it looks at the group's state all the time
+            reader.on_new_state()  # so that it looks at the group's state all the time
     except rg.ClosedError as error:
         if "open another" not in str(error):  # it was closed before it began
             trouble.append(error)

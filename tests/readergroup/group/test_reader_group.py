@@ -190,7 +190,7 @@ def test_a_deleted_stream_is_told_at_every_read_and_the_others_go_on(world: Worl
         reader.read(timeout=0)
         world.admin.streams.delete(OTHER)
         world.write(40)
-        group.driver.step()
+        group.coordinator.step()
         told = 0
         read = []
         for _ in range(60):
@@ -721,6 +721,6 @@ def test_a_reader_of_a_deleted_group_does_not_blame_the_store(caplog: pytest.Log
         client.groups.delete("billing")
         clock.advance(10)
         with caplog.at_level(logging.INFO):
-            assert group.driver.renew() == math.inf
+            assert group.coordinator.renew() == math.inf
             reader.close()
     assert "does not answer" not in caplog.text

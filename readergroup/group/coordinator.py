@@ -2,8 +2,8 @@
 
 The first thread renews their leases, which commits their positions, and does nothing else, so that nothing delays it.
 The second follows the group's log and the metadata of its streams, declares readers dead whose leases ran out, and
-proposes the planner's moves and automatic checkpoints. `GroupDriver.step` is one round of both and returns when the
-next is due; tests and simulations call it instead of starting the threads.
+proposes the planner's moves and automatic checkpoints. `ReaderCoordinator.step` is one round of both and returns when
+the next is due; tests and simulations call it instead of starting the threads.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .updater import GroupUpdater, newest_checkpoint
 
 _logger = logging.getLogger(__name__)
 
-#: How long the driver waits for hand-overs before it balances the group during them.
+#: How long the coordinator waits for hand-overs before it balances the group during them.
 HAND_OVER_SECONDS: Final = 0.5
 #: How long an automatic checkpoint waits for readers to pass it; ``max_processing_seconds`` if that is longer.
 CHECKPOINT_SECONDS: Final = 600.0
 
 
-class DrivenReader(Protocol):
-    """The methods of a reader that its driver calls."""
+class CoordinatedReader(Protocol):
+    """The methods of a reader that its coordinator calls."""
 
     reader_id: str
 
@@ -50,12 +50,12 @@ class DrivenReader(Protocol):
     @property
     def keeps_checkpoints(self) -> bool: ...
     def renew_if_due(self) -> float: ...
-    def mark_stale(self) -> None: ...
+    def on_new_state(self) -> None: ...
 
 
-class GroupDriver:
-    """Drives the readers that joined it, which it holds weakly: a reader forgotten without being closed is let go, and
-    its lease runs out. The threads start with the first reader and end with the last one, or the client.
+class ReaderCoordinator:
+    """Coordinates the readers that joined it, which it holds weakly: a reader forgotten without being closed is let go,
+    and its lease runs out. The threads start with the first reader and end with the last one, or the client.
     """
 
     def __init__(self, updater: GroupUpdater, *, threads: bool = True) -> None:
@@ -64,7 +64,7 @@ class GroupDriver:
         self._clock = updater.synchronizer.clock
         self._threaded = threads
         self._lock = threading.Lock()
-        self._readers: WeakValueDictionary[str, DrivenReader] = WeakValueDictionary()
+        self._readers: WeakValueDictionary[str, CoordinatedReader] = WeakValueDictionary()
         #: Whether the store left the last call for a reader's lease unanswered.
         self.is_cut_off = False
         name, keeper = self._synchronizer.name, partial(Keeper, clock=self._clock, logger=_logger)
@@ -84,8 +84,8 @@ class GroupDriver:
         self._under_way: tuple[int, float] | None = None  # the automatic checkpoint, and when it was first seen
         self._proposes_for: Revision | None = None  # the newest when `_propose_at` was set
 
-    def join(self, reader: DrivenReader) -> None:
-        """Drive the reader from now on."""
+    def join(self, reader: CoordinatedReader) -> None:
+        """Coordinate the reader from now on."""
         self.is_cut_off = False  # the store has just answered the join
         with self._lock:
             self._readers[reader.reader_id] = reader
@@ -98,14 +98,14 @@ class GroupDriver:
             raise
         self._leases.wake()
 
-    def leave(self, reader: DrivenReader) -> None:
-        """Stop driving the reader. The reader itself removes its lease."""
+    def leave(self, reader: CoordinatedReader) -> None:
+        """Stop coordinating the reader. The reader itself removes its lease."""
         with self._lock:
             if self._readers.get(reader.reader_id) is reader:
                 del self._readers[reader.reader_id]
         self._leases.wake()
 
-    def _present_readers(self) -> list[DrivenReader]:
+    def _present_readers(self) -> list[CoordinatedReader]:
         with self._lock:  # else the iteration fails when another thread adds or removes a reader
             return list(self._readers.values())
 
@@ -118,14 +118,14 @@ class GroupDriver:
         if timeout > 0 and (pause := self._pace.pause):
             self._clock.wait(self._pause, min(pause, timeout))
             timeout -= pause
-        # First, so that every update applied by another thread from now on wakes the driver.
+        # First, so that every update applied by another thread from now on wakes the coordinator.
         known = {**self._followed, self._synchronizer.segment: self._synchronizer.applied_length}
         if timeout <= 0 or self._synchronizer.revision != self._told:
             return
         if grown := self._synchronizer.store.wait(known, timeout) - {self._synchronizer.segment}:
-            self._follow_in_turn(grown)
+            self._follow_by_rank(grown)
 
-    def _follow_in_turn(self, grown: Collection[str]) -> None:
+    def _follow_by_rank(self, grown: Collection[str]) -> None:
         """Follow the streams soon, by rank. The first process updates the group's state and spares the others."""
         self._followed = {name: length for name, length in self._followed.items() if name not in grown}
         self._follow_at = min(self._follow_at, self._clock.monotonic() + self._stagger(self._updater.state.readers))
@@ -174,23 +174,23 @@ class GroupDriver:
             config = self._synchronizer.fetch_updates().config
         except ReaderGroupError as error:
             if not error.retryable:
-                self._look_up()  # tells the readers that the group was deleted, or its log cannot be applied
+                self._notify_readers()  # tells the readers that the group was deleted, or its log cannot be applied
             raise
         self._tell()
         return self._clock.monotonic() + config.refresh_interval_seconds
 
     def _tell(self) -> float:
-        """Make the readers check a revision that is new to them, whether this driver or another thread applied it."""
+        """Make the readers check a revision that is new to them, whichever thread applied it."""
         revision = self._synchronizer.revision
         if revision != self._told:
             self._told = revision
             self._pace.looked()
-            self._look_up()
+            self._notify_readers()
         return float("inf")
 
-    def _look_up(self) -> None:
+    def _notify_readers(self) -> None:
         for reader in self._present_readers():
-            reader.mark_stale()
+            reader.on_new_state()
         self._leases.wake()
 
     def _observe(self) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 import readergroup as rg
-from readergroup.group.driver import HAND_OVER_SECONDS, GroupDriver
+from readergroup.group.coordinator import HAND_OVER_SECONDS, ReaderCoordinator
 from readergroup.group.model.updates import UPDATES, AddReader
 from readergroup.group.updater import GroupUpdater
 from synchronizer import Map, StateSynchronizer, TransitionFeed, Update
@@ -65,7 +65,7 @@ def test_a_reader_that_is_left_open_and_forgotten_lets_the_threads_end(world: Wo
 def test_a_reader_that_was_just_let_in_leaves_at_once_whatever_the_store_did_before(world: World) -> None:
     with world.in_real_time() as (_, client):
         group = client.groups.get("billing")
-        group.driver.is_cut_off = True  # as after a renewal in a life of the group that is over
+        group.coordinator.is_cut_off = True  # as after a renewal in a life of the group that is over
         group.reader("r1").close()
         assert "r1" not in group.state.readers
 
@@ -92,7 +92,7 @@ def test_a_call_that_takes_long_delays_no_renewal(world: World) -> None:
 
 
 class Guest:
-    """What a driver asks of a reader."""
+    """What a coordinator asks of a reader."""
 
     renewed_at = 0.0
     keeps_checkpoints = False
@@ -103,15 +103,15 @@ class Guest:
     def renew_if_due(self) -> float:
         return float("inf")
 
-    def mark_stale(self) -> None:
+    def on_new_state(self) -> None:
         return
 
 
 def test_readers_that_join_and_leave_do_not_disturb_the_renewals_of_others(world: World) -> None:
-    driver = GroupDriver(GroupUpdater(world.group_log(), world.admin.streams), threads=False)
+    coordinator = ReaderCoordinator(GroupUpdater(world.group_log(), world.admin.streams), threads=False)
     residents = [Guest(-number) for number in range(1, 1000)]
     for resident in residents:
-        driver.join(resident)
+        coordinator.join(resident)
     ended = threading.Event()
 
     def come_and_go() -> None:
@@ -119,8 +119,8 @@ def test_readers_that_join_and_leave_do_not_disturb_the_renewals_of_others(world
         while not ended.is_set():
             number += 1
             guest = Guest(number)
-            driver.join(guest)
-            driver.leave(guest)
+            coordinator.join(guest)
+            coordinator.leave(guest)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -128,7 +128,7 @@ def test_readers_that_join_and_leave_do_not_disturb_the_renewals_of_others(world
     thread.start()
     try:
         for _ in range(700):
-            driver.renew()
+            coordinator.renew()
     finally:
         ended.set()
         thread.join()
@@ -358,11 +358,11 @@ def test_f20_moves_that_a_full_state_has_no_room_for_are_tried_once_for_each_cha
         log.store, log.name, state_type=rg.ReaderGroupState, updates=UPDATES, clock=world.clock, state_limit_bytes=100
     )
     updater = CountingUpdater(full, world.admin.streams)
-    driver = GroupDriver(updater, threads=False)
+    coordinator = ReaderCoordinator(updater, threads=False)
     for number in range(1, 3):
         log.update_state_unconditionally(AddReader(reader=f"by hand {number}"))
         for _ in range(20):
-            driver.step()
+            coordinator.step()
             world.clock.advance(0.25)
         assert updater.tries == number
     assert not world.state.handing_over
@@ -391,14 +391,14 @@ def test_a_stream_that_is_scaled_is_followed_by_the_first_in_turn_and_by_the_oth
     for reader, process in processes.items():
         process.reader(reader)
     world.pass_time(2)
-    drivers = {reader: process.group.driver for reader, process in processes.items()}
+    coordinators = {reader: process.group.coordinator for reader, process in processes.items()}
     first, second = by_rank(world.state.readers)
 
     def is_woken(reader: str) -> bool:
         """Whether it follows what it is woken by at once."""
         segments = len(world.state.segments)
-        drivers[reader]._wait_for_work(LONG)
-        drivers[reader].step()
+        coordinators[reader]._wait_for_work(LONG)
+        coordinators[reader].step()
         return len(world.state.segments) > segments
 
     world.admin.streams.scale(STREAM, split=[0])
