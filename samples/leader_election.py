@@ -1,4 +1,4 @@
-"""Two processes want to lead. The leader is paused for longer than its lease; its late write is refused."""
+"""A leader is paused for longer than its lease. Another candidate leads, and the late write is refused."""
 
 import multiprocessing
 import os

@@ -19,7 +19,7 @@ import readergroup as rg
 
 
 def server(group: rg.ReaderGroup, policy: rg.ReaderScalingPolicy, port: int) -> ThreadingHTTPServer:
-    """Return a server that answers ``/readers`` with the present group, and ``/healthz`` while this process lives."""
+    """Return a server of ``/readers``, the group's lag and desired readers, and of ``/healthz``."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

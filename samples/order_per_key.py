@@ -1,4 +1,4 @@
-"""A stream is split and merged while it is written and read. The events of each key stay in order."""
+"""A stream is split and merged while it is written. A reader gets the events of each key in order."""
 
 import sys
 from collections import defaultdict

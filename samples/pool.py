@@ -1,4 +1,4 @@
-"""A pool of worker processes follows the number of segments, retries failed events, and then sets them aside."""
+"""A pool of worker processes retries failed events. After the last attempt, an event becomes a dead letter."""
 
 import sys
 from pathlib import Path

@@ -17,7 +17,7 @@ class Settings(BaseModel):
 
 def main(folder: Path) -> None:
     url = f"sqlite:///{folder / 'shop.db'}"
-    with rg.connect(url) as server, rg.connect(url) as console:  # as two processes have it
+    with rg.connect(url) as server, rg.connect(url) as console:  # as in two processes
         settings = server.shared_config("shop/settings", Settings)
         resized = threading.Event()
 
@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
         if by_hand.replace("workers", 4, expected=2):
             by_hand.put("greeting", "good day")
         if not resized.wait(timeout=30):
-            raise TimeoutError("nobody heard of the change")
+            raise TimeoutError("the listener did not receive the change")
 
         settings.refresh()
         print(settings.value)

@@ -56,16 +56,16 @@ class Relay:
         self.port = 0
         self._server = server
         self._loop = asyncio.new_event_loop()
-        self._whole = asyncio.Event()
-        self._whole.set()
+        self._is_up = asyncio.Event()
+        self._is_up.set()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
         asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(LONG)
 
     def cut(self) -> None:
-        self._loop.call_soon_threadsafe(self._whole.clear)
+        self._loop.call_soon_threadsafe(self._is_up.clear)
 
-    def mend(self) -> None:
-        self._loop.call_soon_threadsafe(self._whole.set)
+    def restore(self) -> None:
+        self._loop.call_soon_threadsafe(self._is_up.set)
 
     async def _listen(self) -> None:
         listening = await asyncio.start_server(self._accept, self.address, 0)
@@ -79,7 +79,7 @@ class Relay:
     async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(65536):
-                await self._whole.wait()
+                await self._is_up.wait()
                 target.write(data)
                 await target.drain()
         target.close()
@@ -106,8 +106,8 @@ class Host:
     def cut(self) -> None:
         (self._link or self._relay).cut()
 
-    def mend(self) -> None:
-        (self._link or self._relay).mend()
+    def restore(self) -> None:
+        (self._link or self._relay).restore()
 
     def stop(self) -> None:
         """Let the reader leave the group."""
@@ -137,7 +137,7 @@ class Link:
     def cut(self) -> None:
         ip("link", "set", "dev", self.device, "down")
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         ip("link", "set", "dev", self.device, "up")
 
 
@@ -182,7 +182,7 @@ def split(url: str) -> tuple[tuple[str, str], tuple[str, int]]:
     return (before, after or ""), (host, int(port or default))
 
 
-# ---------------------------------------------------------------------- the story
+# ---------------------------------------------------------------------- the sample
 
 
 def main(url: str, *, in_namespaces: bool) -> None:
@@ -205,9 +205,9 @@ def main(url: str, *, in_namespaces: bool) -> None:
         print(f"the link of north was cut; south has all segments after {time.monotonic() - began:.1f} s")
 
         began = time.monotonic()
-        north.mend()
+        north.restore()
         until(lambda: owned(group) == {"north": 2, "south": 2})
-        print(f"the link was mended; each has two again after {time.monotonic() - began:.1f} s")
+        print(f"the link was restored; each has two again after {time.monotonic() - began:.1f} s")
 
         written = orders.stop()
         until(lambda: len(north.numbers | south.numbers) == written)
@@ -254,7 +254,7 @@ def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + LONG
     while not condition():
         if time.monotonic() > deadline:
-            sys.exit("this takes too long")
+            sys.exit(f"the expected state was not reached within {LONG:.0f} s")
         time.sleep(0.05)
 
 
