@@ -396,9 +396,9 @@ class Participants:
         threads: bool,
     ) -> None:
         self._participants: set[Participant] = set()
-        left_behind: set[str] = set()
+        self._left_behind: set[str] = set()
         self._new: Callable[[str], Participant] = lambda member: Participant(
-            synchronizer, member, timeout_seconds, changed=changed, threads=threads, left_behind=left_behind
+            synchronizer, member, timeout_seconds, changed=changed, threads=threads, left_behind=self._left_behind
         )
 
     def add(self, member: str) -> Participant:
