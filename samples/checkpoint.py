@@ -14,17 +14,17 @@ import readergroup as rg
 def count(url: str, folder: Path, reader_id: str, orders: int, may_fail: bool) -> None:
     """Continue to count orders, until the end of the data or an event that ends the process."""
 
-    def keep(name: str) -> None:
+    def save(name: str) -> None:
         (folder / f"{name}.{reader_id}").write_text(str(orders))
 
     with rg.connect(url) as client:
-        with client.groups.get("totals").reader(reader_id, on_checkpoint=keep) as reader:
+        with client.groups.get("totals").reader(reader_id, on_checkpoint=save) as reader:
             for event in reader:
                 if event.data == b"an order":
                     orders += 1
                 elif may_fail:
                     os.kill(os.getpid(), signal.SIGKILL)
-    keep("end")
+    save("end")
 
 
 def start(url: str, folder: Path, counts: dict[str, int], *, may_fail: bool) -> list[BaseProcess]:
@@ -35,7 +35,7 @@ def start(url: str, folder: Path, counts: dict[str, int], *, may_fail: bool) -> 
     return list(processes)
 
 
-def kept(folder: Path, checkpoint: str) -> dict[str, int]:
+def saved(folder: Path, checkpoint: str) -> dict[str, int]:
     return {file.suffix[1:]: int(file.read_text()) for file in folder.glob(f"{checkpoint}.*")}
 
 
@@ -59,15 +59,15 @@ def main(folder: Path) -> None:
         while not (notification := group.reader_notifier.wait(timeout=60)).dead:
             pass
         print("declared dead:", *notification.dead)
-        for process in processes:  # the other one's counts since the checkpoint are discarded too
+        for process in processes:  # the counts of the other process since the checkpoint are discarded too
             process.kill()
             process.join(60)
 
         client.streams.seal("shop/orders")
         group.reset(checkpoint)
-        for process in start(url, folder, kept(folder, "nightly"), may_fail=False):
+        for process in start(url, folder, saved(folder, "nightly"), may_fail=False):
             process.join(60)
-        print(f"{sum(kept(folder, 'end').values())} orders, each counted once")
+        print(f"{sum(saved(folder, 'end').values())} orders, each counted once")
 
 
 if __name__ == "__main__":

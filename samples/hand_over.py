@@ -17,12 +17,12 @@ def main(folder: Path) -> None:
 
         with group.reader(
             "reader-1",
-            on_assign=lambda segment: print(f"reader-1 takes {segment}"),
-            on_release=lambda segment: print(f"reader-1 gives {segment}"),
+            on_assign=lambda segment: print(f"reader-1 is assigned {segment}"),
+            on_release=lambda segment: print(f"reader-1 releases {segment}"),
         ) as first:
             first.read_batch(100)
             print(f"reader-1 has {len(first.assigned_segments)} segments")
-            with group.reader("reader-2", on_assign=lambda segment: print(f"reader-2 takes {segment}")) as second:
+            with group.reader("reader-2", on_assign=lambda segment: print(f"reader-2 is assigned {segment}")) as second:
                 while len(first.assigned_segments) > 2:
                     first.read_batch(100, timeout=0.1)
                 second.read_batch(100)
