@@ -149,14 +149,17 @@ class Application:
         if self.process.world.on_line is not None:
             self.process.world.say(self.process.name, f"handles {event.raw.decode()} at {event.pointer}")
         pause = self.actor.pause
-        if self.rng.random() < 0.02:
+        if self._is_accident(0.02):
             pause = self.run.longest_pause * self.rng.choice((0.4, 1.0))
         if self.run.sealed:  # to come to the end of what is left
             pause = min(pause, 0.02)
         self.process.sleep(self.rng.random() * pause)
-        if self.rng.random() < 0.005:
+        if self._is_accident(0.005):
             raise _ApplicationError
         self.auditor.processed(self.process, event)
+
+    def _is_accident(self, probability: float) -> bool:
+        return self.rng.random() < probability and self.run.scenario.accidents
 
     def _iterate(self, reader: rg.Reader[bytes]) -> bool:
         leave_after = self.rng.choice((2, 10, 50, 10_000))

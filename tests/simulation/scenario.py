@@ -121,6 +121,8 @@ class Scenario:
     copies: bool = False
     #: How often checkpoints are taken by themselves. None: never.
     checkpoint_interval: float | None = None
+    #: Handlers take long, or raise, now and then.
+    accidents: bool = True
     #: Readers keep what they have processed at checkpoints; they do where there are others who take them.
     keeps: bool = False
 

@@ -72,7 +72,8 @@ def schedule(
     sighting: str, *actors: Actor, mishaps: tuple[Mishap, ...] = (), **fields: Any
 ) -> Callable[[Arrange], Arrange]:
     """A schedule that is named after the function that arranges it."""
-    fields = {"seed": 1, "duration": 5.0, "timeout": TIMEOUT, "segments": 2, "events": 40, **fields}
+    usual = {"seed": 1, "duration": 5.0, "timeout": TIMEOUT, "segments": 2, "events": 40, "accidents": False}
+    fields = usual | fields
 
     def register(arrange: Arrange) -> Arrange:
         name = f"{sighting} {arrange.__name__.replace('_', ' ')}"  # type: ignore[attr-defined]
