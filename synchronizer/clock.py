@@ -30,7 +30,7 @@ class Clock(Protocol):
         ...
 
     def time(self) -> float:
-        """Return seconds since 1970 UTC, for people to read. Never compare them between processes."""
+        """Return seconds since 1970 UTC, to read and for retention. It may differ between machines by minutes."""
         ...
 
     def wait(self, event: threading.Event, timeout: float) -> bool:

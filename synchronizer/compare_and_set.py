@@ -20,7 +20,8 @@ class Outcome(Enum):
 
     #: This change is stored.
     STORED = auto()
-    #: An earlier change of this cell is stored, whose answer was lost. Nothing of this one is.
+    #: An earlier call of this cell has stored what is there, and its answer was lost. This call stored nothing, but the
+    #: earlier one may have been for the same value: compare ``stored``.
     EARLIER = auto()
     #: Another process has changed the attribute. Nothing of this change is stored.
     CONFLICT = auto()
@@ -104,7 +105,7 @@ class CellChange(NamedTuple):
 
 
 def change_together(store: SegmentStore, changes: Sequence[CellChange]) -> bool:
-    """CellChange cells of several segments in one step. Return False, with nothing changed, if one is not as expected.
+    """Change cells of several segments in one step. Return False, with nothing changed, if one is not as expected.
 
     Raise `StoreUnavailableError` if the answer is lost. Only `Cell.load` of the cells then finds out the outcome.
     """

@@ -22,7 +22,7 @@ from synchronizer import (
     Revision,
     StateTooLargeError,
 )
-from synchronizer.liveness.keeper import RETRY_SECONDS, Keeper
+from synchronizer.liveness.keeper import RETRY_SECONDS, Keeper, is_store_unavailable
 from synchronizer.liveness.lease import DeathWatch
 from synchronizer.threads.background import survive
 from synchronizer.threads.flag import Flag
@@ -65,7 +65,7 @@ class ReaderCoordinator:
         self._threaded = threads
         self._lock = threading.Lock()
         self._readers: WeakValueDictionary[str, CoordinatedReader] = WeakValueDictionary()
-        #: Whether the store left the last call for a reader's lease unanswered.
+        #: Whether the store was unavailable at the last renewal of a lease.
         self.is_cut_off = False
         name, keeper = self._synchronizer.name, partial(Keeper, clock=self._clock, logger=_logger)
         self._leases = keeper(lambda: self.renew() if self._readers else None, name=f"{name}-leases")
@@ -144,11 +144,11 @@ class ReaderCoordinator:
             except NotFoundError as error:  # the group was deleted: there is nothing to renew
                 _logger.info("reader %s of %s: %s", reader.reader_id, self._synchronizer.name, error)
             except Exception as error:
-                is_cut_off = True  # the renewal stays due
+                is_cut_off |= is_store_unavailable(error)
                 if not isinstance(error, ReaderGroupError):
                     survive(error, f"{self._synchronizer.name}-leases")
                 _logger.info("reader %s of %s: %s", reader.reader_id, self._synchronizer.name, error)
-                due = min(due, self._clock.monotonic() + RETRY_SECONDS)
+                due = min(due, self._clock.monotonic() + RETRY_SECONDS)  # the renewal stays due
         self.is_cut_off = is_cut_off
         return due
 

@@ -505,7 +505,7 @@ class Reader(Generic[T]):
             raise self._gone
 
     def _finish_and_look(self) -> bool:
-        """Count the event in hand as processed, and return whether a check must come before the next one."""
+        """Note that the event in hand is done; return whether a check must come before the next one."""
         self._done = self._handed
         return self._look or self._clock.monotonic() >= self._lease.valid_until
 

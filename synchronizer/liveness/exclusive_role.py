@@ -180,7 +180,7 @@ class ExclusiveRole:
         ``asked_at`` is when the last read began. It tells nothing about later changes.
 
         During one gap between looks the store may have been unavailable, or all processes stopped, so the holder gets
-        time to continue. An observer that looks so rarely that it has only gaps judges by two of them.
+        time to continue. An observer whose looks are all that far apart takes over after two gaps.
         """
         is_gap = asked_at - self._looked_at > self._timeout_seconds / RENEWALS
         self._looked_at = asked_at

@@ -1,4 +1,7 @@
-"""`Keeper`: the background thread that keeps leases or a role, and survives every error."""
+"""`Keeper`: a background thread that does one step when it is due or woken, such as to renew leases or a role.
+
+It survives every error of the step.
+"""
 
 from __future__ import annotations
 
@@ -120,8 +123,7 @@ class Keeper:
             survive(error, self._name)
         elif all(text != str(error) for text, _ in list(self._troubles.values())):
             self._logger.warning("%s: %s", self._name, error)
-        is_unavailable = any(isinstance(each, StoreUnavailableError) for each in (error, error.__cause__))
-        self._troubles[part] = str(error), is_unavailable
+        self._troubles[part] = str(error), is_store_unavailable(error)
         return growing_pause(self._failures, first=RETRY_SECONDS, most=self._max_pause_seconds)
 
     # ------------------------------------------------------------------ the thread
@@ -160,3 +162,8 @@ class Keeper:
     def _pause(self, seconds: float) -> None:
         self._clock.wait(self._wake, seconds)
         self._wake.clear()
+
+
+def is_store_unavailable(error: BaseException) -> bool:
+    """Return whether the error says that the store did not answer."""
+    return any(isinstance(each, StoreUnavailableError) for each in (error, error.__cause__))

@@ -101,8 +101,8 @@ class EntryBatcher(Batcher[EntryBatch[S]], Generic[S]):
     def tip(self) -> tuple[EntryBatch[S] | None, Replica[S]]:
         """Return the replica that the next entry applies to, and the batch that it is the tail of, if not stored yet.
 
-        A batch that the log has passed is stored or lost, even if its leader does not know yet. Then the newer entries
-        count. The caller holds the lock.
+        If the replica is ahead of the batch in flight, that batch is stored or lost, even if its leader does not know
+        yet: the replica counts. The caller holds the lock.
         """
         replica, in_flight = self._follower.replica, self.in_flight
         if in_flight is None or in_flight.base.next_offset < replica.next_offset:

@@ -1,8 +1,9 @@
 """Leader and followers: calls of several threads share a batch, and one of these calls appends it for all.
 
 While one batch is in flight, further calls gather in the open batch, which is the next one to be appended. The calls
-of a batch wait for its outcome. One of them leads: it appends the batch. If the leader gives up, another call of the
-batch takes over, so that each call ends by its own deadline.
+of a batch wait for its outcome. One of them leads: it appends the batch. If the leader gives up and an answer was lost,
+another call of the batch takes over to find the outcome; if none was, the others join another batch. So each call ends
+by its own deadline.
 """
 
 from __future__ import annotations

@@ -50,8 +50,9 @@ class ReaderGroupConfig(Configuration):
     refresh_interval_seconds: Annotated[float, Field(strict=True, gt=0, le=3_600)] = 1.0
     #: How often positions are committed. A crash may repeat the events of this interval.
     position_interval_seconds: Annotated[float, Field(strict=True, gt=0, le=3_600)] = 1.0
-    #: A reader stops renewing its lease this long after its last call returned. It then counts as dead, and joins
-    #: again at its next call. None, stored as infinity: no limit.
+    #: A reader stops renewing its lease this long after its last call returned, or its iteration handed out an event.
+    #: After `reader_timeout_seconds` more it counts as dead, and joins again at its next call. None, stored as
+    #: infinity: no limit.
     max_processing_seconds: _SecondsOrNever = MAX_PROCESSING_SECONDS
     #: How often the group takes an automatic checkpoint, while it has readers with ``on_checkpoint``. None, stored as
     #: infinity: never.

@@ -132,7 +132,7 @@ class ReaderGroupState(State):
 
     @property
     def cuts(self) -> Mapping[str, StreamCut]:
-        """The cut of each stream where the present assignments began: the newest cuts that the state itself knows."""
+        """The cut of each stream where its owners started or last passed a checkpoint."""
         return self.cuts_at(self.offsets)
 
     @property

@@ -324,7 +324,8 @@ class ResetStream(Update[ReaderGroupState], tag="reset_stream"):
         return state.replace(readers=readers, lost=0)
 
 
-#: Every class of updates that the log of a group can hold. CONTRIBUTING.md has the steps for a new one.
+#: Every class of updates that the log of a group can hold. CONTRIBUTING.md has the steps for a new one, and names the
+#: code that distinguishes updates by class.
 UPDATES: Final[tuple[type[Update[Any]], ...]] = (
     AddReader,
     RemoveReader,

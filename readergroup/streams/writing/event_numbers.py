@@ -2,7 +2,8 @@
 
 The number shows whether an append with a lost answer arrived, and refuses an append that arrives twice. A writer that
 is closed removes its numbers; a killed one cannot. So a number has a time, and one writer of `SWEEP_EVERY` removes
-numbers older than `WRITER_RETENTION_SECONDS` when it begins. A live writer that was silent for that long sets its
+numbers older than `WRITER_RETENTION_SECONDS` from the segments of the newest epoch when it begins. On other segments
+they go with the segment. A live writer that was silent for that long sets its
 number anew with its next append.
 """
 
@@ -15,7 +16,7 @@ from typing import Final
 from synchronizer import MAX_ATTRIBUTE_CHANGES, ReaderGroupError, SegmentStore
 from synchronizer.compare_and_set import remove_attributes
 
-#: How long the event number of a writer is kept, on truncated segments too.
+#: How long the event number of a writer is kept. A truncated segment is not deleted before, because of its numbers.
 WRITER_RETENTION_SECONDS: Final = 24 * 3600.0
 #: One of this many writers removes old numbers. On average that many old numbers wait for it.
 SWEEP_EVERY = 32

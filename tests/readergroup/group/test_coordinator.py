@@ -70,6 +70,20 @@ def test_a_reader_that_was_just_let_in_leaves_at_once_whatever_the_store_did_bef
         assert "r1" not in group.state.readers
 
 
+@pytest.mark.unexpected_errors
+def test_a_reader_leaves_at_once_after_a_renewal_that_failed_though_the_store_answered(world: World) -> None:
+    process = world.process()
+    reader = process.reader("r1")
+
+    def fail() -> float:
+        raise ValueError("not of the store")
+
+    reader.renew_if_due = fail  # type: ignore[method-assign]
+    process.step()
+    reader.close()
+    assert list(world.state.readers) == []
+
+
 def test_a_call_that_takes_long_delays_no_renewal(world: World) -> None:
     """A scale that takes its time, a store that is slow to read: the leases are renewed meanwhile."""
     world.group.configure(reader_timeout_seconds=1.5)
