@@ -24,6 +24,13 @@ def test_guarantee_is_held_by_tests_that_exist(number: str) -> None:
     check_exist(named)
 
 
+def test_stored_forms_are_held_by_tests_that_exist() -> None:
+    section = PAGE.partition("## What stays readable")[2].partition("\n## ")[0]
+    named = re.findall(r"^- `(tests/\S+)::(\w+)`$", section, re.MULTILINE)
+    assert named
+    check_exist(named)
+
+
 def test_every_schedule_is_brought_about_by_something_that_exists() -> None:
     page = (ROOT / "docs/schedules.md").read_text()
     rows = re.findall(r"^\| (F\d+)? \| .* \| (.*) \|$", page, re.MULTILINE)

@@ -12,12 +12,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgpack
+import pyarrow.parquet as parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import readergroup as rg
 from readergroup.cli.formats import Format, records, sink
+from readergroup.streams.data.block import encode_block
+from tests.golden import golden
 from tests.readergroup.cli.test_commands import PATIENCE_SECONDS, Cli, plain
 
 SOURCE, TARGET = "shop/orders", "shop/archive"
@@ -113,6 +116,36 @@ def test_events_go_through_a_pipe(cli: Cli, client: rg.Client, chosen: str) -> N
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{3 * len(EVENTS)} events imported" in done.stdout
     assert read(client, TARGET) == read(client, SOURCE)
+
+
+@FORMATS
+def test_an_export_is_written_and_read_as_in_the_first_release(chosen: str) -> None:
+    events = EVENTS[:-2]
+    keys, headers = [key for _, key, _ in events], [headers for _, _, headers in events]
+    written_at, out = 1_700_000_000_123_456, io.BytesIO()
+    with rg.connect("memory://") as client:
+        client.streams.create(SOURCE)
+        state = client.streams.fetch_state(SOURCE)
+        block = encode_block(
+            [data for data, _, _ in events],
+            written_at=written_at,
+            writer_id=bytes(16),
+            first_number=0,
+            keys=keys,
+            headers=headers,
+        )
+        client.store.append(state.data_segment(0), block)
+        (segment,) = client.batch.segment_ranges(SOURCE)
+        with sink(out, Format(chosen)) as opened:
+            for batch in client.batch.batches(segment):
+                opened.write(batch)
+    stored = golden(f"export-v1.{chosen}", out.getvalue())
+    if chosen == "parquet":  # its bytes depend on the version of pyarrow
+        assert parquet.read_table(io.BytesIO(stored)).equals(parquet.read_table(out))
+    else:
+        assert stored == out.getvalue()
+    with records(io.BytesIO(stored), Format(chosen)) as found:
+        assert [(each.data, each.routing_key, each.headers or {}) for each in found] == events
 
 
 KEYS = st.none() | st.sampled_from(["a", "b"]) | st.text(max_size=5)
