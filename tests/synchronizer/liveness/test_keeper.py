@@ -101,14 +101,20 @@ def test_waking_takes_no_lock() -> None:
 
 @pytest.mark.unexpected_errors
 def test_a_keeper_survives_every_error_of_its_step() -> None:
-    class OddError(Exception):
+    class UnheardOfError(Exception):
         pass
 
-    errors: list[Exception] = [OddError(), MemoryError(), RecursionError(), OSError(24), StoreUnavailableError("away")]
+    errors: list[Exception] = [
+        UnheardOfError(),
+        MemoryError(),
+        RecursionError(),
+        OSError(24),
+        StoreUnavailableError("away"),
+    ]
     steps = Steps(*errors)
     a_keeper(steps, clock=MovingClock()).start()
     until(lambda: steps.taken == len(errors) + 1)
-    assert sum(count for kind, count in background_errors().items() if kind.startswith("OddError at ")) == 1
+    assert sum(count for kind, count in background_errors().items() if kind.startswith("UnheardOfError at ")) == 1
 
 
 def test_a_lasting_error_is_logged_once_and_again_when_it_comes_back(caplog: pytest.LogCaptureFixture) -> None:
