@@ -269,7 +269,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "contact of observers",
         "A process that could not reach the store itself judges others by how long it has not heard of them.",
-        118,
+        229,
         frozenset({"L1"}),
         (Constant(lease, "CONTACT", float("inf")),),
     ),
@@ -310,7 +310,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
                 Reader,
                 "_settle",
                 "if ahead := state.checkpoints_ahead_of(self.reader_id):",
-                "if (ahead := state.checkpoints_ahead_of(self.reader_id)) and owned.keys() <= self._assigned.keys():",
+                "if (ahead := state.checkpoints_ahead_of(self.reader_id)) and owned.keys() <= assigned.by_id.keys():",
             ),
         ),
     ),
