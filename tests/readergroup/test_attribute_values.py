@@ -6,13 +6,18 @@ import json
 from collections.abc import Callable
 
 from readergroup.scaling.autoscale import Told
+from readergroup.streams.copy_parts import CopyPart, copied_bytes, copy_part
+from readergroup.streams.data.block import encode_block
 from readergroup.streams.transactions import merging
 from readergroup.streams.writing import event_numbers
+from synchronizer import Deadline, SystemClock, open_store
+from synchronizer.backoff import Backoff
 from synchronizer.liveness.exclusive_role import RoleValue
 from synchronizer.liveness.lease import encode_lease
 from synchronizer.recipes.queue import dead_letters
 from synchronizer.recipes.queue.event_queue import handled_upto
 from tests.golden import golden
+from tests.waiting import PATIENCE_SECONDS
 
 HOLDER = b"\x00holder\xff"
 #: What is written, how it is read, and what is read then.
@@ -44,3 +49,17 @@ def test_values_of_attributes_are_written_and_read_as_in_the_first_release() -> 
     assert stored == today
     for name, (_, read, expected) in VALUES.items():
         assert read(bytes.fromhex(stored[name])) == expected, name
+
+
+def test_the_progress_of_a_copy_is_written_and_read_as_in_the_first_release() -> None:
+    block = encode_block([bytes(200)], written_at=0, writer_id=bytes(16), first_number=0)
+    part = CopyPart(source="source", target="target", start=0, end=len(block))
+    clock = SystemClock()
+    with open_store("memory://") as store:
+        store.create("source")
+        store.append("source", block)
+        copying = copy_part(store, part, lambda: Backoff(clock, Deadline(clock, PATIENCE_SECONDS)))
+        assert [next(copying), next(copying)] == [0, len(block)]
+        today = store.attributes("target")
+        assert copied_bytes(store, part) == len(block)
+    assert {name: value.hex() for name, value in today.items()} == {"copied": "0000000000000102"}
