@@ -32,7 +32,7 @@ import pytest
 from hypothesis import settings
 
 from synchronizer import background_errors
-from tests.servers.fresh import fresh_store
+from tests.servers.fresh import fresh_database, fresh_store
 from tests.servers.nats import NatsCluster, NatsServer
 from tests.servers.postgres import PostgresServer
 from tests.servers.shared import Server, SharedServers
@@ -172,6 +172,13 @@ def nothing_unexpected_was_survived(request: pytest.FixtureRequest) -> Iterator[
 def postgres_url(server_url: Callable[[str], str]) -> Iterator[str]:
     """An empty store on a server for all tests: none may stop it."""
     with fresh_store(server_url("postgresql")) as url:
+        yield url
+
+
+@pytest.fixture
+def database_url(server_url: Callable[[str], str]) -> Iterator[str]:
+    """An empty database on the same server, for a store and the tables of an application."""
+    with fresh_database(server_url("postgresql")) as url:
         yield url
 
 

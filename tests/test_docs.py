@@ -26,7 +26,7 @@ def name(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page) and page not in NEEDS_SPARK], ids=name)
-def test_python_blocks_run_as_printed(page: Path, tmp_path: Path) -> None:
+def test_python_blocks_run_as_printed(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     program = tmp_path / "page.py"
     program.touch()
     for block in blocks(page):
@@ -35,6 +35,8 @@ def test_python_blocks_run_as_printed(page: Path, tmp_path: Path) -> None:
         with open(tmp_path / named[1] if named else program, "a") as file:
             file.write(block + "\n")
     environment = {key: value for key, value in os.environ.items() if key != "READERGROUP_URL"}
+    if "DATABASE_URL" in program.read_text():
+        environment["DATABASE_URL"] = request.getfixturevalue("database_url")
     done = subprocess.run(
         [sys.executable, program], capture_output=True, text=True, timeout=100, cwd=tmp_path, env=environment
     )

@@ -32,6 +32,18 @@ def fresh_store(url: str) -> Iterator[str]:
             yield url
 
 
+@contextmanager
+def fresh_database(url: str) -> Iterator[str]:
+    """The address of an empty database on a PostgreSQL server, without options, so that libpq takes it as well."""
+    name = f"test_{uuid.uuid4().hex[:12]}"
+    conninfo = dict(parse_postgres_address(url).conninfo)
+    with psycopg.connect(**conninfo, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+    yield urlsplit(url)._replace(path=f"/{name}", query="").geturl()
+    with contextlib.suppress(psycopg.OperationalError), psycopg.connect(**conninfo, autocommit=True) as connection:
+        connection.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
 def _with_option(url: str, option: str) -> str:
     return f"{url}{'&' if '?' in url else '?'}{option}"
 
