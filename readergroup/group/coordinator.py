@@ -78,13 +78,13 @@ class ReaderCoordinator:
         self._follow_at = float("-inf")
         self._followed: Mapping[str, int] = {}  # lengths of the streams' metadata logs, as far as they were followed
         self._told: Revision | None = None  # the last one that the readers were told of
-        self._settled: Revision | None = None  # the one that needs no moves
+        self._balanced_at: Revision | None = None  # the one that needs no moves
         self._propose_at: float | None = None
         self._newest_checkpoint: tuple[int, float] | None = None  # the newest, and when it was first seen
         self._under_way: tuple[int, float] | None = None  # the automatic checkpoint, and when it was first seen
         self._proposes_for: Revision | None = None  # the newest when `_propose_at` was set
 
-    def join(self, reader: CoordinatedReader) -> None:
+    def add(self, reader: CoordinatedReader) -> None:
         """Coordinate the reader from now on."""
         self.is_cut_off = False  # the store has just answered the join
         with self._lock:
@@ -94,11 +94,11 @@ class ReaderCoordinator:
                 self._leases.start()
                 self._group.start()
         except BaseException:
-            self.leave(reader)
+            self.remove(reader)
             raise
         self._leases.wake()
 
-    def leave(self, reader: CoordinatedReader) -> None:
+    def remove(self, reader: CoordinatedReader) -> None:
         """Stop coordinating the reader. The reader itself removes its lease."""
         with self._lock:
             if self._readers.get(reader.reader_id) is reader:
@@ -219,10 +219,10 @@ class ReaderCoordinator:
         Hand-overs come first if they are quick: the entry that ends the last one brings the moves.
         """
         state, revision = self._synchronizer.snapshot_of_state
-        if revision == self._settled:
+        if revision == self._balanced_at:
             return float("inf")
         if not balance.plan(state):
-            self._settled, self._propose_at = revision, None
+            self._balanced_at, self._propose_at = revision, None
             return float("inf")
         now = self._clock.monotonic()
         stagger = self._stagger(state.readers)
@@ -237,7 +237,7 @@ class ReaderCoordinator:
         try:
             self._updater.rebalance()
         except StateTooLargeError:
-            self._settled = revision  # there is no room for the moves until the state changes
+            self._balanced_at = revision  # there is no room for the moves until the state changes
             raise
         return now
 

@@ -124,7 +124,7 @@ class Reader(Generic[T]):
         self._assigned: AssignedSegments[T] = AssignedSegments(self._store, self._clock)
         #: The checkpoint last announced to the application, and the reader's positions then.
         self._kept_at: tuple[int, Positions] | None = None
-        self._settled: Revision | None = None
+        self._followed: Revision | None = None
         self._look = True  # the group's state, or the lease, may have changed
         self._pace = Pace(self._clock)
 
@@ -301,7 +301,7 @@ class Reader(Generic[T]):
             self._updater.check_position(at, "at")
         self._closed = True
         self.stop()
-        self._coordinator.leave(self)
+        self._coordinator.remove(self)
         try:
             if self._gone is None:
                 self._take_over_progress()
@@ -437,7 +437,7 @@ class Reader(Generic[T]):
         with self._of_a_group_that_exists():
             self._updater.add_reader(self.reader_id, self._lease, keeps=self.keeps_checkpoints, timeout=timeout)
         self._commit_at = self._clock.monotonic() + self._config.position_interval_seconds
-        self._coordinator.join(self)
+        self._coordinator.add(self)
 
     def _renew(self) -> bool:
         """Renew the lease and commit the positions; False if the reader is no longer in the group."""
@@ -619,7 +619,7 @@ class Reader(Generic[T]):
         """Wait until a segment or the group has something new."""
         # First, so that every update applied by another thread from now on wakes the reader.
         log, log_length = self._synchronizer.segment, self._synchronizer.applied_length
-        if self._synchronizer.revision != self._settled:
+        if self._synchronizer.revision != self._followed:
             self._look = True
         if self._look:
             return
@@ -652,11 +652,11 @@ class Reader(Generic[T]):
                 self._look = True
                 raise
         while True:
-            self._settle(deadline)
+            self._follow_state(deadline)
             if self._clock.monotonic() < self._lease.valid_until:
                 return
             if self._renew():
-                self._coordinator.join(self)  # if the answer to the join was lost, the lease begins only now
+                self._coordinator.add(self)  # if the answer to the join was lost, the lease begins only now
                 return
             state = self._fetch(deadline)
             if self._is_in(state):
@@ -682,14 +682,14 @@ class Reader(Generic[T]):
         found = state.readers.get(self.reader_id)
         return found is not None and found.lease == self._lease.name
 
-    def _settle(self, deadline: Deadline) -> None:
+    def _follow_state(self, deadline: Deadline) -> None:
         """Follow the group's state: join again, pass a checkpoint, release segments, take segments over, in this order.
 
         So a segment assigned after a checkpoint hands out no event before the reader has passed the checkpoint.
         """
         while True:
             state, revision = self._synchronizer.snapshot_of_state
-            if revision == self._settled:
+            if revision == self._followed:
                 return
             if not self._is_in(state):
                 self._join_again(state, deadline)
@@ -707,7 +707,7 @@ class Reader(Generic[T]):
                 continue
             self._acquire(state)
             self._feed.drain()
-            self._settled = revision
+            self._followed = revision
 
     def _join_again(self, state: ReaderGroupState, deadline: Deadline) -> None:
         """Join as a new incarnation, unless the reader was removed or replaced or its group was deleted."""
@@ -720,7 +720,7 @@ class Reader(Generic[T]):
             _logger.warning("reader %s was declared dead and rejoins", self.reader_id)
             self._join(deadline.remaining(self._timeout))
             return
-        self._coordinator.leave(self)
+        self._coordinator.remove(self)
         self._gone = ReaderNotInGroupError(why, reader=self.reader_id, group=self._synchronizer.name)
         raise self._gone
 

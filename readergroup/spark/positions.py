@@ -67,7 +67,7 @@ class PublishedPositions:
         self._complaint: str | None = None  # the failure that was logged last
         self._updater.add_reader(READER, self._lease, alone=True)
         self._termination = _Termination()
-        self._coordinator.join(self)
+        self._coordinator.add(self)
 
     def publish(self, state: StreamState, cut: StreamCut) -> None:
         """Commit that all events before the cut are processed."""
@@ -89,7 +89,7 @@ class PublishedPositions:
 
     def close(self) -> None:
         """Leave the group. Can be called twice."""
-        self._coordinator.leave(self)
+        self._coordinator.remove(self)
         try:
             if not self._lease.lost:
                 self._updater.remove_reader(

@@ -158,12 +158,12 @@ class EntryBatcher(Batcher[EntryBatch[S]], Generic[S]):
                     self._queue.won_race()
                     return batch.end(Status.STORED)
                 if isinstance(answer, Conflict):
-                    return self._settle_conflict(batch, answer, deadline)
+                    return self._resolve_conflict(batch, answer, deadline)
                 problem = batch.lost_answer = answer.cause
             backoff = backoff or self._follower.backoff(deadline)
             self._follower.wait(backoff, problem, "the store did not accept the update in time")
 
-    def _settle_conflict(self, batch: EntryBatch[S], conflict: Conflict, deadline: Deadline) -> None:
+    def _resolve_conflict(self, batch: EntryBatch[S], conflict: Conflict, deadline: Deadline) -> None:
         """Apply the entries that the batch lost to. After a lost answer these may be its own."""
         base = batch.base
         is_plausible = conflict.length >= base.next_offset

@@ -54,7 +54,7 @@ class LogWriter(Generic[S]):
         """Run ``decide`` until its decision is final: its entry is stored, or it has none and saw the newest state."""
         call: Call[EntryBatch[S]] = Call()
         try:
-            return self._settle(decide, call, deadline)
+            return self._decide_until_final(decide, call, deadline)
         finally:
             try:
                 self._leave(call)
@@ -62,7 +62,7 @@ class LogWriter(Generic[S]):
                 self._leave(call)
                 raise
 
-    def _settle(self, decide: Decide[S, R], call: Call[EntryBatch[S]], deadline: Deadline) -> Written[S, R]:
+    def _decide_until_final(self, decide: Decide[S, R], call: Call[EntryBatch[S]], deadline: Deadline) -> Written[S, R]:
         fetched = False  # since the call began
         while True:
             attempt = self._decider.decide(decide, call, deadline)

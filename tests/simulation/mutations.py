@@ -162,7 +162,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         "A call that finds nothing to do, or whose generator raises, returns without having looked for a newer state.",
         8,
         frozenset({"S4"}),
-        (Words(LogWriter, "_settle", "fetched = False  #", "fetched = True  #"),),
+        (Words(LogWriter, "_decide_until_final", "fetched = False  #", "fetched = True  #"),),
     ),
     Mutation(
         "monotonic positions",
@@ -308,7 +308,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         (
             Words(
                 Reader,
-                "_settle",
+                "_follow_state",
                 "if ahead := state.checkpoints_ahead_of(self.reader_id):",
                 "if (ahead := state.checkpoints_ahead_of(self.reader_id)) and owned.keys() <= assigned.by_id.keys():",
             ),

@@ -191,7 +191,7 @@ class Staging(Generic[T]):
             self._check_open()
             self._send(self._segments.values())
             with self._giving_up():
-                self._settle()
+                self._seal()
             self._part = StagedPart(
                 stream=self.stream,
                 incarnation=self._incarnation,
@@ -296,7 +296,7 @@ class Staging(Generic[T]):
                 "the store's answer was lost, and the events may be staged; stage the part again", segment=name
             )
 
-    def _settle(self) -> None:
+    def _seal(self) -> None:
         """Seal the staged segments, so that a store can copy them, and check that their stream still exists."""
         backoff = self._backoff()
         for name in staged_segments(self._prefix, self._name, self._numbers):

@@ -350,9 +350,9 @@ class SqliteStore(SegmentStore):
             if failure.is_full:
                 self._log.make_room(self._writer)
             for step in batch.steps:
-                self._settle([step], self._commit_alone(batch, step, connection))
+                self._finish([step], self._commit_alone(batch, step, connection))
         else:
-            self._settle(batch.steps, failure)
+            self._finish(batch.steps, failure)
 
     def _commit_alone(
         self, batch: StepBatch[sqlite3.Connection], step: Step[sqlite3.Connection], connection: sqlite3.Connection
@@ -401,7 +401,7 @@ class SqliteStore(SegmentStore):
             self._notify.announce()
         return None
 
-    def _settle(self, steps: Sequence[Step[sqlite3.Connection]], failure: _Failure | None) -> None:
+    def _finish(self, steps: Sequence[Step[sqlite3.Connection]], failure: _Failure | None) -> None:
         for step in steps:
             if failure is None:
                 step.settle()

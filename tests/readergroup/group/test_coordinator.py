@@ -125,7 +125,7 @@ def test_readers_that_join_and_leave_do_not_disturb_the_renewals_of_others(world
     coordinator = ReaderCoordinator(GroupUpdater(world.group_log(), world.admin.streams), threads=False)
     residents = [Guest(-number) for number in range(1, 1000)]
     for resident in residents:
-        coordinator.join(resident)
+        coordinator.add(resident)
     ended = threading.Event()
 
     def come_and_go() -> None:
@@ -133,8 +133,8 @@ def test_readers_that_join_and_leave_do_not_disturb_the_renewals_of_others(world
         while not ended.is_set():
             number += 1
             guest = Guest(number)
-            coordinator.join(guest)
-            coordinator.leave(guest)
+            coordinator.add(guest)
+            coordinator.remove(guest)
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

@@ -45,7 +45,7 @@ def main(url: str, checkpoint: str, point: str, batch: str) -> None:
             assert task is not None
             is_here = task.getLocalProperty("streaming.sql.batchId") == batch
             if is_here and point == "staging":
-                Staging._settle = kill  # type: ignore[assignment,method-assign]
+                Staging._seal = kill  # type: ignore[assignment,method-assign]
             staged = super().write(iterator)
             if is_here and point == "staged":
                 kill()
