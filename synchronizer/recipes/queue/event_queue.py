@@ -72,7 +72,7 @@ class EventQueue:
         """Store an event exactly once, as durably as the store guarantees.
 
         Args:
-            event: At most the store's ``guarantees.largest_append`` less 64 KB.
+            event: At most the store's ``guarantees.largest_append`` less 64 KiB.
             timeout: Seconds to wait while the store is unavailable or the queue is full; by default the queue's.
 
         Raises:
