@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -197,6 +198,15 @@ def test_a_sqlite_file_is_backed_up_while_it_is_written(tmp_path: Path) -> None:
             numbers = [event.data for event in reader]
     assert len(numbers) >= 100
     assert numbers == [*range(len(numbers))]
+
+
+def test_a_copy_of_a_sqlite_file_in_use_lacks_commits_without_notice(tmp_path: Path) -> None:
+    with rg.connect(f"sqlite:///{tmp_path}/shop.db") as client:
+        client.streams.create(STREAM)
+        shutil.copy(tmp_path / "shop.db", tmp_path / "copy.db")
+        with rg.connect(f"sqlite:///{tmp_path}/copy.db", must_exist=True) as copied:
+            assert not copied.streams.exists(STREAM)
+        assert client.streams.exists(STREAM)
 
 
 # ---------------------------------------------------------------------- addresses
