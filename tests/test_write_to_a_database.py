@@ -63,6 +63,22 @@ def test_each_event_is_one_row_also_after_a_repeat_and_a_former_owner_is_refused
         assert rows(database) == []
 
 
+def test_a_pool_stores_each_event_once(program: dict[str, Any], database_url: str) -> None:
+    def handle(batch: rg.EventBatch[bytes]) -> None:
+        with psycopg.connect(database_url, autocommit=True) as database:
+            program["store"](database, batch)
+
+    with rg.connect(database_url) as client, psycopg.connect(database_url, autocommit=True) as database:
+        database.execute("DELETE FROM orders")
+        client.streams.create("shop/returns", scaling=rg.ScalingPolicy.fixed(2))
+        with client.writer("shop/returns") as writer:
+            for number in range(10):
+                writer.write(b"pear %d" % number, routing_key=f"customer-{number}")
+        client.streams.seal("shop/returns")
+        client.groups.create("returns", streams=["shop/returns"]).pool(handle_batch=handle, readers=2).run()
+        assert [row[2] for row in rows(database)] == [b"pear %d" % number for number in range(10)]
+
+
 def test_a_former_owner_waits_for_the_present_one_and_is_then_refused(
     program: dict[str, Any], database_url: str
 ) -> None:
