@@ -17,6 +17,7 @@ from readergroup.streams.manager import StreamManager
 from readergroup.streams.serializers import BytesSerializer
 from readergroup.streams.transactions.transaction import Transactions
 from readergroup.streams.writing import event_numbers
+from readergroup.streams.writing.appending import BatchAppender
 from readergroup.streams.writing.writer import EventWriter
 from synchronizer import ManualClock, SegmentStore, open_store
 from synchronizer.stores.memory import named_memory
@@ -144,7 +145,7 @@ def test_a_year_of_killed_writers_leaves_the_event_numbers_of_the_last_ones(
     store: SegmentStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(event_numbers, "SWEEP_EVERY", 2)  # it is chance who sweeps: one of twenty for certain
-    monkeypatch.setattr(EventWriter, "_remove_event_numbers", lambda self: None)
+    monkeypatch.setattr(BatchAppender, "remove_event_numbers", lambda self: None)
     streams = StreamManager(store, clock=clock)
     streams.create(NAME, scaling=ScalingPolicy.fixed(1))
     (number,) = streams.fetch_state(NAME).current

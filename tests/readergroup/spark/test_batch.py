@@ -123,7 +123,7 @@ def test_events_are_decoded_into_the_schema_that_was_given(client: rg.Client, lo
     assert frame.selectExpr("sum(id)", "count(name)", "count(distinct segment_id)").first() == (499_500, 0, 4)
     with client.writer(STREAM) as writer:
         writer.write(b"damaged")
-    with pytest.raises(PySparkException, match="does not fit the schema.*segment="):
+    with pytest.raises(PySparkException, match="does not match the schema.*segment="):
         load(schema="id bigint", serializer="json").count()
 
 
@@ -149,7 +149,7 @@ def test_what_is_wrong_is_told_with_what_to_do(spark: SparkSession, client: rg.C
         load().count()
     with pytest.raises(PySparkException, match="did_you_mean='startingOffsets'"):
         load(startingOffset="earliest")
-    with pytest.raises(PySparkException, match="option of streaming reads only"):
+    with pytest.raises(PySparkException, match="only to streaming reads"):
         load(maxBytesPerTrigger="1m").count()
     with pytest.raises(PySparkException, match="store in memory; use a SQLite file, PostgreSQL"):
         spark.read.format("readergroup").options(url="memory://shop", stream=STREAM).load()

@@ -182,7 +182,7 @@ def test_what_retention_gave_up_fails_a_query_unless_told_to_go_on(
     with pytest.raises(rg.TruncatedError, match="failOnDataLoss"):
         strict.partitions(start, end)
     assert offsets(lenient, start, end) == left
-    assert "gone" in caplog.text
+    assert "notifications were deleted" in caplog.text
     assert [*batch.read(planned[0])] == []
     with pytest.raises(rg.TruncatedError, match="failOnDataLoss"):
         [*planned_by.read(planned[0])]
@@ -211,7 +211,7 @@ def test_the_query_of_a_group_that_was_deleted_fails(
         ({}, None, "'group' is missing"),
         ({"group": "a/b"}, None, "group"),
         ({"group": "g", "stream": STREAM}, None, "the option is unknown"),
-        ({"group": "g", "startingOffsets": "earliest"}, False, "streaming reads only"),
+        ({"group": "g", "startingOffsets": "earliest"}, False, "only to streaming reads"),
         ({"group": "g", "startingOffsets": "yesterday"}, True, "'120:0'"),
     ],
 )

@@ -46,9 +46,9 @@ def test_the_address_and_the_stream_have_to_be_said(missing: str, monkeypatch: p
 
 
 def test_options_of_the_other_kind_of_read_are_refused() -> None:
-    with pytest.raises(rg.InvalidArgumentError, match="streaming reads only"):
+    with pytest.raises(rg.InvalidArgumentError, match="only to streaming reads"):
         options(streaming=False, maxBytesPerTrigger="1m")
-    with pytest.raises(rg.InvalidArgumentError, match="batch reads only"):
+    with pytest.raises(rg.InvalidArgumentError, match="only to batch reads"):
         options(streaming=True, segments="1")
     with pytest.raises(rg.InvalidArgumentError, match="AvailableNow"):
         options(streaming=True, endingOffsets="latest")

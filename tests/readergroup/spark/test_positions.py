@@ -119,7 +119,7 @@ def test_no_reader_comes_in_beside_a_query(client: rg.Client, start: Start, capl
     reader, at = start()
     end = reader.latestOffset(at, ALL)
     for reader_id in ("r1", "spark"):
-        with pytest.raises(rg.InvalidArgumentError, match="one reader alone.*reader='spark'"):
+        with pytest.raises(rg.InvalidArgumentError, match="exclusive reader.*reader='spark'"):
             group.reader(reader_id)
     assert owners(group) == {"spark"}
     assert group.remove_reader("spark")

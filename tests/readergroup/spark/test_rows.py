@@ -139,7 +139,7 @@ def test_a_schema_that_the_stream_cannot_have_is_refused() -> None:
 
     with pytest.raises(rg.InvalidArgumentError, match="'serializer'.*columns=\\['id'\\]"):
         Rows(schema("id", LongType()), options())
-    with pytest.raises(rg.InvalidArgumentError, match="another type.*binary"):
+    with pytest.raises(rg.InvalidArgumentError, match="type of this column differs.*binary"):
         Rows(schema("event", StringType()), options())
     with pytest.raises(rg.InvalidArgumentError, match="NOT NULL"):
         Rows(schema("event", BinaryType(), False), options())

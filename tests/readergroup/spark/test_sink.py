@@ -285,7 +285,7 @@ def test_events_that_cannot_be_stored_fail_the_task(
 def test_options_of_writes() -> None:
     given = {"URL": "nats://db", "Stream": STREAM, "txnid": "monday"}
     assert write_options(given, streaming=False).txn_id == "monday"
-    with pytest.raises(rg.InvalidArgumentError, match="option of batch writes only.*txnId"):
+    with pytest.raises(rg.InvalidArgumentError, match="only to batch writes.*txnId"):
         write_options(given, streaming=True)
     with pytest.raises(rg.InvalidArgumentError, match="did_you_mean='txnId'"):
         write_options({**given, "txnIt": "x"}, streaming=False)
