@@ -500,8 +500,12 @@ class SqliteStore(SegmentStore):
             )
 
     def _connect(self, *, synchronous: str = "FULL") -> sqlite3.Connection:
-        connection = sqlite_file.connect(self._path, "rw", self._write_timeout)
-        _configure(connection, synchronous=synchronous)
+        try:
+            connection = sqlite_file.connect(self._path, "rw", self._write_timeout)
+            _configure(connection, synchronous=synchronous)
+        except sqlite3.Error:
+            self._file.check()  # the file may be gone
+            raise
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:

@@ -138,6 +138,15 @@ def test_whoever_reads_or_waits_hears_that_a_file_is_gone(path: Path, suffix: st
         until(is_refused)
 
 
+def test_a_wait_that_begins_when_the_file_is_gone_says_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the waiting thread opens its connection a moment after the deletion."""
+    monkeypatch.setattr("synchronizer.stores.sqlite.store.can_watch", lambda: False)
+    with SqliteStore(str(path)) as store:
+        path.unlink()
+        with pytest.raises(CorruptStoreError, match="was deleted"):
+            store._open_watch()
+
+
 @pytest.mark.parametrize("is_unread", [False, True])
 def test_what_goes_into_a_deleted_file_is_not_acknowledged(path: Path, is_unread: bool) -> None:
     with SqliteStore(str(path)) as store:
