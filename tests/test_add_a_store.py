@@ -167,7 +167,7 @@ def test_acknowledged_appends_survive_a_kill_of_the_server(server: ValkeyServer,
 
     with ThreadPoolExecutor(1) as threads:
         appending = threads.submit(append_until_killed)
-        until(lambda: acknowledged > 800)
+        until(lambda: acknowledged > 800 or appending.done())
         server.kill()
         appending.exception(LONG)
     server.start()

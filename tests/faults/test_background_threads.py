@@ -36,15 +36,16 @@ def test_every_background_thread_lives_through_any_error_of_any_of_its_calls(see
 
     store.before = fail
     with Workload(rg.Client(store, timeout=10.0)) as workload:
-        for _ in range(10):
+        for rounds in count(1):
             failing.set()
             workload.until_all_went_on()
             workload.check()
             failing.clear()
             workload.until_all_went_on()
+            if rounds >= 10 and len({name.split()[0] for name in met}) > 5:  # some threads act every few seconds only
+                break
         workload.check()
         workload.end()
-    assert len({name.split()[0] for name in met}) > 5
     assert rg.background_errors()
 
 
