@@ -31,6 +31,7 @@ from synchronizer import (
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.backoff import Backoff
 from synchronizer.callables import checked
+from synchronizer.liveness.keeper import is_store_unavailable
 from synchronizer.liveness.lease import Lease
 from synchronizer.liveness.timing import RENEWALS
 from synchronizer.threads.flag import Flag
@@ -341,7 +342,7 @@ class Reader(Generic[T]):
                 return
             except DeadlineExceededError as error:
                 # Spares the other readers.
-                self._coordinator.is_cut_off = isinstance(error.__cause__, StoreUnavailableError)
+                self._coordinator.is_cut_off = is_store_unavailable(error)
                 if self._coordinator.is_cut_off or deadline.passed:
                     raise
 
@@ -566,7 +567,7 @@ class Reader(Generic[T]):
     def _try_again_after(self, error: ReaderGroupError, deadline: Deadline) -> None:
         """Pause briefly. The group's state shows the outcome of an update whose answer was lost."""
         self._look = True
-        is_away = isinstance(error.__cause__ or error, StoreUnavailableError)  # else only a race was lost
+        is_away = is_store_unavailable(error)  # else only a race was lost
         if is_away and not self._is_cut_off:
             _logger.warning("reader %s waits for the store: %s", self.reader_id, error)
         self._is_cut_off = is_away

@@ -34,8 +34,8 @@ class Keeper:
         name: Names the thread, and the keeper in the log.
         clock: Measures all pauses.
         logger: Logs the errors of the SDK.
-        wait: Waits up to so many seconds for news; by default until `wake`. It is not called while a step fails,
-            because the unread news would end each pause at once.
+        wait: Waits for news, at most for the given seconds. By default it waits for `wake`. While a step fails, the
+            keeper pauses instead: the step did not read the news, which would end each wait at once.
         on_end: Called in the thread before it ends, with the `ClosedError` or None.
         max_pause_seconds: The longest pause after errors in a row.
     """

@@ -275,7 +275,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     ),
     Mutation(
         "incarnation of the target of a hand-over",
-        "A segment is handed to whoever has the target's id, and hand-overs to a reader stay when it leaves.",
+        "A segment is handed to any reader with the target's id, and a hand-over stays planned when its target leaves.",
         1,
         frozenset({"S1"}),
         (

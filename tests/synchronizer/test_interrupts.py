@@ -9,15 +9,15 @@ import itertools
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import pytest
 
-from synchronizer import AppendResult, AttributeChange, EventQueue, SegmentStore, open_store
+from synchronizer import EventQueue, SegmentStore, open_store
 from synchronizer.log.contention import MAX_CONTENTION
 from synchronizer.recipes.queue.frames import read_frames
-from synchronizer.testing import FailingStore
+from synchronizer.testing import FailingStore, Operation
 from tests.interrupts import FEW_OR_MORE, interrupts
 from tests.synchronizer.accounts import Account, Add, Put, Replica, opened
 from tests.waiting import CallInThread
@@ -82,17 +82,13 @@ class FrozenStore(FailingStore):
 
     is_frozen = False
 
-    def append(
-        self,
-        segment: str,
-        data: bytes,
-        *,
-        expected_offset: int | None = None,
-        attributes: Mapping[str, AttributeChange] | None = None,
-    ) -> AppendResult:
-        if self.is_frozen:
+    def __init__(self, inner: SegmentStore) -> None:
+        super().__init__(inner)
+        self.before = self._freeze
+
+    def _freeze(self, operation: Operation) -> None:
+        if self.is_frozen and operation.verb == "append":
             raise KeyboardInterrupt
-        return super().append(segment, data, expected_offset=expected_offset, attributes=attributes)
 
     def fair_lock(self, segment: str, timeout: float) -> AbstractContextManager[bool]:
         return FrozenLock(self, super().fair_lock(segment, timeout))

@@ -18,6 +18,7 @@ from synchronizer import (
     DeadlineExceededError,
     ManualClock,
     SegmentStore,
+    StoreUnavailableError,
     SystemClock,
 )
 from synchronizer.testing import FailingStore, Operation
@@ -409,6 +410,29 @@ def test_iterating_goes_on_after_the_store_was_away(world: World) -> None:
                 break
         timer.join()
     assert len(read) == len(set(read)) == 40 == len(written)
+
+
+def test_a_reader_logs_once_that_it_waits_for_the_store(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """As with real stores, the driver's error is the cause."""
+    world.write(1)
+    failures, log = 3, world.group.synchronizer.segment
+
+    def fail(operation: Operation) -> None:
+        nonlocal failures
+        if operation.segment == log:
+            return
+        failures -= 1
+        if not failures:
+            store.before = None
+        raise StoreUnavailableError("the store does not answer") from OSError("connection refused")
+
+    with world.in_real_time() as (store, client):
+        reader = client.groups.get("billing").reader("r1")
+        store.before = fail
+        assert reader.read(timeout=LONG)
+    assert not failures
+    told = [record.message for record in caplog.records if "waits for the store" in record.message]
+    assert told == ["reader r1 waits for the store: the store does not answer"]
 
 
 # ---------------------------------------------------------------------- callbacks

@@ -297,7 +297,7 @@ def test_the_next_in_turn_begin_to_watch_when_no_watcher_gives_a_sign_of_life() 
 def test_the_last_one_alive_finds_all_others_dead_after_half_a_timeout_more_for_each_step(
     number: int, steps: int
 ) -> None:
-    """Also where those who are dead are removed as they are found, and others move up in rank."""
+    """Dead readers are removed as they are found, so other readers move up in rank meanwhile."""
     own = by_rank(readers(number))[-1]
     leases = Leases(readers(number), own=own)
     leases.pass_time(3)

@@ -14,25 +14,13 @@ from synchronizer import ClosedError, DeadlineExceededError, ManualClock, StoreU
 from synchronizer.clock import Clock, SystemClock
 from synchronizer.liveness.keeper import RETRY_SECONDS, Keeper
 from synchronizer.threads.background import BackgroundThread
+from tests.clocks import PausingClock
 from tests.interrupts import interrupts
 from tests.waiting import STARTS_A_THREAD, until
 
 LONG: Final = 60.0
 NEVER: Final = float("inf")
 _logger = logging.getLogger(__name__)
-
-
-class MovingClock(ManualClock):
-    """Moves by itself when a thread waits, and remembers the pauses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pauses: list[float] = []
-
-    def wait(self, event: threading.Event, timeout: float) -> bool:
-        self.pauses.append(timeout)
-        self.advance(timeout)
-        return event.is_set()
 
 
 class Steps:
@@ -66,7 +54,7 @@ def all_threads_end() -> Iterator[None]:
 
 
 def test_a_step_is_repeated_when_it_is_due_until_there_is_nothing_left_to_keep() -> None:
-    clock = MovingClock()
+    clock = PausingClock()
     begun = clock.monotonic()
     steps = Steps(*[lambda: clock.monotonic() + 3.0] * 4)
     a_keeper(steps, clock=clock).start()
@@ -112,28 +100,28 @@ def test_a_keeper_survives_every_error_of_its_step() -> None:
         StoreUnavailableError("away"),
     ]
     steps = Steps(*errors)
-    a_keeper(steps, clock=MovingClock()).start()
+    a_keeper(steps, clock=PausingClock()).start()
     until(lambda: steps.taken == len(errors) + 1)
     assert sum(count for kind, count in background_errors().items() if kind.startswith("UnheardOfError at ")) == 1
 
 
 def test_a_lasting_error_is_logged_once_and_again_when_it_comes_back(caplog: pytest.LogCaptureFixture) -> None:
     away = StoreUnavailableError("the store is away")
-    a_keeper(Steps(away, away, away, 0.0, away), clock=MovingClock()).start()
+    a_keeper(Steps(away, away, away, 0.0, away), clock=PausingClock()).start()
     until(lambda: not threads())
     assert [record.getMessage() for record in caplog.records] == ["keeper of a test: the store is away"] * 2
 
 
 def test_the_pauses_after_errors_grow_up_to_the_longest_and_begin_anew_after_a_success() -> None:
     away = StoreUnavailableError("the store is away")
-    clock = MovingClock()
+    clock = PausingClock()
     a_keeper(Steps(*[away] * 4, 0.0, away), clock=clock, max_pause_seconds=0.35).start()
     until(lambda: not threads())
     assert clock.pauses == pytest.approx([0.1, 0.2, 0.35, 0.35, 0.0, 0.1])
 
 
 def test_the_pauses_between_renewals_of_a_lease_do_not_grow() -> None:
-    clock = MovingClock()
+    clock = PausingClock()
     a_keeper(Steps(*[StoreUnavailableError("the store is away")] * 4), clock=clock).start()
     until(lambda: not threads())
     assert clock.pauses == pytest.approx([RETRY_SECONDS] * 4)
@@ -148,7 +136,7 @@ def test_an_error_of_one_part_of_a_step_keeps_no_other_part_from_its_work() -> N
 
 
 def test_while_a_step_fails_its_news_do_not_end_the_pauses() -> None:
-    clock = MovingClock()
+    clock = PausingClock()
     waits = []
     steps = Steps(StoreUnavailableError("the store is away"), StoreUnavailableError("the store is away"), NEVER)
     a_keeper(steps, clock=clock, wait=waits.append).start()  # its news are there at once
@@ -158,7 +146,7 @@ def test_while_a_step_fails_its_news_do_not_end_the_pauses() -> None:
 
 
 def test_a_wait_that_fails_is_a_pause() -> None:
-    clock = MovingClock()
+    clock = PausingClock()
 
     def fail(seconds: float) -> None:
         raise StoreUnavailableError("the store is away")

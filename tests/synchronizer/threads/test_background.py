@@ -10,25 +10,13 @@ from pathlib import Path
 import pytest
 
 import synchronizer
-from synchronizer import ClosedError, ManualClock, StoreUnavailableError, background_errors
+from synchronizer import ClosedError, StoreUnavailableError, background_errors
 from synchronizer.threads.background import MAX_PAUSE_SECONDS, BackgroundThread, keep_running, survive
+from tests.clocks import PausingClock
 from tests.places import product_files
 from tests.waiting import STARTS_A_THREAD
 
 pytestmark = pytest.mark.unexpected_errors
-
-
-class PausingClock(ManualClock):
-    """Moves by itself when somebody waits, and remembers the pauses."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pauses: list[float] = []
-
-    def wait(self, event: threading.Event, timeout: float) -> bool:
-        self.pauses.append(timeout)
-        self.advance(timeout)
-        return event.is_set()
 
 
 def failing(*errors: BaseException | None) -> Callable[[], None]:

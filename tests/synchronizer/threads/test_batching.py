@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 
 import pytest
@@ -83,8 +84,18 @@ class Appender(Batcher[Parts]):
                 raise
 
     def gathered(self, number: int) -> None:
-        """Wait until so many calls are in the open batch."""
+        """Wait until ``number`` calls are in the open batch."""
         until(lambda: self.open is not None and len(self.open.parts) == number, f"{number} calls in the open batch")
+
+
+def one_and_two(batcher: Appender, pool: Executor) -> list[Future[None]]:
+    """Begin three calls: the first is in flight until it is let go, the other two share the open batch."""
+    batcher.let_go.clear()
+    first = pool.submit(batcher.add, "first")
+    until(lambda: batcher.appends == 1, "the first is in flight")
+    both = [pool.submit(batcher.add, name) for name in ("a", "b")]
+    batcher.gathered(2)
+    return [first, *both]
 
 
 def test_calls_gather_while_one_is_in_flight_and_one_of_them_appends_for_all() -> None:
@@ -123,12 +134,8 @@ def test_a_call_that_gives_up_while_others_wait_stores_nothing(shrinks: bool) ->
 
 def test_another_call_finds_out_the_outcome_when_the_leader_gives_up_without_an_answer() -> None:
     batcher = Appender()
-    batcher.let_go.clear()
     with threads(3) as pool:
-        first = pool.submit(batcher.add, "first")
-        until(lambda: batcher.appends == 1, "the first is in flight")
-        both = [pool.submit(batcher.add, name) for name in ("a", "b")]
-        batcher.gathered(2)
+        first, *both = one_and_two(batcher, pool)
         batcher.lost_answers = 2  # of the first, and of the leader of both
         batcher.let_go.set()
         assert isinstance(first.exception(20), OutcomeUnknownError)
@@ -139,12 +146,8 @@ def test_another_call_finds_out_the_outcome_when_the_leader_gives_up_without_an_
 
 def test_the_error_of_one_leader_is_not_that_of_the_others() -> None:
     batcher = Appender()
-    batcher.let_go.clear()
     with threads(3) as pool:
-        first = pool.submit(batcher.add, "first")
-        until(lambda: batcher.appends == 1, "the first is in flight")
-        both = [pool.submit(batcher.add, name) for name in ("a", "b")]
-        batcher.gathered(2)
+        first, *both = one_and_two(batcher, pool)
         batcher.errors = [DeadlineExceededError("of the first"), DeadlineExceededError("of a leader")]
         batcher.let_go.set()
         with pytest.raises(DeadlineExceededError, match="of the first"):
@@ -156,12 +159,8 @@ def test_the_error_of_one_leader_is_not_that_of_the_others() -> None:
 
 def test_a_batch_that_the_store_refuses_fails_all_its_calls() -> None:
     batcher = Appender()
-    batcher.let_go.clear()
     with threads(3) as pool:
-        first = pool.submit(batcher.add, "first")
-        until(lambda: batcher.appends == 1, "the first is in flight")
-        both = [pool.submit(batcher.add, name) for name in ("a", "b")]
-        batcher.gathered(2)
+        first, *both = one_and_two(batcher, pool)
         batcher.errors = [DeadlineExceededError("of the first"), StoreFullError("full")]
         batcher.let_go.set()
         assert isinstance(first.exception(20), DeadlineExceededError)

@@ -110,7 +110,7 @@ def test_updates_are_written_and_read_as_in_the_first_release() -> None:
     assert CODEC.decode_body(stored) == EVERY_UPDATE
 
 
-#: Updates that follow each other. The token of what the n-th one makes, from 0 on, is 10 * n + 1.
+#: Updates in the order of the log. What update number n makes, counted from 0, has the token 10 * n + 1.
 HISTORY: list[Update[ReaderGroupState]] = [
     AddReader(reader="r1", lease="abc", keeps=True),
     ReassignSegment(segment=seg(0), reader="r1"),

@@ -65,7 +65,7 @@ def test_a_state_is_written_and_read_as_in_the_first_release(kind: str, state: M
     assert CODEC.decode_snapshot(stored) == (state, 7)
 
 
-#: Updates that follow each other. The token of what the n-th one makes, from 0 on, is 10 * n + 1.
+#: Updates in the order of the log. What update number n makes, counted from 0, has the token 10 * n + 1.
 HISTORY: list[Update[Members]] = [
     Join(member="a", lease="1", timeout_seconds=2.5),
     Join(member="b", lease="2", timeout_seconds=7.5),

@@ -61,7 +61,7 @@ def stored(store: SegmentStore) -> list[bytes]:
 
 
 def waiting(queue: EventQueue, number: int) -> None:
-    """Wait until so many calls are in the append that goes next."""
+    """Wait until ``number`` calls are in the open batch."""
     until(lambda: number == len(getattr(queue._producer._batcher.open, "parts", ())), f"{number} calls to share it")
 
 
@@ -322,9 +322,8 @@ def test_who_was_silent_for_long_is_forgotten_and_may_come_again(store: LateStor
     assert handled == [b"1", b"2", b"3", b"3", b"4", b"4", b"4"]
 
 
-def test_what_was_on_its_way_when_the_segment_forgot_the_process_is_not_sent_again(store: LateStore) -> None:
-    jobs = queue(store)
-    jobs.add(b"first")
+def lose_an_answer_and_forget(store: LateStore) -> None:
+    """Lose the answer to the next append, and remove the number of the process that adds before the append after it."""
     (adder,) = store.attributes(SEGMENT, ADDERS)
     store.lose_answers()
 
@@ -333,6 +332,12 @@ def test_what_was_on_its_way_when_the_segment_forgot_the_process_is_not_sent_aga
         store.inner.append(SEGMENT, b"", attributes={adder: AttributeChange(present, None)})
 
     just_before(store, "append", forget, nth=2)
+
+
+def test_what_was_on_its_way_when_the_segment_forgot_the_process_is_not_sent_again(store: LateStore) -> None:
+    jobs = queue(store)
+    jobs.add(b"first")
+    lose_an_answer_and_forget(store)
     with pytest.raises(OutcomeUnknownError):
         jobs.add(b"perhaps")
     assert stored(store) == [b"first", b"perhaps"]
@@ -346,14 +351,7 @@ def test_an_interrupt_while_the_segment_forgets_the_process_stores_nothing_twice
         store.create(SEGMENT)
         jobs = queue(store)
         jobs.add(b"first")
-        (adder,) = store.attributes(SEGMENT, ADDERS)
-        store.lose_answers()
-
-        def forget() -> None:
-            present = store.inner.attributes(SEGMENT, ADDERS)[adder]
-            store.inner.append(SEGMENT, b"", attributes={adder: AttributeChange(present, None)})
-
-        just_before(store, "append", forget, nth=2)
+        lose_an_answer_and_forget(store)
         opened.append((store, jobs))
 
     def add_two() -> None:
