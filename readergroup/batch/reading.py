@@ -8,7 +8,7 @@ from typing import Final, Generic, NoReturn, TypeVar
 from synchronizer import InvalidArgumentError, NotFoundError, TruncatedError
 from synchronizer.arguments import check_type
 
-from ..group.assigned_segment import AssignedSegment
+from ..group.assigned_segments import AssignedSegment
 from ..streams.config import stream_of
 from ..streams.event import BlockSlice, Event, EventBatch
 from ..streams.manager import StreamManager

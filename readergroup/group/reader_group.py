@@ -41,13 +41,14 @@ from ..streams.event import Position
 from ..streams.serializers import Serializer, serializer_or_bytes
 from .checkpointing import take_checkpoint
 from .coordinator import ReaderCoordinator, follow_streams
+from .following import CheckpointCallback, SegmentCallback
 from .lag import GroupLag, group_lag, positions
 from .model.checkpoint import Checkpoint
 from .model.config import ReaderGroupConfig, new_reader_id
 from .model.state import ReaderGroupState
 from .model.updates import ConfigureGroup
 from .notifiers import CheckpointNotifier, EndOfDataNotifier, ReaderNotifier, SegmentNotifier
-from .reader import CheckpointCallback, Reader, SegmentCallback
+from .reader import Reader
 from .starting import ResetTarget, reset
 from .updater import GroupUpdater
 

@@ -23,11 +23,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from notifications.durable import DurableListening
 from readergroup.group import updater
+from readergroup.group.following import GroupFollower
 from readergroup.group.model import positions, updates
 from readergroup.group.model.checkpoint import CheckpointState
 from readergroup.group.model.state import ReaderGroupState, SegmentState
 from readergroup.group.model.updates import RemoveReader, ResetStream
-from readergroup.group.reader import Reader
+from readergroup.group.progress import Progress
 from readergroup.group.updater import GroupUpdater
 from readergroup.record.recorder import NotificationRecording
 from readergroup.streams.transactions.merging import Merge
@@ -170,7 +171,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         0,
         frozenset({"S1"}),
         (
-            Words(Reader, "commit", "max(segment_of_event.processed, event.next_offset)", "event.next_offset"),
+            Words(Progress, "process", "max(assigned.processed, event.next_offset)", "event.next_offset"),
             Words(updates, "_forward", "if offset < found.offset:", "if False:"),
             Words(positions, "current_offsets", " and offset > found.offset", ""),
         ),
@@ -307,10 +308,11 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
         frozenset({"S6"}),
         (
             Words(
-                Reader,
+                GroupFollower,
                 "_follow_state",
-                "if ahead := state.checkpoints_ahead_of(self.reader_id):",
-                "if (ahead := state.checkpoints_ahead_of(self.reader_id)) and owned.keys() <= assigned.by_id.keys():",
+                "if ahead := state.checkpoints_ahead_of(self._member.reader_id):",
+                "ahead = state.checkpoints_ahead_of(self._member.reader_id)\n"
+                "        if ahead and owned.keys() <= assigned.by_id.keys():",
             ),
         ),
     ),

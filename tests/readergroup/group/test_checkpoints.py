@@ -446,7 +446,7 @@ def test_what_is_committed_of_before_a_reset_has_no_effect(world: World, process
     reader = process.reader("r1", auto_commit=False)
     last = take(reader, 20)[-1]
     world.group.reset("head")
-    reader.renew_if_due()
+    reader._member.renew_if_due()
     with pytest.raises(rg.ReaderNotInGroupError):
         process.step()
         reader.read(timeout=0)

@@ -78,7 +78,7 @@ def test_a_reader_leaves_at_once_after_a_renewal_that_failed_though_the_store_an
     def fail() -> float:
         raise ValueError("not of the store")
 
-    reader.renew_if_due = fail  # type: ignore[method-assign]
+    reader._member.renew_if_due = fail  # type: ignore[method-assign]
     process.step()
     reader.close()
     assert list(world.state.readers) == []
@@ -98,8 +98,10 @@ def test_a_call_that_takes_long_delays_no_renewal(world: World) -> None:
 
         store.before = be_slow
         try:
-            renewed_at = reader.renewed_at
-            until(lambda: reader.renewed_at > renewed_at + 1.5, "the lease is renewed for longer than the timeout")
+            renewed_at = reader._member.renewed_at
+            until(
+                lambda: reader._member.renewed_at > renewed_at + 1.5, "the lease is renewed for longer than the timeout"
+            )
         finally:
             go_on.set()
         assert world.state.readers.keys() == {"r1"}

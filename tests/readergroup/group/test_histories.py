@@ -103,7 +103,7 @@ class History:
                     return False
         except rg.ReaderNotInGroupError:
             life.in_hand.clear()  # others go on from the last commit
-            if life.reader._gone is not None:
+            if life.reader._member._gone is not None:
                 self.lives.remove(life)
         except rg.EndOfDataError:
             if life.auto_commit:

@@ -31,7 +31,7 @@ def world(store_url: str) -> Iterator[World]:
 
 
 def lease_of(reader: rg.Reader[bytes]) -> Lease:
-    return reader._lease
+    return reader._member.lease
 
 
 def test_a_renewal_commits_the_positions(world: World) -> None:
@@ -76,13 +76,13 @@ def test_a_lost_answer_to_a_renewal_is_found_out_by_the_next(world: World) -> No
 def test_a_renewal_is_tried_again_soon(world: World) -> None:
     process = world.process()
     reader = process.reader("r1")
-    renewed_at = reader.renewed_at
+    renewed_at = reader._member.renewed_at
     world.clock.advance(TIMEOUT / 3)
     process.store.fail_appends()
     process.step()
-    assert reader.renewed_at == renewed_at
+    assert reader._member.renewed_at == renewed_at
     world.pass_time(0.25)
-    assert reader.renewed_at > renewed_at
+    assert reader._member.renewed_at > renewed_at
 
 
 def test_one_readers_trouble_is_not_anothers(world: World) -> None:
@@ -91,7 +91,7 @@ def test_one_readers_trouble_is_not_anothers(world: World) -> None:
     world.clock.advance(TIMEOUT / 3)
     process.store.fail_appends()
     process.step()
-    assert sum(reader.renewed_at == world.clock.monotonic() for reader in readers) == 3
+    assert sum(reader._member.renewed_at == world.clock.monotonic() for reader in readers) == 3
 
 
 def test_a_lease_that_was_removed_is_not_renewed(world: World) -> None:
@@ -137,7 +137,7 @@ def test_f16_the_same_holds_for_each_event_of_a_batch_that_is_iterated(world: Wo
     reader = process.reader("r1")
     for event in reader:
         seen.append(event.raw)
-        renewed_at.append(reader.renewed_at)
+        renewed_at.append(reader._member.renewed_at)
         world.clock.advance(0.3 * TIMEOUT)
         if len(seen) == 4:
             break
@@ -157,9 +157,9 @@ def test_f16_what_a_read_took_too_long_for_is_handed_out_under_a_renewed_lease_o
             world.clock.advance(TIMEOUT)
 
     process.store.before = be_slow
-    before = reader.renewed_at
+    before = reader._member.renewed_at
     take(reader, 1)
-    assert reader.renewed_at > before
+    assert reader._member.renewed_at > before
     assert len(drain(reader)) == 19
 
 
@@ -405,7 +405,7 @@ def test_f4_a_position_under_an_old_token_counts_for_nothing(world: World) -> No
     reader = process.reader("r1", auto_commit=False)
     event = take(reader, 30)[-1]
     reader.commit(event)
-    held = reader._positions()
+    held = reader._progress.positions()
     # The segment goes and comes back, to an earlier place.
     process.group.remove_reader("r1", position={event.segment: 0})
     other = world.process()
@@ -509,7 +509,7 @@ def test_f15_a_reader_that_waits_for_events_may_wait_as_long_as_it_likes(world: 
     reader, asked = process.reader("r1"), other.reader("r2")
     incarnation = world.state.readers["r1"].incarnation
     waiting = CallInThread(lambda: reader.read(timeout=3 * TIMEOUT) or "nothing")
-    until(lambda: reader._left_at is None)
+    until(lambda: reader._member.left_at is None)
     pass_time_asking(world, 3 * TIMEOUT + 1, asked)
     waiting.ended()
     assert world.state.readers["r1"].incarnation == incarnation

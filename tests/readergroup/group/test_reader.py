@@ -83,7 +83,7 @@ def test_what_this_process_applied_before_the_reader_began_to_wait_is_looked_at(
     had: list[int] = []  # how many segments the reader had whenever it waited for what comes after the last change
 
     def change_and_apply(known: Mapping[str, int]) -> None:
-        if known.get(log) == store.info(log).length and other._closed:
+        if known.get(log) == store.info(log).length and other._member.closed:
             had.append(len(reader.assigned_segments))
         elif log in known:  # changes so fast that the reader looks in intervals
             world.group.configure(position_interval_seconds=world.clock.monotonic())
@@ -93,7 +93,7 @@ def test_what_this_process_applied_before_the_reader_began_to_wait_is_looked_at(
 
     store.during = change_and_apply
     reader.read(timeout=2)
-    assert other._closed
+    assert other._member.closed
     assert had and set(had) == {2}
 
 
@@ -312,7 +312,7 @@ def test_what_is_left_of_a_batch_outlives_a_store_that_is_away(world: World, pro
     read = [event.raw for event in take(reader, 5)]
     world.group.configure(position_interval_seconds=2)
     process.fetch()
-    reader.on_new_state()
+    reader._member.on_new_state()
     process.store.unavailable = True
     assert reader.read(timeout=0) is None
     assert reader.read(timeout=0) is None
@@ -353,7 +353,7 @@ def test_a_release_that_fails_keeps_the_place(world: World, process: Process) ->
     joining = world.process()
     other = joining.reader("r2")
     process.fetch()
-    reader.on_new_state()
+    reader._member.on_new_state()
     process.store.fail_appends(2)
     for _ in range(2):
         assert reader.read(timeout=0) is None
@@ -371,7 +371,7 @@ def test_a_release_whose_answer_is_lost_is_one_release(world: World, process: Pr
     read = [event.raw for event in take(reader, 50)]
     other = world.process().reader("r2")
     process.fetch()
-    reader.on_new_state()
+    reader._member.on_new_state()
     process.store.lose_answers(1)
     read += drain(reader) + drain(reader)
     world.step()
@@ -638,7 +638,7 @@ def test_a_signal_handler_may_stop_a_reader_that_waits(world: World) -> None:
 def test_stopping_takes_no_lock(process: Process) -> None:
     """A signal handler runs in the thread that it interrupts, wherever that is: also inside of a lock."""
     reader = process.reader("r1")
-    values = (*vars(reader).values(), *vars(reader._coordinator).values())
+    values = [each for part in (reader, reader._member, reader._member._coordinator) for each in vars(part).values()]
     locks = [value for value in values if hasattr(value, "acquire")]
     assert locks
     for lock in locks:
@@ -697,7 +697,7 @@ def test_a_reader_that_another_thread_closes_ends_and_does_not_come_back(world: 
 def iterate_until_closed(reader: rg.Reader[bytes], trouble: list[BaseException]) -> None:
     try:
         for _ in reader:
-            reader.on_new_state()  # so that it looks at the group's state all the time
+            reader._member.on_new_state()  # so that it looks at the group's state all the time
     except rg.ClosedError as error:
         if "open another" not in str(error):  # it was closed before it began
             trouble.append(error)
@@ -727,7 +727,7 @@ def test_close_at_a_position_overrules_what_was_processed(world: World, process:
 def test_closing_waits_a_little_for_a_store_that_is_away_and_what_was_not_committed_is_read_again(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("readergroup.group.reader._CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr("readergroup.group.member._LEAVE_SECONDS", 0.2)
     world.write(10, keys=1)
     with world.in_real_time() as (store, client):
         group = client.groups.get("billing")

@@ -15,7 +15,7 @@ from tests.places import ROOT, product_files
 #: The modules that treat some classes of updates differently from others; the first four belong to the product.
 CONSUMERS: Final[Mapping[str, str]] = {
     "notifier": "readergroup/group/notifiers.py",  # which readers died
-    "reader": "readergroup/group/reader.py",  # why this reader is out of its group
+    "member": "readergroup/group/member.py",  # why this reader is out of its group
     "checkpointing": "readergroup/group/checkpointing.py",  # which updates are about another checkpoint
     "demo": "readergroup/demo/ownership.py",  # which readers died
     "random": "tests/readergroup/group/model/test_state_random.py",
@@ -28,7 +28,7 @@ CONSUMERS: Final[Mapping[str, str]] = {
 #: The consumers that name each update. To the others, it is an entry like any other.
 NAMED_BY: Final[Mapping[str, frozenset[str]]] = {
     "AddReader": frozenset({"auditor", "checks", "sightings"}),
-    "RemoveReader": frozenset({"auditor", "checks", "demo", "evidence", "keeping", "notifier", "reader", "sightings"}),
+    "RemoveReader": frozenset({"auditor", "checks", "demo", "evidence", "keeping", "member", "notifier", "sightings"}),
     "ReassignSegment": frozenset({"auditor", "sightings"}),
     "ReleaseSegment": frozenset({"auditor", "checks", "evidence", "random", "sightings"}),
     "CompleteSegment": frozenset({"auditor", "checks", "evidence", "random", "sightings"}),

@@ -1,0 +1,190 @@
+"""Follows the group's decisions on behalf of one reader: checkpoints to pass, segments to release and to take over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar, cast
+
+from synchronizer import Deadline, Revision
+from synchronizer.callables import checked
+
+from ..errors import ReaderNotInGroupError
+from ..streams.config import SegmentId, stream_of
+from ..streams.serializers import Serializer
+from .assigned_segments import AssignedSegment, AssignedSegments
+from .member import GroupMember
+from .model.checkpoint import CheckpointState
+from .model.positions import Positions, SegmentPosition
+from .model.state import ReaderGroupState, SegmentState
+from .updater import GroupUpdater
+
+T = TypeVar("T")
+
+SegmentCallback = Callable[[SegmentId], object]
+CheckpointCallback = Callable[[str], object]
+
+
+class GroupFollower(Generic[T]):
+    """Runs in the reading thread, between two events.
+
+    Args:
+        updater: Changes the group's state.
+        member: The reader as a member of the group.
+        segments: The reader's segments. Only the follower adds and drops them.
+        serializer: Decodes the events.
+        on_assign: Called before a segment's first event.
+        on_release: Called before a segment is given up.
+        on_checkpoint: Called once per checkpoint.
+        timeout: The longest wait, in seconds, for one answer of the store.
+    """
+
+    def __init__(
+        self,
+        updater: GroupUpdater,
+        member: GroupMember,
+        segments: AssignedSegments[T],
+        serializer: Serializer[T],
+        *,
+        on_assign: SegmentCallback | None,
+        on_release: SegmentCallback | None,
+        on_checkpoint: CheckpointCallback | None,
+        timeout: float,
+    ) -> None:
+        self._updater = updater
+        self._synchronizer = updater.synchronizer
+        self._member = member
+        self._segments = segments
+        self._serializer = serializer
+        self._on_assign = None if on_assign is None else checked(on_assign, "on_assign")
+        self._on_release = None if on_release is None else checked(on_release, "on_release")
+        self._on_checkpoint = None if on_checkpoint is None else checked(on_checkpoint, "on_checkpoint")
+        self._timeout = timeout
+        #: The checkpoint last announced to the application, and the reader's positions then.
+        self._kept_at: tuple[int, Positions] | None = None
+        self._followed: Revision | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether this process knows decisions that the reader does not follow yet."""
+        return self._synchronizer.revision != self._followed
+
+    def follow(self, deadline: Deadline) -> None:
+        """Apply the group's decisions, and ensure the lease."""
+        self._member.check()
+        self._member.fetch_news(deadline)
+        self._follow_state(deadline)
+        while not self._member.ensure_lease(deadline):
+            self._follow_state(deadline)
+
+    def complete_segments(self, deadline: Deadline) -> bool:
+        """Report the first segment whose last event is processed, and return whether there was one."""
+        return any(self._complete(each, deadline) for each in self._segments.ending if each.completed)
+
+    def _follow_state(self, deadline: Deadline) -> None:
+        """Follow the group's state: join again, pass a checkpoint, release segments, take segments over, in this order.
+
+        So a segment assigned after a checkpoint hands out no event before the reader has passed the checkpoint.
+        """
+        while True:
+            state, revision = self._synchronizer.snapshot_of_state
+            if revision == self._followed:
+                return
+            if not self._member.is_in(state):
+                self._member.check()  # another thread may have closed it just now
+                self._segments.drop(list(self._segments.by_id))
+                self._member.join_again(state, deadline)
+                continue
+            self._member.lease.keep_to(state.config.reader_timeout_seconds)
+            owned = state.segments_of(self._member.reader_id)
+            assigned = self._segments
+            assigned.drop(s for s, each in assigned.by_id.items() if s not in owned or owned[s].token != each.token)
+            if ahead := state.checkpoints_ahead_of(self._member.reader_id):
+                self._pass(ahead[0], deadline)
+                continue
+            handing_over = {segment: found for segment, found in owned.items() if found.target is not None}
+            if handing_over:
+                self._release(handing_over, deadline)
+                continue
+            self._acquire(state)
+            self._member.has_read_news()
+            self._followed = revision
+
+    def _pass(self, checkpoint: CheckpointState, deadline: Deadline) -> None:
+        """Call ``on_checkpoint`` once per checkpoint, and report it as passed. The state shows when it is done."""
+        if self._kept_at is None or self._kept_at[0] != checkpoint.token:
+            if self._on_checkpoint is not None and not checkpoint.silent:
+                with self._member.in_callback():
+                    self._on_checkpoint(checkpoint.name)
+            # Commits made before the store has this report belong after the checkpoint.
+            self._kept_at = checkpoint.token, {segment: each.position for segment, each in self._segments.by_id.items()}
+        token, positions = self._kept_at
+        try:
+            self._updater.pass_checkpoint(
+                self._member.reader_id,
+                self._member.lease.name,
+                token,
+                positions,
+                timeout=deadline.remaining(self._timeout),
+            )
+        except ReaderNotInGroupError:
+            self._member.fetch(deadline)  # the state says what happened
+
+    def _release(self, handing_over: Mapping[SegmentId, SegmentState], deadline: Deadline) -> None:
+        """Release the segments marked for hand-over, where the reader stands. The state shows when it is done."""
+        positions: dict[SegmentId, SegmentPosition] = {}
+        for segment, found in handing_over.items():
+            assigned = self._segments.by_id.get(segment)
+            if assigned is not None:
+                self._announce_release(assigned)
+            # A segment that is assigned and marked before the reader took it over has its offset in the state.
+            positions[segment] = (
+                assigned.position if assigned is not None else SegmentPosition(cast(int, found.token), found.offset)
+            )
+        try:
+            self._updater.release(
+                self._member.reader_id, self._member.lease.name, positions, timeout=deadline.remaining(self._timeout)
+            )
+        except ReaderNotInGroupError:
+            self._member.fetch(deadline)  # the state says what happened
+
+    def _announce_release(self, assigned: AssignedSegment[T]) -> None:
+        if self._on_release is not None and not assigned.leaving:
+            with self._member.in_callback():
+                self._on_release(assigned.segment)
+        assigned.leaving = True
+
+    def _acquire(self, state: ReaderGroupState) -> None:
+        """Take over the assigned segments that the reader does not have yet."""
+        taken_over: dict[SegmentId, AssignedSegment[T]] = {}
+        try:
+            for segment, found in state.segments_of(self._member.reader_id).items():
+                if segment in self._segments.by_id:
+                    continue
+                if self._on_assign is not None:
+                    with self._member.in_callback():
+                        self._on_assign(segment)
+                taken_over[segment] = AssignedSegment(
+                    self._synchronizer.store,
+                    segment,
+                    state.streams[stream_of(segment)].incarnation,
+                    cast(int, found.token),
+                    found.offset,
+                    found.end,
+                    self._serializer,
+                )
+        finally:  # keep those that were announced to the application
+            self._segments.add(taken_over)
+
+    def _complete(self, assigned: AssignedSegment[T], deadline: Deadline) -> bool:
+        """Report the segment as completed, and return whether it is no longer the reader's."""
+        self._announce_release(assigned)
+        arguments = (self._member.reader_id, self._member.lease.name, assigned.segment, assigned.position)
+        try:
+            if self._updater.complete(*arguments, timeout=deadline.remaining(self._timeout)):
+                return True
+            # This process does not know the successors yet, or the client that scaled the stream has not finished.
+            self._updater.finish_scale(stream_of(assigned.segment), timeout=deadline.remaining(self._timeout))
+            return self._updater.complete(*arguments, timeout=deadline.remaining(self._timeout))
+        except ReaderNotInGroupError:
+            self._member.fetch(deadline)
+            return True

@@ -1,0 +1,87 @@
+"""How far a reader has come: the positions of its segments, with the batch in hand."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from ..streams.event import Event, EventBatch
+from .assigned_segments import AssignedSegment, AssignedSegments
+from .model.positions import Positions, SegmentPosition
+
+T = TypeVar("T")
+
+
+class Progress(Generic[T]):
+    """The progress of a reader. It belongs to the reading thread; other threads may call `positions`.
+
+    Args:
+        segments: The segments of the reader.
+        auto_commit: Whether an event is processed when the application asks for the next one.
+    """
+
+    def __init__(self, segments: AssignedSegments[T], *, auto_commit: bool) -> None:
+        self._segments = segments
+        self._auto_commit = auto_commit
+        self._batch_segment: AssignedSegment[T] | None = None
+        #: The batch in hand: its events up to ``handed`` were handed out, and up to ``done`` are processed.
+        self.batch: EventBatch[T] | None = None
+        self.handed = 0
+        self.done = 0
+
+    def take_in_hand(self, assigned: AssignedSegment[T], batch: EventBatch[T]) -> None:
+        self._batch_segment = assigned
+        self.batch = batch  # last, see `positions`
+
+    def begin_call(self) -> None:
+        """Put what is left of the batch in hand back into its segment."""
+        if self._auto_commit:
+            self.done = self.handed
+        batch, assigned, handed = self.batch, self._batch_segment, self.handed
+        self.carry_over()
+        self.batch = None
+        self.handed = self.done = 0
+        if batch is not None and assigned is not None and handed < len(batch):
+            assigned.put_back(batch.slices_after(handed))
+
+    def carry_over(self) -> None:
+        """Tell the segment of the batch in hand how far the batch was handed out and processed."""
+        batch, assigned = self.batch, self._batch_segment
+        if batch is None or assigned is None:
+            return
+        if self.handed:
+            assigned.handed_out = batch.offset_after(self.handed)
+        if self._auto_commit and self.done:
+            assigned.processed = max(assigned.processed, batch.offset_after(self.done))
+
+    def process_all(self) -> None:
+        """Take all events that were handed out for processed."""
+        self.done = self.handed
+        self.carry_over()
+        for assigned in self._segments.by_id.values():
+            assigned.processed = assigned.handed_out
+
+    def process(self, event: Event[T]) -> bool:
+        """Take the event and those before it in its segment for processed; False if the segment has a new owner."""
+        assigned = self._segments.by_id.get(event.segment)
+        if assigned is None or assigned.token != event.fencing_token:
+            return False
+        assigned.processed = max(assigned.processed, event.next_offset)
+        return True
+
+    def positions(self, *, moved_only: bool = True) -> Positions:
+        """Return the positions at one moment. May be called from any thread."""
+        present = self._segments.by_id
+        positions = {segment: each.position for segment, each in present.items() if each.moved or not moved_only}
+        if not self._auto_commit:
+            return positions
+        # The reading thread sets the batch to None, then the counts to 0, then the new batch. If the batch is the same
+        # before and after reading the count, the count belongs to it.
+        batch, assigned = self.batch, self._batch_segment
+        done = self.done
+        if batch is None or assigned is None or self.batch is not batch:
+            return positions
+        if done and present.get(batch.segment) is assigned:
+            positions[batch.segment] = SegmentPosition(
+                assigned.token, max(assigned.processed, batch.offset_after(done))
+            )
+        return positions
