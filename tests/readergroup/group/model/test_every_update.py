@@ -62,7 +62,7 @@ def test_no_other_module_of_the_product_tells_updates_apart() -> None:
     names = {each.__name__ for each in updates.UPDATES}
     known = {ROOT / file for file in CONSUMERS.values()}
     found = {str(file.relative_to(ROOT)) for file in product_files() if file not in known and tells_apart(file, names)}
-    assert not found, "name it in CONSUMERS, and in CONTRIBUTING.md"
+    assert not found, "name it in CONSUMERS"
 
 
 def named_in(file: Path) -> set[str]:
