@@ -19,7 +19,7 @@ def test_the_page_runs_as_printed(
     """In the session of the tests, which `local_session` returns; the paths are its own."""
     monkeypatch.chdir(tmp_path)
     page = PAGE.read_text()
-    for path in ("checkpoint", "published", "orders.parquet"):
+    for path in ("checkpoint", "orders.parquet"):
         page = page.replace(f'"{path}"', f'"{tmp_path}/{path}"')
     namespace: dict[str, object] = {"__name__": "page"}
     for block, shown in re.findall(r"^```python\n(.*?)^```\n+(?:```text\n(.*?)^```)?", page, re.MULTILINE | re.DOTALL):
