@@ -22,7 +22,7 @@ class Outcome(Enum):
     STORED = auto()
     #: An earlier call of this cell has stored what is there, and its answer was lost. This call stored nothing, but the
     #: earlier one may have been for the same value: compare ``stored``.
-    EARLIER = auto()
+    STORED_EARLIER = auto()
     #: Another process has changed the attribute. Nothing of this change is stored.
     CONFLICT = auto()
 
@@ -64,7 +64,7 @@ class Cell:
         the answer is lost. The next change, or the same one again, finds out the outcome of a lost one.
         """
         if value == self.stored and value is not None:  # an interrupted change has stored it
-            return Outcome.EARLIER
+            return Outcome.STORED_EARLIER
         was_tried = value in self._tried
         self._tried.add(value)  # before it is sent: an interrupt may keep the answer from being noted
         changes = {self.attribute: AttributeChange(self.stored, value)}
@@ -89,7 +89,7 @@ class Cell:
         found = answer.attributes[self.attribute]
         was_own = found in self._tried
         self._know(found)
-        return Outcome.EARLIER if was_own else Outcome.CONFLICT
+        return Outcome.STORED_EARLIER if was_own else Outcome.CONFLICT
 
     def _know(self, stored: bytes | None) -> None:
         self.stored = stored

@@ -42,7 +42,7 @@ def test_the_next_change_finds_out_that_a_lost_one_is_stored(store: FailingStore
     with pytest.raises(StoreUnavailableError):
         cell.change(b"1", b"first")
     assert cell.is_in_doubt(b"1") and not cell.is_in_doubt(b"2")
-    assert cell.change(b"2", b"second") is Outcome.EARLIER
+    assert cell.change(b"2", b"second") is Outcome.STORED_EARLIER
     assert cell.stored == b"1" and not cell.is_in_doubt(b"1")
     assert cell.change(b"2", b"second") is Outcome.STORED
     assert data_of(store) == b"firstsecond"
@@ -53,8 +53,8 @@ def test_the_same_change_again_is_not_stored_twice(store: FailingStore) -> None:
     store.lose_answers()
     with pytest.raises(StoreUnavailableError):
         cell.change(b"1", b"data")
-    assert cell.change(b"1", b"data") is Outcome.EARLIER
-    assert cell.change(b"1", b"data") is Outcome.EARLIER
+    assert cell.change(b"1", b"data") is Outcome.STORED_EARLIER
+    assert cell.change(b"1", b"data") is Outcome.STORED_EARLIER
     assert data_of(store) == b"data"
 
 
@@ -92,7 +92,7 @@ def test_an_interrupted_change_is_found_out(store: FailingStore, moment: str) ->
     with pytest.raises(KeyboardInterrupt):
         cell.change(b"1", b"data")
     assert cell.is_in_doubt(b"1")
-    assert cell.change(b"1", b"data") is (Outcome.STORED if moment == "before" else Outcome.EARLIER)
+    assert cell.change(b"1", b"data") is (Outcome.STORED if moment == "before" else Outcome.STORED_EARLIER)
     assert cell.stored == b"1"
     assert data_of(store) == b"data"
 
@@ -105,7 +105,7 @@ def test_a_segment_can_be_appended(store: FailingStore) -> None:
     store.lose_answers()
     with pytest.raises(StoreUnavailableError):
         cell.change(b"1", source="source")
-    assert cell.change(b"1", source="source") is Outcome.EARLIER
+    assert cell.change(b"1", source="source") is Outcome.STORED_EARLIER
     assert data_of(store) == b"all of it"
 
 
@@ -169,7 +169,7 @@ def test_whatever_is_lost_each_change_is_stored_once_or_not_at_all(seed: int, tu
             continue
         if outcome is Outcome.STORED:
             stored[turn].add(value)
-        elif outcome is Outcome.EARLIER:
+        elif outcome is Outcome.STORED_EARLIER:
             assert cell.stored is not None and cell.stored.startswith(b"%d/" % turn)
             stored[turn].add(cell.stored)
         else:

@@ -105,18 +105,12 @@ class LeaderElection:
             DeadlineExceededError: Another candidate still leads at the deadline. This one has withdrawn.
         """
         deadline = Deadline(self._clock, timeout)
-        was_candidate = self._participant.wanted and self._participant.joined
-        try:
-            return self._campaign(deadline, wait, timeout)
-        except BaseException as error:
-            if not isinstance(error, Exception) and not was_candidate:  # an interrupt
-                self._participant.leave_or_warn()
-            raise
+        return self._participant.leave_if_interrupted(lambda: self._campaign(deadline, wait, timeout))
 
     def _campaign(self, deadline: Deadline, wait: bool, timeout: float | None) -> bool:
         with self._lock:
             self._check_open()
-            if not self._participant.wanted or not self._participant.joined:
+            if not self._participant.stays:
                 self._elected = False
                 self._participant.join(timeout=max(ASK_SECONDS, deadline.remaining(self.synchronizer.timeout)))
             if self._closed:  # by another thread, which did not wait for this one

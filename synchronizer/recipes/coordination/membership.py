@@ -73,19 +73,16 @@ class Membership:
 
     def join(self, *, timeout: float | None = None) -> None:
         """Become a member and replace another one with the same id. Joining twice changes nothing."""
-        was_member = self._participant.wanted and self._participant.joined
-        try:
-            with self._lock:
-                self._check_open()
-                if not self._participant.wanted or not self._participant.joined:
-                    self._participant.join(on_duplicate_id="replace", timeout=timeout)
-                if self._closed:  # by another thread, which did not wait for this one
-                    self._participant.leave_or_warn()
-                    self._check_open()
-        except BaseException as error:
-            if not isinstance(error, Exception) and not was_member:  # an interrupt
+        self._participant.leave_if_interrupted(lambda: self._join(timeout))
+
+    def _join(self, timeout: float | None) -> None:
+        with self._lock:
+            self._check_open()
+            if not self._participant.stays:
+                self._participant.join(on_duplicate_id="replace", timeout=timeout)
+            if self._closed:  # by another thread, which did not wait for this one
                 self._participant.leave_or_warn()
-            raise
+                self._check_open()
 
     def leave(self, *, timeout: float | None = None) -> None:
         """Leave. If the store does not answer in time, raise its error; the lease then expires.

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from synchronizer.arguments import check_duration
 from synchronizer.clock import Deadline
@@ -47,6 +47,8 @@ ASK_SECONDS: Final = 1.0
 
 #: If another member has the id of a participant that joins: let both stay, replace the other, or stay out.
 OnDuplicateId = Literal["keep", "replace", "yield"]
+
+R = TypeVar("R")
 
 _logger = logging.getLogger(__name__)
 
@@ -101,6 +103,11 @@ class Participant:
         """Whether it has joined, has not left since, and is not known to be removed."""
         lease = self._lease
         return lease is not None and not lease.lost
+
+    @property
+    def stays(self) -> bool:
+        """Whether it has joined and nobody wants it to leave."""
+        return self.wanted and self.joined
 
     @property
     def has_valid_lease(self) -> bool:
@@ -227,6 +234,16 @@ class Participant:
         leases = self._withdraw()
         gone = self._leave(leases, timeout) if leases else ()
         return next((each for each in gone if lease is not None and each.lease == lease.name), None)
+
+    def leave_if_interrupted(self, call: Callable[[], R]) -> R:
+        """Return ``call()``, which joins. If it is interrupted, leave again, unless the participant stayed before."""
+        stayed = self.stays
+        try:
+            return call()
+        except BaseException as error:
+            if not isinstance(error, Exception) and not stayed:
+                self.leave_or_warn()
+            raise
 
     def leave_or_warn(self) -> None:
         """`leave`, and log an error instead of raising it. Skip the store call if the background work had no answer."""
