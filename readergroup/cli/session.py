@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +29,16 @@ _INTERRUPTED: Final = 130
 _SHOW_CURSOR: Final = b"\x1b[?25h"
 #: How long an interrupted command ends silently before it reports that it is still ending.
 _PATIENCE_SECONDS: Final = 2.0
+#: What errors of the library recommend, and the commands that do it.
+_COMMANDS: Final[Mapping[str, str]] = {
+    "create it with streams.create": "create it with 'readergroup stream create'",
+    "change it with streams.configure": "change its segments with 'readergroup stream scale'",
+    "complete it with streams.copy": "complete it with 'readergroup stream copy'",
+    "discard it with streams.delete": "discard it with 'readergroup stream delete'",
+    "create it with groups.create": "'readergroup read --group' creates it",
+    "change it with group.configure, or delete it first": "delete it with 'readergroup group delete'",
+    ", then open another reader": "",
+}
 
 
 class Failed(Exception):
@@ -99,7 +109,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             exit_code = _INTERRUPTED
         except (ReaderGroupError, Failed, OSError) as error:
-            exit_code = _fail(_one_line(error), getattr(error, "exit_code", 1))
+            exit_code = _fail(_what_failed(error), getattr(error, "exit_code", 1))
         except typer.Abort:
             exit_code = _fail("cancelled, nothing was done", 1)
         except Exception as error:
@@ -116,10 +126,18 @@ def _with_place(error: Any) -> str:
     return f"{said}; --url belongs before the command: readergroup --url sqlite:///shop.db ..." if misplaced else said
 
 
-def _one_line(error: BaseException) -> str:
+def _what_failed(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror and not isinstance(error, ReaderGroupError):
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    return " ".join(str(error).split())
+    return one_line(str(error))
+
+
+def one_line(text: str) -> str:
+    """Return the text of an error on one line, with commands in place of the calls that it recommends."""
+    text = " ".join(text.split())
+    for call, command in _COMMANDS.items():
+        text = text.replace(call, command)
+    return text
 
 
 def _fail(message: str, exit_code: int) -> int:

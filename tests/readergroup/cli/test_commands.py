@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import json
 import os
@@ -22,6 +23,7 @@ from typer.testing import CliRunner
 
 import readergroup as rg
 from readergroup.cli import app
+from readergroup.cli.session import one_line
 from tests.servers.nats import NatsServer, nats_server_binary
 from tests.servers.unavailable import ServerUnavailable
 from tests.waiting import until
@@ -580,6 +582,35 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(orders: Cli, command: 
 )
 def test_what_cannot_be_done_is_one_line_and_exit_code_1(orders: Cli, command: str, says: str) -> None:
     assert says in orders.fails(1, *command.split(" "))
+
+
+def test_errors_name_commands_and_not_calls(orders: Cli) -> None:
+    orders.ok("read", "shop/orders", "--group", "g")
+    assert "'readergroup stream create'" in orders.fails(1, "stream", "info", "shop/nothing")
+    assert "'readergroup read --group' creates it" in orders.fails(1, "group", "describe", "nobody")
+    assert "'readergroup stream scale'" in orders.fails(1, "stream", "create", "shop/orders", "--segments", "7")
+
+
+def test_the_command_knows_every_call_that_an_error_recommends() -> None:
+    called = re.compile(r"\b(streams|groups?|client|reader|writer|pool)\.[a-z_]+")
+    recommending = [
+        (path, text)
+        for path in Path(rg.__file__).parent.rglob("*.py")
+        if not {"cli", "spark", "demo", "testing"} & set(path.parts)
+        for text in _texts_of_errors(ast.parse(path.read_text()))
+        if called.search(text)
+    ]
+    assert len(recommending) > 5
+    untranslated = {path.name for path, text in recommending if called.search(one_line(text))}
+    assert untranslated == {"pool.py", "transaction.py", "testing.py"}, "no command meets these"
+
+
+def _texts_of_errors(module: ast.Module) -> Iterator[str]:
+    for call in ast.walk(module):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id.endswith("Error"):
+            for text in call.args:
+                if isinstance(text, ast.Constant):
+                    yield str(text.value)
 
 
 def test_without_a_store_the_command_says_how_to_name_one() -> None:
