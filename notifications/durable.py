@@ -13,14 +13,13 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, TypeVar
 
 from synchronizer import (
     ANY,
     ClosedError,
     InvalidArgumentError,
     ReaderGroupError,
-    Revision,
     State,
     StateSynchronizer,
     Transition,
@@ -35,6 +34,7 @@ from synchronizer.liveness.timing import RENEWALS, observe_interval
 
 from .mailbox import N
 from .system import CLOSE_TIMEOUT_SECONDS, Listener, Subscription
+from .unheard import HeardUpTo, NotComputedError, Unheard
 
 S = TypeVar("S", bound=State)
 
@@ -45,27 +45,7 @@ DEFAULT_ROLE_TIMEOUT_SECONDS: Final = 10.0
 #: The first and the longest pause before a listener that raised is called again.
 FIRST_PAUSE_SECONDS: Final = 0.5
 MAX_PAUSE_SECONDS: Final = 30.0
-#: As `HeardUpTo.told`: all notifications of the revision.
-ALL: Final = -1
-
 _logger = logging.getLogger(__name__)
-
-
-class HeardUpTo(NamedTuple):
-    """The position of a durable name, as its role stores it."""
-
-    offset: int
-    update_index: int
-    #: The number of the revision's notifications that were processed, or `ALL`.
-    told: int
-    #: These notifications report the revision as the present value, which a new name hears first.
-    is_present_value: bool = False
-    #: Changes before the revision were missed, and no notification has reported it yet.
-    missed: bool = False
-
-    @property
-    def revision(self) -> Revision:
-        return Revision(self.offset, self.update_index)
 
 
 def attribute_of(kind: type, name: str) -> str:
@@ -144,12 +124,9 @@ class DurableListening(Generic[S, N]):
         self._since_begin: TransitionFeed[S] | None = synchronizer.transitions()
         # While the role is held:
         self._times_taken = 0
-        self._feed: TransitionFeed[S] | None = None
-        self._heard: HeardUpTo | None = None
+        self._unheard: Unheard[S, N] | None = None
         self._is_recorded = True
         self._record_at = float("-inf")
-        self._pending: list[Transition[S]] = []  # all after the position, with the one in a call
-        self._to_tell: Sequence[N] | None = None  # the notifications of the first of them
         self._threaded = thread
         self._keeper = Keeper(
             self._step_until_stopped,
@@ -252,6 +229,11 @@ class DurableListening(Generic[S, N]):
                 return
 
     @property
+    def _heard(self) -> HeardUpTo | None:
+        """The position, if the role is held."""
+        return None if self._unheard is None else self._unheard.heard
+
+    @property
     def _is_calling(self) -> bool:
         return self._call is not None and not self._call.done
 
@@ -269,13 +251,12 @@ class DurableListening(Generic[S, N]):
 
     def _lose(self) -> None:
         """Drop everything that is valid only with the role."""
-        for feed in (self._feed, self._since_begin):
-            if feed is not None:
-                feed.close()
+        for each in (self._unheard, self._since_begin):
+            if each is not None:
+                each.close()
         if self._call is not None:
             self._call.counts = False
-        self._feed = self._since_begin = self._heard = self._to_tell = None
-        self._pending = []
+        self._unheard = self._since_begin = None
         self._is_recorded = True
         self._record_at = float("-inf")
 
@@ -285,7 +266,7 @@ class DurableListening(Generic[S, N]):
         """Begin the next call; return False if there is nothing to tell, or if a pause is under way."""
         if self._clock.monotonic() < self._call_at:
             return False
-        following = self._following()
+        following = self._next()
         if not self._record() or following is None or self._clock.monotonic() >= self._role.valid_until:
             return False
         notification, after = following
@@ -311,8 +292,8 @@ class DurableListening(Generic[S, N]):
             self._pause("a durable listener raised", call.error)
         else:
             self._failures = 0
-            if call.counts:
-                self._heard, self._is_recorded = call.after, False
+            if call.counts and self._unheard is not None:
+                self._unheard.heard, self._is_recorded = call.after, False
 
     def _pause(self, what: str, error: BaseException) -> None:
         self._on_failure()
@@ -327,62 +308,32 @@ class DurableListening(Generic[S, N]):
 
     def _record(self, *, at_once: bool = False) -> bool:
         """Store the position, but only at intervals if no call moved it; return False if the role is lost."""
-        if self._heard is None or self._role.value.payload == self._heard:
+        heard = self._heard
+        if heard is None or self._role.value.payload == heard:
             self._is_recorded = True
             return True
         now = self._clock.monotonic()
         if self._is_recorded and now < self._record_at and not at_once:
             return True
-        if not self._role.record(*self._heard):
+        if not self._role.record(*heard):
             self._lose()
             return False
         self._is_recorded = True
         self._record_at = now + self._timeout_seconds / RENEWALS
         return True
 
-    def _following(self) -> tuple[N, HeardUpTo] | None:
+    def _next(self) -> tuple[N, HeardUpTo] | None:
         """Return the next notification and the position after it, or None."""
-        if self._feed is None:
-            self._begin()
-        else:
-            self._take_up_changes(self._feed)
-        while self._pending and self._heard is not None:
-            transition, heard = self._pending[0], self._heard
-            revision = transition.revision
-            if self._to_tell is None:
-                try:
-                    self._to_tell = self._notifications_of(transition, heard.missed)
-                except Exception as error:
-                    self._pause("the notifications of a change could not be computed", error)
-                    return None
-            told = heard.told if heard.revision == revision else 0
-            if 0 <= told < len(self._to_tell):
-                is_last = told + 1 == len(self._to_tell)
-                after = HeardUpTo(revision.offset, revision.index, ALL if is_last else told + 1)
-                if not is_last:
-                    is_present_value = heard.is_present_value and heard.revision == revision
-                    after = after._replace(is_present_value=is_present_value, missed=heard.missed)
-                return self._to_tell[told], after
-            if told != ALL:
-                missed = (heard.missed or transition.gap) and not self._to_tell
-                self._heard = HeardUpTo(revision.offset, revision.index, ALL, missed=missed)
-            del self._pending[0]
-            self._to_tell = None
-        return None
-
-    def _begin(self) -> None:
-        """Find the changes that the name has not processed."""
-        feed, self._since_begin = self._since_begin or self._synchronizer.transitions(), None
-        heard = self._heard or self._remembered()
-        if heard is not None:
-            heard, pending = self._unheard(heard)
-        else:
-            pending = list(feed.drain())
-            if not pending:
-                return  # there is no state
-            revision = pending[0].revision
-            heard = HeardUpTo(revision.offset, revision.index, 0, is_present_value=True)
-        self._feed, self._heard, self._pending, self._to_tell = feed, heard, pending, None
+        if self._unheard is None:
+            remembered = self._remembered()
+            self._unheard = Unheard(self._synchronizer, self._notifications_of, remembered, self._since_begin)
+            self._since_begin = None
+        try:
+            return self._unheard.next()
+        except NotComputedError as error:
+            assert error.__cause__ is not None
+            self._pause("the notifications of a change could not be computed", error.__cause__)
+            return None
 
     def _remembered(self) -> HeardUpTo | None:
         payload = self._role.value.payload
@@ -393,26 +344,3 @@ class DurableListening(Generic[S, N]):
             raise UnknownUpdateError(
                 "a newer release wrote the position of this durable name; deploy that release here", name=self._name
             ) from error
-
-    def _unheard(self, heard: HeardUpTo) -> tuple[HeardUpTo, list[Transition[S]]]:
-        """Return the transitions in the log after the position, with one that was told in part."""
-        after = heard.revision if heard.told == ALL else Revision(heard.offset, heard.update_index - 1)
-        found = list(self._synchronizer.history(after))
-        if found and heard.told != ALL and found[0].revision == heard.revision:
-            if heard.is_present_value:  # the state before does not matter
-                found[0] = Transition(None, found[0].after, found[0].revision)
-            elif found[0].gap:  # the present value replaces the rest of what was told in part
-                heard = heard._replace(told=0)
-        return heard, found
-
-    def _take_up_changes(self, feed: TransitionFeed[S]) -> None:
-        """Queue the transitions applied since the last call."""
-        assert self._heard is not None
-        reached = self._pending[-1].revision if self._pending else self._heard.revision
-        new = [each for each in feed.drain() if each.revision > reached]
-        if any(each.before is None or each.gap for each in new):
-            feed.close()
-            self._feed = None
-            self._begin()
-        else:
-            self._pending += new

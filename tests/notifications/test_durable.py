@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from notifications import Change, NotificationKey
-from notifications.durable import ALL, HeardUpTo
+from notifications.unheard import ALL, HeardUpTo
 from synchronizer import (
     ANY,
     AttributeChange,
