@@ -89,6 +89,14 @@ def test_two_workers_share_the_segments_and_one_takes_over_those_of_a_killed_one
     until(lambda: set(terminals.lines(second)[before:]) >= written)
 
 
+def test_the_pool_of_the_page_handles_each_order_and_ends_at_sigterm(terminals: Terminals) -> None:
+    pool = terminals.start("pool.py")
+    assert terminals.processes[terminals.start("write.py")].wait(PATIENCE_SECONDS) == 0
+    until(lambda: terminals.orders(pool) == {f"order {number}" for number in range(100)})
+    terminals.processes[pool].terminate()
+    assert terminals.processes[pool].wait(PATIENCE_SECONDS) == 0
+
+
 def test_the_later_of_two_readers_with_one_id_replaces_the_former(store_url: str) -> None:
     with rg.connect(store_url) as client:
         client.streams.create("shop/orders")
