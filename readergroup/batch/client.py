@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from synchronizer import NotFoundError, SegmentStore, TruncatedError
+from synchronizer import InvalidArgumentError, SegmentStore
 from synchronizer.arguments import check_count, check_type
 
 from ..streams.config import StreamCut, number_of
-from ..streams.data.block import MAX_BLOCK_BYTES
-from ..streams.data.boundaries import next_boundary
 from ..streams.data.places import Place
 from ..streams.manager import StreamManager
 from ..streams.serializers import Serializer, serializer_or_bytes
 from ..streams.state import StreamState
 from ..streams.succession import with_successors
 from ..streams.times import cut_at
+from .admission import Waiting, ends_of_batch, ends_of_events
 from .ranges import SegmentRange
 from .reading import MAX_EVENTS, Batches, Events
+from .unread import UnreadSegment
 
 if TYPE_CHECKING:
     import pyarrow
@@ -92,25 +93,34 @@ class BatchClient:
         return self._divide(segment_range, max_bytes)
 
     def _divide(self, segment_range: SegmentRange, max_bytes: int) -> Iterator[SegmentRange]:
-        start = segment_range.start
+        start, unread = segment_range.start, UnreadSegment(self._store, segment_range)
         while start < segment_range.end:
             end = segment_range.end
             if end - start > max_bytes:
-                end = self._boundary(segment_range.model_copy(update={"start": start}), start + max_bytes)
+                end = unread.boundary(start + max_bytes)
             yield segment_range.model_copy(update={"start": start, "end": end})
             start = end
 
     def next_cut(
-        self, cut: StreamCut, about_bytes: int, *, end: StreamCut | None = None, timeout: float | None = None
+        self,
+        cut: StreamCut,
+        about_bytes: int | None = None,
+        *,
+        max_events: int | None = None,
+        end: StreamCut | None = None,
+        timeout: float | None = None,
     ) -> StreamCut:
-        """Return a cut about ``about_bytes`` after ``cut``, at the end of a block in each segment.
+        """Return a cut further on, by about ``about_bytes`` or at most ``max_events``; else by all there is.
 
-        The successors of a segment join once ``cut`` stands at the end of all their predecessors. So a cut is at most
-        one scaling further than the one before, and the events between the two keep the order of each key.
+        The cut advances in the order in which events were written, by the clocks of their writers: no segment passes an
+        event that is left in another one. The successors of a segment join once ``cut`` stands at the end of all their
+        predecessors. So a cut is at most one scaling further than the one before, and the events between the two keep
+        the order of each key.
 
         Args:
             cut: Where to start.
-            about_bytes: How many bytes to advance in all segments together, about.
+            about_bytes: How many bytes to advance in all segments together, about: to the ends of blocks.
+            max_events: How many events to advance in all segments together.
             end: Where to stop. Default: the tail.
             timeout: Seconds to wait for the store. Default: the client's.
 
@@ -119,7 +129,10 @@ class BatchClient:
         """
         check_type(cut, StreamCut, "cut")
         check_type(end, StreamCut, "end", or_none=True)
-        check_count(about_bytes, "about_bytes")
+        check_count(about_bytes, "about_bytes", or_none=True)
+        check_count(max_events, "max_events", or_none=True)
+        if about_bytes is not None and max_events is not None:
+            raise InvalidArgumentError("about_bytes and max_events exclude each other; pass one of them")
         state = self._streams.fetch_state(cut.stream, timeout=timeout)
         offsets = state.check_cut(cut)
         last: Mapping[int, int] = {}
@@ -132,16 +145,48 @@ class BatchClient:
         added = [number for number in offsets if number not in lengths]
         lengths = {**lengths, **self._streams.segment_lengths(state, added, timeout=timeout)}
         lengths = {number: min(length, last.get(number, length)) for number, length in lengths.items()}
-        left = {number: max(0, lengths[number] - offset) for number, offset in offsets.items()}
-        shares = _shares(left, about_bytes)
-        for number, share in shares.items():
-            if share:
-                offset = offsets[number]
-                whole = SegmentRange(
-                    segment=state.segment(number), incarnation=state.incarnation, start=offset, end=lengths[number]
-                )
-                offsets[number] = self._boundary(whole, offset + share)
-        return state.cut(offsets)
+        unread = {
+            number: UnreadSegment(
+                self._store,
+                SegmentRange(
+                    segment=state.segment(number),
+                    incarnation=state.incarnation,
+                    start=offset,
+                    end=max(offset, lengths[number]),
+                ),
+            )
+            for number, offset in offsets.items()
+        }
+        waiting = self._waiting(state, offsets.keys(), last)
+        if max_events is not None:
+            return state.cut(ends_of_events(unread, max_events, waiting))
+        return state.cut(ends_of_batch(unread, sys.maxsize if about_bytes is None else about_bytes, waiting))
+
+    def _waiting(self, state: StreamState, reading: Collection[int], last: Mapping[int, int]) -> Sequence[Waiting]:
+        """Return the first events of successors, before the end at ``last``, which wait behind these segments."""
+        found: list[Waiting] = []
+        behind = {
+            after: frozenset(state.segments[after].predecessors)
+            for number in reading
+            if number not in last
+            for after in state.segments[number].successors
+        }
+        while behind:
+            lengths = self._streams.segment_lengths(state, behind)
+            for number, length in lengths.items():
+                length = min(length, last.get(number, length))
+                if length:
+                    whole = SegmentRange(
+                        segment=state.segment(number), incarnation=state.incarnation, start=0, end=length
+                    )
+                    found.append(Waiting(UnreadSegment(self._store, whole).time_at(0), behind[number]))
+            behind = {
+                after: behind[number]
+                for number, length in lengths.items()
+                if not length and number not in last
+                for after in state.segments[number].successors
+            }
+        return found
 
     def cut_at(self, stream: str, time: datetime, *, timeout: float | None = None) -> StreamCut:
         """Return the cut where the events written at ``time`` or later begin, to the block.
@@ -198,28 +243,3 @@ class BatchClient:
         from .arrow import RecordBatches
 
         return RecordBatches(self._streams, segment_range, columns)
-
-    # ------------------------------------------------------------------ inside
-
-    def _boundary(self, within: SegmentRange, offset: int) -> int:
-        """Return the first end of a block in the range at or after ``offset``, or the end of the range."""
-        known = within.start
-        while True:
-            try:
-                return next_boundary(self._store, within.data_segment, max(offset, known), known=known, end=within.end)
-            except TruncatedError as error:  # reading the range reports the lost data
-                if error.start_offset >= within.end:
-                    return within.end
-                known = error.start_offset
-            except NotFoundError:  # all data is lost: reading reports that too
-                return within.end
-
-
-def _shares(left: Mapping[int, int], about_bytes: int) -> Mapping[int, int]:
-    """Return how many of its remaining bytes each segment contributes: nothing, or on average a block at least."""
-    if sum(left.values()) <= about_bytes:
-        return left
-    longest = sorted((number for number in left if left[number]), key=lambda number: (-left[number], number))
-    chosen = longest[: max(1, about_bytes // MAX_BLOCK_BYTES)]
-    total = sum(left[number] for number in chosen)
-    return {number: max(1, about_bytes * left[number] // total) for number in chosen}

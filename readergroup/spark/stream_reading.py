@@ -17,9 +17,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from synchronizer import InvalidArgumentError, NotFoundError, TruncatedError
+from synchronizer import InvalidArgumentError, NotFoundError
 
-from ..batch.ranges import SegmentRange
 from ..client import Client
 from ..streams.config import StreamCut, data_segment, number_of
 from ..streams.state import StreamState
@@ -34,7 +33,6 @@ from .rows import Rows
 
 #: How long a poll that finds nothing takes: Spark asks again at once, some ninety times per second by default.
 IDLE_SECONDS: Final = 0.1
-_EVERYTHING_BYTES: Final = 1 << 62
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -172,42 +170,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise InvalidArgumentError(
                 "the query has read beyond endingOffsets; use a later end, or none", at=str(cut), end=str(end)
             )
-        about_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else _EVERYTHING_BYTES
-        latest = client.batch.next_cut(start, about_bytes, end=end)
-        if isinstance(limit, ReadMaxRows):
-            state = self._state()  # at least as new as the cut
-            ranges = client.batch.ranges_between(state, start, latest)
-            return state.cut({**state.check_cut(latest), **_with_events(client, ranges, limit.max_rows)})
-        return latest
-
-
-def _with_events(client: Client, ranges: Sequence[SegmentRange], max_events: int) -> Mapping[int, int]:
-    """Return where to stop in each range to read at most ``max_events`` in all, in proportion to the sizes, about."""
-    total = sum(each.size for each in ranges)
-    ends: dict[int, int] = {}
-    left = max_events
-    for each in sorted(ranges, key=lambda each: each.size, reverse=True):
-        share = min(left, -(-max_events * each.size // total))
-        ends[number_of(each.segment)], taken = _after_events(client, each, share)
-        left -= taken
-    return ends
-
-
-def _after_events(client: Client, segment_range: SegmentRange, max_events: int) -> tuple[int, int]:
-    """Return the offset after ``max_events`` events of the range, or after all, and how many these are."""
-    at, taken = segment_range.start, 0
-    batches = client.batch.batches(segment_range)
-    while taken < max_events:
-        try:
-            batch = next(batches, None)
-        except TruncatedError as error:
-            at = error.start_offset
-            continue
-        if batch is None:
-            return segment_range.end, taken
-        count = min(len(batch), max_events - taken)
-        at, taken = batch.offset_after(count), taken + count
-    return at, taken
+        about_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+        max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        return client.batch.next_cut(start, about_bytes, max_events=max_events, end=end)
 
 
 class _Idle:

@@ -50,6 +50,7 @@ _FIELDS: Final = struct.Struct(">IIIQ16sQ")
 HEADER_BYTES: Final = _HEAD.size + _FIELDS.size
 _TRAILER: Final = struct.Struct(">BI")
 _TRAILER_MARK: Final = 0xC1
+TRAILER_BYTES: Final = _TRAILER.size
 #: No block is longer: the largest event, encoded, with room for its key and the rest of the block.
 MAX_ENCODED_BYTES: Final = MAX_EVENT_BYTES + 64 * 1024
 
@@ -330,6 +331,22 @@ def block_length(segment: str, offset: int, view: memoryview) -> int:
             "the header of the block is damaged; restore the store from a backup", segment=segment, offset=offset
         )
     return length
+
+
+def block_time(view: memoryview) -> int:
+    """Return ``written_at`` of the block at the start of ``view``, which holds at least its header."""
+    written_at: int = _FIELDS.unpack_from(view, _HEAD.size)[3]
+    return written_at
+
+
+def length_by_trailer(segment: str, end: int, trailer: bytes) -> int:
+    """Return the length of the block that ends at ``end``, by its last `TRAILER_BYTES`."""
+    mark, length = _TRAILER.unpack(trailer)
+    if mark != _TRAILER_MARK or not HEADER_BYTES < length <= min(MAX_ENCODED_BYTES, end):
+        raise CorruptDataError(
+            "the end of the block is damaged; restore the store from a backup", segment=segment, offset=end
+        )
+    return int(length)
 
 
 def _checked_block(segment: str, offset: int, view: memoryview) -> Block:

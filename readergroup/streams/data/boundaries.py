@@ -9,16 +9,22 @@ another segment, passes the first test and fails the second.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 from readergroup.errors import CorruptDataError
 from synchronizer import SegmentStore
 
-from .block import HEADER_BYTES, MAGIC, MAX_ENCODED_BYTES, block_length
+from .block import HEADER_BYTES, MAGIC, MAX_ENCODED_BYTES, block_length, block_time
 from .segment_reader import READ_BYTES, block_start, read_block, read_fully
 
 #: Up to this distance from the known place, the search walks from header to header.
 _NEAR_BYTES: Final = MAX_ENCODED_BYTES
+
+
+class BlockHeader(NamedTuple):
+    start: int
+    end: int
+    written_at: int  # in microseconds
 
 
 def next_boundary(store: SegmentStore, segment: str, offset: int, *, known: int, end: int) -> int:
@@ -38,18 +44,25 @@ def next_boundary(store: SegmentStore, segment: str, offset: int, *, known: int,
 
 def _walk(store: SegmentStore, segment: str, start: int, end: int) -> Iterator[int]:
     """Iterate over the starts of blocks from a known one on, until one is at or after ``end``."""
+    yield start
+    for each in block_headers(store, segment, start, end):
+        yield each.end
+
+
+def block_headers(
+    store: SegmentStore, segment: str, start: int, end: int, *, read_bytes: int = READ_BYTES
+) -> Iterator[BlockHeader]:
+    """Iterate over the blocks that start from ``start`` on, which is the start of a block, and before ``end``."""
     at, data = start, memoryview(b"")
-    while True:
-        yield at
-        if at >= end:
-            return
+    while at < end:
         if len(data) < HEADER_BYTES:
-            data = memoryview(read_fully(store, segment, at, READ_BYTES))
+            data = memoryview(read_fully(store, segment, at, read_bytes))
             if len(data) < HEADER_BYTES:
                 raise CorruptDataError(
                     "the segment ends inside a block; restore the store from a backup", segment=segment, offset=at
                 )
         length = block_length(segment, at, data)
+        yield BlockHeader(at, at + length, block_time(data))
         at, data = at + length, data[length:]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import window
 from pyspark.sql.streaming import StreamingQuery
 
 import readergroup as rg
+from synchronizer import ManualClock, open_store
 from tests.readergroup.spark.streams import STREAM, assert_in_order, number, recorded, write
 from tests.waiting import until
 
@@ -103,3 +106,37 @@ def test_a_query_that_lost_data_fails_unless_told_to_go_on(client: rg.Client, st
         start().awaitTermination(100)
     run(start(failOnDataLoss="false"))
     assert recorded(tmp_path / "record") == [*range(100), *range(200, 300)]
+
+
+@pytest.mark.parametrize("limit", [{}, {"maxBytesPerTrigger": "20k"}, {"maxEventsPerTrigger": "300"}], ids=str)
+def test_a_watermark_drops_no_events_of_a_stream_that_was_scaled_and_has_a_hot_key(
+    url: str, spark: SparkSession, tmp_path: Path, limit: dict[str, str]
+) -> None:
+    """Events come in the order of their times, over two hours; the watermark is one minute."""
+    clock, rng, count = ManualClock(), random.Random(3), 0
+    with rg.Client(open_store(url), clock=clock) as client:
+        client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(4))
+        for minute in range(120):
+            with client.writer(STREAM) as writer:
+                for number in range(20):
+                    writer.write(b"x" * 50, routing_key="hot" if rng.random() < 0.7 else f"key-{number}")
+                    count += 1
+            if minute in (20, 40, 41, 60):
+                client.streams.scale(STREAM, split=client.streams.fetch_state(STREAM).current[:3])
+            elif minute == 90:
+                client.streams.scale(STREAM, merge=client.streams.fetch_state(STREAM).current[1:3])
+            clock.advance(60)
+    counted: dict[object, int] = {}
+
+    def count_windows(batch: DataFrame, _: int) -> None:
+        counted.update({row.window.start: row["count"] for row in batch.collect()})
+
+    events = spark.readStream.format("readergroup").options(url=url, stream=STREAM, startingOffsets="earliest")
+    windows = (
+        events.options(**limit).load().withWatermark("written_at", "1 minute").groupBy(window("written_at", "1 minute"))
+    )
+    writer = windows.count().writeStream.outputMode("update").foreachBatch(count_windows)
+    query = run(writer.option("checkpointLocation", str(tmp_path / "windows")).trigger(availableNow=True).start())
+    dropped = [each["numRowsDroppedByWatermark"] for p in query.recentProgress for each in p["stateOperators"]]
+    assert sum(dropped) == 0
+    assert sum(counted.values()) == count
