@@ -14,6 +14,7 @@ from synchronizer import (
     DeadlineExceededError,
     NotFoundError,
     OutcomeUnknownError,
+    StoreFullError,
     StoreUnavailableError,
     TransitionFeed,
 )
@@ -139,7 +140,7 @@ class GroupMember:
                 self._remove(at)
         except NotFoundError:
             _logger.debug("reader %s: its group was deleted", self.reader_id)
-        except (StoreUnavailableError, DeadlineExceededError, OutcomeUnknownError) as error:
+        except (StoreUnavailableError, StoreFullError, DeadlineExceededError, OutcomeUnknownError) as error:
             if at is not None:
                 raise
             _logger.warning(
@@ -252,7 +253,7 @@ class GroupMember:
                     "the reader was declared dead or removed; others continue from its last commit",
                     reader=self.reader_id,
                 )
-            except StoreUnavailableError as error:
+            except (StoreUnavailableError, StoreFullError) as error:
                 if not backoff.wait():
                     raise DeadlineExceededError("the positions were not committed in time; commit again") from error
 

@@ -22,6 +22,7 @@ from synchronizer import (
     NotFoundError,
     OutcomeUnknownError,
     ReaderGroupError,
+    StoreFullError,
     StoreUnavailableError,
     TruncatedError,
 )
@@ -334,7 +335,7 @@ class Reader(Generic[T]):
                 if batch is None and not deadline.passed:
                     self._wait(deadline)
                 self._is_cut_off = False
-            except (StoreUnavailableError, DeadlineExceededError, OutcomeUnknownError) as error:
+            except (StoreUnavailableError, StoreFullError, DeadlineExceededError, OutcomeUnknownError) as error:
                 batch = None
                 self._try_again_after(error, deadline)
             except ClosedError:
@@ -350,7 +351,7 @@ class Reader(Generic[T]):
     def _try_again_after(self, error: ReaderGroupError, deadline: Deadline) -> None:
         """Pause briefly. The group's state shows the outcome of an update whose answer was lost."""
         self._member.has_news = True
-        is_away = is_store_unavailable(error)  # else only a race was lost
+        is_away = is_store_unavailable(error) or isinstance(error, StoreFullError)  # else only a race was lost
         if is_away and not self._is_cut_off:
             _logger.warning("reader %s waits for the store: %s", self.reader_id, error)
         self._is_cut_off = is_away

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple
@@ -90,6 +91,15 @@ def fill(store: SegmentStore, segment: str, attribute: str) -> int:
     raise AssertionError("it is never full")
 
 
+def fill_to_the_brim(store: SegmentStore, segment: str) -> None:
+    """Append smaller and smaller blocks, until none of these sizes has room."""
+    fill(store, segment, "count")
+    for size in (4096, 256, 1):
+        with pytest.raises(StoreFullError):
+            for _ in range(_MOST_BLOCKS):
+                store.append(segment, bytes(size))
+
+
 def test_a_full_store_says_so_writes_nothing_by_halves_and_goes_on_when_there_is_room(limited: Limited) -> None:
     with open_store(limited.url) as store:
         for name in ("kept", "filled"):
@@ -135,6 +145,39 @@ def test_a_writer_waits_until_a_full_store_has_room_and_stores_everything_once(l
         with client.groups.get("billing").reader("r") as reader:
             numbers = [int(event.raw.split(b":")[0]) for event in reader]
         assert numbers == list(range(300))
+
+
+def test_a_reader_of_a_full_store_raises_nothing_and_goes_on_when_there_is_room(limited: Limited) -> None:
+    """Its lease may run out meanwhile, because a renewal is a write."""
+    with rg.connect(limited.url) as client:
+        client.streams.create("shop/orders", scaling=rg.ScalingPolicy.fixed(1))
+        group = client.groups.create("billing", streams=["shop/orders"], reader_timeout_seconds=1)
+        with client.writer("shop/orders") as writer:
+            for number in range(1000):
+                writer.write(b"%d" % number, "key")
+        client.streams.seal("shop/orders")
+        client.store.create("filler")
+        seen = []
+        with group.reader("r") as reader:
+            fill_to_the_brim(client.store, "filler")
+            end = time.monotonic() + 2.5
+            while time.monotonic() < end:
+                event = reader.read(timeout=0.1)
+                if event is not None:
+                    seen.append(int(event.raw))
+                time.sleep(0.01)  # so that it is not read to the end
+            limited.make_room(client.store, "filler")
+            seen += [int(event.raw) for event in reader]
+        assert set(seen) == set(range(1000))
+
+
+def test_a_client_of_a_full_store_can_be_closed(limited: Limited) -> None:
+    with rg.connect(limited.url) as client:
+        client.streams.create("shop/orders")
+        group = client.groups.create("billing", streams=["shop/orders"])
+        client.store.create("filler")
+        with group.reader("r"), client.lock("shop/lock"), client.writer("shop/orders"):
+            fill_to_the_brim(client.store, "filler")
 
 
 def test_a_nats_server_without_room_for_a_stream_without_a_limit_goes_on_after_a_truncation() -> None:

@@ -591,7 +591,7 @@ class NatsStore(SegmentStore):
             return None
         if code in FULL:
             raise StoreFullError(
-                "the stream or account has reached its limit; truncate or delete segments, or raise the limit",
+                "the stream or account has reached its limit; raise it, then truncate or delete streams",
                 url=self.url,
                 server_says=description,
             )
