@@ -144,6 +144,8 @@ class _Stage:
         self._plan_steps(self._plan.ending, begun)
         self._go_on_until(begun + max(step.at for step in self._plan.ending))
         self._await_all("sealer")
+        while self._steps:  # a reader that has to read to the end may be yet to come
+            self._go_on_until(self._steps[0].at)
         self._dismiss("writer", "scaler")
         self._await_all("reader")
 
