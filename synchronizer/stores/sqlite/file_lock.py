@@ -24,6 +24,10 @@ from .side_file import open_side_file
 # These waits are for other processes, which a test's clock cannot move.
 _CLOCK: Final = SystemClock()
 _NEVER: Final = Flag()
+#: After a wait of this time, pauses are longer. Many processes may wait for a holder that gets too little processor
+#: time, and short pauses would take what it needs.
+_LONG_WAIT_SECONDS: Final = 0.1
+_LONG_PAUSE_US: Final = (1000, 3000)
 
 
 class Gate:
@@ -161,10 +165,11 @@ class _Contender(AbstractContextManager[bool]):
 
 
 def _retry(attempt: Callable[[], bool], deadline: Deadline, *, pause_us: tuple[int, int]) -> bool:
+    impatient = Deadline(_CLOCK, _LONG_WAIT_SECONDS)
     while not attempt():
         if deadline.passed:
             return False
-        _pause(deadline, *pause_us)
+        _pause(deadline, *(_LONG_PAUSE_US if impatient.passed else pause_us))
     return True
 
 

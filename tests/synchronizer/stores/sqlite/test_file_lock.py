@@ -115,3 +115,15 @@ def _is_locked(path: Path) -> bool:
         except BlockingIOError:
             return True
         return False
+
+
+def test_a_long_wait_for_the_gate_leaves_the_processor_to_the_holder(tmp_path: Path) -> None:
+    path = str(tmp_path / "gate")
+    holder, waiter = Gate(path), Gate(path)
+    holder.acquire(1.0)
+    begun = time.thread_time()
+    with pytest.raises(StoreUnavailableError):
+        waiter.acquire(1.0)
+    assert time.thread_time() - begun < 0.15
+    holder.close()
+    waiter.close()
