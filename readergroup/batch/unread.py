@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Final
 
 from synchronizer import NotFoundError, SegmentStore, TruncatedError
@@ -59,6 +60,10 @@ class UnreadSegment:
 
     def last_time(self) -> int:
         """Return when the last block was written."""
+        return self._last_time
+
+    @cached_property
+    def _last_time(self) -> int:
         try:
             start = block_start(self._store, self._segment, self.end)
             if start == self.end:

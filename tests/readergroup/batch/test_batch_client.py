@@ -378,3 +378,27 @@ def test_without_pyarrow_the_error_names_what_to_install(client: rg.Client, monk
     monkeypatch.delitem(sys.modules, "readergroup.batch.arrow", raising=False)
     with pytest.raises(rg.UnsupportedError, match=r"readergroup\[arrow\]"):
         client.batch.record_batches(first)
+
+
+@pytest.mark.parametrize("limit", [{}, {"about_bytes": 1_000}, {"max_events": 700}], ids=str)
+def test_next_cuts_lead_over_data_that_was_truncated(client: rg.Client, limit: dict[str, int]) -> None:
+    place(client)
+    info = client.streams.info(STREAM)
+    at, middle = info.head, client.batch.next_cut(info.head, 300_000)
+    client.streams.truncate(STREAM, middle)
+    left = len(rows(client, client.batch.segment_ranges(STREAM, start=middle)))
+    found = 0
+    while (following := client.batch.next_cut(at, **limit)) != at:
+        for each in client.batch.segment_ranges(STREAM, start=at, end=following):
+            events = client.batch.read(each)
+            while True:
+                try:
+                    next(events)
+                except rg.TruncatedError:
+                    continue
+                except StopIteration:
+                    break
+                found += 1
+        at = following
+    assert found == left
+    assert at == client.streams.info(STREAM).tail
