@@ -41,6 +41,8 @@ class QueryProgress(BaseModel):
     cut: StreamCut
     #: The unread bytes of each segment, as known when the batch was planned.
     lag: Mapping[SegmentId, int]
+    #: How many rows the query dropped in this batch because they were older than its watermark.
+    rows_dropped_by_watermark: int = 0
 
     @property
     def lag_bytes(self) -> int:
@@ -49,6 +51,8 @@ class QueryProgress(BaseModel):
 
 class ProgressListener(StreamingQueryListener):
     """Passes the progress of queries that read streams to a callback, or logs it.
+
+    Logs a warning for each batch in which a watermark dropped rows.
 
     Args:
         callback: Called in the driver after each batch, in one thread. Its errors are logged. Default: log at INFO.
@@ -62,6 +66,12 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         for progress in progress_of(event.progress):
+            if progress.rows_dropped_by_watermark:
+                logger.warning(
+                    "query %s dropped %d rows in batch %d, because they were older than its watermark; if they must "
+                    "count, use a longer delay",
+                    *(progress.name or progress.query_id, progress.rows_dropped_by_watermark, progress.batch_id),
+                )
             try:
                 self._callback(progress)
             except Exception:
@@ -94,6 +104,7 @@ def progress_of(progress: StreamingQueryProgress) -> Iterator[QueryProgress]:
             lag={
                 segment: max(0, length - cut.offsets.get(segment, 0)) for segment, length in latest["lengths"].items()
             },
+            rows_dropped_by_watermark=sum(each.numRowsDroppedByWatermark for each in progress.stateOperators),
         )
 
 

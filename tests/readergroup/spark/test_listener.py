@@ -11,11 +11,14 @@ from typing import Any, cast
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import window
 from pyspark.sql.streaming.listener import QueryProgressEvent
 
 import readergroup as rg
 from readergroup.spark import ProgressListener, QueryProgress
+from synchronizer import ManualClock, open_store
 from tests.readergroup.spark.streams import STREAM, write
+from tests.waiting import until
 
 
 def test_a_callback_and_a_reader_group_are_told_how_far_the_query_is_behind(
@@ -62,9 +65,34 @@ def test_a_callback_and_a_reader_group_are_told_how_far_the_query_is_behind(
     assert group.lag().bytes == 0
 
 
+def test_rows_that_a_watermark_drops_are_reported(
+    spark: SparkSession, url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Events of two hours ago arrive when the watermark is a minute old."""
+    heard: list[QueryProgress] = []
+    listener = ProgressListener(heard.append)
+    with rg.Client(open_store(url)) as client:
+        client.streams.create(STREAM)
+    stream = spark.readStream.format("readergroup").options(url=url, stream=STREAM, startingOffsets="earliest")
+    counts = stream.load().withWatermark("written_at", "1 minute").groupBy(window("written_at", "1 minute")).count()
+    writer = counts.writeStream.format("noop").outputMode("update").queryName("late").trigger(availableNow=True)
+    spark.streams.addListener(listener)
+    try:
+        for hours in (2, 3, 0):  # a watermark counts from the second batch on
+            with rg.Client(open_store(url), clock=ManualClock(1e9 + 3600 * hours)) as client:
+                write(client, range(20))
+            query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+            assert query.awaitTermination(100)
+        until(lambda: sum(each.rows_dropped_by_watermark for each in heard) > 0)
+    finally:
+        spark.streams.removeListener(listener)
+    (warning,) = [each.getMessage() for each in caplog.records if "older than its watermark" in each.getMessage()]
+    assert warning.startswith("query late dropped ")
+
+
 def event(*sources: dict[str, str | None]) -> QueryProgressEvent:
     described: list[Any] = [SimpleNamespace(numInputRows=5, **source) for source in sources]
-    progress = SimpleNamespace(id="q", runId="r", name=None, batchId=3, sources=described)
+    progress = SimpleNamespace(id="q", runId="r", name=None, batchId=3, sources=described, stateOperators=[])
     return cast(QueryProgressEvent, SimpleNamespace(progress=progress))
 
 
