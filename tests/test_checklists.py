@@ -122,7 +122,9 @@ def _commands(command: Any, *path: str) -> dict[tuple[str, ...], Any]:
 def test_each_command_has_what_the_checklist_says(path: tuple[str, ...]) -> None:
     command = _commands(typer.main.get_command(app))[path]
     assert command.help
-    assert "Usage: " in CliRunner().invoke(app, [*path, "--help"]).stdout
+    explained = CliRunner().invoke(app, [*path, "--help"])
+    assert explained.exit_code == 0
+    assert "Usage: " in explained.stdout
     tests = "".join(each.read_text() for each in (ROOT / "tests/readergroup").rglob("*.py"))
     words = [rf'"{word}"' for word in path]
     assert re.search(r",\s*".join(words), tests) or " ".join(path) in tests, "no test runs it"

@@ -14,13 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple, Protocol
 
-#: A batch that uses less than this share of its budget is extended, until so many rounds are over.
+#: A batch is extended while it uses less than this share of its budget, in at most this many rounds.
 _ENOUGH: Final = 0.75
 _ROUNDS: Final = 3
 #: The first guess of the size of an event with its share of a block. Too small a guess costs a further round.
 _BYTES_OF_EVENT: Final = 100
-#: Halvings in the search for a time; microseconds of centuries need fewer than 64.
-_HALVINGS: Final = 64
 
 
 class Unread(Protocol):
@@ -137,11 +135,12 @@ def _extended(
     """Return ends that are about this many bytes further, and in the order of time."""
     ends = _steadily_extended(unread, starts, about_bytes)
     nexts = {number: unread[number].time_at(end) for number, end in ends.items() if end < unread[number].end}
+    left = [*waiting, *(Waiting(time, frozenset((number,))) for number, time in nexts.items())]
+    left.sort(key=lambda each: each.since)
     for number, end in ends.items():
-        bounds = [time for other, time in nexts.items() if other != number]
-        bounds += [each.since for each in waiting if number not in each.behind]
-        if bounds and end > starts[number] and min(bounds) < nexts.get(number, unread[number].last_time()):
-            ends[number] = unread[number].end_of_time(min(bounds), starts[number], end)
+        bound = next((each.since for each in left if number not in each.behind), None)
+        if bound is not None and end > starts[number] and bound < nexts.get(number, unread[number].last_time()):
+            ends[number] = unread[number].end_of_time(bound, starts[number], end)
     return ends
 
 
@@ -163,11 +162,11 @@ def _steadily_extended(unread: Mapping[int, Unread], starts: Mapping[int, int], 
     return ends
 
 
-def _time_of(first: Mapping[int, int], last: Mapping[int, int], left: Mapping[int, int], about_bytes: int) -> float:
+def _time_of(first: Mapping[int, int], last: Mapping[int, int], left: Mapping[int, int], about_bytes: int) -> int:
     """Return until when about this many bytes were written, if the writers were steady."""
-    low, high = float(min(first.values(), default=0)), float(max(last.values(), default=0))
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
+    low, high = min(first.values(), default=0), max(last.values(), default=0)
+    while high - low > 1:
+        middle = (low + high) // 2
         if sum(size * _share(first[number], last[number], middle) for number, size in left.items()) < about_bytes:
             low = middle
         else:
@@ -175,7 +174,7 @@ def _time_of(first: Mapping[int, int], last: Mapping[int, int], left: Mapping[in
     return high
 
 
-def _share(first: int, last: int, until: float) -> float:
+def _share(first: int, last: int, until: int) -> float:
     """Return which share of a segment was written until then, if its writers were steady."""
     if until >= last:
         return 1.0

@@ -146,21 +146,19 @@ class BatchClient:
         lengths = {**lengths, **self._streams.segment_lengths(state, added, timeout=timeout)}
         lengths = {number: min(length, last.get(number, length)) for number, length in lengths.items()}
         unread = {
-            number: UnreadSegment(
-                self._store,
-                SegmentRange(
-                    segment=state.segment(number),
-                    incarnation=state.incarnation,
-                    start=offset,
-                    end=max(offset, lengths[number]),
-                ),
-            )
+            number: self._unread(state, number, offset, max(offset, lengths[number]))
             for number, offset in offsets.items()
         }
         waiting = self._waiting(state, offsets.keys(), last)
         if max_events is not None:
             return state.cut(ends_of_events(unread, max_events, waiting))
         return state.cut(ends_of_batch(unread, sys.maxsize if about_bytes is None else about_bytes, waiting))
+
+    def _unread(self, state: StreamState, number: int, start: int, end: int) -> UnreadSegment:
+        return UnreadSegment(
+            self._store,
+            SegmentRange(segment=state.segment(number), incarnation=state.incarnation, start=start, end=end),
+        )
 
     def _waiting(self, state: StreamState, reading: Collection[int], last: Mapping[int, int]) -> Sequence[Waiting]:
         """Return the first events of successors, before the end at ``last``, which wait behind these segments."""
@@ -176,10 +174,7 @@ class BatchClient:
             for number, length in lengths.items():
                 length = min(length, last.get(number, length))
                 if length:
-                    whole = SegmentRange(
-                        segment=state.segment(number), incarnation=state.incarnation, start=0, end=length
-                    )
-                    found.append(Waiting(UnreadSegment(self._store, whole).time_at(0), behind[number]))
+                    found.append(Waiting(self._unread(state, number, 0, length).time_at(0), behind[number]))
             behind = {
                 after: behind[number]
                 for number, length in lengths.items()

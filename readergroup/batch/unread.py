@@ -8,14 +8,12 @@ from typing import Final
 
 from synchronizer import NotFoundError, SegmentStore, TruncatedError
 
-from ..streams.data.block import HEADER_BYTES, MAX_ENCODED_BYTES, TRAILER_BYTES, length_by_trailer
-from ..streams.data.boundaries import block_headers, next_boundary
+from ..streams.data.block import HEADER_BYTES, TRAILER_BYTES, length_by_trailer
+from ..streams.data.boundaries import block_headers, near_time, next_boundary
 from ..streams.data.segment_reader import SegmentReader, block_start, read_fully
 from .admission import UnreadBlock
 from .ranges import SegmentRange
 
-#: Shorter parts are searched from block to block.
-_NEAR_BYTES: Final = 2 * MAX_ENCODED_BYTES
 #: The time of lost data: before all others, so that it is reported first.
 _LOST: Final = 0
 
@@ -75,17 +73,9 @@ class UnreadSegment:
 
     def end_of_time(self, time: int, start: int, end: int) -> int:
         """Return the end of the last block between the offsets that was written until ``time``, or ``start``."""
-        low, high = start, end
-        while high - low > _NEAR_BYTES:
-            middle = self.boundary((low + high) // 2)
-            if middle >= high:
-                break
-            if self.time_at(middle) <= time:
-                low = middle
-            else:
-                high = middle
-        found = low
         try:
+            low, high = near_time(self._store, self._segment, start, end, lambda written_at: written_at <= time)
+            found = low
             for each in block_headers(self._store, self._segment, block_start(self._store, self._segment, low), high):
                 if each.written_at <= time:
                     found = each.end

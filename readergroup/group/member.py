@@ -244,18 +244,14 @@ class GroupMember:
 
     def renew_until(self, deadline: Deadline) -> None:
         """Renew the lease, and wait for a store that is away until the deadline."""
-        backoff = Backoff(self._clock, deadline)
-        while True:
-            try:
-                if self.renew():
-                    return
-                raise ReaderNotInGroupError(
-                    "the reader was declared dead or removed; others continue from its last commit",
-                    reader=self.reader_id,
-                )
-            except (StoreUnavailableError, StoreFullError) as error:
-                if not backoff.wait():
-                    raise DeadlineExceededError("the positions were not committed in time; commit again") from error
+        try:
+            is_in = Backoff(self._clock, deadline).retry(self.renew)
+        except (StoreUnavailableError, StoreFullError) as error:
+            raise DeadlineExceededError("the positions were not committed in time; commit again") from error
+        if not is_in:
+            raise ReaderNotInGroupError(
+                "the reader was declared dead or removed; others continue from its last commit", reader=self.reader_id
+            )
 
     def ensure_lease(self, deadline: Deadline) -> bool:
         """Renew the lease if it has run out; False if the reader lost it and the group's state is to be followed."""

@@ -10,15 +10,12 @@ from synchronizer import Deadline, InvalidArgumentError, SegmentStore, Truncated
 from synchronizer.backoff import Backoff
 
 from .config import StreamCut
-from .data.block import MAX_ENCODED_BYTES
-from .data.boundaries import next_boundary
-from .data.segment_reader import SegmentReader, read_block
+from .data.boundaries import near_time
+from .data.segment_reader import SegmentReader
 from .manager import StreamManager
 from .succession import with_successors
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-#: The second half of a shorter range may have no start of a block.
-_NEAR_BYTES: Final = 2 * MAX_ENCODED_BYTES
 
 
 def cut_at(streams: StreamManager, stream: str, time: datetime, *, timeout: float | None = None) -> StreamCut:
@@ -59,13 +56,7 @@ def _place(store: SegmentStore, segment: str, microseconds: int, start: int) -> 
 
 
 def _first_since(store: SegmentStore, segment: str, microseconds: int, start: int, end: int) -> int:
-    low, high = start, end
-    while high - low > _NEAR_BYTES:
-        middle = next_boundary(store, segment, (low + high) // 2, known=low, end=high)
-        if read_block(store, segment, middle).written_at < microseconds:
-            low = middle
-        else:
-            high = middle
+    low, high = near_time(store, segment, start, end, lambda time: time < microseconds)
     reader = SegmentReader(store, segment, low)
     while (block := reader.next_block()) is not None and block.offset < high:
         if block.written_at >= microseconds:

@@ -8,7 +8,7 @@ another segment, passes the first test and fails the second.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from readergroup.errors import CorruptDataError
@@ -19,6 +19,8 @@ from .segment_reader import READ_BYTES, block_start, read_block, read_fully
 
 #: Up to this distance from the known place, the search walks from header to header.
 _NEAR_BYTES: Final = MAX_ENCODED_BYTES
+#: The second half of a shorter range may have no start of a block.
+_SHORT_BYTES: Final = 2 * MAX_ENCODED_BYTES
 
 
 class BlockHeader(NamedTuple):
@@ -40,6 +42,23 @@ def next_boundary(store: SegmentStore, segment: str, offset: int, *, known: int,
     else:
         starts = _search(store, segment, offset, end)
     return min(end, next(start for start in starts if start >= offset))
+
+
+def near_time(
+    store: SegmentStore, segment: str, start: int, end: int, is_before: Callable[[int], bool]
+) -> tuple[int, int]:
+    """Return a short part of the range: the blocks before it answer ``is_before``, those behind it do not.
+
+    ``is_before`` gets the time of a block. It is asked of few blocks: times within a segment grow nearly always.
+    """
+    low, high = start, end
+    while high - low > _SHORT_BYTES:
+        middle = next_boundary(store, segment, (low + high) // 2, known=low, end=high)
+        if is_before(read_block(store, segment, middle).written_at):
+            low = middle
+        else:
+            high = middle
+    return low, high
 
 
 def _walk(store: SegmentStore, segment: str, start: int, end: int) -> Iterator[int]:
