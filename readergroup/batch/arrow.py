@@ -35,21 +35,24 @@ _TYPES: Final[Mapping[str, pyarrow.DataType]] = {
     "offset": pyarrow.int64(),
     "routing_key": pyarrow.string(),
     "written_at": pyarrow.timestamp("us", "UTC"),
+    "headers": pyarrow.map_(pyarrow.string(), pyarrow.binary()),
 }
 #: How many bytes msgpack puts before a ``bin``, by the first of them.
 _PREFIX_BYTES: Final = {0xC4: 2, 0xC5: 3, 0xC6: 5}
-#: All columns: the event, its address, its routing key and its time of writing.
+#: All columns: the event, its address, its routing key, its time of writing and its headers.
 COLUMNS: Final = tuple(_TYPES)
+#: All columns but the headers, which take a step of Python for each event that has any.
+DEFAULT_COLUMNS: Final = tuple(column for column in COLUMNS if column != "headers")
 
 
 def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
-    """Return the schema of these columns, in the order given; by default of all columns.
+    """Return the schema of these columns, in the order given; by default `DEFAULT_COLUMNS`.
 
     Raises:
         InvalidArgumentError: A column is unknown or named twice, or there is none.
     """
     check_type(columns, Sequence, "columns", or_none=True)
-    columns = COLUMNS if columns is None else columns
+    columns = DEFAULT_COLUMNS if columns is None else columns
     unknown = [column for column in columns if column not in _TYPES]
     if unknown or not columns or len(set(columns)) != len(columns):
         raise InvalidArgumentError(
@@ -115,6 +118,13 @@ class _Columns:
             [each.size for each in self._slices],
         )
         return pyarrow.array(times).cast(_TYPES["written_at"])
+
+    def headers(self) -> pyarrow.Array:
+        kind = _TYPES["headers"]
+        if not any(each.block.has_headers for each in self._slices):
+            return pyarrow.nulls(self._rows, kind)
+        found = chain.from_iterable(each.block.headers[each.start : each.stop] for each in self._slices)
+        return pyarrow.array([[*headers.items()] if headers else None for headers in found], kind)
 
     def segment_id(self) -> pyarrow.Array:
         return self._repeated(number_of(self._segment), "segment_id")

@@ -230,7 +230,7 @@ class BatchClient:
 
         Args:
             segment_range: The range.
-            columns: Some of `arrow.COLUMNS`, in the order you want. Default: all.
+            columns: Some of `arrow.COLUMNS`, in the order you want. Default: all but ``headers``.
 
         Raises:
             UnsupportedError: pyarrow is not installed.

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from synchronizer import InvalidArgumentError
 
-from ..batch.arrow import COLUMNS
+from ..batch.arrow import COLUMNS, DEFAULT_COLUMNS
 from ..batch.arrow import schema as schema_of_columns
 from ..errors import CorruptDataError
 from ..streams.config import segment_id
@@ -27,6 +27,7 @@ SPARK_TYPES: Final[Mapping[str, str]] = {
     "offset": "bigint",
     "routing_key": "string",
     "written_at": "timestamp",
+    "headers": "map<string,binary>",
 }
 _LOADS: Final[Mapping[str, Callable[[bytes], Any]]] = {
     "json": JsonSerializer().loads,
@@ -44,7 +45,7 @@ def default_schema(options: ReadOptions) -> str:
             ".schema('id bigint, name string')",
             serializer=options.serializer,
         )
-    return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in options.columns or COLUMNS)
+    return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in options.columns or DEFAULT_COLUMNS)
 
 
 class Rows:

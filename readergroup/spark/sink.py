@@ -7,9 +7,10 @@ does not know that the batch was committed. The stream knows, and drops the repe
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Final
@@ -18,11 +19,12 @@ import pyarrow
 import pyarrow.compute
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import StructType
 
 from synchronizer import DeadlineExceededError, InvalidArgumentError, ReaderGroupError
 
-from ..batch.encoding import BATCH_BYTES, batches_by_segment
+from ..batch.arrow import schema
+from ..batch.encoding import BATCH_BYTES, ArrowBatch, batches_by_segment, sizes_of_headers
 from ..client import Client
 from ..errors import EventTooLargeError
 from ..streams.data.block import MAX_EVENT_BYTES
@@ -37,7 +39,12 @@ logger = logging.getLogger("readergroup.spark")
 #: How many batches may wait to be stored while the store is busy with another task's batch or with its own upkeep.
 _BATCHES_AHEAD: Final = 4
 #: The types that a column may have.
-_COLUMNS: Final = {"event": (BinaryType, StringType), "routing_key": (StringType,)}
+_COLUMNS: Final = {
+    "event": ("binary", "string"),
+    "routing_key": ("string",),
+    "headers": ("map<string,binary>", "map<string,string>"),
+}
+_HEADERS: Final = schema(["headers"]).field(0).type
 
 
 class Staged(WriterCommitMessage):
@@ -117,7 +124,7 @@ class _Sink:
                 if staging is None:
                     staging = giving_up_at_an_error.enter_context(self._transactions.stage(self._options.stream, key))
                     thread = giving_up_at_an_error.enter_context(ThreadPoolExecutor(1, "readergroup-sink"))
-                for batch in batches_by_segment(*_arrays(rows), staging.segment_of):
+                for batch in _batches(rows, staging.segment_of):
                     storing.append(thread.submit(staging.write_encoded, staging.encode(batch)))
                     if len(storing) > _BATCHES_AHEAD:
                         storing.popleft().result()
@@ -193,12 +200,12 @@ def _check_columns(schema: StructType) -> None:
                 column=field.name,
                 known=list(_COLUMNS),
             )
-        if not isinstance(field.dataType, _COLUMNS[field.name]):
+        if re.sub(r" collate \w+", "", field.dataType.simpleString()) not in _COLUMNS[field.name]:
             raise InvalidArgumentError(
                 "the type of this column is wrong; cast it",
                 column=field.name,
                 type=field.dataType.simpleString(),
-                known=[each.typeName() for each in _COLUMNS[field.name]],
+                known=list(_COLUMNS[field.name]),
             )
 
 
@@ -219,17 +226,32 @@ def _gathered(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Table]
         yield pyarrow.Table.from_batches(waiting)
 
 
-def _arrays(rows: pyarrow.Table) -> tuple[pyarrow.BinaryArray, pyarrow.StringArray | None]:
-    """Return the events, checked, and their routing keys."""
+def _batches(rows: pyarrow.Table, segment_of: Callable[[str | None], int]) -> Iterator[ArrowBatch]:
+    """Iterate over the rows, checked, in batches for one segment each."""
     events = rows["event"].combine_chunks().cast(pyarrow.binary())
     if events.null_count:
         raise InvalidArgumentError("an event is null; exclude such rows with where('event is not null')")
-    longest = pyarrow.compute.max(pyarrow.compute.binary_length(events)).as_py()
+    headers = _headers(rows)
+    sizes = pyarrow.compute.binary_length(events).to_numpy()
+    longest = int((sizes if headers is None else sizes + sizes_of_headers(headers)).max())
     if longest > MAX_EVENT_BYTES:
         raise EventTooLargeError(
-            "an event is too large; store the data elsewhere and write a reference to it",
+            "an event is too large with its headers; store the data elsewhere and write a reference to it",
             bytes=longest,
             limit=MAX_EVENT_BYTES,
         )
     keys = rows["routing_key"].combine_chunks().cast(pyarrow.string()) if "routing_key" in rows.column_names else None
-    return events, keys
+    return batches_by_segment(events, keys, segment_of, headers)
+
+
+def _headers(rows: pyarrow.Table) -> pyarrow.MapArray | None:
+    """Return the headers of the events, checked; None if no event has any."""
+    if "headers" not in rows.column_names or rows["headers"].null_count == rows.num_rows:
+        return None
+    headers = rows["headers"].combine_chunks().cast(_HEADERS)
+    if headers.keys.null_count or headers.items.null_count:
+        raise InvalidArgumentError(
+            "the name or the value of a header is null; leave it out, for example with "
+            "map_filter(headers, (name, value) -> value is not null)"
+        )
+    return headers

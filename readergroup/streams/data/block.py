@@ -54,8 +54,8 @@ TRAILER_BYTES: Final = _TRAILER.size
 #: No block is longer: the largest event, encoded, with room for its key and the rest of the block.
 MAX_ENCODED_BYTES: Final = MAX_EVENT_BYTES + 64 * 1024
 
-#: What an event costs in a block in addition to its bytes, to decide where to cut.
-_ELEMENT_BYTES: Final = 5
+#: What an event, or a header, costs in a block in addition to its bytes, to decide where to cut.
+ELEMENT_BYTES: Final = 5
 _BIN_LENGTHS: Final[Mapping[int, struct.Struct]] = {
     0xC4: struct.Struct(">xB"),
     0xC5: struct.Struct(">xH"),
@@ -140,7 +140,7 @@ def cut_into_blocks(
     ends = list(accumulate(sizes))
 
     def bytes_before(index: int) -> int:
-        return (ends[index - 1] if index else 0) + _ELEMENT_BYTES * index
+        return (ends[index - 1] if index else 0) + ELEMENT_BYTES * index
 
     indices = range(len(ends) + 1)
     start = 0
@@ -153,7 +153,7 @@ def cut_into_blocks(
 
 def headers_bytes(headers: Headers) -> int:
     """Return how many bytes these headers count against the limit of an event."""
-    return sum(len(name.encode()) + len(value) + _ELEMENT_BYTES for name, value in headers.items())
+    return sum(len(name.encode()) + len(value) + ELEMENT_BYTES for name, value in headers.items())
 
 
 class Block:
@@ -220,6 +220,11 @@ class Block:
     def key_hashes(self) -> list[int | None]:
         """The 64-bit hash of each event's routing key."""
         return [None if key is None else key_hash(key) for key in self.keys]
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether any event of the block has headers."""
+        return "h" in self._columns
 
     @cached_property
     def headers(self) -> list[Headers]:

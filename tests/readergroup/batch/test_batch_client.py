@@ -319,6 +319,7 @@ def test_values_are_decoded_when_they_are_used(client: rg.Client) -> None:
         st.tuples(
             st.one_of(st.binary(max_size=4), st.sampled_from([b"", b"x" * 100, b"y" * 100, b"z" * 255, b"z" * 256])),
             st.one_of(st.none(), st.text(max_size=3)),
+            st.sampled_from([None, None, {}, {"a": b""}, {"a": b"\xff", "ü": b"2"}]),
         ),
         min_size=1,
         max_size=40,
@@ -328,15 +329,15 @@ def test_values_are_decoded_when_they_are_used(client: rg.Client) -> None:
     st.integers(1, 7),
 )
 # The last three are in one block, and as long on average as the first of them is.
-@example([(b"", None), (b"x" * 100, None), (b"y" * 99, None), (b"z" * 101, None)], 0, 4, 7)
+@example([(b"", None, None), (b"x" * 100, None, None), (b"y" * 99, None, None), (b"z" * 101, None, None)], 0, 4, 7)
 def test_record_batches_hold_what_events_hold(
-    events: list[tuple[bytes, str | None]], start: int, end: int, flush_every: int
+    events: list[tuple[bytes, str | None, dict[str, bytes] | None]], start: int, end: int, flush_every: int
 ) -> None:
     with rg.connect("memory://") as client:
         client.streams.create(STREAM)
         with client.writer(STREAM) as writer:
-            for number, (data, key) in enumerate(events):
-                writer.write(data, routing_key=key)
+            for number, (data, key, headers) in enumerate(events):
+                writer.write(data, routing_key=key, headers=headers)
                 if number % flush_every == 0:
                     writer.flush()
         (whole,) = client.batch.segment_ranges(STREAM)
@@ -359,6 +360,10 @@ def test_record_batches_hold_what_events_hold(
         assert found == expected
         some = [row for batch in client.batch.record_batches(part, ["offset", "event"]) for row in batch.to_pylist()]
         assert some == [{"offset": row["offset"], "event": row["event"]} for row in expected]
+        headers = [
+            row["headers"] for batch in client.batch.record_batches(part, ["headers"]) for row in batch.to_pylist()
+        ]
+        assert headers == [[*event.headers.items()] or None for event in client.batch.read(part)]
 
 
 def test_a_key_that_is_no_text_has_a_mark_in_its_place(client: rg.Client) -> None:

@@ -13,17 +13,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import readergroup as rg
-from readergroup.batch.encoding import BATCH_BYTES, batches_by_segment
-from readergroup.streams.data.block import MAX_BLOCK_BYTES, Block, parse_blocks
+from readergroup.batch.arrow import schema
+from readergroup.batch.encoding import BATCH_BYTES, batches_by_segment, sizes_of_headers
+from readergroup.streams.data.block import MAX_BLOCK_BYTES, Block, headers_bytes, parse_blocks
 from readergroup.streams.transactions.transaction import Transactions
 
 STREAM = "shop/orders"
 WRITER = b"w" * 16
+HEADERS_TYPE = schema(["headers"]).field(0).type
 
 Row = tuple[bytes, str | None]
+Headers = dict[str, bytes] | None
 
 KEYS = st.none() | st.sampled_from(["", "a", "ключ"]) | st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 EVENTS = st.binary(max_size=20) | st.sampled_from([255, 256, 65_535, 65_536, 200_000]).map(bytes)
+HEADERS = st.none() | st.dictionaries(
+    st.text(st.characters(exclude_categories=["Cs"]), max_size=3), st.binary(max_size=3) | st.just(bytes(70_000))
+)
 
 
 @pytest.fixture
@@ -36,11 +42,11 @@ def segment_of(key: str | None) -> int:
     return 7 if key is None else zlib.crc32(key.encode()) % 5
 
 
-def encoded(rows: list[Row], *, keys: bool = True) -> dict[int, list[Block]]:
+def encoded(rows: list[Row], *, keys: bool = True, headers: pyarrow.MapArray | None = None) -> dict[int, list[Block]]:
     events = pyarrow.array([event for event, _ in rows], pyarrow.binary())
     names = pyarrow.array([key for _, key in rows], pyarrow.string()) if keys else None
     blocks: dict[int, list[Block]] = defaultdict(list)
-    for batch in batches_by_segment(events, names, segment_of):
+    for batch in batches_by_segment(events, names, segment_of, headers):
         found, needed = parse_blocks("segment", 0, batch.encode(1, WRITER, 12))
         assert not needed
         assert [block.first_number for block in found][0] == 1
@@ -64,6 +70,23 @@ def test_each_segment_has_the_events_of_its_keys_in_their_order(rows: list[Row])
             assert len(block) == 1 or sum(map(len, block.data)) <= MAX_BLOCK_BYTES
             assert (block.writer_id, block.written_at) == (WRITER, 12)
             assert block.packed_events == msgpack.packb(block.data)
+
+
+@given(st.lists(st.tuples(EVENTS, KEYS, HEADERS), max_size=20))
+@settings(max_examples=200, deadline=None)
+def test_events_keep_their_headers_and_those_without_cost_nothing(
+    rows: list[tuple[bytes, str | None, Headers]],
+) -> None:
+    column = pyarrow.array([None if each is None else [*each.items()] for _, _, each in rows], HEADERS_TYPE)
+    assert sizes_of_headers(column).tolist() == [headers_bytes(each or {}) for _, _, each in rows]
+    blocks = encoded([row[:2] for row in rows], headers=column)
+    for segment, each in blocks.items():
+        found = [row for block in each for row in zip(block.data, block.keys, block.headers, strict=True)]
+        assert found == [(event, key, headers or {}) for event, key, headers in rows if segment_of(key) == segment]
+        for block in each:
+            assert block.has_headers == any(block.headers)
+            size = sum(map(len, block.data)) + sum(map(headers_bytes, block.headers))
+            assert len(block) == 1 or size <= MAX_BLOCK_BYTES
 
 
 def test_blocks_and_batches_are_filled() -> None:

@@ -15,11 +15,11 @@ from tests.readergroup.spark.streams import STREAM, write
 TARGET = "archive/orders"
 
 
-def events(client: rg.Client, stream: str) -> dict[str, list[tuple[bytes, str | None]]]:
-    found: dict[str, list[tuple[bytes, str | None]]] = {}
+def events(client: rg.Client, stream: str) -> dict[str, list[tuple[bytes, str | None, object]]]:
+    found: dict[str, list[tuple[bytes, str | None, object]]] = {}
     for each in client.batch.segment_ranges(stream):
         number = each.segment.rpartition("/")[2]
-        found[number] = [(event.raw, event.routing_key) for event in client.batch.read(each)]
+        found[number] = [(event.raw, event.routing_key, event.headers) for event in client.batch.read(each)]
     return found
 
 
@@ -30,6 +30,8 @@ def test_a_copy_in_tasks_is_the_stream_and_goes_on_where_one_was_cut_off(
     write(client, range(500))
     client.streams.scale(STREAM, split=[0])
     write(client, range(500, 1000))
+    with client.writer(STREAM) as writer:
+        writer.write(b'{"id":1000}', headers={"trace": b"\xff"})
     expected = events(client, STREAM)
     begun = client.streams.copies.begin(STREAM, TARGET, by="events")
     part = client.streams.copies.parts(begun)[1]

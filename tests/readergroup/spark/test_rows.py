@@ -133,6 +133,20 @@ def test_columns_come_in_the_order_that_was_asked_for(client: rg.Client) -> None
     assert decoded(client, [b"x"], rows) == [{"offset": 0, "event": b"x"}]
 
 
+def test_headers_are_a_column_only_if_it_is_named(client: rg.Client) -> None:
+    assert "headers" not in default_schema(options())
+    assert default_schema(options(columns="headers,offset")) == "headers map<string,binary>, offset bigint"
+    with client.writer(STREAM) as writer:
+        writer.write(b'{"id":1,"headers":5}', headers={"trace": b"\xff", "": b""})
+    kind = MapType(StringType(), BinaryType())
+    schema = StructType([StructField("id", LongType()), StructField("headers", kind)])
+    rows = Rows(schema, options(serializer="json", columns="headers"))
+    found = decoded(client, [b'{"id":2}'], rows)
+    assert found == [{"id": 1, "headers": [("trace", b"\xff"), ("", b"")]}, {"id": 2, "headers": None}]
+    with pytest.raises(rg.InvalidArgumentError, match="column='headers' type='map<string,binary>'"):
+        Rows(StructType([StructField("headers", MapType(StringType(), StringType()))]), options())
+
+
 def test_a_schema_that_the_stream_cannot_have_is_refused() -> None:
     def schema(name: str, kind: Any, nullable: bool = True) -> StructType:
         return StructType([StructField(name, kind, nullable)])

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pyarrow
 import pytest
 from pydantic import SecretStr
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, MapType, StringType, StructField, StructType
 
 import readergroup as rg
 from readergroup.spark import connection, sink
@@ -253,6 +253,8 @@ def test_only_appending_is_possible(client: rg.Client, options: WriteOptions) ->
         ({"event": BinaryType(), "key": StringType()}, "no such column.*column='key'"),
         ({"event": LongType()}, "cast it: column='event' type='bigint' known=.*binary.*string"),
         ({"event": StringType(), "routing_key": BinaryType()}, "cast it: column='routing_key'"),
+        ({"event": StringType(), "headers": StringType()}, "cast it: column='headers' .*map<string,binary>"),
+        ({"event": StringType(), "headers": MapType(LongType(), BinaryType())}, "cast it: .*'map<bigint,binary>'"),
     ],
 )
 def test_other_columns_are_refused(
@@ -277,6 +279,10 @@ def test_events_that_cannot_be_stored_fail_the_task(
         with pytest.raises(error, match="event is not null|write a reference"):
             in_task(stream_sink(options), 0, [rows(range(10)), batch])
         assert not staged(client)
+    headers = pyarrow.array([[("trace", bytes(5 * 1024 * 1024))]], pyarrow.map_(pyarrow.string(), pyarrow.binary()))
+    too_large = pyarrow.RecordBatch.from_pydict({"event": [bytes(4 * 1024 * 1024)], "headers": headers})
+    with pytest.raises(rg.EventTooLargeError, match="bytes=9437194"):
+        in_task(stream_sink(options), 0, [too_large])
     client.streams.seal(STREAM)
     with pytest.raises(rg.SealedError):
         in_task(stream_sink(options), 0, [rows(range(10))])

@@ -131,6 +131,34 @@ def test_a_query_writes_each_batch_once_over_restarts_and_scalings(
     assert_in_order(stored(client), 450)
 
 
+def test_events_keep_their_headers_from_stream_to_stream(
+    spark: SparkSession, url: str, client: rg.Client, save: Save
+) -> None:
+    for stream in (STREAM, TARGET):
+        client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(2))
+    with client.writer(STREAM) as writer:
+        for n in range(300):
+            headers = {"trace": b"\xff%d" % n, "": b""} if n % 3 else None
+            writer.write(b'{"id":%d}' % n, routing_key=str(n % KEYS), headers=headers)
+    reader = spark.read.format("readergroup").options(url=url, stream=STREAM, columns="event,routing_key,headers")
+    save(reader.load())
+    words = "map('trace', 'café', 'none', null)"
+    save(spark.sql(f"""select '{{"id":300}}' event, map_filter({words}, (k, v) -> v is not null) headers"""))
+    group = client.groups.create("readers", streams=[TARGET])
+    found: dict[int, object] = {}
+    with group.reader("r1") as events:
+        while len(found) < 301:
+            event = events.read(timeout=100)
+            assert event is not None
+            found[number(event.raw)] = event.headers
+    expected = {n: {"trace": b"\xff%d" % n, "": b""} if n % 3 else {} for n in range(300)}
+    assert found == {**expected, 300: {"trace": "café".encode()}}
+    frame = spark.read.format("readergroup").options(url=url, stream=TARGET).schema("headers map<string,binary>")
+    assert frame.load().where("headers is null").count() == 100
+    with pytest.raises(PySparkException, match="the name or the value of a header is null"):
+        save(spark.sql(f"select 'event' event, {words} headers"))
+
+
 def test_what_cannot_be_written_is_told_with_what_to_do(
     spark: SparkSession, client: rg.Client, save: Save, start: Callable[..., StreamingQuery]
 ) -> None:
