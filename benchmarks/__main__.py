@@ -22,6 +22,7 @@ from .reading import iterate, read_batch
 from .recipes import bounded, recipes
 from .sharing import share
 from .spark import spark
+from .spark_plain import spark_plain
 from .stores import STORES, Store
 from .takeover import takeover
 from .updating import contend, update
@@ -35,6 +36,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "bulk": bulk,
     "copy": copy,
     "spark": spark,
+    "spark-plain": spark_plain,
     "share": share,
     "write": write,
     "update": update,
@@ -50,7 +52,18 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "idle": idle,
 }
 #: What is measured on servers unless it is asked for: where the server matters most.
-ON_SERVERS: Final = ("read-batch", "bulk", "share", "write", "update", "contend", "wait", "wake", "idle")
+ON_SERVERS: Final = (
+    "read-batch",
+    "bulk",
+    "spark-plain",
+    "share",
+    "write",
+    "update",
+    "contend",
+    "wait",
+    "wake",
+    "idle",
+)
 
 
 def main(

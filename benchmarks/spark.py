@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -22,19 +20,16 @@ import readergroup.spark
 from readergroup.spark.planning import Ranges
 
 from .figure import Figure, Result, Skipped
-from .measuring import alternate, folder
+from .measuring import folder
+from .spark_session import read, seconds, session_in
 from .stores import Store
 
 STREAM: Final = "bench/events"
 EVENTS: Final = 5_000_000
-ROUNDS: Final = 5
 COLUMNS: Final = "event,segment_id,offset"
 _EVENT_BYTES: Final = 100
 _SEGMENTS: Final = 4
 _PIECE_BYTES: Final = 1024 * 1024
-
-#: What is measured, which may leave something to be done when the clock stands.
-Run = Callable[[], Callable[[], object] | None]
 
 
 def spark(store: Store) -> Iterator[Result]:
@@ -44,7 +39,8 @@ def spark(store: Store) -> Iterator[Result]:
     except rg.UnsupportedError as error:
         yield Skipped("Spark", str(error))
         return
-    with store.fresh() as url, folder() as place, rg.connect(url) as client, _session(place) as session:
+    with store.fresh() as url, folder() as place, rg.connect(url) as client, session_in(place) as session:
+        session.dataSource.register(TupleSource)
         client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(_SEGMENTS))
         rng = random.Random(1)
         with client.writer(STREAM) as writer:
@@ -58,7 +54,7 @@ def spark(store: Store) -> Iterator[Result]:
 
 
 def _reading(run: _Runs, store: Store) -> Iterator[Result]:
-    parquet, ours, tuples = _seconds(run.read_parquet, run.read_source, run.read_tuples)
+    parquet, ours, tuples = seconds(run.read_parquet, run.read_source, run.read_tuples)
     read = f"Spark reads {EVENTS:,} events"
     yield Figure(
         what=f"{read}, beside spark.read.parquet of them, {store.title}",
@@ -79,7 +75,7 @@ def _reading(run: _Runs, store: Store) -> Iterator[Result]:
 
 
 def _writing(run: _Runs, store: Store) -> Iterator[Result]:
-    parquet, ours, durable = _seconds(run.write_parquet, run.write_stream, run.write_parquet_to_disk)
+    parquet, ours, durable = seconds(run.write_parquet, run.write_stream, run.write_parquet_to_disk)
     written = f"Spark writes {EVENTS:,} events"
     yield Figure(
         what=f"{written}, beside writing them as Parquet, {store.title}",
@@ -101,7 +97,7 @@ def _writing(run: _Runs, store: Store) -> Iterator[Result]:
 
 
 def _copying(run: _Runs, store: Store) -> Iterator[Result]:
-    plain, ours = _seconds(run.copy_plainly, run.copy_in_tasks)
+    plain, ours = seconds(run.copy_plainly, run.copy_in_tasks)
     yield Figure(
         what=f"Spark copies {EVENTS:,} events in its tasks, beside a loop of reads and appends, {store.title}",
         value=median(ours) / median(plain),
@@ -110,35 +106,6 @@ def _copying(run: _Runs, store: Store) -> Iterator[Result]:
         better="less",
         beside=f"{median(ours):.2f} s; the loop {median(plain):.2f} s",
     )
-
-
-def _seconds(*runs: Run) -> Sequence[Sequence[float]]:
-    """How long each took, round by round. The first two are not counted: Java compiles, and workers start."""
-    for run in (*runs, *runs):
-        _time(run)
-    return alternate(ROUNDS, *(partial(_time, run) for run in runs))
-
-
-def _time(run: Run) -> float:
-    """Without the cleaning up that it left to be done."""
-    begin = time.perf_counter()
-    clean_up = run()
-    seconds = time.perf_counter() - begin
-    if clean_up is not None:
-        clean_up()
-    return seconds
-
-
-@contextmanager
-def _session(place: Path) -> Iterator[SparkSession]:
-    settings = {"spark.local.dir": str(place), "spark.ui.showConsoleProgress": "false", "spark.driver.memory": "2g"}
-    session = readergroup.spark.local_session("local[2]", settings)
-    session.sparkContext.setLogLevel("ERROR")
-    session.dataSource.register(TupleSource)
-    try:
-        yield session
-    finally:
-        session.stop()
 
 
 class _Runs:
@@ -159,13 +126,13 @@ class _Runs:
         return reader.options(minPartitions=2, maxBytesPerPartition="512m").load()
 
     def read_parquet(self) -> None:
-        _read(self._session.read.parquet(self.parquet_path))
+        read(self._session.read.parquet(self.parquet_path))
 
     def read_source(self) -> None:
-        _read(self.source())
+        read(self.source())
 
     def read_tuples(self) -> None:
-        _read(self.source("tuples"))
+        read(self.source("tuples"))
 
     def write_parquet(self) -> None:
         self._events().write.mode("overwrite").option("compression", "none").parquet(self._written)
@@ -202,10 +169,6 @@ class _Runs:
                 self._store.append(names[-1], piece)
                 at += len(piece)
         return lambda: [self._store.delete(name) for name in names]
-
-
-def _read(frame: DataFrame) -> None:
-    frame.write.format("noop").mode("overwrite").save()
 
 
 class TupleSource(DataSource):

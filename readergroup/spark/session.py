@@ -16,7 +16,8 @@ from .source import register
 def local_session(master: str = "local[*]", config: Mapping[str, str] | None = None) -> SparkSession:
     """Return a session with the format ``readergroup``; stop it when done.
 
-    An existing session is returned, after applying those settings that can change at run time.
+    An existing session is returned, after applying those settings that can change at run time. A shuffle makes as many
+    partitions as the session has cores, unless ``spark.sql.shuffle.partitions`` is set.
 
     Args:
         master: The master of the session. Default: all cores of this machine.
@@ -31,6 +32,8 @@ def local_session(master: str = "local[*]", config: Mapping[str, str] | None = N
     for name, value in {**_SETTINGS, **(config or {})}.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
+    if spark.conf.get(_SHUFFLE_PARTITIONS) == _SPARKS_DEFAULT and _SHUFFLE_PARTITIONS not in (config or {}):
+        spark.conf.set(_SHUFFLE_PARTITIONS, str(spark.sparkContext.defaultParallelism))
     register(spark)
     return spark
 
@@ -41,3 +44,6 @@ _SETTINGS: Final = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.streaming.pollingDelay": "100ms",
 }
+_SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+#: For a cluster. With a state store in each partition, a small streaming batch would take seconds.
+_SPARKS_DEFAULT: Final = "200"

@@ -162,3 +162,20 @@ def test_what_is_wrong_is_told_with_what_to_do(spark: SparkSession, client: rg.C
 
 def test_a_session_that_is_there_is_used(spark: SparkSession) -> None:
     assert local_session("local[2,3]") is spark
+
+
+def test_a_local_session_shuffles_into_as_many_partitions_as_it_has_cores(spark: SparkSession) -> None:
+    name = "spark.sql.shuffle.partitions"
+    before = spark.conf.get(name)
+    assert before is not None
+    try:
+        spark.conf.set(name, "200")
+        local_session("local[2,3]")
+        assert spark.conf.get(name) == "2"
+        spark.conf.set(name, "7")
+        local_session("local[2,3]")
+        assert spark.conf.get(name) == "7"
+        local_session("local[2,3]", {name: "200"})
+        assert spark.conf.get(name) == "200"
+    finally:
+        spark.conf.set(name, before)
