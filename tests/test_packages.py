@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,3 +23,14 @@ def test_every_module_can_be_imported(package: object) -> None:
     for module in modules:
         importlib.import_module(module)
     assert Path(path[0], "py.typed").is_file()
+
+
+@pytest.mark.parametrize("name", ["readergroup", "readergroup-notifications"])
+def test_spark_finds_a_module_for_each_format(name: str) -> None:
+    module = importlib.import_module(f"pyspark_{name.replace('-', '_')}")
+    assert module.DefaultSource.name() == name
+
+
+def test_without_pyarrow_the_modules_leave_the_sources_of_others_alone() -> None:
+    program = "import sys; sys.modules['pyarrow'] = None; import pyspark_readergroup, pyspark_readergroup_notifications"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -9,18 +9,15 @@ import socket
 from functools import cache
 from typing import Final
 
-from pydantic import SecretStr
-
 from synchronizer import (
     Deadline,
-    InvalidArgumentError,
     SystemClock,
-    UnsupportedError,
     open_store,
 )
 from synchronizer.backoff import Backoff
 
 from ..client import Client
+from .address import StoreAddress
 
 #: Space for two batches. Linux may limit it by ``net.core.wmem_max``.
 _PIPE_BYTES: Final = 2 * 1024 * 1024
@@ -28,9 +25,9 @@ _PIPE_BYTES: Final = 2 * 1024 * 1024
 _clients: Final[dict[tuple[int, str], Client]] = {}
 
 
-def client_of(url: SecretStr) -> Client:
+def client_of(address: StoreAddress) -> Client:
     """Return this process's client of the address. It stays open as long as the process runs."""
-    key = os.getpid(), url.get_secret_value()
+    key = os.getpid(), address.usable()
     if key not in _clients:
         # A worker collects garbage after each task: freezing exempts the modules imported so far.
         gc.freeze()
@@ -42,30 +39,6 @@ def client_of(url: SecretStr) -> Client:
 def backoff_of(client: Client) -> Backoff:
     """Return the backoff of one call with an unavailable store: an error in planning would end a streaming query."""
     return Backoff(client.clock, Deadline(client.clock, client.timeout))
-
-
-def check_address(url: SecretStr, *, one_host: bool) -> None:
-    """Refuse a store that Spark's processes, on one host or on several, cannot share."""
-    address = url.get_secret_value()
-    scheme, _, rest = address.partition("://")
-    if scheme == "memory":
-        raise UnsupportedError(
-            "the processes of Spark cannot use a store in memory; use a SQLite file, PostgreSQL or NATS",
-            scheme=scheme,
-        )
-    if scheme != "sqlite":
-        return
-    if not one_host:
-        raise UnsupportedError(
-            "the executors may run on several hosts, and a SQLite file serves only one; use PostgreSQL or NATS, "
-            "or a master 'local[...]' or 'local-cluster[...]'",
-            scheme=scheme,
-        )
-    if not rest.startswith("//"):
-        raise InvalidArgumentError(
-            "the processes of Spark run in other folders; write the absolute path, after four slashes: "
-            "'sqlite:////var/lib/shop.db'"
-        )
 
 
 @cache

@@ -9,7 +9,6 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Final
 
-from pydantic import SecretStr
 from pyspark.sql import SparkSession
 
 from synchronizer import (
@@ -19,6 +18,7 @@ from synchronizer import (
     StoreUnavailableError,
     SystemClock,
     TruncatedError,
+    UnsupportedError,
     open_store,
 )
 from synchronizer.callables import checked
@@ -29,14 +29,14 @@ from ..client import Client
 from ..streams.config import StreamInfo
 from ..streams.copy_parts import CopyPart, OnProgress, copied_bytes, copy_part
 from ..streams.data.places import Place
-from .connection import backoff_of, check_address, client_of
+from .address import StoreAddress
+from .connection import backoff_of, client_of
 from .planning import packed
-from .source import is_on_one_host
 
 #: One task copies several small segments, up to this size.
 TASK_BYTES: Final = 64 * 1024 * 1024
 #: Errors that a retry cannot avoid.
-_FINAL_ERRORS: Final = (AlreadyExistsError, NotFoundError, TruncatedError)
+_FINAL_ERRORS: Final = (AlreadyExistsError, NotFoundError, TruncatedError, UnsupportedError)
 
 
 def copy(
@@ -72,8 +72,7 @@ def copy(
         UnsupportedError: The processes of Spark do not share this store.
     """
     on_progress = None if on_progress is None else checked(on_progress, "on_progress")
-    address = SecretStr(url)
-    check_address(address, one_host=is_on_one_host(spark))
+    address = StoreAddress.of(url)
     clock = SystemClock()
     with closing(open_store(url, clock=clock, must_exist=True)) as store, Client(store, clock=clock) as client:
         copies = client.streams.copies
@@ -86,13 +85,13 @@ def copy(
         return copies.publish(state)
 
 
-def _copy_in_tasks(spark: SparkSession, url: SecretStr, parts: Sequence[CopyPart]) -> None:
+def _copy_in_tasks(spark: SparkSession, address: StoreAddress, parts: Sequence[CopyPart]) -> None:
     context = spark.sparkContext
     groups = packed(parts, TASK_BYTES, context.defaultParallelism)
 
     def copy_group(group: Iterable[CopyPart]) -> Iterator[ReaderGroupError]:
-        client = client_of(url)
         try:
+            client = client_of(address)
             for part in group:
                 deque(copy_part(client.store, part, lambda: backoff_of(client)), maxlen=0)
         except _FINAL_ERRORS as error:

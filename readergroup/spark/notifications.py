@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import pyarrow
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -27,7 +27,7 @@ from ..record.arrow import SCHEMA, record_batches
 from ..record.entries import RecordRange
 from ..record.record import NotificationRecord, entries
 from ..streams.data.boundaries import next_boundary
-from .connection import backoff_of, check_address, client_of
+from .connection import backoff_of, client_of
 from .offsets import VERSION, check_version
 from .options import NotificationOptions, notification_options
 
@@ -41,9 +41,6 @@ _IDLE_SECONDS: Final = 0.1
 
 class NotificationSource(DataSource):
     """Notifications as DataFrames. Spark creates one source for each ``load()``, in a process of its own."""
-
-    #: Whether the executors run on the host of the driver.
-    one_host: ClassVar[bool] = False
 
     @classmethod
     def name(cls) -> str:
@@ -60,15 +57,7 @@ class NotificationSource(DataSource):
         return NotificationStreamReader(schema, self._notification_options(streaming=True))
 
     def _notification_options(self, *, streaming: bool | None) -> NotificationOptions:
-        options = notification_options(self.options, streaming=streaming)
-        check_address(options.url, one_host=self.one_host)
-        return options
-
-
-class LocalNotificationSource(NotificationSource):
-    """The source for a Spark whose processes all run on one host, where they can share a file."""
-
-    one_host = True
+        return notification_options(self.options, streaming=streaming)
 
 
 class NotificationPartition(InputPartition):

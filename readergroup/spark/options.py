@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from synchronizer import InvalidArgumentError, Revision
 
 from ..batch.arrow import COLUMNS
 from ..streams.config import SegmentId, StreamCut, check_name, check_stream_name, segment_id
+from .address import StoreAddress
 from .offsets import cut_of
 
 #: Where reading begins or ends.
@@ -27,7 +28,7 @@ class ReadOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: SecretStr
+    url: StoreAddress
     stream: str
     starting: ReadBound | None = None
     ending: ReadBound | None = None
@@ -47,7 +48,7 @@ class WriteOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: SecretStr
+    url: StoreAddress
     stream: str
     txn_id: str | None = None
 
@@ -57,7 +58,7 @@ class NotificationOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    url: SecretStr
+    url: StoreAddress
     group: str
     starting: Literal["earliest", "latest"] | Revision = "latest"
     fail_on_data_loss: bool = True
@@ -134,8 +135,8 @@ def _unknown(name: str, known: Mapping[str, _Option]) -> InvalidArgumentError:
 # ---------------------------------------------------------------------- single options
 
 
-def _url(name: str, text: str) -> SecretStr:
-    return SecretStr(text)
+def _url(name: str, text: str) -> StoreAddress:
+    return StoreAddress.of(text)
 
 
 def _stream(name: str, text: str) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
+from pyspark.sql.utils import is_remote
 
-from .connection import check_address
-from .notifications import LocalNotificationSource, NotificationSource
+from .notifications import NotificationSource
 from .options import ReadOptions, WriteOptions, read_options, write_options
 from .reading import BatchReader
 from .rows import default_schema
@@ -19,9 +17,6 @@ from .stream_reading import StreamReader
 
 class ReaderGroupSource(DataSource):
     """Streams as DataFrames. Spark creates one source for each ``load()``, in a process of its own."""
-
-    #: Whether the executors run on the host of the driver.
-    one_host: ClassVar[bool] = False
 
     @classmethod
     def name(cls) -> str:
@@ -43,29 +38,24 @@ class ReaderGroupSource(DataSource):
         return StreamSink(schema, self._write_options(streaming=True), overwrite=overwrite)
 
     def _read_options(self, *, streaming: bool | None) -> ReadOptions:
-        options = read_options(self.options, streaming=streaming)
-        check_address(options.url, one_host=self.one_host)
-        return options
+        return read_options(self.options, streaming=streaming)
 
     def _write_options(self, *, streaming: bool) -> WriteOptions:
-        options = write_options(self.options, streaming=streaming)
-        check_address(options.url, one_host=self.one_host)
-        return options
-
-
-class LocalReaderGroupSource(ReaderGroupSource):
-    """The source for a Spark whose processes all run on one host, where they can share a file."""
-
-    one_host = True
+        return write_options(self.options, streaming=streaming)
 
 
 def register(spark: SparkSession) -> None:
-    """Register the formats ``readergroup`` and ``readergroup-notifications`` in this session."""
-    one_host = is_on_one_host(spark)
-    spark.dataSource.register(LocalReaderGroupSource if one_host else ReaderGroupSource)
-    spark.dataSource.register(LocalNotificationSource if one_host else NotificationSource)
+    """Register the formats ``readergroup`` and ``readergroup-notifications`` in this session.
+
+    Spark finds both by itself if the driver's Python has this package installed. Call it where Spark does not.
+    """
+    for source in (ReaderGroupSource, NotificationSource):
+        if not _is_found(spark, source.name()):
+            spark.dataSource.register(source)
 
 
-def is_on_one_host(spark: SparkSession) -> bool:
-    """Whether all processes of this session run on the host of its driver."""
-    return (spark.conf.get("spark.master", None) or "").startswith("local")
+def _is_found(spark: SparkSession, name: str) -> bool:
+    """Whether the session has the format. Of Spark Connect, only the server knows, and False is returned."""
+    if is_remote():
+        return False
+    return bool(spark._jsparkSession.sessionState().dataSourceManager().dataSourceExists(name))

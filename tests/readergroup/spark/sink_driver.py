@@ -22,7 +22,7 @@ from pyspark.sql.streaming import StreamingQuery
 from pyspark.sql.types import StructType
 
 from readergroup.spark.sink import Staged, StreamSink
-from readergroup.spark.source import LocalReaderGroupSource
+from readergroup.spark.source import ReaderGroupSource
 from readergroup.streams.transactions.merging import Merge
 from readergroup.streams.transactions.staging import Staging
 from tests.readergroup.spark.session import session
@@ -58,20 +58,24 @@ def main(url: str, checkpoint: str, point: str, batch: str) -> None:
             if (point, batch) == ("committed", str(batchId)):
                 kill()
 
-    class DyingSource(LocalReaderGroupSource):
+    class DyingSource(ReaderGroupSource):
+        @classmethod
+        def name(cls) -> str:
+            return "dying"
+
         def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
             return DyingSink(schema, self._write_options(streaming=True), overwrite=overwrite)
 
     with session("local[2,3]") as spark:
         spark.dataSource.register(DyingSource)
-        start(spark, url, checkpoint).awaitTermination()
+        start(spark, url, checkpoint, sink="dying").awaitTermination()
 
 
-def start(spark: SparkSession, url: str, checkpoint: str) -> StreamingQuery:
+def start(spark: SparkSession, url: str, checkpoint: str, sink: str = "readergroup") -> StreamingQuery:
     """The query from one stream to the other: it is the same in every driver."""
     reader = spark.readStream.format("readergroup").options(url=url, stream=STREAM, startingOffsets="earliest")
     events = reader.options(maxEventsPerTrigger=60, minPartitions=2).load().select("event", "routing_key")
-    writer = events.writeStream.format("readergroup").options(url=url, stream=TARGET, checkpointLocation=checkpoint)
+    writer = events.writeStream.format(sink).options(url=url, stream=TARGET, checkpointLocation=checkpoint)
     return writer.trigger(availableNow=True).start()
 
 

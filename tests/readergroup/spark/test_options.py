@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
-from pydantic import SecretStr
 
 import readergroup as rg
-from readergroup.spark.connection import check_address
+from readergroup.spark.address import StoreAddress
 from readergroup.spark.offsets import cut_of, offset_of
 from readergroup.spark.options import ReadOptions, read_options
 
@@ -118,12 +117,16 @@ def test_a_password_is_not_shown() -> None:
 
 
 def test_stores_that_the_processes_of_spark_do_not_share_are_refused() -> None:
-    for one_host in (True, False):
-        with pytest.raises(rg.UnsupportedError, match="PostgreSQL or NATS"):
-            check_address(SecretStr("memory://shop"), one_host=one_host)
-        check_address(SecretStr("postgresql://db/shop"), one_host=one_host)
-    with pytest.raises(rg.UnsupportedError, match="several hosts.*PostgreSQL or NATS"):
-        check_address(SecretStr("sqlite:////tmp/shop.db"), one_host=False)
+    with pytest.raises(rg.UnsupportedError, match="PostgreSQL or NATS"):
+        StoreAddress.of("memory://shop")
     with pytest.raises(rg.InvalidArgumentError, match="four slashes"):
-        check_address(SecretStr("sqlite:///shop.db"), one_host=True)
-    check_address(SecretStr("sqlite:////tmp/shop.db"), one_host=True)
+        StoreAddress.of("sqlite:///shop.db")
+
+
+def test_a_task_on_another_host_refuses_a_file_of_the_driver() -> None:
+    for url in ("sqlite:////tmp/shop.db", "postgresql://db/shop"):
+        assert StoreAddress.of(url).usable() == url
+    elsewhere = {"host": "another"}
+    assert StoreAddress.of("postgresql://db/shop").model_copy(update=elsewhere).usable()
+    with pytest.raises(rg.UnsupportedError, match="another host.*PostgreSQL or NATS"):
+        StoreAddress.of("sqlite:////tmp/shop.db").model_copy(update=elsewhere).usable()

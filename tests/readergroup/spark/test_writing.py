@@ -17,9 +17,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 import readergroup as rg
-from readergroup.spark import register
 from readergroup.spark.sink import BatchSink, Staged
-from readergroup.spark.source import LocalReaderGroupSource
+from readergroup.spark.source import ReaderGroupSource
 from tests.readergroup.spark.streams import KEYS, STREAM, assert_in_order, number, write
 
 TARGET = "shop/copies"
@@ -34,8 +33,10 @@ def url(shared_store_url: str) -> str:
 
 @pytest.fixture
 def save(url: str) -> Save:
-    def save(frame: DataFrame, *, stream: str = TARGET, mode: str = "append", **options: str) -> None:
-        frame.write.format("readergroup").options(url=url, stream=stream, **options).mode(mode).save()
+    def save(
+        frame: DataFrame, *, sink: str = "readergroup", stream: str = TARGET, mode: str = "append", **options: str
+    ) -> None:
+        frame.write.format(sink).options(url=url, stream=stream, **options).mode(mode).save()
 
     return save
 
@@ -71,16 +72,17 @@ def test_a_task_that_dies_when_it_has_staged_is_repeated(spark: SparkSession, cl
                 os._exit(1)
             return staged
 
-    class DyingSource(LocalReaderGroupSource):
+    class DyingSource(ReaderGroupSource):
+        @classmethod
+        def name(cls) -> str:
+            return "dying"
+
         def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
             return DyingSink(schema, self._write_options(streaming=False), overwrite=overwrite)
 
     client.streams.create(TARGET, scaling=rg.ScalingPolicy.fixed(2))
-    try:
-        spark.dataSource.register(DyingSource)
-        save(numbers(spark, 0, 500))
-    finally:
-        register(spark)
+    spark.dataSource.register(DyingSource)
+    save(numbers(spark, 0, 500), sink="dying")
     assert_in_order(stored(client), 500)
     assert not [name for name in client.store.list("data/") if "/staging/" in name]
 
