@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from synchronizer import InvalidArgumentError, SegmentStore
+from synchronizer import Deadline, InvalidArgumentError, SegmentStore
 from synchronizer.arguments import check_count, check_type
 
 from ..streams.config import StreamCut, number_of
@@ -93,7 +94,7 @@ class BatchClient:
         return self._divide(segment_range, max_bytes)
 
     def _divide(self, segment_range: SegmentRange, max_bytes: int) -> Iterator[SegmentRange]:
-        start, unread = segment_range.start, UnreadSegment(self._store, segment_range)
+        start, unread = segment_range.start, UnreadSegment(self._store, segment_range, self._streams.metadata.backoff)
         while start < segment_range.end:
             end = segment_range.end
             if end - start > max_bytes:
@@ -133,34 +134,35 @@ class BatchClient:
         check_count(max_events, "max_events", or_none=True)
         if about_bytes is not None and max_events is not None:
             raise InvalidArgumentError("about_bytes and max_events exclude each other; pass one of them")
-        state = self._streams.fetch_state(cut.stream, timeout=timeout)
+        deadline = self._streams.metadata.deadline(timeout)
+        state = self._streams.fetch_state(cut.stream, timeout=deadline.remaining())
         offsets = state.check_cut(cut)
         last: Mapping[int, int] = {}
         if end is not None:
             state.segments_between(cut, end)  # raises if the end lies before the cut
             last = state.check_cut(end)
-        lengths = self._streams.segment_lengths(state, offsets, timeout=timeout)
+        lengths = self._streams.segment_lengths(state, offsets, timeout=deadline.remaining())
         done = {number for number, offset in offsets.items() if offset >= lengths[number] and number not in last}
         offsets = with_successors(state, offsets, done)
         added = [number for number in offsets if number not in lengths]
-        lengths = {**lengths, **self._streams.segment_lengths(state, added, timeout=timeout)}
+        lengths = {**lengths, **self._streams.segment_lengths(state, added, timeout=deadline.remaining())}
         lengths = {number: min(length, last.get(number, length)) for number, length in lengths.items()}
         unread = {
-            number: self._unread(state, number, offset, max(offset, lengths[number]))
+            number: self._unread(state, number, offset, max(offset, lengths[number]), deadline)
             for number, offset in offsets.items()
         }
-        waiting = self._waiting(state, offsets.keys(), last)
+        waiting = self._waiting(state, offsets.keys(), last, deadline)
         if max_events is not None:
             return state.cut(ends_of_events(unread, max_events, waiting))
         return state.cut(ends_of_batch(unread, sys.maxsize if about_bytes is None else about_bytes, waiting))
 
-    def _unread(self, state: StreamState, number: int, start: int, end: int) -> UnreadSegment:
-        return UnreadSegment(
-            self._store,
-            SegmentRange(segment=state.segment(number), incarnation=state.incarnation, start=start, end=end),
-        )
+    def _unread(self, state: StreamState, number: int, start: int, end: int, deadline: Deadline) -> UnreadSegment:
+        unread = SegmentRange(segment=state.segment(number), incarnation=state.incarnation, start=start, end=end)
+        return UnreadSegment(self._store, unread, partial(self._streams.metadata.backoff, deadline))
 
-    def _waiting(self, state: StreamState, reading: Collection[int], last: Mapping[int, int]) -> Sequence[Waiting]:
+    def _waiting(
+        self, state: StreamState, reading: Collection[int], last: Mapping[int, int], deadline: Deadline
+    ) -> Sequence[Waiting]:
         """Return the first events of successors, before the end at ``last``, which wait behind these segments."""
         found: list[Waiting] = []
         behind = {
@@ -170,11 +172,11 @@ class BatchClient:
             for after in state.segments[number].successors
         }
         while behind:
-            lengths = self._streams.segment_lengths(state, behind)
+            lengths = self._streams.segment_lengths(state, behind, timeout=deadline.remaining())
             for number, length in lengths.items():
                 length = min(length, last.get(number, length))
                 if length:
-                    found.append(Waiting(self._unread(state, number, 0, length).time_at(0), behind[number]))
+                    found.append(Waiting(self._unread(state, number, 0, length, deadline).time_at(0), behind[number]))
             behind = {
                 after: behind[number]
                 for number, length in lengths.items()

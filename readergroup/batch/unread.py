@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import cached_property
-from typing import Final
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial, wraps
+from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from synchronizer import NotFoundError, SegmentStore, TruncatedError
+from synchronizer.backoff import Backoff
 
 from ..streams.data.block import HEADER_BYTES, TRAILER_BYTES, length_by_trailer
 from ..streams.data.boundaries import block_headers, near_time, next_boundary
@@ -17,18 +18,35 @@ from .ranges import SegmentRange
 #: The time of lost data: before all others, so that it is reported first.
 _LOST: Final = 0
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _retried(
+    method: Callable[Concatenate[UnreadSegment, P], R],
+) -> Callable[Concatenate[UnreadSegment, P], R]:
+    """Repeat a call of the method while the store is unavailable, so that a batch is not planned anew."""
+
+    @wraps(method)
+    def retried(self: UnreadSegment, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._backoff().retry(partial(method, self, *args, **kwargs))
+
+    return retried
+
 
 class UnreadSegment:
     """A range of a segment, as `Unread` describes it. Lost data counts as read; reading the range reports the loss."""
 
-    def __init__(self, store: SegmentStore, segment_range: SegmentRange) -> None:
+    def __init__(self, store: SegmentStore, segment_range: SegmentRange, backoff: Callable[[], Backoff]) -> None:
         self.start = segment_range.start
         self.end = segment_range.end
         self._store = store
+        self._backoff = backoff
         self._segment = segment_range.data_segment
         self._known = self.start  # the last boundary that was found
         self._times: dict[int, int] = {}
 
+    @_retried
     def boundary(self, offset: int) -> int:
         """Return the first start of a block at or after ``offset``, or the end."""
         known = self._known if self._known <= offset else self.start
@@ -45,6 +63,7 @@ class UnreadSegment:
                 self._known = found if found < self.end else self._known
                 return found
 
+    @_retried
     def time_at(self, offset: int) -> int:
         """Return when the block at ``offset``, which is before the end, was written."""
         if offset not in self._times:
@@ -61,6 +80,7 @@ class UnreadSegment:
         return self._last_time
 
     @cached_property
+    @_retried
     def _last_time(self) -> int:
         try:
             start = block_start(self._store, self._segment, self.end)
@@ -71,6 +91,7 @@ class UnreadSegment:
             return _LOST
         return self.time_at(start)
 
+    @_retried
     def end_of_time(self, time: int, start: int, end: int) -> int:
         """Return the end of the last block between the offsets that was written until ``time``, or ``start``."""
         try:
@@ -88,7 +109,7 @@ class UnreadSegment:
         reader = SegmentReader(self._store, self._segment, self.start)
         while (start := reader.offset) < end:
             try:
-                block = reader.next_block()
+                block = self._backoff().retry(reader.next_block)
             except TruncatedError:
                 continue  # where the remaining data starts
             except NotFoundError:
@@ -98,6 +119,7 @@ class UnreadSegment:
             events = len(block) if block.end <= end else sum(offset < end for offset in block.offsets)
             yield UnreadBlock(max(start, block.offset), min(block.end, end), block.written_at, events)
 
+    @_retried
     def after_events(self, block: UnreadBlock, count: int) -> int:
         """Return the offset after this many events of the block, which has more."""
         found = SegmentReader(self._store, self._segment, block.start).next_block()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from pyspark.sql.datasource import InputPartition
 
 from ..batch.ranges import SegmentRange
 from ..client import Client
-from .connection import backoff_of
 from .options import ReadOptions
 
 #: How many sizes to try until there are enough parts: the full size, then halves down to an eighth.
@@ -34,7 +32,7 @@ def planned(client: Client, ranges: Sequence[SegmentRange], options: ReadOptions
     rounds = max(1, -(-total // (options.max_bytes_per_partition * options.min_partitions)))
     size = max(1, -(-total // (rounds * options.min_partitions)))
     for _ in range(_TRIES):
-        parts = backoff_of(client).retry(partial(_divided, client, ranges, size))
+        parts = _divided(client, ranges, size)
         if len(parts) >= options.min_partitions:
             break
         size = max(1, size // 2)  # a part ends with a block, so it may be much longer than asked

@@ -81,7 +81,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         cut, log = self._cut(state, start), {metadata.segment: metadata.applied_length}
         self._publish(state, cut)
         self._report = None
-        self._latest = backoff_of(client).retry(lambda: self._next_cut(state, cut, limit))
+        self._latest = self._next_cut(state, cut, limit)
         if self._latest != cut:
             self._idle = None
             return offset_of(self._latest)

@@ -19,7 +19,7 @@ def test_the_end_of_a_time_is_found_in_a_segment_that_is_too_long_to_walk() -> N
                 writer.flush()
                 clock.advance(1)
         (whole,) = client.batch.segment_ranges(STREAM)
-        unread = UnreadSegment(client.store, whole)
+        unread = UnreadSegment(client.store, whole, client.streams.metadata.backoff)
         blocks = list(unread.blocks(whole.end))
         assert len(blocks) == 40 and whole.end > 32 * 1024 * 1024
         assert unread.last_time() == blocks[-1].written_at

@@ -458,7 +458,7 @@ def test_a_store_that_is_away_for_a_moment_does_not_end_the_query(
         verb = getattr(store, name)
 
         def fails_at_times(*args: Any, verb: Callable[..., Any] = verb, **more: Any) -> Any:
-            if rng.random() < 0.03:
+            if rng.random() < 0.2:
                 raise rg.StoreUnavailableError("away")
             return verb(*args, **more)
 
