@@ -18,6 +18,7 @@ from synchronizer.liveness.lease import Lease
 from synchronizer.liveness.timing import RENEWALS
 
 from ..client import Client
+from ..errors import ReaderNotInGroupError
 from ..group.coordinator import ReaderCoordinator
 from ..group.model.positions import Positions, SegmentPosition
 from ..group.model.state import ReaderGroupState
@@ -38,8 +39,9 @@ _LEAVE_SECONDS: Final = 5.0
 class PublishedPositions:
     """The reader of a query in the group that publishes the query's positions. Close it when the query ends.
 
-    Raises if the group does not exist, reads anything but this stream, or has other readers. Later failures are logged
-    and retried.
+    Raises if the group does not exist, reads anything but this stream, or has other readers. Later failures of the
+    store are logged and retried. Once the reader has lost its place in the group, `publish` and `catch_up` raise
+    `ReaderNotInGroupError`, which ends the query: another query may read the same events by then.
     """
 
     reader_id = READER
@@ -70,22 +72,28 @@ class PublishedPositions:
         self._coordinator.add(self)
 
     def publish(self, state: StreamState, cut: StreamCut) -> None:
-        """Commit that all events before the cut are processed."""
-        self._place = state, cut
+        """Commit that all events before the cut are processed, and check that the reader is in the group."""
+        self._place, self._published = (state, cut), None
         self.catch_up()
 
     def catch_up(self) -> None:
         """Publish the last cut if that failed before."""
-        if self._place is None or self._place[1] == self._published or self._lease.lost:
-            return
-        try:
-            self._stand_at(moved_to_data(self._client, *self._place))
-        except ReaderGroupError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                logger.warning("the positions of the query were not published: %s", error)
-        else:
-            self._published, self._complaint = self._place[1], None
+        if self._place is not None and self._place[1] != self._published and not self._lease.lost:
+            try:
+                self._stand_at(moved_to_data(self._client, *self._place))
+            except ReaderGroupError as error:
+                if str(error) != self._complaint:
+                    self._complaint = str(error)
+                    logger.warning("the positions of the query were not published: %s", error)
+            else:
+                self._published, self._complaint = self._place[1], None
+        if self._lease.lost:
+            raise ReaderNotInGroupError(
+                "the query stops, because another query uses its readerGroup or its reader was removed from it; give "
+                "each query a group of its own",
+                group=self._group,
+                reader=READER,
+            )
 
     def close(self) -> None:
         """Leave the group. Can be called twice."""
@@ -128,7 +136,7 @@ class PublishedPositions:
     def _stand_at(self, cut: StreamCut) -> None:
         state = self._synchronizer.fetch_updates()
         if not self._is_in(state):
-            return self._renew()  # this detects the loss and logs it
+            return self._renew()  # this detects the loss
         if not self._is_behind(state, cut):
             reset(self._updater, {cut.stream: cut})
             state = self._synchronizer.state
@@ -154,13 +162,7 @@ class PublishedPositions:
     def _renew(self) -> None:
         with self._lock:
             timeout_seconds = self._synchronizer.state.config.reader_timeout_seconds
-            if self._lease.lost or self._lease.renew(self._positions, timeout_seconds):
-                return
-        logger.warning(
-            "the reader of the query was removed from group %s or replaced by another query: the positions of "
-            "this query are no longer published",
-            self._group,
-        )
+            self._lease.renew(self._positions, timeout_seconds)
 
     def _is_in(self, state: ReaderGroupState) -> bool:
         """Whether the group's reader is this one, not that of another query."""
