@@ -28,7 +28,7 @@ def _retried(
     """Repeat a call of the method while the store is unavailable, so that a batch is not planned anew."""
 
     @wraps(method)
-    def retried(self: UnreadSegment, *args: P.args, **kwargs: P.kwargs) -> R:
+    def retried(self: UnreadSegment, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._backoff().retry(partial(method, self, *args, **kwargs))
 
     return retried

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple
 
 import pyarrow
 import pyarrow.compute
@@ -21,10 +22,11 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from synchronizer import DeadlineExceededError, InvalidArgumentError, ReaderGroupError
+from synchronizer import AlreadyExistsError, DeadlineExceededError, InvalidArgumentError, ReaderGroupError
 
 from ..batch.arrow import schema
-from ..batch.encoding import BATCH_BYTES, ArrowBatch, batches_by_segment, sizes_of_headers
+from ..batch.digest import EventsDigest
+from ..batch.encoding import BATCH_BYTES, batches_by_segment, sizes_of_headers
 from ..client import Client
 from ..errors import EventTooLargeError
 from ..streams.data.block import MAX_EVENT_BYTES
@@ -48,12 +50,13 @@ _HEADERS: Final = schema(["headers"]).field(0).type
 
 
 class Staged(WriterCommitMessage):
-    """A task's message to the driver: the part that it staged, if there were events."""
+    """A task's message to the driver: the part that it staged, if there were events, and perhaps their digest."""
 
-    def __init__(self, partition: int, key: str, part: StagedPart | None) -> None:
+    def __init__(self, partition: int, key: str, part: StagedPart | None, digest: EventsDigest | None = None) -> None:
         self.partition = partition
         self.key = key
         self.part = part
+        self.digest = digest
 
 
 Messages = Sequence[WriterCommitMessage | None]
@@ -72,13 +75,29 @@ class BatchSink(DataSourceArrowWriter):
         self._sink = _Sink(schema, options)
         # Generated once: tasks and driver have copies of this object.
         self._key = options.txn_id or secrets.token_hex(12)
-        self._is_only_one = options.txn_id is None
+        self._txn_id = options.txn_id
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Staged:
-        return self._sink.stage(self._key, iterator)
+        return self._sink.stage(self._key, iterator, EventsDigest() if self._txn_id is not None else None)
 
     def commit(self, messages: Messages) -> None:
-        self._sink.commit(messages, 0, is_only_one=self._is_only_one)
+        staged = _staged(messages)
+        if self._txn_id is None:
+            if staged:
+                self._sink.commit(self._key, 0, staged, is_only_one=True)
+            return
+        digest = EventsDigest()
+        for each in staged:
+            assert each.digest is not None
+            digest += each.digest
+        try:
+            self._sink.commit(self._key, 0, staged, digest=str(digest))
+        except AlreadyExistsError as error:
+            raise AlreadyExistsError(
+                "other events were written with this txnId in the last seven days; choose an id for these events, or "
+                "compute the same events again (no random values, no present time)",
+                **error.facts,
+            ) from error
 
     def abort(self, messages: Messages) -> None:
         self._sink.abort(messages)
@@ -101,7 +120,8 @@ class StreamSink(DataSourceStreamArrowWriter):
         return self._sink.stage(query, iterator)
 
     def commit(self, messages: Messages, batchId: int) -> None:
-        self._sink.commit(messages, batchId)
+        if staged := _staged(messages):
+            self._sink.commit(staged[0].key, batchId, staged)
 
     def abort(self, messages: Messages, batchId: int) -> None:
         self._sink.abort(messages)
@@ -115,8 +135,8 @@ class _Sink:
         self._options = options
         self._client.streams.fetch_state(options.stream)  # raises if the stream does not exist
 
-    def stage(self, key: str, batches: Iterable[pyarrow.RecordBatch]) -> Staged:
-        """Stage the rows, in a task, while Java makes the next ones."""
+    def stage(self, key: str, batches: Iterable[pyarrow.RecordBatch], digest: EventsDigest | None = None) -> Staged:
+        """Stage the rows, in a task, while Java makes the next ones. Add them to ``digest``."""
         staging = None
         storing: deque[Future[None]] = deque()
         with ExitStack() as giving_up_at_an_error:
@@ -124,29 +144,39 @@ class _Sink:
                 if staging is None:
                     staging = giving_up_at_an_error.enter_context(self._transactions.stage(self._options.stream, key))
                     thread = giving_up_at_an_error.enter_context(ThreadPoolExecutor(1, "readergroup-sink"))
-                for batch in _batches(rows, staging.segment_of):
+                events = _checked(rows)
+                if digest is not None:
+                    digest.add(*events)
+                for batch in batches_by_segment(events.data, events.keys, staging.segment_of, events.headers):
                     storing.append(thread.submit(staging.write_encoded, staging.encode(batch)))
                     if len(storing) > _BATCHES_AHEAD:
                         storing.popleft().result()
             for each in storing:
                 each.result()
-            return Staged(_task().partitionId(), key, None if staging is None else staging.finish())
+            return Staged(_task().partitionId(), key, None if staging is None else staging.finish(), digest)
 
-    def commit(self, messages: Messages, number: int, *, is_only_one: bool = False) -> None:
-        """Commit the staged parts in the order of the partitions, in the driver; drop parts committed before."""
-        staged = _staged(messages)
-        if not staged:
-            return
-        key, parts = staged[0].key, [each.part for each in staged if each.part is not None]
-        if not self._commit(key, number, parts, is_only_one=is_only_one):
+    def commit(
+        self, key: str, number: int, staged: Sequence[Staged], *, is_only_one: bool = False, digest: str | None = None
+    ) -> None:
+        """Commit the staged parts in the driver, in their order; drop them if they were committed before."""
+        commit = partial(
+            self._transactions.commit,
+            self._options.stream,
+            key,
+            number,
+            [each.part for each in staged if each.part is not None],
+            is_only_one=is_only_one,
+            digest=digest,
+        )
+        if not self._patiently(commit):
             logger.info("transaction %d of %s was committed before: the newly staged events are discarded", number, key)
 
-    def _commit(self, key: str, number: int, parts: Sequence[StagedPart], *, is_only_one: bool) -> bool:
+    def _patiently(self, commit: Callable[[], bool]) -> bool:
         """Commit, and retry after a timeout as long as the stream has grown meanwhile."""
         length = None
         while True:
             try:
-                return self._transactions.commit(self._options.stream, key, number, parts, is_only_one=is_only_one)
+                return commit()
             except DeadlineExceededError as error:
                 before, length = length, self._length()
                 if length == before:
@@ -226,8 +256,14 @@ def _gathered(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Table]
         yield pyarrow.Table.from_batches(waiting)
 
 
-def _batches(rows: pyarrow.Table, segment_of: Callable[[str | None], int]) -> Iterator[ArrowBatch]:
-    """Iterate over the rows, checked, in batches for one segment each."""
+class _Events(NamedTuple):
+    data: pyarrow.BinaryArray
+    keys: pyarrow.StringArray | None
+    headers: pyarrow.MapArray | None
+
+
+def _checked(rows: pyarrow.Table) -> _Events:
+    """Return the events in the rows, which can all be stored."""
     events = rows["event"].combine_chunks().cast(pyarrow.binary())
     if events.null_count:
         raise InvalidArgumentError("an event is null; exclude such rows with where('event is not null')")
@@ -241,7 +277,7 @@ def _batches(rows: pyarrow.Table, segment_of: Callable[[str | None], int]) -> It
             limit=MAX_EVENT_BYTES,
         )
     keys = rows["routing_key"].combine_chunks().cast(pyarrow.string()) if "routing_key" in rows.column_names else None
-    return batches_by_segment(events, keys, segment_of, headers)
+    return _Events(events, keys, headers)
 
 
 def _headers(rows: pyarrow.Table) -> pyarrow.MapArray | None:

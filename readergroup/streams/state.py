@@ -424,6 +424,8 @@ class CommitTransaction(Update[StreamState], tag="commit-transaction"):
     at: float
     unused_since: float
     expired_before: int
+    #: Describes the events, to detect a repeated commit of other events.
+    digest: str | None = None
 
     def apply_to(self, state: StreamState, revision: Revision) -> StreamState:
         _check_exists(state)
@@ -443,7 +445,7 @@ class CommitTransaction(Update[StreamState], tag="commit-transaction"):
         committers = before.committers
         if self.unused_since > 0:
             committers = Map({key: each for key, each in committers.items() if each.at >= self.unused_since})
-        known = Committer(number=self.number, generation=committer.generation + 1, at=self.at)
+        known = Committer(number=self.number, generation=committer.generation + 1, at=self.at, digest=self.digest)
         after = StreamTransactions(
             sequence=before.sequence + bool(self.parts),
             committers=committers.set(self.key, known),
@@ -500,7 +502,7 @@ class AbortTransaction(Update[StreamState], tag="abort-transaction"):
         _check_exists(state)
         before = state.transactions
         known = before.committer(self.key)
-        aborted = Committer(number=known.number, generation=known.generation + 1, at=self.at)
+        aborted = known.model_copy(update={"generation": known.generation + 1, "at": self.at})
         return state.replace(
             transactions=before.model_copy(update={"committers": before.committers.set(self.key, aborted)})
         )

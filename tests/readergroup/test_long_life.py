@@ -15,6 +15,7 @@ import pytest
 from readergroup.streams.config import ScalingPolicy
 from readergroup.streams.manager import StreamManager
 from readergroup.streams.serializers import BytesSerializer
+from readergroup.streams.transactions.staging import StagedPart
 from readergroup.streams.transactions.transaction import Transactions
 from readergroup.streams.writing import event_numbers
 from readergroup.streams.writing.appending import BatchAppender
@@ -106,6 +107,64 @@ def test_a_year_of_transactions_leaves_nothing(store: SegmentStore, store_url: s
         sizes.append(stored(store_url))
         clock.advance(14 * DAY)
     assert max(sizes[13:]) <= max(sizes[4:13]) + SWING, sizes
+
+
+class Query:
+    """The sink of a streaming query: a batch each second from three tasks, of which every tenth batch repeats one."""
+
+    def __init__(self, store: SegmentStore, clock: ManualClock) -> None:
+        self.clock = clock
+        self.streams = StreamManager(store, clock=clock)
+        self.streams.create(NAME, scaling=ScalingPolicy.fixed(2))
+        self.transactions = Transactions(self.streams)
+        self.batch = 0
+
+    def run(self) -> None:
+        tasks = [0, 1, 2] if self.batch % 10 else [0, 1, 1, 2]
+        parts = {task: self._staged() for task in tasks}
+        assert self.transactions.commit(NAME, "query", self.batch, parts.values())
+        if not self.batch % 10:  # the driver was killed before it recorded the commit
+            again = [self._staged() for _ in range(3)]
+            assert not self.transactions.commit(NAME, "query", self.batch, again)
+        self.batch += 1
+        self.clock.advance(1)
+
+    def _staged(self) -> StagedPart:
+        with self.transactions.stage(NAME, "query") as part:
+            part.write(b"event", "key-0")
+            part.write(b"event", "key-1")
+            return part.finish()
+
+    def forget_data(self) -> None:
+        self.streams.truncate(NAME, self.streams.tail_cut(self.streams.fetch_state(NAME)))
+
+
+def sizes_of_batches(query: Query, url: str, *, batches: int, every: int) -> list[int]:
+    sizes = []
+    for _ in range(0, batches, every):
+        for _ in range(every):
+            query.run()
+        query.forget_data()
+        query.streams.synchronizer(NAME, timeout=10).compact()
+        sizes.append(stored(url))
+    return sizes
+
+
+@pytest.mark.stores("memory", "sqlite", "postgresql", "nats")
+def test_the_batches_of_a_streaming_query_leave_nothing(
+    store: SegmentStore, store_url: str, clock: ManualClock
+) -> None:
+    sizes = sizes_of_batches(Query(store, clock), store_url, batches=200, every=20)
+    assert max(sizes[5:]) <= max(sizes[:5]), sizes
+
+
+@pytest.mark.broad
+@pytest.mark.timeout(7200)
+def test_a_million_batches_of_a_streaming_query_leave_nothing(
+    store: SegmentStore, store_url: str, clock: ManualClock
+) -> None:
+    sizes = sizes_of_batches(Query(store, clock), store_url, batches=1_000_000, every=10_000)
+    assert max(sizes[5:]) <= max(sizes[:5]), sizes
 
 
 @pytest.mark.stores("memory", "sqlite", "postgresql", "nats")

@@ -47,6 +47,8 @@ class Committer(FrozenModel):
     generation: int = 0
     #: When it was last used, in seconds since 1970.
     at: float = 0.0
+    #: The digest that was given with its last transaction.
+    digest: str | None = None
 
 
 class StreamTransactions(FrozenModel):

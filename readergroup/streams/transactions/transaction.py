@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, overload
 
 from synchronizer import (
+    AlreadyExistsError,
     ClosedError,
     Deadline,
     DeadlineExceededError,
@@ -88,6 +89,7 @@ class Transactions:
         parts: Iterable[StagedPart],
         *,
         is_only_one: bool = False,
+        digest: str | None = None,
         timeout: float | None = None,
     ) -> bool:
         """Commit these parts, in this order, and return when their events are in the stream.
@@ -100,6 +102,7 @@ class Transactions:
             number: At least 0; greater than that of the key's last transaction.
             parts: The results of `Staging.finish`.
             is_only_one: Forget the key after this transaction: no call will ask for it again.
+            digest: Describes the events, and is the same for each commit of them.
             timeout: Seconds to wait. Default: the client's.
 
         Returns:
@@ -109,9 +112,12 @@ class Transactions:
             NotFoundError: Some parts were given up, or the stream was deleted. Nothing is committed.
             SealedError: The stream is sealed. Nothing is committed.
             StateTooLargeError: There are too many parts or keys. Nothing is committed.
+            AlreadyExistsError: This number of the key was committed with another digest. The parts are not dropped.
         """
         check_type(parts, Iterable, "parts")
-        was_first = _Commit(self._streams, stream, key, number, tuple(parts), is_only_one=is_only_one).run(timeout)
+        check_type(digest, str, "digest", or_none=True)
+        commit = _Commit(self._streams, stream, key, number, tuple(parts), is_only_one=is_only_one, digest=digest)
+        was_first = commit.run(timeout)
         if is_only_one:
             self._streams.finished_keys.forget_now(stream)
         return was_first
@@ -261,6 +267,7 @@ class _Commit:
         parts: Sequence[StagedPart],
         *,
         is_only_one: bool = False,
+        digest: str | None = None,
     ) -> None:
         self._streams = streams
         self._stream = check_stream_name(stream)
@@ -269,6 +276,7 @@ class _Commit:
         self._number = number
         self._parts = parts
         self._is_only_one = is_only_one
+        self._digest = digest
         for part in parts:
             check_type(part, StagedPart, "each item of parts")
             if (part.stream, part.key) != (stream, key):
@@ -330,6 +338,7 @@ class _Commit:
             at=at,
             unused_since=at - KEY_RETENTION_SECONDS,
             expired_before=int(at - STAGING_RETENTION_SECONDS) // _CLEANING_SECONDS * _CLEANING_SECONDS,
+            digest=self._digest,
         )
 
     def _append(self, entry: CommitTransaction, deadline: Deadline) -> bool | None:
@@ -371,7 +380,19 @@ class _Commit:
         )
 
     def _was_committed(self, state: StreamState) -> bool:
-        return self._number <= state.transactions.committer(self._key).number
+        """Return whether this number or a greater one was committed. Raise if it was with other events."""
+        committer = state.transactions.committer(self._key)
+        is_same_number = self._number == committer.number
+        if is_same_number and None not in (self._digest, committer.digest) and self._digest != committer.digest:
+            raise AlreadyExistsError(
+                "other events were committed under this key and number; commit these under another key",
+                stream=self._stream,
+                key=self._key,
+                number=self._number,
+                committed=committer.digest,
+                given=self._digest,
+            )
+        return self._number <= committer.number
 
     def _check(self, state: StreamState, deadline: Deadline) -> None:
         """Refuse a commit that could not be merged, before anything is written."""

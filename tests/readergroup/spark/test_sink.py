@@ -217,6 +217,36 @@ def test_a_txn_id_is_committed_once_and_without_one_each_write_is_another(
     assert not staged(client)
 
 
+@pytest.mark.stores("postgresql", "nats")
+def test_a_txn_id_that_is_used_for_other_events_is_refused(client: rg.Client, options: WriteOptions) -> None:
+    def save(numbers: range, swap: bool = False) -> None:
+        writer = batch_sink(options, "monday")
+        messages = in_tasks(writer, numbers)
+        try:
+            writer.commit(messages[::-1] if swap else messages)
+        except rg.AlreadyExistsError:
+            writer.abort(messages)
+            raise
+
+    save(range(100))
+    save(range(100), swap=True)
+    for others in (range(99), range(1, 101), range(0), range(100, 200)):
+        with pytest.raises(rg.AlreadyExistsError, match=r"other events.*this txnId.*key='monday'.*given='\d+-"):
+            save(others)
+    assert_in_order(stored(client), 100)
+    assert not staged(client)
+
+
+def test_a_txn_id_without_events_is_remembered_too(client: rg.Client, options: WriteOptions) -> None:
+    for _ in range(2):
+        writer = batch_sink(options, "sunday")
+        writer.commit(in_tasks(writer, range(0)))
+    writer = batch_sink(options, "sunday")
+    with pytest.raises(rg.AlreadyExistsError, match="committed='0-"):
+        writer.commit(in_tasks(writer, range(10)))
+    assert stored(client) == []
+
+
 def test_a_commit_takes_as_long_as_the_stream_grows(
     client: rg.Client, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:

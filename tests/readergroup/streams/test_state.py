@@ -487,6 +487,22 @@ HISTORIES: dict[str, list[Update[StreamState]]] = {
         ForgetTransactions(keys=("other", "was never there")),
         DeleteStream(),
     ],
+    "digests": [
+        *ON_THE_WIRE[:2],
+        CommitTransaction(
+            key="monday",
+            number=0,
+            generation=0,
+            parts=(CommittedPart(name="655cb26c0123456789abcdef", segments=(0,)),),
+            size=99,
+            at=1_700_565_630.0,
+            unused_since=0.0,
+            expired_before=0,
+            digest="1-00112233445566778899aabbccddeeff",
+        ),
+        FinishTransaction(sequence=1),
+        AbortTransaction(key="monday", at=1_700_565_640.0),
+    ],
 }
 #: Of many states at once, so that it has a value in every field.
 FULL = StreamState(

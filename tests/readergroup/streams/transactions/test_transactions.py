@@ -29,6 +29,7 @@ from readergroup.streams.transactions.transaction import KEY_RETENTION_SECONDS, 
 from readergroup.streams.writing.event_numbers import WRITER_RETENTION_SECONDS
 from readergroup.streams.writing.writer import EventWriter
 from synchronizer import (
+    AlreadyExistsError,
     ClosedError,
     InvalidArgumentError,
     ManualClock,
@@ -414,6 +415,25 @@ def test_a_number_is_committed_once_and_what_was_staged_again_is_dropped(streams
     assert staged(streams.store) == []
     assert commit(streams, 4, stage(streams, events("b")))
     assert by_key(stored(streams)) == by_key([*events("a"), *events("b")])
+
+
+@pytest.mark.stores
+def test_other_events_under_a_committed_number_are_refused_by_their_digest(streams: StreamManager) -> None:
+    transactions = Transactions(streams)
+
+    def commit_day(prefix: str, digest: str | None) -> bool:
+        return transactions.commit(NAME, JOB, 0, [stage(streams, events(prefix))], digest=digest)
+
+    assert commit_day("a", "8-aa")
+    assert not commit_day("a", "8-aa") and not commit_day("a", None)
+    for _ in range(2):
+        with pytest.raises(AlreadyExistsError, match="other events.*committed='8-aa' given='8-bb'"):
+            commit_day("b", "8-bb")
+        transactions.abort(NAME, JOB)  # as Spark does after a failed commit
+    assert staged(streams.store) == []
+    assert by_key(stored(streams)) == by_key(events("a"))
+    assert transactions.commit(NAME, JOB, 1, [stage(streams, events("b"))], digest="8-bb")  # the next number
+    assert not transactions.commit(NAME, JOB, 0, [stage(streams, events("c"))], digest="8-cc")  # a former one
 
 
 def test_keys_count_on_their_own(streams: StreamManager) -> None:
