@@ -25,7 +25,6 @@ from pyspark.sql.types import StructType
 from synchronizer import AlreadyExistsError, DeadlineExceededError, InvalidArgumentError, ReaderGroupError
 
 from ..batch.arrow import schema
-from ..batch.digest import EventsDigest
 from ..batch.encoding import BATCH_BYTES, batches_by_segment, sizes_of_headers
 from ..client import Client
 from ..errors import EventTooLargeError
@@ -34,6 +33,7 @@ from ..streams.data.write_batch import MAX_UNSTORED_BYTES
 from ..streams.transactions.staging import StagedPart
 from ..streams.transactions.transaction import Transactions
 from .connection import client_of
+from .digest import EventsDigest
 from .options import WriteOptions
 
 logger = logging.getLogger("readergroup.spark")

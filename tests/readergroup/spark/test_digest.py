@@ -6,7 +6,7 @@ import pyarrow
 from hypothesis import given
 from hypothesis import strategies as st
 
-from readergroup.batch.digest import EventsDigest
+from readergroup.spark.digest import EventsDigest
 
 Rows = list[tuple[bytes, str | None]]
 
