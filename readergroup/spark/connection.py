@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
 import socket
+import stat
+from collections.abc import Iterator
 from functools import cache
-from typing import Final
+from typing import Final, TypeVar
 
 from synchronizer import (
     Deadline,
@@ -18,6 +21,8 @@ from synchronizer.backoff import Backoff
 
 from ..client import Client
 from .address import StoreAddress
+
+T = TypeVar("T")
 
 #: Space for two batches. Linux may limit it by ``net.core.wmem_max``.
 _PIPE_BYTES: Final = 2 * 1024 * 1024
@@ -39,6 +44,32 @@ def client_of(address: StoreAddress) -> Client:
 def backoff_of(client: Client) -> Backoff:
     """Return the backoff of one call with an unavailable store: an error in planning would end a streaming query."""
     return Backoff(client.clock, Deadline(client.clock, client.timeout))
+
+
+def quiet(batches: Iterator[T]) -> Iterator[T]:
+    """Iterate in a task, and keep it quiet if Spark needs no more rows, as after ``limit``.
+
+    Spark then hangs up, and a worker of PySpark prints that its pipe is broken. It writes to nowhere instead.
+    """
+    try:
+        yield from batches
+    except GeneratorExit:
+        _discard_what_nobody_reads()
+        raise
+
+
+def _discard_what_nobody_reads() -> None:
+    with open(os.devnull, "r+b") as nowhere:
+        for file in map(int, os.listdir("/dev/fd")):
+            with contextlib.suppress(OSError):
+                if stat.S_ISSOCK(os.fstat(file).st_mode) and _hung_up(file):
+                    os.dup2(nowhere.fileno(), file)
+
+
+def _hung_up(file: int) -> bool:
+    poll = select.poll()
+    poll.register(file, 0)  # waits for a hang-up or an error only
+    return bool(poll.poll(0))
 
 
 @cache

@@ -15,6 +15,7 @@ from synchronizer import InvalidArgumentError, Revision
 from ..batch.arrow import COLUMNS
 from ..streams.config import SegmentId, StreamCut, check_name, check_stream_name, segment_id
 from .address import StoreAddress
+from .given import named_options
 from .offsets import cut_of
 
 #: Where reading begins or ends.
@@ -94,7 +95,7 @@ def _fields(
     given: Mapping[str, str], known: Mapping[str, _Option], what: str, *, streaming: bool | None
 ) -> Mapping[str, Any]:
     fields: dict[str, Any] = {}
-    for name, text in given.items():
+    for name, text in named_options(given, path="group" if "group" in known else "stream").items():
         option = known.get(name.lower())
         if option is None:
             raise _unknown(name, known)
@@ -228,7 +229,7 @@ def _segments(name: str, text: str) -> frozenset[str]:
 
 
 def _columns(name: str, text: str) -> tuple[str, ...]:
-    columns = _list(text)
+    columns = [column.lower() for column in _list(text)]
     if not columns or len({*columns}) != len(columns) or not {*columns} <= {*COLUMNS}:
         raise InvalidArgumentError(
             "the value must be column names, each once, separated by commas",

@@ -19,7 +19,7 @@ from ..client import Client
 from ..streams.config import StreamCut, number_of
 from ..streams.data.places import check_offset
 from ..streams.state import StreamState
-from .connection import backoff_of, client_of, widen_pipe
+from .connection import backoff_of, client_of, quiet, widen_pipe
 from .options import ReadBound, ReadOptions
 from .planning import Ranges, planned
 from .retention import DataLoss, moved_to_data
@@ -47,7 +47,7 @@ class BatchReader(DataSourceReader):
         return planned(client, ranges, options)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        return record_batches(partition, self._rows, self._options)
+        return quiet(record_batches(partition, self._rows, self._options))
 
 
 def resolved(client: Client, state: StreamState, place: ReadBound) -> StreamCut:

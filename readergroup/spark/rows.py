@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow
@@ -48,6 +48,14 @@ def default_schema(options: ReadOptions) -> str:
     return ", ".join(f"{name} {SPARK_TYPES[name]}" for name in options.columns or DEFAULT_COLUMNS)
 
 
+def check_once(names: Sequence[str]) -> None:
+    """Raise if two names of a schema mean one column of a stream, in which case does not count."""
+    if len({name.lower() for name in names}) != len(names):
+        raise InvalidArgumentError(
+            "two columns have the same name, except for upper and lower case; rename or drop one", columns=[*names]
+        )
+
+
 class Rows:
     """Makes the rows of a read with this schema."""
 
@@ -57,47 +65,50 @@ class Rows:
         self._loads = None if options.serializer is None else _LOADS[options.serializer]
         names = tuple(self._schema.names)
         if self._loads is None:
-            self._taken = names
-            if unknown := [name for name in names if name not in COLUMNS]:
+            self._taken = {name: name.lower() for name in names}
+            if unknown := [name for name in names if name.lower() not in COLUMNS]:
                 raise InvalidArgumentError(
                     "the stream has no such columns; with the option 'serializer', events are decoded into your "
                     "own columns",
                     columns=unknown,
                     known=list(COLUMNS),
                 )
-            if options.columns not in (None, names):
+            if options.columns not in (None, tuple(self._taken.values())):
                 raise InvalidArgumentError(
                     "the schema has other columns than the option 'columns'; remove one of the two"
                 )
         else:
-            self._taken = tuple(name for name in options.columns or () if name in names)
+            self._taken = {name: name.lower() for name in names if name.lower() in (options.columns or ())}
+        check_once([name for name in names if name in self._taken])
         self._check_types()
         decoded = [field for field in self._schema if field.name not in self._taken]
         self._is_cut_off = _finds_cut_off(pyarrow.struct(decoded))
         self._events = pyarrow.struct([field.with_type(_as_stored(field.type)) for field in decoded])
         #: The columns of the stream that `of` needs.
-        self.columns = self._taken if self._loads is None else tuple({*self._taken, "event", "segment_id", "offset"})
+        self.columns = tuple(self._taken.values())
+        if self._loads is not None:
+            self.columns = tuple({*self.columns, "event", "segment_id", "offset"})
 
     def of(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         """Return the rows of the events in ``batch``, which has `columns`."""
         if self._loads is None:
-            return batch
+            return batch.rename_columns(self._schema.names)
         decoded = self._decoded(batch)
-        arrays = [batch[name] if name in self._taken else decoded[name] for name in self._schema.names]
+        arrays = [batch[self._taken[name]] if name in self._taken else decoded[name] for name in self._schema.names]
         return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _check_types(self) -> None:
-        expected = schema_of_columns(self._taken) if self._taken else pyarrow.schema([])
+        expected = schema_of_columns(tuple(self._taken.values())) if self._taken else pyarrow.schema([])
         for field in self._schema:
             if not field.nullable:
                 raise InvalidArgumentError(
                     "remove 'NOT NULL' from the schema, because it is not checked", column=field.name
                 )
-            if field.name in self._taken and field.type != expected.field(field.name).type:
+            if field.name in self._taken and field.type != expected.field(self._taken[field.name]).type:
                 raise InvalidArgumentError(
                     "the type of this column differs; use the given type",
                     column=field.name,
-                    type=SPARK_TYPES[field.name],
+                    type=SPARK_TYPES[self._taken[field.name]],
                 )
 
     def _decoded(self, batch: pyarrow.RecordBatch) -> Mapping[str, pyarrow.Array]:

@@ -35,6 +35,7 @@ from ..streams.transactions.transaction import Transactions
 from .connection import client_of
 from .digest import EventsDigest
 from .options import WriteOptions
+from .rows import check_once
 
 logger = logging.getLogger("readergroup.spark")
 
@@ -217,25 +218,27 @@ def _staged(messages: Messages) -> list[Staged]:
 
 
 def _check_columns(schema: StructType) -> None:
-    if "event" not in schema.names:
+    columns = {name: name.lower() for name in schema.names}
+    check_once(schema.names)
+    if "event" not in columns.values():
         raise InvalidArgumentError(
             "a row is written as its column 'event'; create it, for example with "
             "select(to_json(struct('*')).alias('event'))",
             columns=schema.names,
         )
     for field in schema:
-        if field.name not in _COLUMNS:
+        if columns[field.name] not in _COLUMNS:
             raise InvalidArgumentError(
                 "a stream has no such column; drop it, or include it in 'event'",
                 column=field.name,
                 known=list(_COLUMNS),
             )
-        if re.sub(r" collate \w+", "", field.dataType.simpleString()) not in _COLUMNS[field.name]:
+        if re.sub(r" collate \w+", "", field.dataType.simpleString()) not in _COLUMNS[columns[field.name]]:
             raise InvalidArgumentError(
                 "the type of this column is wrong; cast it",
                 column=field.name,
                 type=field.dataType.simpleString(),
-                known=list(_COLUMNS[field.name]),
+                known=list(_COLUMNS[columns[field.name]]),
             )
 
 
@@ -246,6 +249,7 @@ def _gathered(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Table]
     for batch in batches:
         if not batch.num_rows:
             continue
+        batch = batch.rename_columns([name.lower() for name in batch.schema.names])
         limit = MAX_UNSTORED_BYTES if "routing_key" in batch.schema.names else BATCH_BYTES
         if waiting and size + batch.nbytes > limit:
             yield pyarrow.Table.from_batches(waiting)

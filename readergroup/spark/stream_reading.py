@@ -22,7 +22,7 @@ from synchronizer import InvalidArgumentError, NotFoundError
 from ..client import Client
 from ..streams.config import StreamCut, data_segment, number_of
 from ..streams.state import StreamState
-from .connection import backoff_of, client_of
+from .connection import backoff_of, client_of, quiet
 from .offsets import cut_of, offset_of, report_of
 from .options import ReadOptions
 from .planning import planned
@@ -111,7 +111,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return planned(client, client.batch.ranges_between(state, first, last), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        return record_batches(partition, self._rows, self._options)
+        return quiet(record_batches(partition, self._rows, self._options))
 
     # ------------------------------------------------------------------ inside
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
-from readergroup.spark.connection import widen_pipe
+from readergroup.spark.connection import quiet, widen_pipe
 
 
 def test_the_pipe_to_java_takes_what_one_batch_has_and_other_files_are_left_alone(tmp_path: Path) -> None:
@@ -23,3 +24,19 @@ def test_the_pipe_to_java_takes_what_one_batch_has_and_other_files_are_left_alon
         pytest.skip("this system gives no more")
     assert after[0] > before[0]
     assert after[1:] == before[1:]
+
+
+def test_a_read_that_spark_cuts_off_writes_to_nowhere_and_leaves_other_connections_alone() -> None:
+    here, java = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    store, server = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with here, store, server:
+        assert list(quiet(iter([1, 2]))) == [1, 2]
+        cut_off = quiet(iter([1, 2]))
+        next(cut_off)
+        java.close()
+        with pytest.raises(BrokenPipeError):
+            here.send(b"the second batch")
+        cut_off.close()
+        os.write(here.fileno(), b"what the worker still has to say")
+        store.send(b"a query")
+        assert server.recv(100) == b"a query"

@@ -9,7 +9,7 @@ import pytest
 import readergroup as rg
 from readergroup.spark.address import StoreAddress
 from readergroup.spark.offsets import cut_of, offset_of
-from readergroup.spark.options import ReadOptions, read_options
+from readergroup.spark.options import ReadOptions, notification_options, read_options, write_options
 
 CUT = rg.StreamCut(stream="shop/orders", offsets={"shop/orders/10": 7, "shop/orders/2": 5}, incarnation="aa")
 GIVEN = {"url": "postgresql://me:secret@db/shop", "stream": "shop/orders"}
@@ -130,3 +130,19 @@ def test_a_task_on_another_host_refuses_a_file_of_the_driver() -> None:
     assert StoreAddress.of("postgresql://db/shop").model_copy(update=elsewhere).usable()
     with pytest.raises(rg.UnsupportedError, match="another host.*PostgreSQL or NATS"):
         StoreAddress.of("sqlite:////tmp/shop.db").model_copy(update=elsewhere).usable()
+
+
+def test_a_path_is_the_stream() -> None:
+    given = {"url": "postgresql://db/shop", "Path": "shop/orders"}
+    assert read_options(given).stream == write_options(given, streaming=False).stream == "shop/orders"
+    assert read_options({**given, "stream": "shop/orders"}).stream == "shop/orders"
+    group = {"url": "postgresql://db/shop", "path": "billing"}
+    assert notification_options(group).group == "billing"
+    with pytest.raises(rg.InvalidArgumentError, match="path and the option 'stream' differ.*path='shop/orders'"):
+        read_options({**given, "STREAM": "shop/others"})
+    with pytest.raises(rg.InvalidArgumentError, match="scope/name"):
+        read_options({**given, "path": "/tmp/shop"})
+
+
+def test_the_names_of_columns_are_in_any_case() -> None:
+    assert options(columns="Event,OFFSET").columns == ("event", "offset")

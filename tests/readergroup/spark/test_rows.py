@@ -38,7 +38,7 @@ def client() -> Iterator[rg.Client]:
 
 
 def options(**given: str) -> ReadOptions:
-    return read_options({"url": "memory://", "stream": STREAM, **given})
+    return read_options({"url": "postgresql://db/shop", "stream": STREAM, **given})
 
 
 def decoded(client: rg.Client, events: list[bytes], rows: Rows) -> list[dict[str, Any]]:
@@ -180,3 +180,13 @@ def test_rows_have_exactly_the_types_that_spark_expects(client: rg.Client) -> No
     (batch,) = client.batch.record_batches(only, rows.columns)
     assert isinstance(batch, pyarrow.RecordBatch)
     assert rows.of(batch).schema.equals(to_arrow_schema(schema, timezone="UTC"))
+
+
+def test_columns_of_the_stream_are_found_in_any_case(client: rg.Client) -> None:
+    schema = StructType([StructField("EVENT", BinaryType()), StructField("Offset", LongType())])
+    assert decoded(client, [b'{"id":7}'], Rows(schema, options())) == [{"EVENT": b'{"id":7}', "Offset": 0}]
+    both = StructType([StructField("id", LongType()), StructField("Offset", LongType())])
+    assert decoded(client, [], Rows(both, options(serializer="json", columns="OFFSET"))) == [{"id": 7, "Offset": 0}]
+    twice = StructType([StructField("event", BinaryType()), StructField("EVENT", BinaryType())])
+    with pytest.raises(rg.InvalidArgumentError, match="except for upper and lower case.*EVENT"):
+        Rows(twice, options())

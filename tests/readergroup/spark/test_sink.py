@@ -15,6 +15,7 @@ from pyspark.sql.types import BinaryType, LongType, MapType, StringType, StructF
 
 import readergroup as rg
 from readergroup.spark import connection, sink
+from readergroup.spark.address import StoreAddress
 from readergroup.spark.options import WriteOptions, write_options
 from readergroup.spark.sink import BatchSink, Staged, StreamSink
 from readergroup.streams.transactions.transaction import Transactions
@@ -43,7 +44,7 @@ def client(store: FailingStore, store_url: str, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def options(store_url: str) -> WriteOptions:
-    return WriteOptions(url=SecretStr(store_url), stream=STREAM)
+    return WriteOptions(url=StoreAddress(url=SecretStr(store_url)), stream=STREAM)
 
 
 def rows(numbers: Sequence[int]) -> pyarrow.RecordBatch:
@@ -281,6 +282,7 @@ def test_only_appending_is_possible(client: rg.Client, options: WriteOptions) ->
     [
         ({"id": LongType()}, r"to_json\(struct\('\*'\)\).*columns=\['id'\]"),
         ({"event": BinaryType(), "key": StringType()}, "no such column.*column='key'"),
+        ({"event": StringType(), "EVENT": StringType()}, "except for upper and lower case; rename or drop one"),
         ({"event": LongType()}, "cast it: column='event' type='bigint' known=.*binary.*string"),
         ({"event": StringType(), "routing_key": BinaryType()}, "cast it: column='routing_key'"),
         ({"event": StringType(), "headers": StringType()}, "cast it: column='headers' .*map<string,binary>"),
@@ -293,6 +295,13 @@ def test_other_columns_are_refused(
     schema = StructType([StructField(name, kind) for name, kind in columns.items()])  # type: ignore[arg-type]
     with pytest.raises(rg.InvalidArgumentError, match=message):
         StreamSink(schema, options, overwrite=False)
+
+
+def test_columns_may_be_in_any_case(client: rg.Client, options: WriteOptions) -> None:
+    schema = StructType([StructField("EVENT", BinaryType()), StructField("Routing_Key", StringType())])
+    writer = BatchSink(schema, options, overwrite=False)
+    writer.commit([in_task(writer, 0, [rows(range(40)).rename_columns(["EVENT", "Routing_Key"])])])
+    assert_in_order(stored(client), 40)
 
 
 def test_a_stream_that_there_is_not_is_refused_before_anything_runs(client: rg.Client, options: WriteOptions) -> None:
