@@ -15,16 +15,16 @@ from tests.readergroup.spark.streams import STREAM, write
 def test_a_view_is_read_and_inserted_into(spark: SparkSession, client: rg.Client, url: str) -> None:
     client.streams.create(STREAM)
     write(client, range(100))
-    spark.sql(f"CREATE TEMPORARY VIEW orders USING readergroup OPTIONS (url '{url}', stream '{STREAM}')")
-    assert spark.sql("SELECT count(*) FROM orders WHERE routing_key = '3'").first() == (6,)
+    spark.sql(f"CREATE TEMPORARY VIEW read_here USING readergroup OPTIONS (url '{url}', stream '{STREAM}')")
+    assert spark.sql("SELECT count(*) FROM read_here WHERE routing_key = '3'").first() == (6,)
     by_path = f"USING readergroup OPTIONS (url '{url}', path '{STREAM}')"
     spark.sql(f"CREATE TEMPORARY VIEW appended (EVENT STRING, routing_key STRING) {by_path}")
     spark.sql("INSERT INTO appended SELECT to_json(struct(id)), cast(id % 17 AS STRING) FROM range(100, 150)")
     spark.sql("""INSERT INTO appended (event) VALUES ('{"id":150}')""")
     with pytest.raises(AnalysisException, match="only accepts appends"):
         spark.sql("INSERT OVERWRITE appended VALUES ('{}', 'a')")
-    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW orders {by_path}")
-    assert spark.sql("SELECT count(*), count(routing_key) FROM orders").first() == (151, 150)
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW read_here {by_path}")
+    assert spark.sql("SELECT count(*), count(routing_key) FROM read_here").first() == (151, 150)
 
 
 def test_a_table_is_refused_in_a_sentence(spark: SparkSession, client: rg.Client, url: str) -> None:
