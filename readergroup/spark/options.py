@@ -21,6 +21,8 @@ from .offsets import cut_of
 #: Where reading begins or ends.
 ReadBound = Literal["earliest", "latest"] | StreamCut | datetime
 
+#: What becomes of events that do not fit the schema.
+_MODES: Final = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 _UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
@@ -40,6 +42,8 @@ class ReadOptions(BaseModel):
     segments: frozenset[SegmentId] | None = None
     columns: tuple[str, ...] | None = None
     serializer: Literal["json", "msgpack"] | None = None
+    mode: Literal["PERMISSIVE", "DROPMALFORMED", "FAILFAST"] | None = None
+    corrupt_column: str | None = None
     fail_on_data_loss: bool = True
     reader_group: str | None = None
 
@@ -120,6 +124,10 @@ def _check_together(options: ReadOptions, *, streaming: bool | None) -> None:
             raise InvalidArgumentError(
                 "the cut belongs to another stream; use a cut of this stream", cut=str(place), stream=options.stream
             )
+    if options.serializer is None and (options.mode is not None or options.corrupt_column is not None):
+        raise InvalidArgumentError(
+            "'mode' and 'columnNameOfCorruptRecord' apply to decoded events; add the option 'serializer' or remove them"
+        )
     if options.max_bytes_per_trigger is not None and options.max_events_per_trigger is not None:
         raise InvalidArgumentError("give either maxBytesPerTrigger or maxEventsPerTrigger")
 
@@ -246,6 +254,18 @@ def _serializer(name: str, text: str) -> str:
     return text.lower()
 
 
+def _mode(name: str, text: str) -> str:
+    if text.upper() not in _MODES:
+        raise InvalidArgumentError("the mode is unknown", option=name, value=text, known=list(_MODES))
+    return text.upper()
+
+
+def _name(name: str, text: str) -> str:
+    if not text:
+        raise InvalidArgumentError("the value must be the name of a column", option=name)
+    return text
+
+
 def _txn_id(name: str, text: str) -> str:
     return check_name(text, name)
 
@@ -284,6 +304,8 @@ _READING: Final = _by_name(
     _Option("segments", "segments", _segments, streaming=False),
     _Option("columns", "columns", _columns),
     _Option("serializer", "serializer", _serializer),
+    _Option("mode", "mode", _mode),
+    _Option("columnNameOfCorruptRecord", "corrupt_column", _name),
     _Option("failOnDataLoss", "fail_on_data_loss", _flag),
     _Option("readerGroup", "reader_group", _group, streaming=True),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow
@@ -15,7 +15,7 @@ from ..batch.arrow import COLUMNS, DEFAULT_COLUMNS
 from ..batch.arrow import schema as schema_of_columns
 from ..errors import CorruptDataError
 from ..streams.config import segment_id
-from ..streams.serializers import JsonSerializer, MsgpackSerializer
+from .decoding import EventDecoder, Misfit
 from .options import ReadOptions
 
 #: The Spark types of the columns of a stream.
@@ -29,12 +29,8 @@ SPARK_TYPES: Final[Mapping[str, str]] = {
     "written_at": "timestamp",
     "headers": "map<string,binary>",
 }
-_LOADS: Final[Mapping[str, Callable[[bytes], Any]]] = {
-    "json": JsonSerializer().loads,
-    "msgpack": MsgpackSerializer().loads,
-}
-#: The errors of events that cannot be decoded.
-_ERRORS: Final = (ValueError, TypeError)
+#: Where Spark's own sources put events that do not fit.
+_CORRUPT_RECORD: Final = "_corrupt_record"
 
 
 def default_schema(options: ReadOptions) -> str:
@@ -62,40 +58,76 @@ class Rows:
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._stream = options.stream
-        self._loads = None if options.serializer is None else _LOADS[options.serializer]
+        self._mode = options.mode or "FAILFAST"
         names = tuple(self._schema.names)
-        if self._loads is None:
-            self._taken = {name: name.lower() for name in names}
-            if unknown := [name for name in names if name.lower() not in COLUMNS]:
-                raise InvalidArgumentError(
-                    "the stream has no such columns; with the option 'serializer', events are decoded into your "
-                    "own columns",
-                    columns=unknown,
-                    known=list(COLUMNS),
-                )
-            if options.columns not in (None, tuple(self._taken.values())):
-                raise InvalidArgumentError(
-                    "the schema has other columns than the option 'columns'; remove one of the two"
-                )
-        else:
-            self._taken = {name: name.lower() for name in names if name.lower() in (options.columns or ())}
+        self._taken = _taken(names, options)
         check_once([name for name in names if name in self._taken])
-        self._check_types()
-        decoded = [field for field in self._schema if field.name not in self._taken]
-        self._is_cut_off = _finds_cut_off(pyarrow.struct(decoded))
-        self._events = pyarrow.struct([field.with_type(_as_stored(field.type)) for field in decoded])
+        self._corrupt = None
+        self._decoder = None
         #: The columns of the stream that `of` needs.
         self.columns = tuple(self._taken.values())
-        if self._loads is not None:
+        if options.serializer is not None:
+            self._corrupt = self._corrupt_column(options)
+            decoded = [each for each in self._schema if each.name not in self._taken and each.name != self._corrupt]
+            self._decoder = EventDecoder(decoded, options.serializer)
             self.columns = tuple({*self.columns, "event", "segment_id", "offset"})
+        self._check_types()
 
     def of(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         """Return the rows of the events in ``batch``, which has `columns`."""
-        if self._loads is None:
+        if self._decoder is None:
             return batch.rename_columns(self._schema.names)
-        decoded = self._decoded(batch)
-        arrays = [batch[self._taken[name]] if name in self._taken else decoded[name] for name in self._schema.names]
-        return pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
+        columns, misfits = self._decoder.decode(batch["event"])
+        if misfits and self._mode == "FAILFAST":
+            raise self._corrupt_data(batch, misfits[0]) from misfits[0].error
+        columns = {**columns, **{name: batch[column] for name, column in self._taken.items()}}
+        if self._corrupt is not None:
+            columns[self._corrupt] = self._corrupt_records(batch["event"], misfits)
+        arrays = [columns[name] for name in self._schema.names]
+        rows = pyarrow.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return _without(rows, misfits) if misfits and self._mode == "DROPMALFORMED" else rows
+
+    def _corrupt_column(self, options: ReadOptions) -> str | None:
+        """Return the column for events that do not fit, if the schema has it."""
+        name = options.corrupt_column or _CORRUPT_RECORD
+        if name in self._taken or (options.corrupt_column and name not in self._schema.names):
+            raise InvalidArgumentError(
+                "the column for events that do not fit must be in the schema, and not in the option 'columns'",
+                option="columnNameOfCorruptRecord",
+                column=name,
+            )
+        if name not in self._schema.names:
+            return None
+        kinds = [pyarrow.binary(), *([pyarrow.string()] if options.serializer == "json" else [])]
+        if self._schema.field(name).type not in kinds:
+            raise InvalidArgumentError(
+                "the column for events that do not fit has another type; declare it as one of the given types",
+                column=name,
+                types=list(map(str, kinds)),
+            )
+        return name
+
+    def _corrupt_records(self, events: pyarrow.BinaryArray, misfits: Sequence[Misfit]) -> pyarrow.Array:
+        """Return the column for events that do not fit: null for those that do."""
+        kind = self._schema.field(self._corrupt).type
+        records: list[Any] = [None] * len(events)
+        for each in misfits if self._mode == "PERMISSIVE" else ():
+            event = events[each.row].as_py()
+            records[each.row] = event.decode(errors="replace") if pyarrow.types.is_string(kind) else event
+        return pyarrow.array(records, kind)
+
+    def _corrupt_data(self, batch: pyarrow.RecordBatch, misfit: Misfit) -> CorruptDataError:
+        column = {}
+        if misfit.column is not None:
+            column = {"column": misfit.column, "type": str(self._schema.field(misfit.column).type)}
+        return CorruptDataError(
+            "the event does not match the schema; set the option 'mode' to PERMISSIVE or DROPMALFORMED, or read the "
+            "column 'event' and decode it with from_json or your own function",
+            segment=segment_id(self._stream, batch["segment_id"][misfit.row].as_py()),
+            offset=batch["offset"][misfit.row].as_py(),
+            **column,
+            error=str(misfit.error),
+        )
 
     def _check_types(self) -> None:
         expected = schema_of_columns(tuple(self._taken.values())) if self._taken else pyarrow.schema([])
@@ -111,79 +143,23 @@ class Rows:
                     type=SPARK_TYPES[self._taken[field.name]],
                 )
 
-    def _decoded(self, batch: pyarrow.RecordBatch) -> Mapping[str, pyarrow.Array]:
-        events = batch["event"].to_pylist()
-        try:
-            return self._columns_of(events)
-        except _ERRORS:
-            for index, event in enumerate(events):
-                self._check(event, batch, index)
-            raise
 
-    def _check(self, event: bytes, batch: pyarrow.RecordBatch, index: int) -> None:
-        try:
-            self._columns_of([event])
-        except _ERRORS as error:
-            raise CorruptDataError(
-                "the event does not match the schema; to handle such events, read the column 'event' and decode "
-                "it with from_json or your own function",
-                segment=segment_id(self._stream, batch["segment_id"][index].as_py()),
-                offset=batch["offset"][index].as_py(),
-                **self._misfit(event),
-                error=str(error),
-            ) from error
-
-    def _misfit(self, event: bytes) -> Mapping[str, object]:
-        """Return the first column that the event does not fit; nothing if the event has no columns at all."""
-        assert self._loads is not None
-        try:
-            decoded = self._loads(event)
-        except _ERRORS:
-            return {}
-        for field in self._events if isinstance(decoded, dict) else ():
-            kind = self._schema.field(field.name).type
-            try:
-                pyarrow.array([decoded.get(field.name)], field.type).cast(kind)
-            except _ERRORS:
-                return {"column": field.name, "type": str(kind)}
-        return {}
-
-    def _columns_of(self, events: list[bytes]) -> Mapping[str, pyarrow.Array]:
-        assert self._loads is not None
-        decoded = list(map(self._loads, events))
-        if any(map(self._is_cut_off, decoded)):
-            raise ValueError("a number with a fraction is not an integer")
-        values = pyarrow.array(decoded, self._events)
-        return {
-            field.name: column.cast(self._schema.field(field.name).type)
-            for field, column in zip(self._events, values.flatten(), strict=True)
-        }
+def _taken(names: Sequence[str], options: ReadOptions) -> Mapping[str, str]:
+    """Return the columns of the stream that the schema names, each with its own name, which is in lower case."""
+    if options.serializer is not None:
+        return {name: name.lower() for name in names if name.lower() in (options.columns or ())}
+    if unknown := [name for name in names if name.lower() not in COLUMNS]:
+        raise InvalidArgumentError(
+            "the stream has no such columns; with the option 'serializer', events are decoded into your own columns",
+            columns=unknown,
+            known=list(COLUMNS),
+        )
+    taken = {name: name.lower() for name in names}
+    if options.columns not in (None, tuple(taken.values())):
+        raise InvalidArgumentError("the schema has other columns than the option 'columns'; remove one of the two")
+    return taken
 
 
-def _as_stored(kind: pyarrow.DataType) -> pyarrow.DataType:
-    """Return the type that a value of this type has in JSON, and here in msgpack too."""
-    types = pyarrow.types
-    is_text = types.is_timestamp(kind) or types.is_date(kind) or types.is_decimal(kind)
-    return pyarrow.string() if is_text else kind
-
-
-def _finds_cut_off(kind: pyarrow.DataType) -> Callable[[Any], bool]:
-    """Return a check for fractions in place of integers in a value of this type: Arrow would drop the fraction."""
-    types = pyarrow.types
-    if types.is_integer(kind):
-        return lambda value: isinstance(value, float) and not value.is_integer()
-    if types.is_struct(kind):
-        fields = {field.name: _finds_cut_off(field.type) for field in kind if _has_integers(field.type)}
-        return lambda value: isinstance(value, dict) and any(finds(value.get(name)) for name, finds in fields.items())
-    if types.is_list(kind):
-        finds = _finds_cut_off(kind.value_type)
-        return lambda value: isinstance(value, list) and any(map(finds, value))
-    if types.is_map(kind):
-        finds = _finds_cut_off(kind.item_type)
-        return lambda value: isinstance(value, dict) and any(map(finds, value.values()))
-    return lambda value: False
-
-
-def _has_integers(kind: pyarrow.DataType) -> bool:
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return pyarrow.types.is_integer(kind) or any(map(_has_integers, inner))
+def _without(rows: pyarrow.RecordBatch, misfits: Sequence[Misfit]) -> pyarrow.RecordBatch:
+    wrong = {each.row for each in misfits}
+    return rows.take(pyarrow.array([row for row in range(rows.num_rows) if row not in wrong], pyarrow.int64()))

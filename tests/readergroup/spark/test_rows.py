@@ -127,6 +127,76 @@ def test_the_column_that_an_event_does_not_fit_is_named(event: bytes, told: str,
         decoded(client, [event], Rows(schema, options(serializer="json")))
 
 
+CORRUPT = StructType(
+    [
+        StructField("id", LongType()),
+        StructField("shop", StringType()),
+        StructField("_corrupt_record", StringType()),
+        StructField("offset", LongType()),
+    ]
+)
+EVENTS = [b'{"id":1,"shop":"a"}', b'{"id":"x","shop":"b"}', b"\xff{", b"null", b'{"id":1.5,"shop":2}', b"5"]
+
+
+def test_permissive_keeps_what_fits_and_the_text_of_the_event(client: rg.Client) -> None:
+    found = decoded(client, EVENTS, Rows(CORRUPT, options(serializer="json", columns="offset", mode="permissive")))
+    assert [(each["id"], each["shop"], each["_corrupt_record"]) for each in found] == [
+        (1, "a", None),
+        (None, "b", '{"id":"x","shop":"b"}'),
+        (None, None, "\ufffd{"),
+        (None, None, None),
+        (None, None, '{"id":1.5,"shop":2}'),
+        (None, None, "5"),
+    ]
+
+
+def test_permissive_without_a_column_for_corrupt_events_leaves_nulls(client: rg.Client) -> None:
+    found = decoded(client, EVENTS, Rows(StructType(CORRUPT[:2]), options(serializer="json", mode="PERMISSIVE")))
+    assert found == [{"id": 1, "shop": "a"}, {"id": None, "shop": "b"}, *[{"id": None, "shop": None}] * 4]
+
+
+def test_malformed_events_are_dropped_if_told_so(client: rg.Client) -> None:
+    rows = Rows(CORRUPT, options(serializer="json", columns="offset", mode="DROPMALFORMED"))
+    found = decoded(client, EVENTS, rows)
+    assert [(each["id"], each["shop"], each["_corrupt_record"]) for each in found] == [(1, "a", None), (None,) * 3]
+    assert found[0]["offset"] < found[1]["offset"]
+    assert decoded(client, [b"5"] * 3, rows)[2:] == []
+
+
+def test_failfast_is_the_default_and_leaves_the_column_for_corrupt_events_null(client: rg.Client) -> None:
+    rows = Rows(CORRUPT, options(serializer="json", columns="offset"))
+    assert decoded(client, [b'{"id":1,"_corrupt_record":"x"}'], rows)[0]["_corrupt_record"] is None
+    with pytest.raises(rg.CorruptDataError, match="'mode' to PERMISSIVE.*column='id' type='int64'"):
+        decoded(client, EVENTS, rows)
+
+
+def test_corrupt_events_in_msgpack_are_kept_as_bytes(client: rg.Client) -> None:
+    schema = StructType([StructField("id", LongType()), StructField("bad", BinaryType())])
+    rows = Rows(schema, options(serializer="msgpack", mode="PERMISSIVE", columnNameOfCorruptRecord="bad"))
+    events = [msgpack.packb({"id": 1}), b"\xc1", msgpack.packb({"id": 1.5})]
+    assert decoded(client, events, rows) == [
+        {"id": 1, "bad": None},
+        {"id": None, "bad": b"\xc1"},
+        {"id": None, "bad": events[2]},
+    ]
+
+
+def test_a_column_for_corrupt_events_that_cannot_be_is_refused() -> None:
+    def rows(schema: StructType, **given: str) -> Rows:
+        return Rows(schema, options(mode="PERMISSIVE", **given))
+
+    with pytest.raises(rg.InvalidArgumentError, match=r"in the schema.*column='bad'"):
+        rows(CORRUPT, serializer="json", columnNameOfCorruptRecord="bad")
+    with pytest.raises(rg.InvalidArgumentError, match=r"not in the option 'columns'.*column='offset'"):
+        rows(CORRUPT, serializer="json", columns="offset", columnNameOfCorruptRecord="offset")
+    with pytest.raises(rg.InvalidArgumentError, match=r"column='_corrupt_record' types=\['binary'\]"):
+        rows(CORRUPT, serializer="msgpack", columns="offset")
+    with pytest.raises(rg.InvalidArgumentError, match="'mode'.*add the option 'serializer'"):
+        options(mode="FAILFAST")
+    with pytest.raises(rg.InvalidArgumentError, match=r"option='mode' value='STRICT' known=\['PERMISSIVE'"):
+        options(serializer="json", mode="STRICT")
+
+
 def test_columns_come_in_the_order_that_was_asked_for(client: rg.Client) -> None:
     assert default_schema(options(columns="offset,event")) == "offset bigint, event binary"
     rows = Rows(StructType([StructField("offset", LongType()), StructField("event", BinaryType())]), options())
