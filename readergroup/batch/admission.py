@@ -1,4 +1,4 @@
-"""How far a batch of a stream may read: in the order in which events were written, in all segments together.
+"""How far a batch may read: in the order in which events were written, in all segments of all its streams together.
 
 Event time follows the time of writing. If one segment were read further than another, a watermark would pass the
 events that the other one still has, and an engine such as Spark would drop them as late. So a batch ends at about the
@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 #: A batch is extended while it uses less than this share of its budget, in at most this many rounds.
 _ENOUGH: Final = 0.75
 _ROUNDS: Final = 3
 #: The first guess of the size of an event with its share of a block. Too small a guess costs a further round.
 _BYTES_OF_EVENT: Final = 100
+
+#: A segment: its number, and in batches of several streams also that of its stream.
+K = TypeVar("K", int, tuple[int, int])
 
 
 class Unread(Protocol):
@@ -61,14 +64,14 @@ class UnreadBlock(NamedTuple):
     events: int
 
 
-class Waiting(NamedTuple):
+class Waiting(NamedTuple, Generic[K]):
     """Events that no batch can include before some segments are read to their ends."""
 
     since: int  # when the first of them was written
-    behind: frozenset[int]  # the numbers of these segments
+    behind: frozenset[K]  # these segments
 
 
-def ends_of_batch(unread: Mapping[int, Unread], about_bytes: int, waiting: Sequence[Waiting] = ()) -> dict[int, int]:
+def ends_of_batch(unread: Mapping[K, Unread], about_bytes: int, waiting: Sequence[Waiting[K]] = ()) -> dict[K, int]:
     """Return where a batch of about ``about_bytes`` ends in each segment.
 
     It advances in at least one segment, unless all are read. It may be larger by one block in each segment.
@@ -92,12 +95,12 @@ def ends_of_batch(unread: Mapping[int, Unread], about_bytes: int, waiting: Seque
     return ends
 
 
-def ends_of_events(unread: Mapping[int, Unread], max_events: int, waiting: Sequence[Waiting] = ()) -> dict[int, int]:
+def ends_of_events(unread: Mapping[K, Unread], max_events: int, waiting: Sequence[Waiting[K]] = ()) -> dict[K, int]:
     """Return where a batch ends that has ``max_events`` events, or all that need not wait if these are fewer.
 
     It ends inside a block, if necessary. Otherwise as `ends_of_batch`.
     """
-    about_bytes, ends = max_events * _BYTES_OF_EVENT, dict[int, int]()
+    about_bytes, ends = max_events * _BYTES_OF_EVENT, dict[K, int]()
     while True:
         former, ends = ends, ends_of_batch(unread, about_bytes, waiting)
         blocks = {number: list(each.blocks(ends[number])) for number, each in unread.items()}
@@ -108,8 +111,8 @@ def ends_of_events(unread: Mapping[int, Unread], max_events: int, waiting: Seque
 
 
 def _first_events(
-    unread: Mapping[int, Unread], ends: dict[int, int], blocks: Mapping[int, Sequence[UnreadBlock]], max_events: int
-) -> dict[int, int]:
+    unread: Mapping[K, Unread], ends: dict[K, int], blocks: Mapping[K, Sequence[UnreadBlock]], max_events: int
+) -> dict[K, int]:
     """Return the ends, moved back so that only the oldest events are left."""
     # By the newest time so far in the segment: its blocks stay in their order.
     ordered = sorted(
@@ -130,11 +133,13 @@ def _first_events(
 
 
 def _extended(
-    unread: Mapping[int, Unread], starts: Mapping[int, int], about_bytes: int, waiting: Sequence[Waiting]
-) -> dict[int, int]:
+    unread: Mapping[K, Unread], starts: Mapping[K, int], about_bytes: int, waiting: Sequence[Waiting[K]]
+) -> dict[K, int]:
     """Return ends that are about this many bytes further, and in the order of time."""
     ends = _steadily_extended(unread, starts, about_bytes)
-    nexts = {number: unread[number].time_at(end) for number, end in ends.items() if end < unread[number].end}
+    nexts: dict[K, int] = {
+        number: unread[number].time_at(end) for number, end in ends.items() if end < unread[number].end
+    }
     left = [*waiting, *(Waiting(time, frozenset((number,))) for number, time in nexts.items())]
     left.sort(key=lambda each: each.since)
     for number, end in ends.items():
@@ -144,7 +149,7 @@ def _extended(
     return ends
 
 
-def _steadily_extended(unread: Mapping[int, Unread], starts: Mapping[int, int], about_bytes: int) -> dict[int, int]:
+def _steadily_extended(unread: Mapping[K, Unread], starts: Mapping[K, int], about_bytes: int) -> dict[K, int]:
     """Return the ends that are right if all writers were steady. The oldest segment advances by a block at least."""
     ends = dict(starts)
     left = {number: each.end - starts[number] for number, each in unread.items() if starts[number] < each.end}
@@ -162,7 +167,7 @@ def _steadily_extended(unread: Mapping[int, Unread], starts: Mapping[int, int], 
     return ends
 
 
-def _time_of(first: Mapping[int, int], last: Mapping[int, int], left: Mapping[int, int], about_bytes: int) -> int:
+def _time_of(first: Mapping[K, int], last: Mapping[K, int], left: Mapping[K, int], about_bytes: int) -> int:
     """Return until when about this many bytes were written, if the writers were steady."""
     low, high = min(first.values(), default=0), max(last.values(), default=0)
     while high - low > 1:

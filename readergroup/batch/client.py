@@ -6,7 +6,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from synchronizer import Deadline, InvalidArgumentError, SegmentStore
 from synchronizer.arguments import check_count, check_type
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     import pyarrow
 
 T = TypeVar("T")
+
+
+class _Reading(NamedTuple):
+    """What a batch may read of a stream: by number, the unread parts of segments; and what must wait."""
+
+    state: StreamState
+    unread: Mapping[int, UnreadSegment]
+    waiting: Sequence[Waiting[int]]
 
 
 class BatchClient:
@@ -130,11 +138,59 @@ class BatchClient:
         """
         check_type(cut, StreamCut, "cut")
         check_type(end, StreamCut, "end", or_none=True)
+        (reached,) = self.next_cuts([cut], about_bytes, max_events=max_events, ends=[end], timeout=timeout)
+        return reached
+
+    def next_cuts(
+        self,
+        cuts: Sequence[StreamCut],
+        about_bytes: int | None = None,
+        *,
+        max_events: int | None = None,
+        ends: Sequence[StreamCut | None] | None = None,
+        timeout: float | None = None,
+    ) -> list[StreamCut]:
+        """Return a cut further on in each of several streams. They advance as the segments of one stream do.
+
+        Args:
+            cuts: Where to start, one cut for each stream.
+            about_bytes: As of `next_cut`, in all streams together.
+            max_events: As of `next_cut`, in all streams together.
+            ends: Where to stop in each stream; None for the tail. Default: the tail of each.
+            timeout: Seconds to wait for the store. Default: the client's.
+        """
+        check_type(cuts, Sequence, "cuts")
+        check_type(ends, Sequence, "ends", or_none=True)
+        for cut in cuts:
+            check_type(cut, StreamCut, "each of cuts")
+        for end in ends or ():
+            check_type(end, StreamCut, "each of ends", or_none=True)
         check_count(about_bytes, "about_bytes", or_none=True)
         check_count(max_events, "max_events", or_none=True)
         if about_bytes is not None and max_events is not None:
             raise InvalidArgumentError("about_bytes and max_events exclude each other; pass one of them")
+        ends = [None] * len(cuts) if ends is None else ends
+        if len({cut.stream for cut in cuts}) != len(cuts) or len(ends) != len(cuts):
+            raise InvalidArgumentError("cuts must be of different streams, with an end for each", cuts=len(cuts))
         deadline = self._streams.metadata.deadline(timeout)
+        streams = [self._reading(cut, end, deadline) for cut, end in zip(cuts, ends, strict=True)]
+        unread = {(stream, each): found for stream, (_, part, _) in enumerate(streams) for each, found in part.items()}
+        waiting = [
+            Waiting(each.since, frozenset((stream, number) for number in each.behind))
+            for stream, (_, _, found) in enumerate(streams)
+            for each in found
+        ]
+        if max_events is not None:
+            reached = ends_of_events(unread, max_events, waiting)
+        else:
+            reached = ends_of_batch(unread, sys.maxsize if about_bytes is None else about_bytes, waiting)
+        return [
+            state.cut({number: reached[stream, number] for number in part})
+            for stream, (state, part, _) in enumerate(streams)
+        ]
+
+    def _reading(self, cut: StreamCut, end: StreamCut | None, deadline: Deadline) -> _Reading:
+        """Return what a batch may read of a stream."""
         state = self._streams.fetch_state(cut.stream, timeout=deadline.remaining())
         offsets = state.check_cut(cut)
         last: Mapping[int, int] = {}
@@ -151,10 +207,7 @@ class BatchClient:
             number: self._unread(state, number, offset, max(offset, lengths[number]), deadline)
             for number, offset in offsets.items()
         }
-        waiting = self._waiting(state, offsets.keys(), last, deadline)
-        if max_events is not None:
-            return state.cut(ends_of_events(unread, max_events, waiting))
-        return state.cut(ends_of_batch(unread, sys.maxsize if about_bytes is None else about_bytes, waiting))
+        return _Reading(state, unread, self._waiting(state, offsets.keys(), last, deadline))
 
     def _unread(self, state: StreamState, number: int, start: int, end: int, deadline: Deadline) -> UnreadSegment:
         unread = SegmentRange(segment=state.segment(number), incarnation=state.incarnation, start=start, end=end)
@@ -162,9 +215,9 @@ class BatchClient:
 
     def _waiting(
         self, state: StreamState, reading: Collection[int], last: Mapping[int, int], deadline: Deadline
-    ) -> Sequence[Waiting]:
+    ) -> Sequence[Waiting[int]]:
         """Return the first events of successors, before the end at ``last``, which wait behind these segments."""
-        found: list[Waiting] = []
+        found: list[Waiting[int]] = []
         behind = {
             after: frozenset(state.segments[after].predecessors)
             for number in reading

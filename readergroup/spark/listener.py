@@ -17,16 +17,17 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
+from synchronizer import InvalidArgumentError
 from synchronizer.callables import checked
 
 from ..streams.config import SegmentId, StreamCut
-from .offsets import cut_of
+from .offsets import cuts_of
 
 logger = logging.getLogger("readergroup.spark")
 
 
 class QueryProgress(BaseModel):
-    """The position of a query in a stream after a batch."""
+    """The position of a query in its streams after a batch."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -37,12 +38,19 @@ class QueryProgress(BaseModel):
     batch_id: int
     #: How many events the batch had.
     events: int
-    #: The query has read all events before this cut.
-    cut: StreamCut
+    #: The query has read all events before these cuts, which are by the name of the stream.
+    cuts: Mapping[str, StreamCut]
     #: The unread bytes of each segment, as known when the batch was planned.
     lag: Mapping[SegmentId, int]
     #: How many rows the query dropped in this batch because they were older than its watermark.
     rows_dropped_by_watermark: int = 0
+
+    @property
+    def cut(self) -> StreamCut:
+        """The cut, if the query reads one stream. For several, use ``cuts``."""
+        if len(self.cuts) != 1:
+            raise InvalidArgumentError("the query does not read one stream; use cuts", streams=list(self.cuts))
+        return next(iter(self.cuts.values()))
 
     @property
     def lag_bytes(self) -> int:
@@ -88,22 +96,21 @@ class ProgressListener(StreamingQueryListener):
 
 
 def progress_of(progress: StreamingQueryProgress) -> Iterator[QueryProgress]:
-    """Iterate over the progress of each source of the query that is a stream."""
+    """Iterate over the progress of each source of the query that reads streams."""
     for source in progress.sources:
         end, latest = _parsed(source.endOffset), _parsed(source.latestOffset)
-        if "offsets" not in end or "lengths" not in latest:
+        if not end.keys() & {"offsets", "cuts"} or "lengths" not in latest:
             continue  # not a stream
-        cut = cut_of(end)
+        cuts = cuts_of(end)
+        offsets = {segment: offset for cut in cuts.values() for segment, offset in cut.offsets.items()}
         yield QueryProgress(
             query_id=str(progress.id),
             run_id=str(progress.runId),
             name=progress.name,
             batch_id=progress.batchId,
             events=source.numInputRows,
-            cut=cut,
-            lag={
-                segment: max(0, length - cut.offsets.get(segment, 0)) for segment, length in latest["lengths"].items()
-            },
+            cuts=cuts,
+            lag={segment: max(0, length - offsets.get(segment, 0)) for segment, length in latest["lengths"].items()},
             rows_dropped_by_watermark=sum(each.numRowsDroppedByWatermark for each in progress.stateOperators),
         )
 
@@ -121,7 +128,7 @@ def _log(progress: QueryProgress) -> None:
         "query %s read %d events of %s in batch %d; %d bytes remain",
         progress.name or progress.query_id,
         progress.events,
-        progress.cut.stream,
+        ", ".join(progress.cuts),
         progress.batch_id,
         progress.lag_bytes,
     )

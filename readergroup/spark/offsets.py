@@ -1,7 +1,8 @@
-"""Converts between a stream cut and the offset of a streaming query, which Spark stores in the checkpoint.
+"""Converts between cuts and the offset of a streaming query, which Spark stores in the checkpoint.
 
-Spark compares offsets as text, so a cut has exactly one form: the JSON of the cut with a version. You can pass an
-offset from a checkpoint as ``startingOffsets``.
+Spark compares offsets as text, so the same cuts have exactly one form: version 1 is the JSON of one cut, for a query
+that names one stream, and version 2 a list of cuts, for all other queries. You can pass an offset from a checkpoint as
+``startingOffsets``.
 """
 
 from __future__ import annotations
@@ -12,9 +13,14 @@ from typing import Any, Final
 
 from synchronizer import InvalidArgumentError
 
-from ..streams.config import SegmentId, StreamCut, number_of
+from ..streams.config import SegmentId, StreamCut, number_of, stream_of
+
+#: Cuts of different streams, by their names.
+Cuts = Mapping[str, StreamCut]
 
 VERSION: Final = 1
+#: The version of the offset of several streams.
+VERSION_OF_SEVERAL: Final = 2
 
 
 def offset_of(cut: StreamCut) -> dict[str, Any]:
@@ -22,32 +28,50 @@ def offset_of(cut: StreamCut) -> dict[str, Any]:
     return {"v": VERSION, **cut.model_dump(mode="json")}
 
 
-def report_of(cut: StreamCut, lengths: Mapping[SegmentId, int]) -> dict[str, Any]:
-    """Return the value to report as the newest offset: the lengths of the segments from the cut on."""
-    ordered = {segment: lengths[segment] for segment in sorted(lengths, key=number_of)}
-    return {"v": VERSION, "stream": cut.stream, "incarnation": cut.incarnation, "lengths": ordered}
+def offset_of_several(cuts: Cuts) -> dict[str, Any]:
+    """Return the offset of the cuts, as `offset_of` does."""
+    return {"v": VERSION_OF_SEVERAL, "cuts": [cuts[stream].model_dump(mode="json") for stream in sorted(cuts)]}
 
 
-def cut_of(offset: Mapping[str, Any] | str) -> StreamCut:
-    """Return the cut of an offset, or of a cut's own JSON. Raise for anything else."""
+def report_of(offset: Mapping[str, Any], lengths: Mapping[SegmentId, int]) -> dict[str, Any]:
+    """Return the value to report as the newest offset: the lengths of the segments from this offset on."""
+    ordered = {
+        segment: lengths[segment] for segment in sorted(lengths, key=lambda each: (stream_of(each), number_of(each)))
+    }
+    named = {name: offset[name] for name in ("v", "stream", "incarnation") if name in offset}
+    return {**named, "lengths": ordered}
+
+
+def cuts_of(offset: Mapping[str, Any] | str) -> Cuts:
+    """Return the cuts of an offset, or of a cut's own JSON. Raise for anything else."""
     try:
         fields = json.loads(offset) if isinstance(offset, str) else dict(offset)
     except ValueError as error:
         raise InvalidArgumentError("the offset is not JSON", text=offset) from error
     if not isinstance(fields, dict):
         raise InvalidArgumentError("the offset is not a cut", text=offset)
-    check_version(fields)
+    version = check_version(fields)
     fields.pop("v", None)
-    return StreamCut.model_validate(fields)
+    if version == VERSION:
+        cut = StreamCut.model_validate(fields)
+        return {cut.stream: cut}
+    if fields.keys() != {"cuts"} or not isinstance(fields["cuts"], list):
+        raise InvalidArgumentError("the offset is not a list of cuts", text=offset)
+    cuts = [StreamCut.model_validate(each) for each in fields["cuts"]]
+    if len({cut.stream for cut in cuts}) != len(cuts):
+        raise InvalidArgumentError("the offset has several cuts of one stream", text=offset)
+    return {cut.stream: cut for cut in cuts}
 
 
-def check_version(offset: Mapping[str, Any]) -> None:
-    """Raise for an offset of another version, as a later release may write it."""
+def check_version(offset: Mapping[str, Any]) -> int:
+    """Return the version. Raise for an unknown one, as a later release may write it."""
     version = offset.get("v", VERSION)
-    if version != VERSION:
+    if version not in (VERSION, VERSION_OF_SEVERAL):
         raise InvalidArgumentError(
             "the format of the offset is unknown to this release; run the query with the release that wrote it, "
             "or with a new checkpoint and startingOffsets",
             version=version,
-            known=VERSION,
+            known=VERSION_OF_SEVERAL,
         )
+    assert isinstance(version, int)
+    return version

@@ -13,13 +13,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from synchronizer import InvalidArgumentError, Revision
 
 from ..batch.arrow import COLUMNS
-from ..streams.config import SegmentId, StreamCut, check_name, check_stream_name, segment_id
+from ..streams.config import SegmentId, check_name, check_stream_name, segment_id
 from .address import StoreAddress
 from .given import named_options
-from .offsets import cut_of
+from .offsets import Cuts, cuts_of
 
 #: Where reading begins or ends.
-ReadBound = Literal["earliest", "latest"] | StreamCut | datetime
+ReadBound = Literal["earliest", "latest"] | Cuts | datetime
 
 #: What becomes of events that do not fit the schema.
 _MODES: Final = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
@@ -32,7 +32,9 @@ class ReadOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: StoreAddress
-    stream: str
+    #: The streams to read; empty if ``pattern`` selects them.
+    streams: tuple[str, ...] = ()
+    pattern: str | None = None
     starting: ReadBound | None = None
     ending: ReadBound | None = None
     max_bytes_per_partition: int = 128 * 1024 * 1024
@@ -46,6 +48,18 @@ class ReadOptions(BaseModel):
     corrupt_column: str | None = None
     fail_on_data_loss: bool = True
     reader_group: str | None = None
+
+    @property
+    def reads_several(self) -> bool:
+        """Whether the read is of several streams, or of those that a pattern matches."""
+        return len(self.streams) != 1
+
+    def reads(self, stream: str) -> bool:
+        """Whether the read is of this stream, among others. With a pattern, only streams with an end cut are read."""
+        if self.pattern is None:
+            return stream in self.streams
+        is_ending = not isinstance(self.ending, Mapping) or stream in self.ending
+        return is_ending and re.fullmatch(self.pattern, stream) is not None
 
 
 class WriteOptions(BaseModel):
@@ -76,9 +90,10 @@ def read_options(given: Mapping[str, str], *, streaming: bool | None = None) -> 
     missing, invalid, or one of the other kind of read.
     """
     options = ReadOptions(**_fields(given, _READING, "reads", streaming=streaming))
+    _check_streams(options)
     _check_together(options, streaming=streaming)
     if options.segments is not None:
-        numbered = frozenset(segment_id(options.stream, int(number)) for number in options.segments)
+        numbered = frozenset(segment_id(options.streams[0], int(number)) for number in options.segments)
         options = options.model_copy(update={"segments": numbered})
     return options
 
@@ -108,9 +123,20 @@ def _fields(
             raise InvalidArgumentError(f"this option applies only to {kind} {what}; remove it", option=option.name)
         fields[option.field] = option.parse(option.name, text)
     for needed in known:
-        if needed in _EXAMPLES and needed not in fields:
+        if needed in _EXAMPLES and needed == known[needed].field and needed not in fields:
             raise InvalidArgumentError(f"the option '{needed}' is missing", example=_EXAMPLES[needed])
     return fields
+
+
+def _check_streams(options: ReadOptions) -> None:
+    if not options.streams and options.pattern is None:
+        raise InvalidArgumentError("the option 'stream' is missing; 'streamPattern' is another", example="shop/orders")
+    if options.streams and options.pattern is not None:
+        raise InvalidArgumentError("give either stream or streamPattern")
+    if options.reads_several:
+        for name, value in (("segments", options.segments), ("readerGroup", options.reader_group)):
+            if value is not None:
+                raise InvalidArgumentError("this option is for one stream; remove it, or name one stream", option=name)
 
 
 def _check_together(options: ReadOptions, *, streaming: bool | None) -> None:
@@ -120,10 +146,17 @@ def _check_together(options: ReadOptions, *, streaming: bool | None) -> None:
             option="endingOffsets",
         )
     for place in (options.starting, options.ending):
-        if isinstance(place, StreamCut) and place.stream != options.stream:
-            raise InvalidArgumentError(
-                "the cut belongs to another stream; use a cut of this stream", cut=str(place), stream=options.stream
-            )
+        for cut in place.values() if isinstance(place, Mapping) else ():
+            if not options.reads(cut.stream):
+                raise InvalidArgumentError(
+                    "the cut belongs to another stream; use cuts of the streams that are read",
+                    cut=str(cut),
+                    stream=options.pattern or ",".join(options.streams),
+                )
+    if isinstance(options.ending, Mapping) and (missing := {*options.streams} - options.ending.keys()):
+        raise InvalidArgumentError(
+            "endingOffsets must have a cut of each stream that is read; add the missing ones", missing=sorted(missing)
+        )
     if options.serializer is None and (options.mode is not None or options.corrupt_column is not None):
         raise InvalidArgumentError(
             "'mode' and 'columnNameOfCorruptRecord' apply to decoded events; add the option 'serializer' or remove them"
@@ -150,6 +183,23 @@ def _url(name: str, text: str) -> StoreAddress:
 
 def _stream(name: str, text: str) -> str:
     return check_stream_name(text)
+
+
+def _streams(name: str, text: str) -> tuple[str, ...]:
+    streams = tuple(check_stream_name(part.strip()) for part in text.split(","))
+    if len({*streams}) != len(streams):
+        raise InvalidArgumentError("name each stream once", option=name, value=text)
+    return streams
+
+
+def _pattern(name: str, text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise InvalidArgumentError(
+            "the value must be a regular expression of Python, such as 'shop/orders-.*'", option=name, value=text
+        ) from error
+    return text
 
 
 def _group(name: str, text: str) -> str:
@@ -188,11 +238,11 @@ def _read_bound(name: str, text: str) -> ReadBound:
     if text.startswith("@"):
         return _time(name, text)
     try:
-        return cut_of(text)
+        return cuts_of(text)
     except (ValidationError, InvalidArgumentError) as error:
         raise InvalidArgumentError(
-            "the value must be 'earliest', 'latest', a cut as written by StreamCut.model_dump_json(), or a time "
-            "such as '@2026-01-01T00:00:00Z'",
+            "the value must be 'earliest', 'latest', a cut as written by StreamCut.model_dump_json(), the offset of a "
+            "query, or a time such as '@2026-01-01T00:00:00Z'",
             option=name,
             value=text,
         ) from error
@@ -294,7 +344,8 @@ def _by_name(*options: _Option) -> Mapping[str, _Option]:
 
 _READING: Final = _by_name(
     _Option("url", "url", _url),
-    _Option("stream", "stream", _stream),
+    _Option("stream", "streams", _streams),
+    _Option("streamPattern", "pattern", _pattern),
     _Option("startingOffsets", "starting", _starting),
     _Option("endingOffsets", "ending", _ending),
     _Option("maxBytesPerPartition", "max_bytes_per_partition", _bytes),

@@ -5,25 +5,27 @@ Never give these classes ``pushFilters``: queries on one loaded DataFrame would 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime
+import logging
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import pyarrow
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from synchronizer import InvalidArgumentError, TruncatedError
+from synchronizer import NotFoundError, TruncatedError
 
+from ..batch.ranges import SegmentRange
 from ..client import Client
-from ..streams.config import StreamCut, number_of
-from ..streams.data.places import check_offset
 from ..streams.state import StreamState
 from .connection import backoff_of, client_of, quiet, widen_pipe
-from .options import ReadBound, ReadOptions
+from .options import ReadOptions
 from .planning import Ranges, planned
 from .retention import DataLoss, moved_to_data
 from .rows import Rows
+from .selection import resolved, selected
+
+logger = logging.getLogger("readergroup.spark")
 
 
 class BatchReader(DataSourceReader):
@@ -35,39 +37,29 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options, client = self._options, client_of(self._options.url)
-        state = client.streams.fetch_state(options.stream)
+        streams = selected(client, options)
+        if not streams:
+            raise NotFoundError(
+                "no stream matches the pattern; it is a regular expression of whole names such as 'shop/orders'",
+                option="streamPattern",
+                value=options.pattern,
+            )
+        return planned(client, [each for state in streams for each in self._ranges(client, state)], options)
+
+    def _ranges(self, client: Client, state: StreamState) -> Sequence[SegmentRange]:
+        options = self._options
         start = resolved(client, state, options.starting or "earliest")
         end = resolved(client, state, options.ending or "latest")
         start = DataLoss(fail=options.fail_on_data_loss).start(client, state, start)
         ranges = client.batch.ranges_between(state, start, moved_to_data(client, state, end))
-        if options.segments is not None:
-            for segment in options.segments:
-                state.record(segment)  # raises for a segment that does not exist
-            ranges = [each for each in ranges if each.segment in options.segments]
-        return planned(client, ranges, options)
+        if options.segments is None:
+            return ranges
+        for segment in options.segments:
+            state.record(segment)  # raises for a segment that does not exist
+        return [each for each in ranges if each.segment in options.segments]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return quiet(record_batches(partition, self._rows, self._options))
-
-
-def resolved(client: Client, state: StreamState, place: ReadBound) -> StreamCut:
-    """Return the cut of the place. Raise for a cut that does not stand at events of this stream."""
-    if place == "earliest":
-        return state.head_cut
-    if place == "latest":
-        return client.streams.tail_cut(state)
-    if isinstance(place, datetime):
-        return client.batch.cut_at(state.name, place)
-    if place.incarnation not in (None, state.incarnation):
-        raise InvalidArgumentError(
-            "the cut belongs to a deleted stream of this name; use a cut of the present stream", cut=str(place)
-        )
-    for segment, offset in place.offsets.items():
-        if number_of(segment) in state.segments:
-            backoff_of(client).retry(partial(check_offset, client.store, segment, state.incarnation, offset))
-        elif number_of(segment) >= state.next_number:
-            state.record(segment)  # raises for a segment that never existed
-    return place.model_copy(update={"incarnation": state.incarnation})
 
 
 def record_batches(partition: InputPartition, rows: Rows, options: ReadOptions) -> Iterator[pyarrow.RecordBatch]:
@@ -85,6 +77,11 @@ def record_batches(partition: InputPartition, rows: Rows, options: ReadOptions) 
             except TruncatedError as error:
                 loss.told(error)
                 continue
+            except NotFoundError as error:
+                if options.fail_on_data_loss or not options.reads_several:
+                    raise
+                logger.warning("%s; reading continues with the other streams", error)
+                break
             if batch is None:
                 break
             yield rows.of(batch)

@@ -14,7 +14,6 @@ from synchronizer import InvalidArgumentError
 from ..batch.arrow import COLUMNS, DEFAULT_COLUMNS
 from ..batch.arrow import schema as schema_of_columns
 from ..errors import CorruptDataError
-from ..streams.config import segment_id
 from .decoding import EventDecoder, Misfit
 from .options import ReadOptions
 
@@ -29,6 +28,8 @@ SPARK_TYPES: Final[Mapping[str, str]] = {
     "written_at": "timestamp",
     "headers": "map<string,binary>",
 }
+#: The event, and its address for errors.
+_NEEDED_TO_DECODE: Final = ("event", "scope", "stream", "segment_id", "offset")
 #: Where Spark's own sources put events that do not fit.
 _CORRUPT_RECORD: Final = "_corrupt_record"
 
@@ -57,7 +58,6 @@ class Rows:
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._stream = options.stream
         self._mode = options.mode or "FAILFAST"
         names = tuple(self._schema.names)
         self._taken = _taken(names, options)
@@ -70,7 +70,7 @@ class Rows:
             self._corrupt = self._corrupt_column(options)
             decoded = [each for each in self._schema if each.name not in self._taken and each.name != self._corrupt]
             self._decoder = EventDecoder(decoded, options.serializer)
-            self.columns = tuple({*self.columns, "event", "segment_id", "offset"})
+            self.columns = tuple({*self.columns, *_NEEDED_TO_DECODE})
         self._check_types()
 
     def of(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
@@ -123,7 +123,7 @@ class Rows:
         return CorruptDataError(
             "the event does not match the schema; set the option 'mode' to PERMISSIVE or DROPMALFORMED, or read the "
             "column 'event' and decode it with from_json or your own function",
-            segment=segment_id(self._stream, batch["segment_id"][misfit.row].as_py()),
+            segment="/".join(str(batch[name][misfit.row]) for name in ("scope", "stream", "segment_id")),
             offset=batch["offset"][misfit.row].as_py(),
             **column,
             error=str(misfit.error),

@@ -1,7 +1,8 @@
-"""The source of a streaming query. Its offset is a cut of the stream; a batch has the events between two cuts."""
+"""The source of a streaming query. Its offset has a cut of each stream; a batch has the events between two offsets."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -17,26 +18,31 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from synchronizer import InvalidArgumentError, NotFoundError
+from synchronizer import InvalidArgumentError
 
+from ..batch.ranges import SegmentRange
 from ..client import Client
-from ..streams.config import StreamCut, data_segment, number_of
+from ..streams.config import SegmentId, StreamCut, data_segment, number_of
 from ..streams.state import StreamState
 from .connection import backoff_of, client_of, quiet
-from .offsets import cut_of, offset_of, report_of
+from .following import Followed, Following
+from .offsets import Cuts, cuts_of, offset_of, offset_of_several, report_of
 from .options import ReadOptions
 from .planning import planned
 from .positions import PublishedPositions
-from .reading import record_batches, resolved
+from .reading import record_batches
 from .retention import DataLoss, moved_to_data
 from .rows import Rows
+from .selection import resolved, selected
+
+logger = logging.getLogger("readergroup.spark")
 
 #: How long a poll that finds nothing takes: Spark asks again at once, some ninety times per second by default.
 IDLE_SECONDS: Final = 0.1
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a stream in batches. One lives in the driver while the query runs; each task has a copy of a fresh one.
+    """Reads streams in batches. One lives in the driver while the query runs; each task has a copy of a fresh one.
 
     The successors of a segment follow in the batch after the one that ends all their predecessors. So each key keeps
     its order from batch to batch, across splits and merges.
@@ -46,18 +52,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._rows = Rows(schema, options)
         self._loss = DataLoss(fail=options.fail_on_data_loss)
-        self._end: StreamCut | None = None
+        self._following = Following(options)
+        self._ends: dict[str, StreamCut] = {}
+        self._ends_now = False  # the streams are known, and each has its end
         self._idle: _Idle | None = None
         self._positions: PublishedPositions | None = None
-        self._latest: StreamCut | None = None
+        self._latest: Cuts | None = None
         self._report: dict[str, Any] | None = None
 
     # ------------------------------------------------------------------ offsets
 
     def initialOffset(self) -> dict[str, Any]:
-        client, state = self._client, self._state()
-        start = resolved(client, state, self._options.starting or "latest")
-        return offset_of(self._loss.start(client, state, start))
+        client, place = self._client, self._options.starting or "latest"
+        cuts = {
+            state.name: self._loss.start(client, state, resolved(client, state, place))
+            for state in selected(client, self._options)
+        }
+        if not cuts:
+            logger.warning("no stream matches the pattern yet: streamPattern=%r", self._options.pattern)
+        return self._offset(cuts)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.max_bytes_per_trigger is not None:
@@ -67,35 +80,61 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        state = self._state()
-        self._end = self._ending(state) or self._client.streams.tail_cut(state)
+        client = self._client
+        for state in selected(client, self._options, must_exist=self._options.fail_on_data_loss):
+            self._ends[state.name] = self._ending(state) or client.streams.tail_cut(state)
+        self._ends_now = True
+        self._following.only(self._ends)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the batch that begins at ``start``; ``start`` itself if there are no events."""
-        client = self._client
+        """Return the end of the batch that begins at ``start``; ``start`` itself if there are no events.
+
+        When streams join or leave, the batch has no events: its end records where the streams are read from.
+        """
+        client, cuts, joining = self._client, cuts_of(start), None
         if self._idle is not None and self._idle.lasts(client, start):
-            if self._positions is not None:
-                self._positions.catch_up()
-            return start
-        state, metadata = self._state(), client.streams.synchronizer(self._options.stream)
-        cut, log = self._cut(state, start), {metadata.segment: metadata.applied_length}
-        self._publish(state, cut)
+            joining = self._following.joining(client, cuts)
+            if not joining:
+                if self._positions is not None:
+                    self._positions.catch_up()
+                return start
+        present = self._following.present(client, cuts)
+        gone = cuts.keys() - present.keys()
+        if joining is None:
+            joining = self._following.joining(client, present, now=bool(gone))
         self._report = None
-        self._latest = self._next_cut(state, cut, limit)
-        if self._latest != cut:
+        if joining or gone:
             self._idle = None
-            return offset_of(self._latest)
-        data = {data_segment(segment, state.incarnation): offset for segment, offset in cut.offsets.items()}
-        self._idle = _Idle(start, log, data, self._idle)
+            for name in gone:
+                self._ends.pop(name, None)
+            self._latest = {name: each.cut for name, each in present.items()}
+            self._latest.update((state.name, state.head_cut) for state in joining)
+            return self._offset(self._latest)
+        logs = [client.streams.metadata.open(name, create=False) for name in present]
+        known = {log.segment: log.applied_length for log in logs}
+        self._publish(present)
+        self._latest = self._next_cuts(present, limit)
+        if self._latest != cuts:
+            self._idle = None
+            return self._offset(self._latest)
+        data = {
+            data_segment(segment, each.state.incarnation): offset
+            for each in present.values()
+            for segment, offset in each.cut.offsets.items()
+        }
+        self._idle = _Idle(start, known, data, self._idle)
         return start
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the lengths of the segments from the last offset on, which show how far the query is behind."""
         if self._latest is not None and self._report is None:
-            state = self._state()
-            segments = state.segments_from(moved_to_data(self._client, state, self._latest))
-            lengths = self._client.streams.segment_lengths(state, map(number_of, segments))
-            self._report = report_of(self._latest, {state.segment(n): length for n, length in lengths.items()})
+            lengths: dict[SegmentId, int] = {}
+            for cut in self._latest.values():
+                state = self._client.streams.fetch_state(cut.stream)
+                segments = state.segments_from(moved_to_data(self._client, state, cut))
+                found = self._client.streams.segment_lengths(state, map(number_of, segments))
+                lengths.update((state.segment(number), length) for number, length in found.items())
+            self._report = report_of(self._offset(self._latest), lengths)
         return self._report
 
     def stop(self) -> None:
@@ -105,10 +144,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------ reading
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        client, state = self._client, self._state()
-        first = self._loss.start(client, state, self._cut(state, start))
-        last = moved_to_data(client, state, self._cut(state, end))
-        return planned(client, client.batch.ranges_between(state, first, last), self._options)
+        """Divide the events between the offsets. Of a stream that only one of them has there are none to read."""
+        client, ends = self._client, cuts_of(end)
+        ranges: list[SegmentRange] = []
+        starts = {name: cut for name, cut in cuts_of(start).items() if name in ends}
+        for name, (state, cut) in self._following.present(client, starts).items():
+            if ends[name].incarnation == state.incarnation:
+                first = self._loss.start(client, state, cut)
+                ranges += client.batch.ranges_between(state, first, moved_to_data(client, state, ends[name]))
+        return planned(client, ranges, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return quiet(record_batches(partition, self._rows, self._options))
@@ -119,31 +163,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _client(self) -> Client:
         return client_of(self._options.url)
 
-    def _state(self) -> StreamState:
-        return self._client.streams.fetch_state(self._options.stream)
+    def _offset(self, cuts: Cuts) -> dict[str, Any]:
+        return offset_of_several(cuts) if self._options.reads_several else offset_of(*cuts.values())
 
-    def _cut(self, state: StreamState, offset: Mapping[str, Any]) -> StreamCut:
-        cut = cut_of(offset)
-        if cut.stream != state.name:
-            raise InvalidArgumentError(
-                "the checkpoint belongs to a query on another stream; use another checkpointLocation",
-                checkpoint=cut.stream,
-                stream=state.name,
-            )
-        if cut.incarnation != state.incarnation:
-            raise NotFoundError(
-                "the stream of this checkpoint was deleted and created again; start a query with another "
-                "checkpointLocation",
-                stream=state.name,
-            )
-        return cut
-
-    def _publish(self, state: StreamState, cut: StreamCut) -> None:
+    def _publish(self, present: Mapping[str, Followed]) -> None:
         """Publish the cut: Spark asks for later events only after it has recorded that the batch before is done."""
         if self._options.reader_group is None:
             return
+        ((stream, (state, cut)),) = present.items()
         if self._positions is None:
-            self._positions = PublishedPositions(self._client, self._options.reader_group, self._options.stream)
+            self._positions = PublishedPositions(self._client, self._options.reader_group, stream)
         self._positions.publish(state, cut)
 
     def _ending(self, state: StreamState) -> StreamCut | None:
@@ -158,21 +187,36 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return resolved(self._client, state, place)
 
-    def _next_cut(self, state: StreamState, cut: StreamCut, limit: ReadLimit) -> StreamCut:
-        """Return the end of the batch that begins at ``cut``."""
+    def _end(self, state: StreamState, cut: StreamCut) -> StreamCut | None:
+        """Return where to stop reading the stream, which is read up to the cut."""
+        if state.name not in self._ends:
+            end = cut if self._ends_now else self._ending(state)
+            if end is None:
+                return None
+            self._ends[state.name] = end
+        return self._ends[state.name]
+
+    def _next_cuts(self, present: Mapping[str, Followed], limit: ReadLimit) -> Cuts:
+        """Return the end of the batch that begins at these cuts."""
         client = self._client
-        self._end = self._end or self._ending(state)
-        if cut == self._end:
-            return cut
-        start = self._loss.start(client, state, cut)
-        end = None if self._end is None else moved_to_data(client, state, self._end)
-        if end is not None and not state.precedes(start, end):
-            raise InvalidArgumentError(
-                "the query has read beyond endingOffsets; use a later end, or none", at=str(cut), end=str(end)
-            )
+        starts: list[StreamCut] = []
+        ends: list[StreamCut | None] = []
+        for state, cut in present.values():
+            end = self._end(state, cut)
+            if cut == end:
+                continue
+            start = self._loss.start(client, state, cut)
+            end = None if end is None else moved_to_data(client, state, end)
+            if end is not None and not state.precedes(start, end):
+                raise InvalidArgumentError(
+                    "the query has read beyond endingOffsets; use a later end, or none", at=str(cut), end=str(end)
+                )
+            starts.append(start)
+            ends.append(end)
         about_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return client.batch.next_cut(start, about_bytes, max_events=max_events, end=end)
+        reached = client.batch.next_cuts(starts, about_bytes, max_events=max_events, ends=ends)
+        return {name: each.cut for name, each in present.items()} | {cut.stream: cut for cut in reached}
 
 
 class _Idle:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from synchronizer import (
@@ -111,12 +111,15 @@ class StreamMetadata:
             return False
         return True
 
-    def names(self, scope: str | None, timeout: float | None) -> Iterator[str]:
+    def names(
+        self, scope: str | None, timeout: float | None, is_wanted: Callable[[str], bool] = lambda name: True
+    ) -> Iterator[str]:
         """Iterate over the names of the streams, of all scopes or of one. ``timeout`` is for each name."""
         prefix = _LOG_PREFIX if scope is None else f"{_LOG_PREFIX}{check_name(scope, 'scope')}/"
         backoff = self.backoff(self.deadline(timeout))
         logs = backoff.retry(lambda: self._deleted.others(list(self.store.list(prefix))))
-        return (log.removeprefix(_LOG_PREFIX) for log in logs if self._is_in_use(log, timeout))
+        wanted = [log for log in logs if is_wanted(log.removeprefix(_LOG_PREFIX))]
+        return (log.removeprefix(_LOG_PREFIX) for log in wanted if self._is_in_use(log, timeout))
 
     def _is_in_use(self, log: str, timeout: float | None) -> bool:
         name = log.removeprefix(_LOG_PREFIX)

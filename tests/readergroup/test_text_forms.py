@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import readergroup as rg
-from readergroup.spark.offsets import cut_of, offset_of
+from readergroup.spark.offsets import cuts_of, offset_of, offset_of_several
 from readergroup.streams.config import SegmentId
 from tests.golden import golden
 
@@ -18,7 +18,7 @@ POINTER = rg.EventPointer(SEGMENT, "a1", 811)
 TEXTS: dict[str, tuple[object, str, Callable[[str], object]]] = {
     "revision": (rg.Revision(120, 1), str(rg.Revision(120, 1)), rg.Revision.parse),
     "pointer": (POINTER, str(POINTER), rg.EventPointer.parse),
-    "offset of a Spark query": (CUT, json.dumps(offset_of(CUT)), cut_of),
+    "offset of a Spark query": ({CUT.stream: CUT}, json.dumps(offset_of(CUT)), cuts_of),
 }
 MODELS: list[Any] = [
     CUT,
@@ -46,3 +46,12 @@ def test_texts_are_written_and_read_as_in_the_first_release() -> None:
     assert stored == today
     for name, (value, _, read) in TEXTS.items():
         assert read(stored[name]) == value, name
+
+
+def test_the_offset_of_a_query_on_several_streams_keeps_its_form() -> None:
+    other = rg.StreamCut(stream="shop/returns", offsets={SegmentId("shop/returns/0"): 5}, incarnation="b1")
+    cuts = {other.stream: other, CUT.stream: CUT}
+    today = json.dumps(offset_of_several(cuts))
+    stored = golden("offset-of-several-streams-v2.json", today.encode()).decode()
+    assert stored == today
+    assert cuts_of(stored) == cuts

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import readergroup as rg
+from readergroup.spark.offsets import cuts_of
 
 STREAM = "shop/orders"
 KEYS = 17
@@ -22,6 +24,12 @@ def write(client: rg.Client, numbers: Iterable[int], *, block: int = 20, padding
 
 def number(event: bytes) -> int:
     return int(event.strip(b'{"id:} '))
+
+
+def cut_of(offset: Mapping[str, Any] | str) -> rg.StreamCut:
+    """Return the cut of an offset of one stream."""
+    (cut,) = cuts_of(offset).values()
+    return cut
 
 
 def assert_in_order(numbers: Sequence[int], count: int) -> None:

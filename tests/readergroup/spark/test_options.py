@@ -8,7 +8,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.spark.address import StoreAddress
-from readergroup.spark.offsets import cut_of, offset_of
+from readergroup.spark.offsets import cuts_of, offset_of, offset_of_several
 from readergroup.spark.options import ReadOptions, notification_options, read_options, write_options
 
 CUT = rg.StreamCut(stream="shop/orders", offsets={"shop/orders/10": 7, "shop/orders/2": 5}, incarnation="aa")
@@ -87,8 +87,9 @@ def test_two_limits_and_a_cut_of_another_stream_are_refused() -> None:
 
 
 def test_a_place_is_a_word_a_cut_a_time_or_what_stands_in_a_checkpoint() -> None:
-    assert options(startingOffsets=CUT.model_dump_json()).starting == CUT
-    assert options(startingOffsets=CUT.model_dump_json(exclude_none=True)).starting == CUT
+    cuts = {CUT.stream: CUT}
+    assert options(startingOffsets=CUT.model_dump_json()).starting == cuts
+    assert options(startingOffsets=CUT.model_dump_json(exclude_none=True)).starting == cuts
     time = datetime(2026, 1, 1, 12, tzinfo=UTC)
     assert options(endingOffsets="@2026-01-01T12:00:00Z").ending == time
     assert options(endingOffsets="@2026-01-01T14:00:00+02:00").ending == time
@@ -101,10 +102,56 @@ def test_an_offset_has_one_form_and_is_a_place_to_start_from() -> None:
     assert text == (
         '{"v": 1, "stream": "shop/orders", "offsets": {"shop/orders/2": 5, "shop/orders/10": 7}, "incarnation": "aa"}'
     )
-    assert cut_of(json.loads(text)) == CUT
-    assert options(startingOffsets=text).starting == CUT
+    assert cuts_of(json.loads(text)) == {CUT.stream: CUT}
+    assert options(startingOffsets=text).starting == {CUT.stream: CUT}
     with pytest.raises(rg.InvalidArgumentError, match="new checkpoint"):
-        cut_of({**json.loads(text), "v": 2})
+        cuts_of({**json.loads(text), "v": 3})
+
+
+def test_an_offset_of_several_streams_has_one_form_and_is_a_place_to_start_from() -> None:
+    import json
+
+    other = rg.StreamCut(stream="shop/others", offsets={"shop/others/0": 3}, incarnation="bb")
+    text = json.dumps(offset_of_several({other.stream: other, CUT.stream: CUT}))
+    assert text == (
+        '{"v": 2, "cuts": [{"stream": "shop/orders", "offsets": {"shop/orders/2": 5, "shop/orders/10": 7}, '
+        '"incarnation": "aa"}, {"stream": "shop/others", "offsets": {"shop/others/0": 3}, "incarnation": "bb"}]}'
+    )
+    both = {CUT.stream: CUT, other.stream: other}
+    assert cuts_of(json.loads(text)) == both
+    assert cuts_of({"v": 2, "cuts": []}) == {}
+    assert options(stream="shop/others,shop/orders", startingOffsets=text).starting == both
+    with pytest.raises(rg.InvalidArgumentError, match="another stream.*shop/others"):
+        options(startingOffsets=text)
+    with pytest.raises(rg.InvalidArgumentError, match=r"each stream.*missing=\['shop/others'\]"):
+        options(stream="shop/orders,shop/others", endingOffsets=CUT.model_dump_json())
+    first = json.loads(text)["cuts"][0]
+    for damaged in ({"v": 2}, {"v": 2, "cuts": 5}, {"v": 2, "cuts": [first, first]}, {"v": 2, "cuts": [{}]}):
+        with pytest.raises(rg.InvalidArgumentError, match="the offset of a query"):
+            options(startingOffsets=json.dumps(damaged))
+
+
+def test_streams_are_named_or_match_a_pattern() -> None:
+    several = options(stream="shop/orders, shop/returns")
+    assert (several.streams, several.reads_several) == (("shop/orders", "shop/returns"), True)
+    assert not options().reads_several
+    given = {"url": GIVEN["url"], "streamPattern": "shop/(orders|re.*)"}
+    pattern = read_options(given)
+    assert pattern.reads_several
+    assert [pattern.reads(name) for name in ("shop/orders", "shop/returns", "shop/orders2", "a/shop/orders")] == [
+        *(True, True, False, False)
+    ]
+    with pytest.raises(rg.InvalidArgumentError, match="either stream or streamPattern"):
+        options(streamPattern="shop/.*")
+    with pytest.raises(rg.InvalidArgumentError, match="regular expression"):
+        read_options({**given, "streamPattern": "shop/(orders"})
+    with pytest.raises(rg.InvalidArgumentError, match="each stream once"):
+        options(stream="shop/orders,shop/orders")
+    with pytest.raises(rg.InvalidArgumentError, match="scope/name"):
+        options(stream="shop/orders,")
+    for name, value in (("segments", "0"), ("readerGroup", "billing")):
+        with pytest.raises(rg.InvalidArgumentError, match=f"for one stream.*option='{name}'"):
+            read_options({**given, name: value})
 
 
 def test_a_password_is_not_shown() -> None:
@@ -134,8 +181,8 @@ def test_a_task_on_another_host_refuses_a_file_of_the_driver() -> None:
 
 def test_a_path_is_the_stream() -> None:
     given = {"url": "postgresql://db/shop", "Path": "shop/orders"}
-    assert read_options(given).stream == write_options(given, streaming=False).stream == "shop/orders"
-    assert read_options({**given, "stream": "shop/orders"}).stream == "shop/orders"
+    assert read_options(given).streams == (write_options(given, streaming=False).stream,) == ("shop/orders",)
+    assert read_options({**given, "stream": "shop/orders"}).streams == ("shop/orders",)
     group = {"url": "postgresql://db/shop", "path": "billing"}
     assert notification_options(group).group == "billing"
     with pytest.raises(rg.InvalidArgumentError, match="path and the option 'stream' differ.*path='shop/orders'"):

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 import readergroup as rg
-from readergroup.spark.offsets import cut_of
 from readergroup.spark.options import read_options
 from readergroup.spark.stream_reading import StreamReader
-from tests.readergroup.spark.streams import STREAM, write
+from tests.readergroup.spark.streams import STREAM, cut_of, write
 from tests.readergroup.spark.test_stream_reader import ALL, EVENT, Offset, ReadMaxBytes, batches, scaled_stream
 from tests.waiting import until
 

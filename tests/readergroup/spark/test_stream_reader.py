@@ -18,11 +18,11 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 import readergroup as rg
 from readergroup.spark import stream_reading
-from readergroup.spark.offsets import cut_of, offset_of
+from readergroup.spark.offsets import offset_of
 from readergroup.spark.options import read_options
 from readergroup.spark.stream_reading import StreamReader
 from readergroup.streams.data.block import MAX_BLOCK_BYTES
-from tests.readergroup.spark.streams import STREAM, assert_in_order, number, write
+from tests.readergroup.spark.streams import STREAM, assert_in_order, cut_of, number, write
 
 EVENT = StructType([StructField("event", BinaryType())])
 ALL = ReadAllAvailable()
@@ -258,14 +258,14 @@ def test_an_idle_poll_waits_and_hardly_asks_the_store(
     start = reader.initialOffset()
     assert reader.latestOffset(start, ALL) == start
     asked = 0
-    look = StreamReader._next_cut
+    look = StreamReader._next_cuts
 
-    def count(*args: Any) -> rg.StreamCut:
+    def count(*args: Any) -> Any:
         nonlocal asked
         asked += 1
         return look(*args)
 
-    monkeypatch.setattr(StreamReader, "_next_cut", count)
+    monkeypatch.setattr(StreamReader, "_next_cuts", count)
     began = time.monotonic()
     for _ in range(5):
         assert reader.latestOffset(start, ALL) == start
@@ -425,8 +425,8 @@ def test_a_checkpoint_of_another_stream_or_release_is_refused(
     other = offset_of(client.streams.info("shop/other").tail)
     with pytest.raises(rg.InvalidArgumentError, match="another stream"):
         make_reader().latestOffset(other, ALL)
-    with pytest.raises(rg.InvalidArgumentError, match="version=2"):
-        make_reader().latestOffset({**other, "v": 2}, ALL)
+    with pytest.raises(rg.InvalidArgumentError, match="version=3"):
+        make_reader().latestOffset({**other, "v": 3}, ALL)
 
 
 def test_a_start_that_the_stream_does_not_have_is_refused(
