@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Final
 
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
 
 from synchronizer import (
     AlreadyExistsError,
     NotFoundError,
-    ReaderGroupError,
     StoreUnavailableError,
     SystemClock,
     TruncatedError,
@@ -32,6 +33,7 @@ from ..streams.data.places import Place
 from .address import StoreAddress
 from .connection import backoff_of, client_of
 from .planning import packed
+from .session import cores
 
 #: One task copies several small segments, up to this size.
 TASK_BYTES: Final = 64 * 1024 * 1024
@@ -86,19 +88,22 @@ def copy(
 
 
 def _copy_in_tasks(spark: SparkSession, address: StoreAddress, parts: Sequence[CopyPart]) -> None:
-    context = spark.sparkContext
-    groups = packed(parts, TASK_BYTES, context.defaultParallelism)
+    groups = packed(parts, TASK_BYTES, cores(spark))
 
-    def copy_group(group: Iterable[CopyPart]) -> Iterator[ReaderGroupError]:
+    def copy_group(number: int) -> bytes | None:
         try:
             client = client_of(address)
-            for part in group:
+            for part in groups[number]:
                 deque(copy_part(client.store, part, lambda: backoff_of(client)), maxlen=0)
         except _FINAL_ERRORS as error:
-            yield error
+            return pickle.dumps(error)
+        return None
 
-    for error in context.parallelize(groups, len(groups)).flatMap(copy_group).collect():
-        raise error
+    # Spark Connect has no RDDs.
+    copied = udf(copy_group, "binary", useArrow=False).asNondeterministic()
+    for row in spark.range(0, len(groups), 1, len(groups)).select(copied("id").alias("error")).collect():
+        if row.error is not None:
+            raise pickle.loads(row.error)
 
 
 @contextmanager

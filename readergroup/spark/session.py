@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import spark_partition_id
 
 from .requirements import check_java
 from .source import register
@@ -33,9 +34,17 @@ def local_session(master: str = "local[*]", config: Mapping[str, str] | None = N
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     if spark.conf.get(_SHUFFLE_PARTITIONS) == _SPARKS_DEFAULT and _SHUFFLE_PARTITIONS not in (config or {}):
-        spark.conf.set(_SHUFFLE_PARTITIONS, str(spark.sparkContext.defaultParallelism))
+        spark.conf.set(_SHUFFLE_PARTITIONS, str(cores(spark)))
     register(spark)
     return spark
+
+
+def cores(spark: SparkSession) -> int:
+    """Return how many tasks the session runs at a time, by default."""
+    if (context := getattr(spark, "_sc", None)) is not None:
+        return int(context.defaultParallelism)
+    # Only the server of Spark Connect knows, and makes as many partitions of a range.
+    return spark.range(_MANY).select(spark_partition_id()).distinct().count()
 
 
 _SETTINGS: Final = {
@@ -44,6 +53,8 @@ _SETTINGS: Final = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.streaming.pollingDelay": "100ms",
 }
+#: More than any session has cores.
+_MANY: Final = 1 << 20
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 #: For a cluster. With a state store in each partition, a small streaming batch would take seconds.
 _SPARKS_DEFAULT: Final = "200"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
-from pyspark.sql.utils import is_remote
 
 from .notifications import NotificationSource
 from .options import ReadOptions, WriteOptions, read_options, write_options
@@ -56,6 +55,5 @@ def register(spark: SparkSession) -> None:
 
 def _is_found(spark: SparkSession, name: str) -> bool:
     """Whether the session has the format. Of Spark Connect, only the server knows, and False is returned."""
-    if is_remote():
-        return False
-    return bool(spark._jsparkSession.sessionState().dataSourceManager().dataSourceExists(name))
+    java = getattr(spark, "_jsparkSession", None)
+    return java is not None and bool(java.sessionState().dataSourceManager().dataSourceExists(name))
