@@ -14,7 +14,7 @@ from tests.places import DOCS, ROOT
 
 PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
 #: What runs in the tests of Spark.
-NEEDS_SPARK = [DOCS / "spark.md"]
+NEEDS_SPARK = [DOCS / "spark.md", DOCS / "howto" / "use-event-time.md"]
 
 
 def blocks(page: Path) -> list[str]:

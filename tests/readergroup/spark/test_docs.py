@@ -1,4 +1,4 @@
-"""The page on Spark runs as printed."""
+"""The pages on Spark run as printed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from pyspark.sql import SparkSession
 
 from tests.places import DOCS
 
-PAGE = DOCS / "spark.md"
+PAGES = [DOCS / "spark.md", DOCS / "howto" / "use-event-time.md"]
 
 
-def test_the_page_runs_as_printed(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_runs_as_printed(
+    page: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the session of the tests, which `local_session` returns; the paths are its own."""
     monkeypatch.chdir(tmp_path)
-    page = PAGE.read_text()
+    text = page.read_text()
     for path in ("checkpoint", "orders.parquet"):
-        page = page.replace(f'"{path}"', f'"{tmp_path}/{path}"')
+        text = text.replace(f'"{path}"', f'"{tmp_path}/{path}"')
     namespace: dict[str, object] = {"__name__": "page"}
-    for block, shown in re.findall(r"^```python\n(.*?)^```\n+(?:```text\n(.*?)^```)?", page, re.MULTILINE | re.DOTALL):
+    for block, shown in re.findall(r"^```python\n(.*?)^```\n+(?:```text\n(.*?)^```)?", text, re.MULTILINE | re.DOTALL):
         exec(block, namespace)
         assert capsys.readouterr().out == shown
     spark.streams.removeListener(namespace["listener"])  # type: ignore[arg-type]
