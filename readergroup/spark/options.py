@@ -68,7 +68,8 @@ class WriteOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: StoreAddress
-    stream: str
+    #: The stream of rows that name none.
+    stream: str | None = None
     txn_id: str | None = None
 
 
@@ -123,7 +124,7 @@ def _fields(
             raise InvalidArgumentError(f"this option applies only to {kind} {what}; remove it", option=option.name)
         fields[option.field] = option.parse(option.name, text)
     for needed in known:
-        if needed in _EXAMPLES and needed == known[needed].field and needed not in fields:
+        if needed in _EXAMPLES and needed not in fields:
             raise InvalidArgumentError(f"the option '{needed}' is missing", example=_EXAMPLES[needed])
     return fields
 
@@ -374,4 +375,4 @@ _NOTIFICATIONS: Final = _by_name(
 #: Spark's own options of a streaming query, which it passes to the sink too.
 _OF_EVERY_QUERY: Final = frozenset({"checkpointlocation", "queryname"})
 #: Examples of the required options.
-_EXAMPLES: Final = {"url": "postgresql://spark@db/shop", "stream": "shop/orders", "group": "billing"}
+_EXAMPLES: Final = {"url": "postgresql://spark@db/shop", "group": "billing"}

@@ -1,70 +1,59 @@
-"""The sink of Spark: each task stages a part of a transaction of the stream, and the driver commits all at once.
+"""The sink of Spark: each task stages a part of a transaction of each stream, and the driver commits them.
 
 A batch of a streaming query is committed under the query's id and the number of the batch. Spark repeats a batch if it
-does not know that the batch was committed. The stream knows, and drops the repeated parts.
+does not know that the batch was committed. Each stream knows, and drops the repeated parts.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import secrets
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 import pyarrow
-import pyarrow.compute
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from synchronizer import AlreadyExistsError, DeadlineExceededError, InvalidArgumentError, ReaderGroupError
 
-from ..batch.arrow import schema
-from ..batch.encoding import BATCH_BYTES, batches_by_segment, sizes_of_headers
+from ..batch.encoding import batches_by_segment
 from ..client import Client
-from ..errors import EventTooLargeError
-from ..streams.data.block import MAX_EVENT_BYTES
-from ..streams.data.write_batch import MAX_UNSTORED_BYTES
-from ..streams.transactions.staging import StagedPart
+from ..streams.transactions.staging import StagedPart, Staging
 from ..streams.transactions.transaction import Transactions
 from .connection import client_of
 from .digest import EventsDigest
 from .options import WriteOptions
-from .rows import check_once
+from .sink_rows import check_columns, checked_events, gathered, rows_by_stream
 
 logger = logging.getLogger("readergroup.spark")
 
 #: How many batches may wait to be stored while the store is busy with another task's batch or with its own upkeep.
 _BATCHES_AHEAD: Final = 4
-#: The types that a column may have.
-_COLUMNS: Final = {
-    "event": ("binary", "string"),
-    "routing_key": ("string",),
-    "headers": ("map<string,binary>", "map<string,string>"),
-}
-_HEADERS: Final = schema(["headers"]).field(0).type
 
 
 class Staged(WriterCommitMessage):
-    """A task's message to the driver: the part that it staged, if there were events, and perhaps their digest."""
+    """A task's message to the driver: for each stream, the part that it staged and perhaps a digest of its events."""
 
-    def __init__(self, partition: int, key: str, part: StagedPart | None, digest: EventsDigest | None = None) -> None:
+    def __init__(
+        self, partition: int, key: str, parts: Mapping[str, StagedPart], digests: Mapping[str, EventsDigest]
+    ) -> None:
         self.partition = partition
         self.key = key
-        self.part = part
-        self.digest = digest
+        self.parts = parts
+        self.digests = digests
 
 
 Messages = Sequence[WriterCommitMessage | None]
 
 
 class BatchSink(DataSourceArrowWriter):
-    """Appends a DataFrame to a stream, all of it or none."""
+    """Appends a DataFrame to streams: to each stream all of its rows or none."""
 
     def __init__(self, schema: StructType, options: WriteOptions, *, overwrite: bool) -> None:
         if overwrite:
@@ -79,20 +68,15 @@ class BatchSink(DataSourceArrowWriter):
         self._txn_id = options.txn_id
 
     def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Staged:
-        return self._sink.stage(self._key, iterator, EventsDigest() if self._txn_id is not None else None)
+        return self._sink.stage(self._key, iterator, with_digests=self._txn_id is not None)
 
     def commit(self, messages: Messages) -> None:
         staged = _staged(messages)
         if self._txn_id is None:
-            if staged:
-                self._sink.commit(self._key, 0, staged, is_only_one=True)
+            self._sink.commit(self._key, 0, staged, is_only_one=True)
             return
-        digest = EventsDigest()
-        for each in staged:
-            assert each.digest is not None
-            digest += each.digest
         try:
-            self._sink.commit(self._key, 0, staged, digest=str(digest))
+            self._sink.commit(self._key, 0, staged, digests=self._digests(staged))
         except AlreadyExistsError as error:
             raise AlreadyExistsError(
                 "other events were written with this txnId in the last seven days; choose an id for these events, or "
@@ -100,12 +84,22 @@ class BatchSink(DataSourceArrowWriter):
                 **error.facts,
             ) from error
 
+    def _digests(self, staged: Sequence[Staged]) -> Mapping[str, EventsDigest]:
+        """Return the digest of the events for each stream. That of the options has one even without events."""
+        digests: defaultdict[str, EventsDigest] = defaultdict(EventsDigest)
+        if self._sink.default_stream is not None:
+            digests[self._sink.default_stream] = EventsDigest()
+        for each in staged:
+            for stream, digest in each.digests.items():
+                digests[stream] += digest
+        return digests
+
     def abort(self, messages: Messages) -> None:
         self._sink.abort(messages)
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """Appends the batches of a streaming query to a stream, each exactly once."""
+    """Appends the batches of a streaming query to streams, each exactly once."""
 
     def __init__(self, schema: StructType, options: WriteOptions, *, overwrite: bool) -> None:
         if overwrite:
@@ -132,67 +126,94 @@ class _Sink:
     """The common part of both sinks. Tasks get copies of it, so it has no connection of its own."""
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
-        _check_columns(schema)
+        columns = check_columns(schema)
         self._options = options
-        self._client.streams.fetch_state(options.stream)  # raises if the stream does not exist
+        #: The stream of rows that name none.
+        self.default_stream = options.stream
+        if options.stream is not None:
+            self._client.streams.fetch_state(options.stream)  # raises if the stream does not exist
+        elif "stream" not in columns:
+            raise InvalidArgumentError(
+                "the option 'stream' is missing; or add a column 'stream', which names the stream of each row",
+                example="shop/orders",
+            )
 
-    def stage(self, key: str, batches: Iterable[pyarrow.RecordBatch], digest: EventsDigest | None = None) -> Staged:
-        """Stage the rows, in a task, while Java makes the next ones. Add them to ``digest``."""
-        staging = None
+    def stage(self, key: str, batches: Iterable[pyarrow.RecordBatch], *, with_digests: bool = False) -> Staged:
+        """Stage the rows, in a task, while Java makes the next ones."""
+        stagings: dict[str, Staging[bytes]] = {}
+        digests: defaultdict[str, EventsDigest] = defaultdict(EventsDigest)
         storing: deque[Future[None]] = deque()
-        with ExitStack() as giving_up_at_an_error:
-            for rows in _gathered(batches):
-                if staging is None:
-                    staging = giving_up_at_an_error.enter_context(self._transactions.stage(self._options.stream, key))
-                    thread = giving_up_at_an_error.enter_context(ThreadPoolExecutor(1, "readergroup-sink"))
-                events = _checked(rows)
-                if digest is not None:
-                    digest.add(*events)
-                for batch in batches_by_segment(events.data, events.keys, staging.segment_of, events.headers):
-                    storing.append(thread.submit(staging.write_encoded, staging.encode(batch)))
-                    if len(storing) > _BATCHES_AHEAD:
-                        storing.popleft().result()
+        with ExitStack() as giving_up_at_an_error, ThreadPoolExecutor(1, "readergroup-sink") as thread:
+            for rows in gathered(batches):
+                by_stream = rows_by_stream(rows, self.default_stream)
+                for stream in by_stream:
+                    if stream not in stagings:  # raises for an unknown stream, before any of these rows is stored
+                        staging = self._transactions.stage(stream, key)
+                        stagings[stream] = giving_up_at_an_error.enter_context(staging)
+                for stream, of_stream in by_stream.items():
+                    staging, events = stagings[stream], checked_events(of_stream)
+                    if with_digests:
+                        digests[stream].add(*events)
+                    for batch in batches_by_segment(events.data, events.keys, staging.segment_of, events.headers):
+                        storing.append(thread.submit(staging.write_encoded, staging.encode(batch)))
+                        if len(storing) > _BATCHES_AHEAD:
+                            storing.popleft().result()
             for each in storing:
                 each.result()
-            return Staged(_task().partitionId(), key, None if staging is None else staging.finish(), digest)
+            parts = {stream: staging.finish() for stream, staging in stagings.items()}
+            return Staged(_task().partitionId(), key, parts, dict(digests))
 
     def commit(
-        self, key: str, number: int, staged: Sequence[Staged], *, is_only_one: bool = False, digest: str | None = None
+        self,
+        key: str,
+        number: int,
+        staged: Sequence[Staged],
+        *,
+        is_only_one: bool = False,
+        digests: Mapping[str, EventsDigest] | None = None,
     ) -> None:
-        """Commit the staged parts in the driver, in their order; drop them if they were committed before."""
-        commit = partial(
-            self._transactions.commit,
-            self._options.stream,
-            key,
-            number,
-            [each.part for each in staged if each.part is not None],
-            is_only_one=is_only_one,
-            digest=digest,
-        )
-        if not self._patiently(commit):
-            logger.info("transaction %d of %s was committed before: the newly staged events are discarded", number, key)
+        """Commit the staged parts of each stream in the driver, in their order; drop those committed before."""
+        parts: dict[str, list[StagedPart]] = {stream: [] for stream in digests or ()}
+        for each in staged:
+            for stream, part in each.parts.items():
+                parts.setdefault(stream, []).append(part)
+        for stream in sorted(parts):
+            commit = partial(
+                self._transactions.commit,
+                stream,
+                key,
+                number,
+                parts[stream],
+                is_only_one=is_only_one,
+                digest=None if digests is None else str(digests[stream]),
+            )
+            if not self._patiently(commit, stream):
+                logger.info(
+                    "transaction %d of %s was committed before to %s: the newly staged events are discarded",
+                    *(number, key, stream),
+                )
 
-    def _patiently(self, commit: Callable[[], bool]) -> bool:
+    def _patiently(self, commit: Callable[[], bool], stream: str) -> bool:
         """Commit, and retry after a timeout as long as the stream has grown meanwhile."""
         length = None
         while True:
             try:
                 return commit()
             except DeadlineExceededError as error:
-                before, length = length, self._length()
+                before, length = length, self._length(stream)
                 if length == before:
                     raise
                 logger.warning("%s; the wait continues", error)
 
-    def _length(self) -> int:
-        state = self._client.streams.fetch_state(self._options.stream)
+    def _length(self, stream: str) -> int:
+        state = self._client.streams.fetch_state(stream)
         return sum(self._client.streams.tail_cut(state).offsets.values())
 
     def abort(self, messages: Messages) -> None:
         """Discard staged parts that are not committed, in the driver. Spark calls it after a failed commit too."""
-        for key in {each.key for each in _staged(messages)}:
+        for stream, key in sorted({(stream, each.key) for each in _staged(messages) for stream in each.parts}):
             try:
-                self._transactions.abort(self._options.stream, key)
+                self._transactions.abort(stream, key)
             except ReaderGroupError as error:
                 logger.warning("staged events remain until they expire: %s", error)
 
@@ -213,85 +234,5 @@ def _task() -> TaskContext:
 
 def _staged(messages: Messages) -> list[Staged]:
     """Return the staged parts of the tasks, in the order of their partitions."""
-    staged = [each for each in messages if isinstance(each, Staged) and each.part is not None]
+    staged = [each for each in messages if isinstance(each, Staged) and each.parts]
     return sorted(staged, key=lambda each: each.partition)
-
-
-def _check_columns(schema: StructType) -> None:
-    columns = {name: name.lower() for name in schema.names}
-    check_once(schema.names)
-    if "event" not in columns.values():
-        raise InvalidArgumentError(
-            "a row is written as its column 'event'; create it, for example with "
-            "select(to_json(struct('*')).alias('event'))",
-            columns=schema.names,
-        )
-    for field in schema:
-        if columns[field.name] not in _COLUMNS:
-            raise InvalidArgumentError(
-                "a stream has no such column; drop it, or include it in 'event'",
-                column=field.name,
-                known=list(_COLUMNS),
-            )
-        if re.sub(r" collate \w+", "", field.dataType.simpleString()) not in _COLUMNS[columns[field.name]]:
-            raise InvalidArgumentError(
-                "the type of this column is wrong; cast it",
-                column=field.name,
-                type=field.dataType.simpleString(),
-                known=list(_COLUMNS[columns[field.name]]),
-            )
-
-
-def _gathered(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.Table]:
-    """Collect the rows into large tables. With routing keys each segment gets a share of them, so these are larger."""
-    waiting: list[pyarrow.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        if not batch.num_rows:
-            continue
-        batch = batch.rename_columns([name.lower() for name in batch.schema.names])
-        limit = MAX_UNSTORED_BYTES if "routing_key" in batch.schema.names else BATCH_BYTES
-        if waiting and size + batch.nbytes > limit:
-            yield pyarrow.Table.from_batches(waiting)
-            waiting, size = [], 0
-        waiting.append(batch)
-        size += batch.nbytes
-    if waiting:
-        yield pyarrow.Table.from_batches(waiting)
-
-
-class _Events(NamedTuple):
-    data: pyarrow.BinaryArray
-    keys: pyarrow.StringArray | None
-    headers: pyarrow.MapArray | None
-
-
-def _checked(rows: pyarrow.Table) -> _Events:
-    """Return the events in the rows, which can all be stored."""
-    events = rows["event"].combine_chunks().cast(pyarrow.binary())
-    if events.null_count:
-        raise InvalidArgumentError("an event is null; exclude such rows with where('event is not null')")
-    headers = _headers(rows)
-    sizes = pyarrow.compute.binary_length(events).to_numpy()
-    longest = int((sizes if headers is None else sizes + sizes_of_headers(headers)).max())
-    if longest > MAX_EVENT_BYTES:
-        raise EventTooLargeError(
-            "an event is too large with its headers; store the data elsewhere and write a reference to it",
-            bytes=longest,
-            limit=MAX_EVENT_BYTES,
-        )
-    keys = rows["routing_key"].combine_chunks().cast(pyarrow.string()) if "routing_key" in rows.column_names else None
-    return _Events(events, keys, headers)
-
-
-def _headers(rows: pyarrow.Table) -> pyarrow.MapArray | None:
-    """Return the headers of the events, checked; None if no event has any."""
-    if "headers" not in rows.column_names or rows["headers"].null_count == rows.num_rows:
-        return None
-    headers = rows["headers"].combine_chunks().cast(_HEADERS)
-    if headers.keys.null_count or headers.items.null_count:
-        raise InvalidArgumentError(
-            "the name or the value of a header is null; leave it out, for example with "
-            "map_filter(headers, (name, value) -> value is not null)"
-        )
-    return headers

@@ -7,6 +7,7 @@ import pickle
 import random
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pyarrow
 import pytest
@@ -14,7 +15,7 @@ from pydantic import SecretStr
 from pyspark.sql.types import BinaryType, LongType, MapType, StringType, StructField, StructType
 
 import readergroup as rg
-from readergroup.spark import connection, sink
+from readergroup.spark import connection, sink, sink_rows
 from readergroup.spark.address import StoreAddress
 from readergroup.spark.options import WriteOptions, write_options
 from readergroup.spark.sink import BatchSink, Staged, StreamSink
@@ -99,7 +100,7 @@ def test_batches_of_a_query_are_committed_once_and_in_order(client: rg.Client, o
 def test_an_attempt_that_was_repeated_or_cut_off_leaves_nothing(
     client: rg.Client, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink, "MAX_UNSTORED_BYTES", 1)
+    monkeypatch.setattr(sink_rows, "MAX_UNSTORED_BYTES", 1)
     writer = stream_sink(options)
     in_task(writer, 0, [rows(range(100))])  # its message is lost
 
@@ -137,6 +138,98 @@ def test_an_abort_takes_nothing_that_is_committed(client: rg.Client, options: Wr
         stream_sink(options).commit(again, 1)
     stream_sink(options).commit(in_tasks(stream_sink(options), range(100, 200)), 1)
     assert_in_order(stored(client), 200)
+
+
+ROUTED = StructType([*SCHEMA.fields, StructField("stream", StringType())])
+RETURNS = "shop/returns"
+
+
+def routed(numbers: range) -> pyarrow.RecordBatch:
+    """Rows for two streams by turns, of which the first is that of the options, and named in every second row."""
+    names = [(None, RETURNS, STREAM, RETURNS)[each % 4] for each in numbers]
+    return rows(numbers).append_column("stream", pyarrow.array(names, pyarrow.string()))
+
+
+def of_streams(client: rg.Client) -> list[list[int]]:
+    """The numbers in the first stream and in the second, by key in the order of reading."""
+    found = []
+    for stream in (STREAM, RETURNS):
+        events = [event for each in client.batch.segment_ranges(stream) for event in client.batch.read(each)]
+        found.append(sorted((number(event.raw) for event in events), key=lambda each: each % KEYS))
+    return found
+
+
+def by_key(numbers: range) -> list[int]:
+    return sorted(numbers, key=lambda each: each % KEYS)
+
+
+@pytest.mark.stores
+def test_rows_go_to_the_streams_that_they_name_once_and_in_order(client: rg.Client, options: WriteOptions) -> None:
+    client.streams.create(RETURNS, scaling=rg.ScalingPolicy.fixed(3))
+    for batch in range(3):
+        for _ in range(2):
+            writer = StreamSink(ROUTED, options, overwrite=False)
+            start = 100 * batch
+            messages = [
+                in_task(writer, part, [routed(range(at, at + 50))]) for part, at in enumerate((start, start + 50))
+            ]
+            writer.commit(messages[::-1], batch)
+    assert of_streams(client) == [by_key(range(0, 300, 2)), by_key(range(1, 300, 2))]
+    assert not staged(client)
+
+
+def test_a_commit_that_fails_between_two_streams_is_made_again_for_the_second(
+    client: rg.Client, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.streams.create(RETURNS)
+    commit = Transactions.commit
+
+    def away(self: Transactions, stream: str, *args: Any, **more: Any) -> bool:
+        if stream == RETURNS:
+            raise rg.StoreUnavailableError("away")
+        return commit(self, stream, *args, **more)
+
+    for txn_id in (None, "monday"):
+        options = options.model_copy(update={"txn_id": txn_id})
+        sinks = [StreamSink, BatchSink][txn_id is not None]
+        for attempt in range(2):
+            writer = sinks(ROUTED, options, overwrite=False)
+            messages = [in_task(writer, 0, [routed(range(100))])]
+            arguments = [messages, 0] if txn_id is None else [messages]
+            if attempt:
+                writer.commit(*arguments)
+                continue
+            with monkeypatch.context() as patch, pytest.raises(rg.StoreUnavailableError):
+                patch.setattr(Transactions, "commit", away)
+                writer.commit(*arguments)
+            writer.abort(*arguments)
+        assert not staged(client)
+    assert [len(each) for each in of_streams(client)] == [100, 100]
+    writer = BatchSink(ROUTED, options, overwrite=False)
+    with pytest.raises(rg.AlreadyExistsError, match="with this txnId"):
+        writer.commit([in_task(writer, 0, [routed(range(96))])])
+
+
+def test_rows_for_a_stream_that_there_is_not_are_refused_before_any_is_stored(
+    client: rg.Client, options: WriteOptions, store: FailingStore
+) -> None:
+    writer = StreamSink(ROUTED, options, overwrite=False)
+    appended = len([each for each in store.operations if each.verb.startswith("append")])
+    with pytest.raises(rg.NotFoundError, match=r"streams\.create.*shop/returns"):
+        in_task(writer, 0, [routed(range(100))])
+    assert appended == len([each for each in store.operations if each.verb.startswith("append")])
+    assert not staged(client)
+    client.streams.create(RETURNS)
+    for name, message in (("returns", "scope/name"), ("", "scope/name"), ("shop/none", "no stream of this name")):
+        wrong = rows(range(2)).append_column("stream", pyarrow.array([STREAM, name]))
+        with pytest.raises(rg.ReaderGroupError, match=message):
+            in_task(writer, 0, [routed(range(100)), wrong])
+        assert not staged(client)
+    writer = StreamSink(ROUTED, options.model_copy(update={"stream": None}), overwrite=False)
+    with pytest.raises(rg.InvalidArgumentError, match="'stream' is null in a row; give the option"):
+        in_task(writer, 0, [routed(range(100))])
+    with pytest.raises(rg.InvalidArgumentError, match="'stream' is missing; or add a column"):
+        StreamSink(SCHEMA, options.model_copy(update={"stream": None}), overwrite=False)
 
 
 def test_a_commit_that_fails_is_aborted_and_made_again(
@@ -312,7 +405,7 @@ def test_a_stream_that_there_is_not_is_refused_before_anything_runs(client: rg.C
 def test_events_that_cannot_be_stored_fail_the_task(
     client: rg.Client, options: WriteOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sink, "MAX_UNSTORED_BYTES", 1)
+    monkeypatch.setattr(sink_rows, "MAX_UNSTORED_BYTES", 1)
     for event, error in ((None, rg.InvalidArgumentError), (bytes(9 * 1024 * 1024), rg.EventTooLargeError)):
         batch = pyarrow.RecordBatch.from_pydict({"event": [b"0", event], "routing_key": ["a", "b"]})
         with pytest.raises(error, match="event is not null|write a reference"):
@@ -340,5 +433,4 @@ def test_options_of_writes() -> None:
         write_options({**given, "txnId": "a/b"}, streaming=False)
     of_spark = {"url": "nats://db", "stream": STREAM, "checkpointLocation": "/tmp/x", "queryName": "q"}
     assert write_options(of_spark, streaming=True).stream == STREAM
-    with pytest.raises(rg.InvalidArgumentError, match="'stream' is missing"):
-        write_options({"url": "nats://db"}, streaming=True)
+    assert write_options({"url": "nats://db"}, streaming=True).stream is None

@@ -161,6 +161,45 @@ def test_events_keep_their_headers_from_stream_to_stream(
         save(spark.sql(f"select 'event' event, {words} headers"))
 
 
+def test_a_query_routes_rows_to_the_streams_that_they_name(
+    spark: SparkSession, url: str, client: rg.Client, tmp_path: Path, save: Save
+) -> None:
+    targets = ("archive/orders", "archive/returns")
+    for stream in (STREAM, "shop/returns", *targets):
+        client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(2))
+    write(client, range(300))
+    with client.writer("shop/returns") as writer:
+        writer.write_many([b'{"id":%d}' % n for n in range(100)], routing_key="a")
+
+    def run() -> None:
+        reader = spark.readStream.format("readergroup").options(url=url, streamPattern="shop/.*")
+        events = reader.options(maxEventsPerTrigger=90, startingOffsets="earliest").load()
+        events = events.selectExpr(
+            "event", "routing_key", "nullif(concat('archive/', stream), 'archive/orders') stream"
+        )
+        query = events.writeStream.format("readergroup").options(url=url, stream=targets[0])
+        query = query.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        assert query.start().awaitTermination(300)
+
+    run()
+    commits = tmp_path / "checkpoint" / "commits"
+    last = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    for path in commits.glob(f"*{last.name}*"):
+        path.unlink()
+    run()
+
+    def stored_in(stream: str) -> list[int]:
+        ranges = client.batch.segment_ranges(stream)
+        return [number(event.raw) for each in ranges for event in client.batch.read(each)]
+
+    assert_in_order(stored_in(targets[0]), 300)
+    assert stored_in(targets[1]) == list(range(100))
+    frame = spark.sql("select 'x' event, stream from values ('archive/orders'), ('archive/none') as t(stream)")
+    with pytest.raises(PySparkException, match=r"no stream of this name.*archive/none"):
+        save(frame.coalesce(1), stream="archive/returns")
+    assert len(stored_in(targets[0])) == 300
+
+
 def test_what_cannot_be_written_is_told_with_what_to_do(
     spark: SparkSession, client: rg.Client, save: Save, start: Callable[..., StreamingQuery]
 ) -> None:
