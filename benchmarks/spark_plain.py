@@ -91,7 +91,14 @@ class _Runs:
             lambda: read(theirs().select("event", "segment_id", "offset")),
             "Parquet",
         )
-        yield f"{all_of}: count()", 1.5, lambda: _count(ours()), lambda: _count(theirs()), "Parquet"
+        yield f"{all_of}: count()", None, lambda: _count(ours()), lambda: _count(theirs()), "Parquet"
+        yield (
+            f"{all_of}: count() with columns='offset'",
+            1.5,
+            lambda: _count(ours(columns="offset")),
+            lambda: _count(theirs()),
+            "Parquet",
+        )
         for column in ("segment_id", "routing_key"):
             yield (
                 f"{all_of}: groupBy('{column}').count()",

@@ -37,6 +37,8 @@ _TYPES: Final[Mapping[str, pyarrow.DataType]] = {
     "written_at": pyarrow.timestamp("us", "UTC"),
     "headers": pyarrow.map_(pyarrow.string(), pyarrow.binary()),
 }
+#: Blocks of fewer events are converted together.
+_FEW_ROWS: Final = 32
 #: How many bytes msgpack puts before a ``bin``, by the first of them.
 _PREFIX_BYTES: Final = {0xC4: 2, 0xC5: 3, 0xC6: 5}
 #: All columns: the event, its address, its routing key, its time of writing and its headers.
@@ -106,11 +108,9 @@ class _Columns:
         return pyarrow.array(numpy.concatenate(list(map(_offsets, self._slices, self._tables))))
 
     def routing_key(self) -> pyarrow.Array:
-        keys = list(chain.from_iterable(each.block.keys[each.start : each.stop] for each in self._slices))
-        try:
-            return pyarrow.array(keys, pyarrow.string())
-        except UnicodeEncodeError:  # half of a surrogate pair is a valid key, but not valid text
-            return pyarrow.array([key and key.encode("utf-8", "replace").decode() for key in keys], pyarrow.string())
+        if self._rows < _FEW_ROWS * len(self._slices):
+            return _text([key for each in self._slices for key in each.block.keys[each.start : each.stop]])
+        return pyarrow.concat_arrays(list(map(_keys, self._slices)))
 
     def written_at(self) -> pyarrow.Array:
         times = numpy.repeat(
@@ -137,6 +137,21 @@ class _Columns:
 
     def _repeated(self, value: object, column: str) -> pyarrow.Array:
         return _constant(value, _TYPES[column]).slice(0, self._rows)
+
+
+def _keys(each: BlockSlice) -> pyarrow.StringArray:
+    numbered = each.block.numbered_keys
+    if numbered is None:
+        return _text(each.block.keys[each.start : each.stop])
+    keys, numbers = numbered
+    return _text(keys).take(pyarrow.array(numpy.frombuffer(numbers, numpy.uint8)[each.start : each.stop]))
+
+
+def _text(keys: Sequence[str | None]) -> pyarrow.StringArray:
+    try:
+        return pyarrow.array(keys, pyarrow.string())
+    except UnicodeEncodeError:  # half of a surrogate pair is a valid key, but not valid text
+        return pyarrow.array([key and key.encode("utf-8", "replace").decode() for key in keys], pyarrow.string())
 
 
 @lru_cache

@@ -38,7 +38,7 @@ class ReadOptions(BaseModel):
     starting: ReadBound | None = None
     ending: ReadBound | None = None
     max_bytes_per_partition: int = 128 * 1024 * 1024
-    min_partitions: int = 1
+    min_partitions: int | None = None
     max_bytes_per_trigger: int | None = None
     max_events_per_trigger: int | None = None
     segments: frozenset[SegmentId] | None = None

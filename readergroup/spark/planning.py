@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Final, Protocol, TypeVar
 
@@ -11,6 +12,8 @@ from ..batch.ranges import SegmentRange
 from ..client import Client
 from .options import ReadOptions
 
+#: A task takes some ten milliseconds more than reading its data, and reading this much takes longer.
+_WORTH_A_TASK_BYTES: Final = 32 * 1024 * 1024
 #: How many sizes to try until there are enough parts: the full size, then halves down to an eighth.
 _TRIES: Final = 4
 
@@ -29,14 +32,23 @@ def planned(client: Client, ranges: Sequence[SegmentRange], options: ReadOptions
     Each of ``min_partitions`` cores gets the same number of tasks, and each task about the same number of bytes.
     """
     total = sum(each.size for each in ranges)
-    rounds = max(1, -(-total // (options.max_bytes_per_partition * options.min_partitions)))
-    size = max(1, -(-total // (rounds * options.min_partitions)))
+    at_least = options.min_partitions or default_partitions(total, os.cpu_count() or 1)
+    rounds = max(1, -(-total // (options.max_bytes_per_partition * at_least)))
+    size = max(1, -(-total // (rounds * at_least)))
     for _ in range(_TRIES):
         parts = _divided(client, ranges, size)
-        if len(parts) >= options.min_partitions:
+        if len(parts) >= at_least:
             break
         size = max(1, size // 2)  # a part ends with a block, so it may be much longer than asked
-    return [Ranges(each) for each in packed(parts, size + size // 8, options.min_partitions)]
+    return [Ranges(each) for each in packed(parts, size + size // 8, at_least)]
+
+
+def default_partitions(total: int, cores: int) -> int:
+    """Return how many tasks to make of ``total`` bytes at least: one per core, if it is worth its cost.
+
+    The planner cannot ask Spark for its cores. In local mode they are those of this machine.
+    """
+    return max(1, min(cores, total // _WORTH_A_TASK_BYTES))
 
 
 def _divided(client: Client, ranges: Sequence[SegmentRange], size: int) -> list[SegmentRange]:

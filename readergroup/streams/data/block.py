@@ -121,8 +121,13 @@ def are_few_keys(different: int, count: int) -> bool:
     return different * 2 <= count and different <= 256
 
 
+def _has_numbers(column: Any) -> bool:
+    """Return whether the keys are stored once each, and with every event the number of its key."""
+    return len(column) == 2 and isinstance(column[1], bytes)
+
+
 def _decode_keys(column: Any) -> list[str | None]:
-    if len(column) == 2 and isinstance(column[1], bytes):
+    if _has_numbers(column):
         return list(map(column[0].__getitem__, column[1]))
     keys: list[str | None] = column
     return keys
@@ -215,6 +220,14 @@ class Block:
         """The routing key of each event."""
         column = self._columns.get("k")
         return [None] * len(self) if column is None else _decode_keys(column)[self.skipped :]
+
+    @property
+    def numbered_keys(self) -> tuple[Sequence[str | None], bytes] | None:
+        """The different routing keys and, for each event, the number of its key; None if they are stored otherwise."""
+        column = self._columns.get("k")
+        if column is None:
+            return [None], bytes(len(self))
+        return (column[0], column[1][self.skipped :]) if _has_numbers(column) else None
 
     @cached_property
     def key_hashes(self) -> list[int | None]:

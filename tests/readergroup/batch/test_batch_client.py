@@ -366,6 +366,22 @@ def test_record_batches_hold_what_events_hold(
         assert headers == [[*event.headers.items()] or None for event in client.batch.read(part)]
 
 
+@pytest.mark.parametrize("start", [0, 1, 70])
+@pytest.mark.parametrize("different", [0, 3, 1000])
+def test_routing_keys_of_large_blocks_are_those_of_the_events(different: int, start: int, client: rg.Client) -> None:
+    """A block stores few keys once each, many as they are, and none if there are none."""
+    client.streams.create(STREAM)
+    with client.writer(STREAM) as writer:
+        for number in range(500):
+            key = f"k\ud800{number % different}" if different and number % 7 else None
+            writer.write(b"x" * 10, routing_key=key)
+    (whole,) = client.batch.segment_ranges(STREAM)
+    events = list(client.batch.read(whole))[start:]
+    part = whole.model_copy(update={"start": events[0].offset})
+    found = [key for batch in client.batch.record_batches(part) for key in batch["routing_key"].to_pylist()]
+    assert found == [event.routing_key and event.routing_key.replace("\ud800", "?") for event in events]
+
+
 def test_a_key_that_is_no_text_has_a_mark_in_its_place(client: rg.Client) -> None:
     client.streams.create(STREAM)
     with client.writer(STREAM) as writer:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import readergroup as rg
 from readergroup import SegmentRange
 from readergroup.spark.options import read_options
-from readergroup.spark.planning import Ranges, packed, planned
+from readergroup.spark.planning import Ranges, default_partitions, packed, planned
 from tests.readergroup.spark.streams import STREAM, write
 
 
@@ -40,6 +40,19 @@ def test_groups_hold_each_range_once_in_order_and_are_of_about_one_size(
 
 def test_many_small_ranges_are_one_task() -> None:
     assert len(packed(ranges([10] * 1000), 64 * 1024 * 1024, 1)) == 1
+
+
+def test_by_default_there_is_a_task_for_each_core_if_the_data_is_large() -> None:
+    megabyte = 1024 * 1024
+    assert [default_partitions(size * megabyte, 4) for size in (0, 1, 63, 64, 100, 128, 10_000)] == [
+        1,
+        1,
+        1,
+        2,
+        3,
+        4,
+        4,
+    ]
 
 
 @pytest.mark.parametrize("block", [50, 100, 333, 3000])
