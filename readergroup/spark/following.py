@@ -7,7 +7,7 @@ import math
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from synchronizer import InvalidArgumentError, NotFoundError, ReaderGroupError
+from synchronizer import InvalidArgumentError, NotFoundError
 
 from ..client import Client
 from ..streams.config import StreamCut
@@ -55,10 +55,16 @@ class Following:
             try:
                 found[name] = Followed(self._state(client, cut), cut)
             except NotFoundError as error:
-                if not self._options.reads_several:
-                    raise
-                self._tell(error)
+                self.tell(error)
         return found
+
+    def tell(self, error: NotFoundError) -> None:
+        """Report that a stream is gone: with an error or, if data may be lost, with a line in the log."""
+        if not self._options.reads_several:
+            raise error
+        if self._options.fail_on_data_loss:
+            raise NotFoundError(_REMEDY, **error.facts, reason=error.message) from error
+        logger.warning("%s; the query continues with the other streams", error)
 
     def joining(self, client: Client, known: Collection[str], *, now: bool = False) -> list[StreamState]:
         """Return streams that exist and are not known, if it is time to look for them."""
@@ -86,8 +92,3 @@ class Following:
                 stream=state.name,
             )
         return state
-
-    def _tell(self, error: ReaderGroupError) -> None:
-        if self._options.fail_on_data_loss:
-            raise NotFoundError(_REMEDY, **error.facts, reason=error.message) from error
-        logger.warning("%s; the query continues with the other streams", error)

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from synchronizer import InvalidArgumentError
+from synchronizer import InvalidArgumentError, NotFoundError
 
 from ..batch.ranges import SegmentRange
 from ..client import Client
@@ -113,7 +113,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         logs = [client.streams.metadata.open(name, create=False) for name in present]
         known = {log.segment: log.applied_length for log in logs}
         self._publish(present)
-        self._latest = self._next_cuts(present, limit)
+        try:
+            self._latest = self._next_cuts(present, limit)
+        except NotFoundError:
+            if len(self._following.present(client, cuts)) == len(cuts):
+                raise
+            return start  # a stream was deleted a moment ago, and the next call leaves it out
         if self._latest != cuts:
             self._idle = None
             return self._offset(self._latest)
@@ -129,8 +134,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the lengths of the segments from the last offset on, which show how far the query is behind."""
         if self._latest is not None and self._report is None:
             lengths: dict[SegmentId, int] = {}
-            for cut in self._latest.values():
-                state = self._client.streams.fetch_state(cut.stream)
+            for state, cut in self._following.present(self._client, self._latest).values():
                 segments = state.segments_from(moved_to_data(self._client, state, cut))
                 found = self._client.streams.segment_lengths(state, map(number_of, segments))
                 lengths.update((state.segment(number), length) for number, length in found.items())
@@ -149,9 +153,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges: list[SegmentRange] = []
         starts = {name: cut for name, cut in cuts_of(start).items() if name in ends}
         for name, (state, cut) in self._following.present(client, starts).items():
-            if ends[name].incarnation == state.incarnation:
-                first = self._loss.start(client, state, cut)
-                ranges += client.batch.ranges_between(state, first, moved_to_data(client, state, ends[name]))
+            first = self._loss.start(client, state, cut)
+            ranges += client.batch.ranges_between(state, first, moved_to_data(client, state, ends[name]))
         return planned(client, ranges, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:

@@ -196,6 +196,7 @@ def test_available_now_reads_the_streams_and_events_of_its_start(
     write(client, "shop/more", 0, 10)
     found, end = drained(reader, start, ReadMaxRows(3))
     assert sorted(found) == expected(("returns", 0, 10))
+    assert cuts_of(end).keys() == {*STREAMS}
     rest, _ = drained(make_reader(streamPattern="shop/.*"), end)
     assert sorted(rest) == expected(("returns", 10, 20), ("more", 0, 10))
 
@@ -227,6 +228,29 @@ def test_a_deleted_stream_fails_the_query_or_leaves_it(
     found, _ = drained(lenient, middle)
     assert {row for row in found if row[0] == "returns"} == {*expected(("returns", 500, 510))}
     assert "the query continues with the other streams" in caplog.text
+
+
+def test_a_stream_that_is_deleted_while_a_batch_is_planned_leaves_the_query(
+    client: rg.Client, make_reader: Callable[..., StreamReader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(client)
+    plan, lenient = StreamReader._next_cuts, make_reader(failOnDataLoss="false")
+    start = lenient.initialOffset()
+
+    def delete_first(*args: Any) -> Any:
+        client.streams.delete(STREAMS[1])
+        return plan(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StreamReader, "_next_cuts", delete_first)
+        assert lenient.latestOffset(start, ALL) == start
+    found, end = drained(lenient, start)
+    assert sorted(found) == expected(("orders", 0, 100))
+    client.streams.create(STREAMS[1])
+    joined = lenient.latestOffset(end, ALL)
+    client.streams.delete(STREAMS[1])
+    assert {name[:11] for name in (lenient.reportLatestOffset() or {})["lengths"]} == {"shop/orders"}
+    assert lenient.latestOffset(joined, ALL) == end
 
 
 def test_starts_and_ends_are_places_of_each_stream(client: rg.Client, make_reader: Callable[..., StreamReader]) -> None:
