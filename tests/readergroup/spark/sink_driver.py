@@ -1,9 +1,9 @@
-"""A driver of its own: a streaming query from one stream to another, which is killed where told.
+"""A driver of its own: a streaming query from one stream to two others, which is killed where told.
 
     python -m tests.readergroup.spark.sink_driver URL CHECKPOINT POINT BATCH
 
 The points: in a task ``staging``, when events are stored, and ``staged``, before the driver hears of it; in the sink's
-commit ``decided``, when nothing is merged, and ``committed``, before Spark knows.
+commit ``decided``, when nothing is merged, ``between`` the two streams, and ``committed``, before Spark knows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pyarrow
 from pyspark import TaskContext
@@ -25,10 +25,13 @@ from readergroup.spark.sink import Staged, StreamSink
 from readergroup.spark.source import ReaderGroupSource
 from readergroup.streams.transactions.merging import Merge
 from readergroup.streams.transactions.staging import Staging
+from readergroup.streams.transactions.transaction import Transactions
 from tests.readergroup.spark.session import session
 from tests.readergroup.spark.streams import STREAM
 
 TARGET = "shop/copies"
+#: The target of every second key. It comes after the other one.
+SECOND_TARGET = "shop/copies-of-others"
 
 
 def main(url: str, checkpoint: str, point: str, batch: str) -> None:
@@ -38,6 +41,11 @@ def main(url: str, checkpoint: str, point: str, batch: str) -> None:
         os.killpg(group, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)  # workers are a group of their own
         raise AssertionError
+
+    commit = Transactions.commit
+
+    def between(transactions: Transactions, stream: str, *arguments: Any, **more: Any) -> bool:
+        return commit(transactions, stream, *arguments, **more) if stream == TARGET else kill()
 
     class DyingSink(StreamSink):
         def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> Staged:
@@ -54,6 +62,8 @@ def main(url: str, checkpoint: str, point: str, batch: str) -> None:
         def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
             if (point, batch) == ("decided", str(batchId)):
                 Merge.run = kill  # type: ignore[assignment,method-assign]
+            if (point, batch) == ("between", str(batchId)):
+                Transactions.commit = between  # type: ignore[assignment,method-assign]
             super().commit(messages, batchId)
             if (point, batch) == ("committed", str(batchId)):
                 kill()
@@ -72,9 +82,10 @@ def main(url: str, checkpoint: str, point: str, batch: str) -> None:
 
 
 def start(spark: SparkSession, url: str, checkpoint: str, sink: str = "readergroup") -> StreamingQuery:
-    """The query from one stream to the other: it is the same in every driver."""
+    """The query from one stream to two others: it is the same in every driver."""
     reader = spark.readStream.format("readergroup").options(url=url, stream=STREAM, startingOffsets="earliest")
-    events = reader.options(maxEventsPerTrigger=60, minPartitions=2).load().select("event", "routing_key")
+    target = f"if(routing_key % 2 = 0, '{SECOND_TARGET}', null) as stream"
+    events = reader.options(maxEventsPerTrigger=60, minPartitions=2).load().selectExpr("event", "routing_key", target)
     writer = events.writeStream.format(sink).options(url=url, stream=TARGET, checkpointLocation=checkpoint)
     return writer.trigger(availableNow=True).start()
 

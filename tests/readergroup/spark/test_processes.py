@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 import readergroup as rg
 from tests.readergroup.spark import driver, sink_driver
-from tests.readergroup.spark.sink_driver import TARGET
+from tests.readergroup.spark.sink_driver import SECOND_TARGET, TARGET
 from tests.readergroup.spark.streams import STREAM, assert_in_order, number, recorded, write
 
 
@@ -60,10 +60,10 @@ def losing_an_executor(java: None, tmp_path_factory: pytest.TempPathFactory) -> 
         shutil.rmtree(Path(pyspark.__file__).parent / "work", ignore_errors=True)
 
 
-def test_eight_killed_drivers_are_continued_exactly(
+def test_nine_killed_drivers_are_continued_exactly(
     spark: SparkSession, url: str, postgres_url: str, nats_url: str, tmp_path: Path
 ) -> None:
-    """Three that read, and five that write, on a store each: at once, to take less time. Others go on to the end."""
+    """Three that read, and six that write, on a store each: at once, to take less time. Others go on to the end."""
     places = (url, tmp_path / "sqlite"), (nats_url, tmp_path / "nats"), (postgres_url, tmp_path / "postgresql")
     with ThreadPoolExecutor(3) as pool:
         chains = zip((lose_readers, lose_writers, lose_more_writers), places, strict=True)
@@ -76,8 +76,10 @@ def test_eight_killed_drivers_are_continued_exactly(
     for url, folder in written:
         assert sink_driver.start(spark, url, str(folder / "checkpoint")).awaitTermination(100)
         with rg.connect(url) as client:
-            ranges = client.batch.segment_ranges(TARGET)
-            assert_in_order([number(event.raw) for part in ranges for event in client.batch.read(part)], 400)
+            ranges = [part for stream in (TARGET, SECOND_TARGET) for part in client.batch.segment_ranges(stream)]
+            events = [event for part in ranges for event in client.batch.read(part)]
+            assert_in_order([number(event.raw) for event in events], 400)
+            assert {event.segment.startswith(f"{SECOND_TARGET}/") for event in events} == {True, False}
 
 
 def lose_readers(url: str, folder: Path) -> None:
@@ -114,13 +116,15 @@ def lose_more_writers(url: str, folder: Path) -> None:
         client.streams.scale(TARGET, split=[0])
         assert is_killed("sink_driver", url, checkpoint, "committed", 2)
         assert not (checkpoint / "commits" / "2").exists()
+        assert is_killed("sink_driver", url, checkpoint, "between", 3)
+        assert not (checkpoint / "commits" / "3").exists()
 
 
 @contextmanager
 def writing(url: str) -> Iterator[rg.Client]:
-    """A stream to be copied to another one by queries."""
+    """A stream to be copied to two others by queries."""
     with rg.connect(url) as client:
-        for stream in (STREAM, TARGET):
+        for stream in (STREAM, TARGET, SECOND_TARGET):
             client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(2))
         write(client, range(400))
         yield client
