@@ -52,6 +52,8 @@ _SETTINGS: Final = {
     # Reduces the cost of a task, and of a poll of an idle query.
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.streaming.pollingDelay": "100ms",
+    # On a busy machine a Python worker takes longer to start than the 15 s after which Spark fails the query.
+    "spark.python.authenticate.socketTimeout": "120s",
 }
 #: More than any session has cores.
 _MANY: Final = 1 << 20

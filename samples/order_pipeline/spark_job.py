@@ -1,0 +1,70 @@
+"""Three queries in Spark. Each continues from its checkpoint, however often the job is killed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from orders import DEAD, ORDERS, PAID_WITHIN, PAYMENTS, REVENUE
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+import readergroup as rg
+import readergroup.spark
+
+#: More than the disorder: the jitter of the orders, and the seconds between two flushes of the writer.
+DELAY = "30 seconds"
+
+
+def read(spark: SparkSession, url: str, stream: str, schema: str) -> DataFrame:
+    source = spark.readStream.format("readergroup").options(url=url, serializer="json", mode="PERMISSIVE")
+    return source.options(startingOffsets="earliest").schema(f"{schema}, _corrupt_record string").load(stream)
+
+
+def start(spark: SparkSession, url: str, folder: str) -> list[StreamingQuery]:
+    orders = read(spark, url, ORDERS, "id bigint, shop string, amount bigint, at timestamp")
+    payments = read(spark, url, PAYMENTS, "id bigint, paid_at timestamp").withWatermark("paid_at", DELAY)
+    good = orders.where("_corrupt_record is null").withWatermark("at", DELAY)
+
+    dead = orders.where("_corrupt_record is not null").selectExpr("_corrupt_record AS event")
+    revenue = (
+        good.groupBy(F.window("at", "1 minute"), "shop")
+        .agg(F.sum("amount").alias("amount"))
+        .selectExpr("to_json(struct(shop, window.start AS minute, amount)) AS event", "shop AS routing_key")
+    )
+    in_time = F.expr(f"o.id = p.id AND paid_at BETWEEN at AND at + INTERVAL {PAID_WITHIN} SECONDS")
+    paid = good.alias("o").join(payments.alias("p"), in_time).selectExpr("o.id", "shop", "amount", "at", "paid_at")
+
+    def to_stream(rows: DataFrame, stream: str, name: str) -> StreamingQuery:
+        writer = rows.writeStream.format("readergroup").options(url=url, stream=stream).queryName(name)
+        return writer.option("checkpointLocation", f"{folder}/checkpoints/{name}").start()
+
+    parquet = paid.writeStream.format("parquet").queryName("paid")
+    return [
+        to_stream(dead, DEAD, "dead"),
+        to_stream(revenue, REVENUE, "revenue"),
+        parquet.option("checkpointLocation", f"{folder}/checkpoints/paid").start(f"{folder}/paid"),
+    ]
+
+
+def main(url: str, folder: str) -> None:
+    spark = readergroup.spark.local_session("local[2]", {"spark.ui.showConsoleProgress": "false"})
+    spark.sparkContext.setLogLevel("ERROR")
+    queries = start(spark, url, folder)
+    with rg.connect(url) as client:
+        while not all(client.streams.info(stream).sealed for stream in (ORDERS, PAYMENTS)):
+            spark.streams.awaitAnyTermination(1)  # raises if a query failed
+    for query in queries:
+        query.processAllAvailable()
+        query.stop()
+    # Read with Spark, which knows what files of killed tasks do not count.
+    paid = spark.read.parquet(f"{folder}/paid").select("id")
+    rows, orders = paid.count(), paid.distinct().count()
+    Path(folder, "paid.json").write_text(json.dumps({"rows": rows, "orders": orders}))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
