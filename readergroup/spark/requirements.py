@@ -11,11 +11,13 @@ from typing import Final
 from synchronizer import UnsupportedError
 
 try:
+    import msgspec  # noqa: F401
     import pyarrow  # noqa: F401
     import pyspark.sql.streaming.datasource  # noqa: F401  # since 4.2
 except ImportError as error:
     raise UnsupportedError(
-        "PySpark 4.2 or newer and PyArrow are not installed; pip install 'readergroup[spark]'", extra="spark"
+        "PySpark 4.2 or newer, PyArrow or msgspec is not installed; pip install 'readergroup[spark]'",
+        extra="spark",
     ) from error
 
 OLDEST_JAVA: Final = 17

@@ -12,7 +12,7 @@ import readergroup as rg
 from readergroup.spark import check_java
 
 
-@pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "msgspec"])
 def test_without_pyspark_the_import_names_the_extra(missing: str) -> None:
     program = f"import sys; sys.modules[{missing!r}] = None; import readergroup; import readergroup.spark"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
