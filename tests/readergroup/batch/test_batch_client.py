@@ -187,6 +187,36 @@ def test_next_cuts_leave_no_event_behind_that_was_written_before_one_that_they_p
         assert events == 60 * 20
 
 
+@pytest.mark.parametrize("limit", [{"about_bytes": 2_000}, {"max_events": 50}], ids=str)
+def test_next_cuts_of_several_streams_advance_by_the_time_of_writing(store_url: str, limit: dict[str, int]) -> None:
+    """One stream is written all the time, the other only at the beginning and at the end, and it is scaled."""
+    clock, others = ManualClock(), "shop/others"
+    with rg.Client(open_store(store_url), clock=clock) as client:
+        for stream in (STREAM, others):
+            client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(2))
+        for second in range(40):
+            for stream in (STREAM, others) if not 10 < second < 30 else (STREAM,):
+                with client.writer(stream) as writer:
+                    for number in range(10):
+                        writer.write(b"%d " % second + bytes(100), routing_key=str(number))
+            if second in (5, 35):
+                client.streams.scale(others, split=client.streams.fetch_state(others).current[:1])
+            clock.advance(1)
+        at = [client.streams.info(stream).head for stream in (STREAM, others)]
+        tails = [client.streams.info(stream).tail for stream in (STREAM, others)]
+        passed, events = -1, 0
+        while (following := client.batch.next_cuts(at, **limit, ends=[tails[0], None])) != at:
+            pairs = zip(at, following, strict=True)
+            ranges = [each for a, b in pairs for each in client.batch.segment_ranges(a.stream, start=a, end=b)]
+            seconds = [int(event.raw.split()[0]) for each in ranges for event in client.batch.read(each)]
+            assert min(seconds, default=passed) >= passed
+            assert len(seconds) <= limit.get("max_events", len(seconds))
+            passed, events, at = max(seconds, default=passed), events + len(seconds), following
+        assert at == tails
+        assert events == (40 + 21) * 10
+        assert client.batch.next_cuts([]) == []
+
+
 def test_successors_of_a_merge_wait_for_both_predecessors(client: rg.Client) -> None:
     client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
     keys = {0: "2", 1: "0"}  # segments and keys that lie in them
@@ -251,6 +281,9 @@ def test_wrong_input_is_refused_before_anything_is_read(client: rg.Client) -> No
         "no event starts": lambda: client.batch.segment_ranges(STREAM, start=inside),
         "max_bytes must be an integer >= 1": lambda: client.batch.segment_ranges(STREAM, max_bytes=0),
         "about_bytes must be": lambda: client.batch.next_cut(tail, 0),
+        "cuts must be of different streams": lambda: client.batch.next_cuts([tail, head]),
+        "with an end for each": lambda: client.batch.next_cuts([tail, other], ends=[tail]),
+        "each of cuts must be": lambda: client.batch.next_cuts(["head"]),  # type: ignore[list-item]
         "max_events must be": lambda: client.batch.batches(first, max_events=0),
         "exceeds the end": lambda: list(client.batch.read(first.model_copy(update={"end": first.end + 1}))),
         "known column, and each only once": lambda: client.batch.record_batches(first, ["event", "weight"]),
