@@ -23,6 +23,7 @@ ReadBound = Literal["earliest", "latest"] | Cuts | datetime
 
 #: What becomes of events that do not fit the schema.
 _MODES: Final = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
@@ -41,6 +42,9 @@ class ReadOptions(BaseModel):
     min_partitions: int | None = None
     max_bytes_per_trigger: int | None = None
     max_events_per_trigger: int | None = None
+    min_bytes_per_trigger: int | None = None
+    #: In seconds.
+    max_trigger_delay: float = 15 * 60.0
     segments: frozenset[SegmentId] | None = None
     columns: tuple[str, ...] | None = None
     serializer: Literal["json", "msgpack"] | None = None
@@ -164,6 +168,15 @@ def _check_together(options: ReadOptions, *, streaming: bool | None) -> None:
         )
     if options.max_bytes_per_trigger is not None and options.max_events_per_trigger is not None:
         raise InvalidArgumentError("give either maxBytesPerTrigger or maxEventsPerTrigger")
+    if (least := options.min_bytes_per_trigger) is None:
+        if "max_trigger_delay" in options.model_fields_set:
+            raise InvalidArgumentError("'maxTriggerDelay' needs 'minBytesPerTrigger'; add it, or remove the delay")
+    elif options.max_bytes_per_trigger is not None and least > options.max_bytes_per_trigger:
+        raise InvalidArgumentError(
+            "minBytesPerTrigger must not be above maxBytesPerTrigger",
+            minBytesPerTrigger=least,
+            maxBytesPerTrigger=options.max_bytes_per_trigger,
+        )
 
 
 def _unknown(name: str, known: Mapping[str, _Option]) -> InvalidArgumentError:
@@ -270,6 +283,13 @@ def _bytes(name: str, text: str) -> int:
     return int(found.group(1)) << _UNITS[found.group(2)]
 
 
+def _duration(name: str, text: str) -> float:
+    found = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d)", text.strip().lower())
+    if found is None:
+        raise InvalidArgumentError("the value must be a time, such as '500ms', '30s' or '15m'", option=name, value=text)
+    return int(found.group(1)) * _SECONDS[found.group(2)]
+
+
 def _count(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit() and int(text)):
         raise InvalidArgumentError("the value must be an integer >= 1", option=name, value=text)
@@ -353,6 +373,8 @@ _READING: Final = _by_name(
     _Option("minPartitions", "min_partitions", _count),
     _Option("maxBytesPerTrigger", "max_bytes_per_trigger", _bytes, streaming=True),
     _Option("maxEventsPerTrigger", "max_events_per_trigger", _count, streaming=True),
+    _Option("minBytesPerTrigger", "min_bytes_per_trigger", _bytes, streaming=True),
+    _Option("maxTriggerDelay", "max_trigger_delay", _duration, streaming=True),
     _Option("segments", "segments", _segments, streaming=False),
     _Option("columns", "columns", _columns),
     _Option("serializer", "serializer", _serializer),

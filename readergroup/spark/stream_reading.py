@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -24,6 +25,7 @@ from ..batch.ranges import SegmentRange
 from ..client import Client
 from ..streams.config import SegmentId, StreamCut, data_segment, number_of
 from ..streams.state import StreamState
+from .batch_delay import BatchDelay
 from .connection import backoff_of, client_of, quiet
 from .following import Followed, Following
 from .offsets import Cuts, cuts_of, offset_of, offset_of_several, report_of
@@ -53,6 +55,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._rows = Rows(schema, options)
         self._loss = DataLoss(fail=options.fail_on_data_loss)
         self._following = Following(options)
+        self._delay = BatchDelay(options)
         self._ends: dict[str, StreamCut] = {}
         self._ends_now = False  # the streams are known, and each has its end
         self._idle: _Idle | None = None
@@ -87,7 +90,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._following.only(self._ends)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the batch that begins at ``start``; ``start`` itself if there are no events.
+        """Return the end of the batch that begins at ``start``; ``start`` itself if there are no events, or too few.
 
         When streams join or leave, the batch has no events: its end records where the streams are read from.
         """
@@ -114,31 +117,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = {log.segment: log.applied_length for log in logs}
         self._publish(present)
         try:
+            if self._is_delayed and self._delay.is_too_little(self._unread_bytes(present)):
+                self._latest = cuts
+                tails = _watched(present, self._lengths(present))
+                self._idle = _Idle(start, known, tails, None, until=self._delay.due_at)
+                return start
             self._latest = self._next_cuts(present, limit)
         except NotFoundError:
             if len(self._following.present(client, cuts)) == len(cuts):
                 raise
             return start  # a stream was deleted a moment ago, and the next call leaves it out
-        if self._latest != cuts:
-            self._idle = None
-            return self._offset(self._latest)
-        data = {
-            data_segment(segment, each.state.incarnation): offset
-            for each in present.values()
-            for segment, offset in each.cut.offsets.items()
-        }
-        self._idle = _Idle(start, known, data, self._idle)
-        return start
+        if self._latest == cuts:
+            offsets = {name: each.cut.offsets for name, each in present.items()}
+            self._idle = _Idle(start, known, _watched(present, offsets), self._idle)
+            return start
+        self._idle = None
+        self._delay.begun(client.clock.monotonic())
+        return self._offset(self._latest)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the lengths of the segments from the last offset on, which show how far the query is behind."""
         if self._latest is not None and self._report is None:
-            lengths: dict[SegmentId, int] = {}
-            for state, cut in self._following.present(self._client, self._latest).values():
-                segments = state.segments_from(moved_to_data(self._client, state, cut))
-                found = self._client.streams.segment_lengths(state, map(number_of, segments))
-                lengths.update((state.segment(number), length) for number, length in found.items())
-            self._report = report_of(self._offset(self._latest), lengths)
+            lengths = self._lengths(self._following.present(self._client, self._latest))
+            together = {segment: length for each in lengths.values() for segment, length in each.items()}
+            self._report = report_of(self._offset(self._latest), together)
         return self._report
 
     def stop(self) -> None:
@@ -168,6 +170,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _offset(self, cuts: Cuts) -> dict[str, Any]:
         return offset_of_several(cuts) if self._options.reads_several else offset_of(*cuts.values())
+
+    @property
+    def _is_delayed(self) -> bool:
+        """Whether a small batch has to wait. With Trigger.AvailableNow none does."""
+        return not self._ends_now and self._client.clock.monotonic() < self._delay.due_at
+
+    def _lengths(self, present: Mapping[str, Followed]) -> Mapping[str, Mapping[SegmentId, int]]:
+        """Return the lengths of the segments from the cuts on, by stream."""
+        found: dict[str, Mapping[SegmentId, int]] = {}
+        for name, (state, cut) in present.items():
+            segments = state.segments_from(moved_to_data(self._client, state, cut))
+            lengths = self._client.streams.segment_lengths(state, map(number_of, segments))
+            found[name] = {state.segment(number): length for number, length in lengths.items()}
+        return found
+
+    def _unread_bytes(self, present: Mapping[str, Followed]) -> int:
+        return sum(
+            max(0, length - present[name].cut.offsets.get(segment, 0))
+            for name, lengths in self._lengths(present).items()
+            for segment, length in lengths.items()
+        )
 
     def _publish(self, present: Mapping[str, Followed]) -> None:
         """Publish the cut: Spark asks for later events only after it has recorded that the batch before is done."""
@@ -222,13 +245,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {name: each.cut for name, each in present.items()} | {cut.stream: cut for cut in reached}
 
 
+def _watched(present: Mapping[str, Followed], offsets: Mapping[str, Mapping[SegmentId, int]]) -> Mapping[str, int]:
+    """Return offsets by the names of the segments in the store."""
+    return {
+        data_segment(segment, present[name].state.incarnation): offset
+        for name, each in offsets.items()
+        for segment, offset in each.items()
+    }
+
+
 class _Idle:
-    """Remembers that a poll found nothing after an offset, and the lengths of the segments at that time."""
+    """Remembers that a poll found nothing after an offset, or too little, and the lengths of the segments then."""
 
     def __init__(
-        self, offset: Mapping[str, Any], log: Mapping[str, int], data: Mapping[str, int], before: _Idle | None
+        self,
+        offset: Mapping[str, Any],
+        log: Mapping[str, int],
+        data: Mapping[str, int],
+        before: _Idle | None,
+        *,
+        until: float = math.inf,
     ) -> None:
         self._offset: Mapping[str, Any] = offset
+        self._until = until
         # A segment that changed without new events is sealed or read to its end here, so it is not watched any more.
         self._spent: frozenset[str] = frozenset()
         if before is not None and before._offset == offset:
@@ -238,7 +277,7 @@ class _Idle:
 
     def lasts(self, client: Client, offset: Mapping[str, Any]) -> bool:
         """Whether nothing has changed; waits a moment for a change."""
-        if offset != self._offset:
+        if offset != self._offset or client.clock.monotonic() >= self._until:
             return False
         self._changed = backoff_of(client).retry(lambda: client.store.wait(self._known, IDLE_SECONDS))
         return not self._changed

@@ -49,6 +49,8 @@ def checked_headers(headers: Headers | None) -> Headers | None:
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, bytes):
             raise InvalidArgumentError("headers must map str to bytes", header=name, type=type(value).__name__)
+        if not name.isascii() and any("\ud800" <= character <= "\udfff" for character in name):
+            raise InvalidArgumentError("the name of a header must be text that UTF-8 can encode", header=ascii(name))
     return dict(headers) if headers else None
 
 

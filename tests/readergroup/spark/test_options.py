@@ -79,6 +79,19 @@ def test_what_cannot_be_meant_is_refused(name: str, value: str, message: str) ->
         options(**{name: value})
 
 
+def test_a_least_size_of_batches_has_a_delay() -> None:
+    found = options(minBytesPerTrigger="1m", maxTriggerDelay="90 s")
+    assert (found.min_bytes_per_trigger, found.max_trigger_delay) == (1024 * 1024, 90.0)
+    assert options(minBytesPerTrigger="1m").max_trigger_delay == 900.0
+    with pytest.raises(rg.InvalidArgumentError, match="needs 'minBytesPerTrigger'"):
+        options(maxTriggerDelay="90s")
+    with pytest.raises(rg.InvalidArgumentError, match="must not be above maxBytesPerTrigger"):
+        options(minBytesPerTrigger="2m", maxBytesPerTrigger="1m")
+    for delay in ("90", "-1s", "1.5m", "nan", "soon"):
+        with pytest.raises(rg.InvalidArgumentError, match="such as '500ms'.*option='maxTriggerDelay'"):
+            options(minBytesPerTrigger="1m", maxTriggerDelay=delay)
+
+
 def test_two_limits_and_a_cut_of_another_stream_are_refused() -> None:
     with pytest.raises(rg.InvalidArgumentError, match="either maxBytesPerTrigger"):
         options(maxBytesPerTrigger="1m", maxEventsPerTrigger="5")

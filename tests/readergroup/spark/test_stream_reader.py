@@ -23,6 +23,7 @@ from readergroup.spark.options import read_options
 from readergroup.spark.stream_reading import StreamReader
 from readergroup.streams.data.block import MAX_BLOCK_BYTES
 from tests.readergroup.spark.streams import STREAM, assert_in_order, cut_of, number, write
+from tests.waiting import until
 
 EVENT = StructType([StructField("event", BinaryType())])
 ALL = ReadAllAvailable()
@@ -472,3 +473,39 @@ def test_a_missing_file_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(rg.NotFoundError, match="no SQLite file"):
         StreamReader(EVENT, read_options(given, streaming=True)).initialOffset()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.stores(round_robin=True)
+def test_a_small_batch_waits_until_there_is_more_or_its_delay_is_over(
+    client: rg.Client, make_reader: Callable[..., StreamReader]
+) -> None:
+    client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
+    write(client, range(10))
+    reader = make_reader(startingOffsets="earliest", minBytesPerTrigger=5_000, maxTriggerDelay="1h")
+    numbers, end = drained(reader, reader.initialOffset())  # the first one does not wait
+    assert len(numbers) == 10
+    write(client, range(10, 20))
+    client.streams.scale(STREAM, split=[0])
+    for _ in range(3):
+        assert reader.latestOffset(end, ALL) == end
+        report = reader.reportLatestOffset()
+        assert report is not None
+        assert sum(report["lengths"].values()) > sum(end["offsets"].values())  # what waits is known
+    write(client, range(20, 400))  # more than enough, in successors too
+    before = reader.latestOffset(end, ALL)
+    assert before != end
+    fresh = make_reader(startingOffsets="earliest", minBytesPerTrigger="1g", maxTriggerDelay="1h")
+    fresh.prepareForTriggerAvailableNow()
+    assert_in_order(drained(fresh, fresh.initialOffset())[0], 400)  # does not wait either
+
+
+def test_a_small_batch_begins_when_its_delay_is_over(
+    client: rg.Client, make_reader: Callable[..., StreamReader]
+) -> None:
+    client.streams.create(STREAM)
+    write(client, range(10))
+    reader = make_reader(startingOffsets="earliest", minBytesPerTrigger="1g", maxTriggerDelay="700ms")
+    end = reader.latestOffset(reader.initialOffset(), ALL)
+    write(client, range(10, 20))
+    assert reader.latestOffset(end, ALL) == end
+    until(lambda: reader.latestOffset(end, ALL) != end, "the end of the delay", seconds=60)

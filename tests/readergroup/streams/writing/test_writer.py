@@ -294,6 +294,8 @@ def test_what_cannot_be_a_key_header_or_event_is_refused(streams: StreamManager,
         writer.write(b"x", routing_key="k" * 5000)
     with pytest.raises(InvalidArgumentError, match="headers"):
         writer.write(b"x", headers={"trace": "text"})  # type: ignore[dict-item]
+    with pytest.raises(InvalidArgumentError, match="UTF-8"):
+        writer.write(b"x", headers={"tr\ud800ce": b""})
     with pytest.raises(InvalidArgumentError, match="serializer"):
         writer.write("text")  # type: ignore[arg-type]
     writer.flush()
