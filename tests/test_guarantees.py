@@ -31,6 +31,14 @@ def test_stored_forms_are_held_by_tests_that_exist() -> None:
     check_exist(named)
 
 
+def test_each_row_that_compares_with_kafka_names_a_test_that_exists() -> None:
+    section = (ROOT / "docs/spark.md").read_text().partition("## Compared with Spark's Kafka source")[2]
+    rows = re.findall(r"^\| .* \| (.*)\|$", section.partition("\n## ")[0], re.MULTILINE)[2:]
+    named = [pair for row in rows for pair in re.findall(r"`(\w+)::(\w+)`", row)]
+    assert len(named) >= len(rows) - 1 > 10
+    check_exist([(f"tests/readergroup/spark/{file}.py", name) for file, name in named])
+
+
 def test_every_schedule_is_brought_about_by_something_that_exists() -> None:
     page = (ROOT / "docs/schedules.md").read_text()
     rows = re.findall(r"^\| (F\d+)? \| .* \| (.*) \|$", page, re.MULTILINE)
