@@ -57,8 +57,12 @@ class Cell:
         """Return whether a change to ``value`` was sent and its outcome is unknown."""
         return value in self._tried
 
-    def change(self, value: bytes | None, data: bytes = b"", *, source: str | None = None) -> Outcome:
+    def change(
+        self, value: bytes | None, data: bytes = b"", *, source: str | None = None, unread: bool = False
+    ) -> Outcome:
         """Set the attribute to ``value``, None to remove it, and append ``data``, or all of ``source``, in one step.
+
+        ``unread`` uses `SegmentStore.concat_unread`.
 
         Afterwards ``stored`` is the value of the attribute. Raise what the store raises, and `StoreUnavailableError` if
         the answer is lost. The next change, or the same one again, finds out the outcome of a lost one.
@@ -72,7 +76,8 @@ class Cell:
             if source is None:
                 answer = self._store.append(self.segment, data, attributes=changes)
             else:
-                answer = self._store.concat(self.segment, source, attributes=changes)
+                concat = self._store.concat_unread if unread else self._store.concat
+                answer = concat(self.segment, source, attributes=changes)
         except ReaderGroupError:
             if not was_tried:
                 self._tried.discard(value)

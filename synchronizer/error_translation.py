@@ -139,7 +139,7 @@ def _url_of(store: Any) -> str:
     return str(getattr(store, "url", type(store).__name__))
 
 
-_APPENDING: Final = frozenset({"append", "append_unread", "append_together", "concat"})
+_APPENDING: Final = frozenset({"append", "append_unread", "append_together", "concat", "concat_unread"})
 _GUARDS: Final[dict[str, Callable[[Verb], Verb]]] = {
     **dict.fromkeys(
         (

@@ -301,6 +301,21 @@ class SegmentStore(ABC):
         """
         raise InvalidArgumentError("this store has no server-side copy; see store.guarantees", url=self.url)
 
+    def concat_unread(
+        self,
+        segment: str,
+        source: str,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        """Append the source as `concat` does, for a source that no process reads any more.
+
+        If it is appended, its bytes may be gone from the source, so that a store can move them. By default it is the
+        same as `concat`.
+        """
+        return self.concat(segment, source, expected_offset=expected_offset, attributes=attributes)
+
     def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
         """Create all of these segments in one step, each sealed and with its bytes at the source's offsets.
 

@@ -156,6 +156,20 @@ class FailingStore(SegmentStore, translate_errors=False):
             lambda: self.inner.concat(segment, source, expected_offset=expected_offset, attributes=attributes),
         )
 
+    def concat_unread(
+        self,
+        segment: str,
+        source: str,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        return self._appended(
+            "concat",
+            segment,
+            lambda: self.inner.concat_unread(segment, source, expected_offset=expected_offset, attributes=attributes),
+        )
+
     def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
         self._begin("copy_segments")
         made = self.inner.copy_segments(copies)

@@ -1082,6 +1082,33 @@ class SegmentStoreConformance:
         store.delete("source")
         assert store.read("target", 6, len(data)) == data
 
+    def test_a_segment_that_nobody_reads_any_more_is_appended_to_another(self, store: SegmentStore) -> None:
+        """It may be empty afterwards. Otherwise this is `concat`."""
+        if not store.guarantees.server_side_copy:
+            return
+        data = _pattern(300_000)
+        _segment(store, b"before", name="target", x=b"1")
+        for name, start in (("whole", 0), ("truncated", 70_000), ("empty", 300_000)):
+            _segment(store, data, name=name)
+            store.truncate(name, start)
+            with pytest.raises(InvalidArgumentError):
+                store.concat_unread("target", name)
+            store.seal(name)
+        changes = {"x": AttributeChange(b"1", b"2")}
+        assert store.concat_unread("target", "whole", expected_offset=5) == Conflict(6, b"e")
+        wrong = {"x": AttributeChange(b"5", b"2")}
+        assert store.concat_unread("target", "whole", attributes=wrong) == Conflict(6, attributes={"x": b"1"})
+        assert store.read("whole", 0, 1 << 20) == data
+        assert store.concat_unread("target", "whole", attributes=changes) == Appended(6, 300_006)
+        assert store.attributes("target") == {"x": b"2"}
+        assert store.concat_unread("target", "truncated", expected_offset=300_006) == Appended(300_006, 530_006)
+        assert store.concat_unread("target", "empty") == Appended(530_006, 530_006)
+        for name in ("whole", "truncated", "empty"):
+            store.forget(name)
+        assert store.append("target", b"after") == Appended(530_006, 530_011)
+        assert store.read("target", 0, 1 << 20) == b"before" + data + data[70_000:] + b"after"
+        assert store.wait({"target": 6}, 0) == {"target"}
+
     def test_an_empty_segment_is_appended_to_another(self, store: SegmentStore) -> None:
         if not store.guarantees.server_side_copy:
             return
@@ -1107,10 +1134,14 @@ class SegmentStoreConformance:
         ):
             with pytest.raises(error):
                 store.concat(target, source)
+            with pytest.raises(error):
+                store.concat_unread(target, source)
         _segment(store, b"data", name="sealed too")
         store.seal("sealed too")
         with pytest.raises(SealedError):
             store.concat("sealed too", "sealed")
+        with pytest.raises(SealedError):
+            store.concat_unread("sealed too", "sealed")
         assert store.read("target", 0, 100) == b"data"
 
     # copy segments

@@ -117,6 +117,7 @@ APPENDING: dict[str, Callable[[SegmentStore], object]] = {
     "append_unread": lambda store: store.append_unread("s", b"x"),
     "append_together": lambda store: store.append_together([Append("s", b"x")]),
     "concat": lambda store: store.concat("s", "t"),
+    "concat_unread": lambda store: store.concat_unread("s", "t"),
 }
 REPEATABLE: dict[str, Callable[[SegmentStore], object]] = {
     "create": lambda store: store.create("s"),

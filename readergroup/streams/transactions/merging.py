@@ -19,6 +19,8 @@ from typing import Final, NamedTuple
 from synchronizer import (
     Deadline,
     DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
     SegmentStore,
     StoreFullError,
     StoreUnavailableError,
@@ -172,7 +174,10 @@ class Merge:
         while (progress := self._progress(cell.stored)) < end:
             chunk = self._chunk(number, progress, copy=self._store.guarantees.server_side_copy)
             after = self._encoded(chunk.after)
-            self._backoff.retry(partial(cell.change, after, chunk.data, source=chunk.source))
+            # Another client may read all pieces of a small transaction meanwhile: see `_together`. Of a large one, only
+            # this step needs a piece that is copied whole.
+            change = partial(cell.change, after, chunk.data, source=chunk.source, unread=not self._is_small)
+            self._backoff.retry(change)
             if self._deadline.passed and self._progress(cell.stored) < end:
                 raise self._not_merged()
 
@@ -200,7 +205,12 @@ class Merge:
         """Return the blocks from here on within so many bytes; a larger block only if the append has no other data."""
         if source not in self._lengths:
             self._lengths[source] = self._backoff.retry(lambda: self._store.info(source)).length
-        data = self._backoff.retry(lambda: read_fully(self._store, source, offset, at_most))
+        try:
+            data = self._backoff.retry(lambda: read_fully(self._store, source, offset, at_most))
+        except InvalidArgumentError:  # the offset is beyond the end: the store has moved the bytes
+            data = b""
+        if not data:
+            raise NotFoundError("another client has merged these staged events", segment=source)
         blocks, needed = parse_blocks(source, offset, data)
         if not blocks and at_most == _APPEND_BYTES:
             needed = max(needed, HEADER_BYTES)

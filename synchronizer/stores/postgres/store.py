@@ -50,6 +50,7 @@ from ..waiting import Waiters, Watch
 from . import schema as postgres_schema
 from .connections import Connection, Connections, failure, parse_address, translated
 from .listener import Listener, PollingWatch, acquire_listener, release_listener
+from .moving import Outcome, move
 from .schema import Names
 
 _logger = logging.getLogger(__name__)
@@ -296,6 +297,36 @@ class PostgresStore(SegmentStore):
         checks.check_concat(segment, source, expected_offset, attributes)
         return self._append(segment, b"", source, expected_offset, attributes or {})
 
+    def concat_unread(
+        self,
+        segment: str,
+        source: str,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        checks.check_concat(segment, source, expected_offset, attributes)
+        changes = attributes or {}
+        names = sorted(changes)
+        values = _columns(names, changes) if names else (None,) * len(_SIDES)
+        parameters = (segment, b"", None, _bounded(expected_offset), *values)
+
+        def work(connection: Connection) -> Outcome | None:
+            def append_nothing() -> Outcome:
+                (row,) = connection.rows(self._filled(_APPEND_MANY), parameters)
+                return row
+
+            return connection.in_transaction(partial(move, connection, self._filled, segment, source, append_nothing))
+
+        try:
+            moved = self._with_connection(work, is_append=True)
+        except OutcomeUnknownError as error:
+            return UnknownOutcome(error)
+        if moved is None:
+            return self.concat(segment, source, expected_offset=expected_offset, attributes=attributes)
+        outcome, length, size, delta, present = moved
+        return _answer(segment, outcome, length, size, delta, names, present)
+
     def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
         checks.check_copies(copies)
         for each in copies:
@@ -381,13 +412,20 @@ class PostgresStore(SegmentStore):
 
         ``seconds`` replaces the statement timeout, at the cost of a few more round trips.
         """
+
+        def work(connection: Connection) -> Sequence[tuple[Any, ...]]:
+            if seconds is None:
+                return ask(connection, self._filled(statement), parameters)
+            return _longer(connection, seconds, lambda: ask(connection, self._filled(statement), parameters))
+
+        return self._with_connection(work, is_append=is_append)
+
+    def _with_connection(self, work: Callable[[Connection], T], *, is_append: bool) -> T:
         self._check_open()
 
-        def call(connection: Connection) -> Sequence[tuple[Any, ...]]:
+        def call(connection: Connection) -> T:
             try:
-                if seconds is None:
-                    return ask(connection, self._filled(statement), parameters)
-                return _longer(connection, seconds, lambda: ask(connection, self._filled(statement), parameters))
+                return work(connection)
             except ReaderGroupError:
                 raise
             except Exception as error:

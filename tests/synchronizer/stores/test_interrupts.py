@@ -55,6 +55,7 @@ ONE_IN: Final = {
     ("nats", "truncate"): 3,
     ("postgresql", "append_together"): 4,
     ("postgresql", "concat"): 5,
+    ("postgresql", "concat_unread"): 20,
     ("postgresql", "copy_segments"): 20,
     ("postgresql", "delete"): 8,
     ("postgresql", "forget"): 8,
@@ -74,6 +75,7 @@ CALLS: dict[str, Call] = {
     "append_unread": lambda store, fresh: store.append_unread("s", b"data"),
     "append_together": lambda store, fresh: store.append_together([Append("s", b"one"), Append("t", b"two")]),
     "concat": lambda store, fresh: store.concat("t", "sealed"),
+    "concat_unread": lambda store, fresh: store.concat_unread("t", "sealed"),
     "copy_segments": lambda store, fresh: store.copy_segments([SegmentCopy("sealed", fresh, 0, 5)]),
     "truncate": lambda store, fresh: store.truncate("s", store.info("s").length),
     "delete": lambda store, fresh: (store.create(fresh), store.delete(fresh)),
@@ -153,7 +155,7 @@ def test_an_interrupted_call_holds_up_nobody(
     name: str, sparsely: int, stores: list[SegmentStore], sessions: Sessions | None
 ) -> None:
     one, other = stores
-    if name in ("concat", "copy_segments") and not one.guarantees.server_side_copy:
+    if name in ("concat", "concat_unread", "copy_segments") and not one.guarantees.server_side_copy:
         return  # it refuses the call before it does anything
     numbers = itertools.count()
     count = 0
