@@ -10,7 +10,7 @@ import typer
 
 from synchronizer import ReaderGroupError
 
-from . import config, demo, groups, notifications, reading, streams, transfer, watching, writing
+from . import config, demo, doctor, groups, notifications, reading, streams, transfer, watching, writing
 from .screen import say
 from .session import Commands, Session
 
@@ -34,6 +34,7 @@ app.command()(writing.write)
 app.command()(reading.read)
 app.command()(watching.watch)
 app.command()(demo.demo)
+app.command()(doctor.doctor)
 
 
 def _print_version(wanted: bool) -> None:

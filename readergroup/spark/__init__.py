@@ -1,8 +1,9 @@
 """Streams as a source and a sink of Spark: ``register(spark)``, then ``spark.read.format("readergroup")``."""
 
-from .requirements import check_java  # first: it reports missing packages
+from . import requirements as requirements  # first: it reports missing packages
 
 # isort: split
+from ..java import check_java
 from . import analyses
 from .copying import copy
 from .listener import ProgressListener, QueryProgress

@@ -10,7 +10,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import spark_partition_id
 
-from .requirements import check_java
+from ..java import check_java
 from .source import register
 
 

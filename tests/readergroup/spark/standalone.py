@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+import venv
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,8 +17,6 @@ from tests.servers.ports import free_port
 
 SPARK: Final = Path(pyspark.__file__).parent
 WORKERS: Final = 2
-#: Where the `python3` of the system is, which has none of the packages.
-_BARE: Final = {"PATH": "/usr/bin:/bin", "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 @contextmanager
@@ -26,7 +25,10 @@ def cluster(folder: Path) -> Iterator[str]:
     port = free_port()
     master = f"spark://127.0.0.1:{port}"
     java = {name: os.environ[name] for name in ("JAVA_HOME", "JAVA_TOOL_OPTIONS") if name in os.environ}
-    environment = {**_BARE, **java, "SPARK_HOME": str(SPARK)}
+    bare = folder / "bare"  # its python3 has none of the packages
+    venv.create(bare, symlinks=True)
+    path = {"PATH": f"{bare / 'bin'}:/usr/bin:/bin"}
+    environment = {**path, **java, "SPARK_HOME": str(SPARK), "SPARK_LOCAL_IP": "127.0.0.1"}
 
     def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
         of_it = folder / name.rpartition(".")[2]

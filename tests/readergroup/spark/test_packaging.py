@@ -95,3 +95,29 @@ def test_an_archive_brings_the_package_to_workers_without_it(master: str, folder
     with rg.connect(postgres_url) as client:
         copied = [event for each in client.batch.segment_ranges("shop/copied") for event in client.batch.read(each)]
     assert len(copied) == 400
+
+
+def test_the_doctor_says_what_the_executors_lack(master: str, folder: Path, postgres_url: str) -> None:
+    def doctor(*options: str, python: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "readergroup.cli", "--url", postgres_url, "doctor", "--master", master]
+        path = f"{folder / 'environment' / 'bin'}:{os.environ['PATH']}"
+        environment = {**os.environ, "PYSPARK_PYTHON": python, "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
+        done = subprocess.run(
+            [*command, *options], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, done.stdout
+
+    rg.connect(postgres_url).close()
+    code, said = doctor("--conf", "spark.archives=environment.tar.gz#environment", python="./environment/bin/python")
+    assert code == 0, said
+    for number in (1, 2):
+        assert re.search(rf"^ok +executor {number} .*msgspec .*readergroup \d", said, re.MULTILINE), said
+        assert re.search(rf"^ok +executor {number} +the store answers$", said, re.MULTILINE), said
+    code, said = doctor(python="python3")  # another one on the workers
+    assert code == 1
+    for number in (1, 2):
+        assert re.search(rf"^missing +executor {number} +no readergroup; see", said, re.MULTILINE), said
+    code, said = doctor(python="./environment/bin/python")
+    assert code == 1
+    assert re.search(r"^missing +executors +Cannot run program \"./environment/bin/python\"", said, re.MULTILINE), said

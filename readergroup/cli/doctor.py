@@ -1,0 +1,226 @@
+"""``readergroup doctor``: what is missing, and where."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+import typer
+
+from synchronizer import ReaderGroupError, UnsupportedError
+
+from ..java import check_java
+from .screen import say
+from .session import Failed, Session, WrongUsage
+
+#: The packages that a task imports, and their oldest versions that are checked.
+_PACKAGES: Final[Mapping[str, tuple[int, ...]]] = {"pyspark": (4, 2), "pyarrow": (19,), "msgspec": (0, 19)}
+_HERE: Final = "here"
+#: What Spark writes of a Python that cannot run a task, among much else.
+_CAUSES: Final = (
+    r"Cannot run program \"[^\"]*\"",
+    r"ModuleNotFoundError: .*",
+    r"\[PYTHON_VERSION_MISMATCH\] [^.]*\.[^.]*\.[^.]*",
+    r"cancelled as part of cancellation of all jobs",
+    r"\[[A-Z_.]+\] .*",
+)
+
+
+class Check(NamedTuple):
+    """One thing that was looked at."""
+
+    is_fine: bool
+    where: str
+    text: str
+
+
+def doctor(
+    context: typer.Context,
+    spark: Annotated[bool, typer.Option("--spark", help="Check what the Spark format needs on this machine.")] = False,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="Also run a small job on this Spark, such as spark://head:7077, local[2] or sc://head:15002, and check"
+            " its executors.",
+            show_default=False,
+        ),
+    ] = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="A setting of that Spark, such as spark.archives=environment.tar.gz#environment."
+        ),
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds that the job may take.")] = 120.0,
+) -> None:
+    """Say what is missing, and where: the store, and with --spark all that Spark needs.
+
+    The exit code is 1 if something is missing.
+    """
+    settings = _settings(conf or [])
+    if conf and master is None:
+        raise WrongUsage("--conf is for the Spark of --master; name it")
+    session: Session = context.obj
+    missing = 0
+    for check in _checks(session, spark or master is not None, master, settings, timeout):
+        missing += not check.is_fine
+        say(f"{'ok' if check.is_fine else 'missing':8} {check.where:12} {check.text}")
+    if missing:
+        raise typer.Exit(1)
+
+
+def _settings(given: list[str]) -> Mapping[str, str]:
+    if wrong := [each for each in given if "=" not in each]:
+        raise WrongUsage(f"--conf takes NAME=VALUE: {wrong[0]}")
+    return dict(each.split("=", 1) for each in given)
+
+
+def _checks(
+    session: Session, spark: bool, master: str | None, settings: Mapping[str, str], timeout: float
+) -> Iterator[Check]:
+    yield Check(True, _HERE, f"Python {platform.python_version()}")
+    if session.url:
+        yield _store(session)
+    if spark:
+        here = list(_spark_here())
+        yield from here
+        if master is not None:
+            if all(check.is_fine for check in here):
+                yield from _executors(session.url, master, settings, timeout)
+            else:
+                yield Check(False, "executors", "not asked; first install what is missing here")
+
+
+def _store(session: Session) -> Check:
+    try:
+        with session.connect() as client:
+            count = len(list(client.streams.list()))
+    except (Failed, ReaderGroupError) as error:
+        return Check(False, _HERE, f"store: {error}")
+    return Check(True, _HERE, f"the store answers; streams: {count}")
+
+
+def _spark_here() -> Iterator[Check]:
+    for package, oldest in _PACKAGES.items():
+        yield _package(package, oldest)
+    try:
+        yield Check(True, _HERE, f"Java {check_java()}")
+    except UnsupportedError as error:
+        yield Check(False, _HERE, f"Java: {error}")
+    if (home := os.environ.get("SPARK_HOME")) is not None:
+        yield _spark_home(Path(home))
+    yield _worker_python()
+
+
+def _package(name: str, oldest: tuple[int, ...]) -> Check:
+    try:
+        version = str(importlib.import_module(name).__version__)
+    except ImportError as error:
+        return Check(False, _HERE, f"{name}: {error}; pip install 'readergroup[spark]'")
+    if tuple(map(int, re.findall(r"\d+", version)[: len(oldest)])) < oldest:
+        needed = ".".join(map(str, oldest))
+        return Check(False, _HERE, f"{name} {version} is older than {needed}; pip install --upgrade {name}")
+    return Check(True, _HERE, f"{name} {version}")
+
+
+def _spark_home(home: Path) -> Check:
+    if not (home / "bin" / "spark-submit").exists():
+        return Check(False, _HERE, f"SPARK_HOME: {home} has no bin/spark-submit; unset it")
+    cores = [re.search(r"spark-core_[\d.]+-(\d+\.\d+)", jar.name) for jar in home.glob("jars/spark-core_*.jar")]
+    versions = {found[1] for found in cores if found}
+    installed = ".".join(str(_imported("pyspark")).split(".")[:2])
+    if versions and installed not in versions:
+        return Check(False, _HERE, f"SPARK_HOME has Spark {versions.pop()}, and PySpark is {installed}; unset it")
+    return Check(True, _HERE, f"SPARK_HOME {home}")
+
+
+def _imported(package: str) -> str | None:
+    try:
+        return str(importlib.import_module(package).__version__)
+    except ImportError:
+        return None
+
+
+def _worker_python() -> Check:
+    """Check the Python that Spark starts for its planner here; executors start the one of the same path there."""
+    own, workers = (os.environ.get(name) for name in ("PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON"))
+    if own and workers and own != workers:
+        return Check(False, _HERE, "PYSPARK_DRIVER_PYTHON differs from PYSPARK_PYTHON; unset it")
+    name = "PYSPARK_DRIVER_PYTHON" if own else "PYSPARK_PYTHON"
+    python = own or workers or "python3"
+    if shutil.which(python) is None:
+        return Check(False, _HERE, f"{name}: there is no {python}; set it to {sys.executable}")
+    asked = "import sys, readergroup, pyarrow, msgspec; print('%d.%d' % sys.version_info[:2])"
+    try:
+        # In a folder without packages, which a Python finds too.
+        command = [str(Path(shutil.which(python) or python).absolute()), "-c", asked]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd="/")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check(False, _HERE, f"{name}: {error}; set it to {sys.executable}")
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["it fails"])[-1]
+        return Check(False, _HERE, f"{name} {python}: {why}; set it to {sys.executable}")
+    if (version := done.stdout.strip()) != "{}.{}".format(*sys.version_info):
+        return Check(False, _HERE, f"{name} {python} is Python {version}; set it to {sys.executable}")
+    return Check(True, _HERE, f"{name} {python}")
+
+
+def _executors(url: str | None, master: str, settings: Mapping[str, str], timeout: float) -> Iterator[Check]:
+    from ..spark.executors import executor_reports, session
+
+    packages = [*_PACKAGES, "readergroup"]
+    try:
+        with _quiet():
+            spark = session(master, settings)
+            try:
+                reports = executor_reports(spark, packages, url, timeout)
+            finally:
+                spark.stop()
+    except Exception as error:
+        yield Check(False, "executors", _cause(error, timeout))
+        return
+    for number, report in enumerate(reports, 1):
+        where = f"executor {number}"
+        versions = ", ".join(f"{name} {version}".strip() for name, version in report.packages.items() if version)
+        yield Check(True, where, f"{report.host}: Python {report.python}, {versions}")
+        for name, version in report.packages.items():
+            if version is None:
+                yield Check(False, where, f"no {name}; see 'On a cluster' in docs/spark.md")
+        if report.error is not None:
+            yield Check(False, where, f"store: {report.error}")
+        elif url is not None and None not in report.packages.values():
+            yield Check(True, where, "the store answers")
+
+
+def _cause(error: Exception, timeout: float) -> str:
+    """Return what went wrong in a line: Spark's errors have hundreds."""
+    for pattern in _CAUSES:
+        if found := re.search(pattern, str(error)):
+            if "cancel" in found[0]:
+                return f"they did not answer in {timeout:g} s; is there one, with a free core?"
+            return found[0]
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Send what Java and its workers write on stderr to nowhere."""
+    sys.stderr.flush()
+    before: Any = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)

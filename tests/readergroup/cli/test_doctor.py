@@ -1,0 +1,76 @@
+"""The command that says what is missing, as far as it needs no Spark that runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+import readergroup as rg
+from readergroup.cli.app import app
+
+
+def doctor(*arguments: str, **environment: str) -> Result:
+    given = {"READERGROUP_URL": "", "SPARK_HOME": None, "PYSPARK_DRIVER_PYTHON": None, "PYSPARK_PYTHON": sys.executable}
+    return CliRunner(env={**given, **environment}).invoke(app, [*arguments])
+
+
+def java(folder: Path, version: str) -> str:
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"""#!/bin/sh\necho 'openjdk version "{version}"' >&2\n""")
+    program.chmod(0o755)
+    return str(folder)
+
+
+def test_nothing_is_missing(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    rg.connect(url).close()
+    found = doctor("--url", url, "doctor", "--spark", JAVA_HOME=java(tmp_path / "java", "17.0.1"))
+    assert found.exit_code == 0, found.stdout
+    assert "missing" not in found.stdout
+    for text in (
+        "the store answers; streams: 0",
+        "pyspark 4.",
+        "pyarrow ",
+        "Java 17",
+        f"PYSPARK_PYTHON {sys.executable}",
+    ):
+        assert text in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({"JAVA_HOME": "/nowhere"}, "Java: Spark needs Java, which is not installed; install Java 17"),
+        ({"SPARK_HOME": "/nowhere"}, "SPARK_HOME: /nowhere has no bin/spark-submit; unset it"),
+        ({"PYSPARK_PYTHON": "/nowhere/python"}, "PYSPARK_PYTHON: there is no /nowhere/python; set it to "),
+        ({"PYSPARK_DRIVER_PYTHON": "ipython"}, "PYSPARK_DRIVER_PYTHON differs from PYSPARK_PYTHON; unset it"),
+        ({"READERGROUP_URL": "sqlite:////nowhere/shop.db"}, "store: "),
+        ({"READERGROUP_URL": "memory://"}, "store: a store in memory ends with the command"),
+    ],
+)
+def test_what_is_missing_is_said_in_a_line_and_by_the_exit_code(environment: dict[str, str], text: str) -> None:
+    found = doctor("doctor", "--spark", **environment)
+    assert found.exit_code == 1
+    (line,) = [line for line in found.stdout.splitlines() if text in line]
+    assert line.startswith("missing  here ")
+
+
+def test_a_python_without_the_package_is_named(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'ModuleNotFoundError: No module named readergroup' >&2; exit 1\n")
+    python.chmod(0o755)
+    found = doctor("doctor", "--spark", PYSPARK_PYTHON=str(python))
+    assert found.exit_code == 1
+    assert f"{python}: ModuleNotFoundError: No module named readergroup; set it to {sys.executable}" in found.stdout
+
+
+def test_the_job_does_not_run_if_something_is_missing_here() -> None:
+    found = doctor("doctor", "--master", "local[2]", SPARK_HOME="/nowhere")
+    assert "not asked; first install what is missing here" in found.stdout
+    assert doctor("doctor", "--conf", "a=b").exit_code == 2
+    assert doctor("doctor", "--master", "local", "--conf", "a").exit_code == 2
