@@ -256,7 +256,7 @@ def _read_bound(name: str, text: str) -> ReadBound:
     except (ValidationError, InvalidArgumentError) as error:
         raise InvalidArgumentError(
             "the value must be 'earliest', 'latest', a cut as written by StreamCut.model_dump_json(), the offset of a "
-            "query, or a time such as '@2026-01-01T00:00:00Z'",
+            "query (the endOffset of its progress, and no latestOffset), or a time such as '@2026-01-01T00:00:00Z'",
             option=name,
             value=text,
         ) from error
