@@ -19,6 +19,7 @@ from ..streams.state import StreamState
 from ..streams.succession import with_successors
 from ..streams.times import cut_at
 from .admission import Waiting, ends_of_batch, ends_of_events
+from .counting import count_events
 from .ranges import SegmentRange
 from .reading import MAX_EVENTS, Batches, Events
 from .unread import UnreadSegment
@@ -247,6 +248,16 @@ class BatchClient:
         return cut_at(self._streams, stream, time, timeout=timeout)
 
     # ------------------------------------------------------------------ reading
+
+    def count(self, segment_range: SegmentRange) -> int:
+        """Return how many events the range has. Only the headers of blocks are decoded.
+
+        Raises:
+            TruncatedError: Data of the range was truncated.
+            NotFoundError: The segment was deleted.
+        """
+        check_type(segment_range, SegmentRange, "segment_range")
+        return count_events(self._store, segment_range, self._streams.metadata.backoff)
 
     @overload
     def read(self, segment_range: SegmentRange) -> Events[bytes]: ...

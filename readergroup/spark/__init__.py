@@ -6,6 +6,7 @@ from . import requirements as requirements  # first: it reports missing packages
 from ..java import check_java
 from . import analyses
 from .copying import copy
+from .ending import stop_at_end
 from .listener import ProgressListener, QueryProgress
 from .session import local_session
 from .source import register
@@ -18,6 +19,7 @@ __all__ = [
     "copy",
     "local_session",
     "register",
+    "stop_at_end",
 ]
 
 

@@ -54,11 +54,8 @@ def main(url: str, folder: str) -> None:
     spark.sparkContext.setLogLevel("ERROR")
     queries = start(spark, url, folder)
     with rg.connect(url) as client:
-        while not all(client.streams.info(stream).sealed for stream in (ORDERS, PAYMENTS)):
-            spark.streams.awaitAnyTermination(1)  # raises if a query failed
-    for query in queries:
-        query.processAllAvailable()
-        query.stop()
+        for query in queries:
+            readergroup.spark.stop_at_end(query, client, [ORDERS, PAYMENTS])
     # Read with Spark, which knows what files of killed tasks do not count.
     paid = spark.read.parquet(f"{folder}/paid").select("id")
     rows, orders = paid.count(), paid.distinct().count()

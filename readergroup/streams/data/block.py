@@ -351,6 +351,12 @@ def block_length(segment: str, offset: int, view: memoryview) -> int:
     return length
 
 
+def block_count(view: memoryview) -> int:
+    """Return how many events the block at the start of ``view`` has, which holds at least its header."""
+    count: int = _FIELDS.unpack_from(view, _HEAD.size)[1]
+    return count
+
+
 def block_time(view: memoryview) -> int:
     """Return ``written_at`` of the block at the start of ``view``, which holds at least its header."""
     written_at: int = _FIELDS.unpack_from(view, _HEAD.size)[3]

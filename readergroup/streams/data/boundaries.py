@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from readergroup.errors import CorruptDataError
 from synchronizer import SegmentStore
 
-from .block import HEADER_BYTES, MAGIC, MAX_ENCODED_BYTES, block_length, block_time
+from .block import HEADER_BYTES, MAGIC, MAX_ENCODED_BYTES, block_count, block_length, block_time
 from .segment_reader import READ_BYTES, block_start, read_block, read_fully
 
 #: Up to this distance from the known place, the search walks from header to header.
@@ -27,6 +27,7 @@ class BlockHeader(NamedTuple):
     start: int
     end: int
     written_at: int  # in microseconds
+    events: int
 
 
 def next_boundary(store: SegmentStore, segment: str, offset: int, *, known: int, end: int) -> int:
@@ -81,7 +82,7 @@ def block_headers(
                     "the segment ends inside a block; restore the store from a backup", segment=segment, offset=at
                 )
         length = block_length(segment, at, data)
-        yield BlockHeader(at, at + length, block_time(data))
+        yield BlockHeader(at, at + length, block_time(data), block_count(data))
         at, data = at + length, data[length:]
 
 

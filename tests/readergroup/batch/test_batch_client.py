@@ -456,3 +456,36 @@ def test_next_cuts_lead_over_data_that_was_truncated(client: rg.Client, limit: d
         at = following
     assert found == left
     assert at == client.streams.info(STREAM).tail
+
+
+# ---------------------------------------------------------------------- counting
+
+
+@pytest.mark.stores
+def test_a_range_is_counted_from_headers_also_where_it_begins_and_ends_inside_blocks(client: rg.Client) -> None:
+    place(client, events=400)
+    rng = random.Random(3)
+    for whole in client.batch.segment_ranges(STREAM):
+        offsets = [event.offset for event in client.batch.read(whole)] + [whole.end]
+        assert client.batch.count(whole) == len(offsets) - 1
+        for _ in range(8):
+            first, last = sorted(rng.choices(range(len(offsets)), k=2))
+            part = whole.model_copy(update={"start": offsets[first], "end": offsets[last]})
+            assert client.batch.count(part) == last - first
+
+
+def test_lost_data_and_ranges_that_do_not_exist_are_not_counted(client: rg.Client) -> None:
+    client.streams.create(STREAM)
+    with client.writer(STREAM) as writer:
+        for _ in range(3):
+            writer.write(b"x")
+            writer.flush()
+    (whole,) = client.batch.segment_ranges(STREAM)
+    client.streams.truncate(STREAM, client.streams.info(STREAM).tail)
+    with pytest.raises(rg.TruncatedError):
+        client.batch.count(whole)
+    with pytest.raises(rg.InvalidArgumentError, match="segment_range must be a SegmentRange"):
+        client.batch.count("shop/orders/0")  # type: ignore[arg-type]
+    client.streams.delete(STREAM)
+    with pytest.raises(rg.NotFoundError):
+        client.batch.count(whole)

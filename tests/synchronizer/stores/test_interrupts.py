@@ -11,6 +11,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -273,13 +274,13 @@ def test_an_opening_that_was_interrupted_holds_up_nobody(url: str, sparsely: int
             assert all_go_on(store), run.place
 
 
-@pytest.mark.stores("sqlite")
-def test_an_interrupted_commit_at_the_cost_of_the_reserve_limits_no_later_one(stores: list[SegmentStore]) -> None:
-    one, _ = stores
-    assert isinstance(one, SqliteStore)
-    for run in interrupts(lambda: at_the_cost_of_the_reserve(one)):
-        assert one._log._growth_limit is None, run.place
-    assert all_go_on(one)
+def test_an_interrupted_commit_at_the_cost_of_the_reserve_limits_no_later_one(tmp_path: Path) -> None:
+    with open_store(f"sqlite:///{tmp_path / 'store.db'}") as one:
+        assert isinstance(one, SqliteStore)
+        one.create("s")
+        for run in interrupts(lambda: at_the_cost_of_the_reserve(one)):
+            assert one._log._growth_limit is None, run.place
+        assert all_go_on(one)
 
 
 def at_the_cost_of_the_reserve(store: SqliteStore) -> None:
