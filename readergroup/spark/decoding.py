@@ -118,7 +118,7 @@ class _Column:
     def _array_or_error(self, values: Sequence[Any]) -> pyarrow.Array | Exception:
         try:
             if self._is_trap is not None and any(map(self._is_trap, values)):
-                raise ValueError("a number with a fraction is not an integer, and a list with null is not a map")
+                raise ValueError("the value has another type: text is no array, and true no number")
             return pyarrow.array(values, self._stored).cast(self._kind)
         except _ERRORS as error:
             return error
@@ -142,6 +142,8 @@ def _typed_json_loads(columns: tuple[pyarrow.Field, ...]) -> Callable[[bytes], F
 def _python_type(kind: pyarrow.DataType) -> Any:
     if types.is_integer(kind):
         return int | None
+    if types.is_floating(kind):
+        return int | float | None
     if types.is_struct(kind):
         return cast(Any, TypedDict)("Fields", {each.name: _python_type(each.type) for each in kind}, total=False) | None
     if types.is_list(kind):
@@ -167,24 +169,29 @@ def _as_stored(kind: pyarrow.DataType) -> pyarrow.DataType:
 def _finds_trap(kind: pyarrow.DataType) -> Callable[[Any], bool]:
     """Return a check for what must not reach Arrow in a value of this type.
 
-    Arrow drops the fraction of a number in place of an integer. A list with null in place of a map ends the process.
+    Arrow drops the fraction of a number in place of an integer, takes text as an array of its characters, an empty one
+    as a struct or map, and true as 1.0. A list with null in place of a map ends the process.
     """
     if types.is_integer(kind):
         return lambda value: isinstance(value, float) and not value.is_integer()
+    if types.is_floating(kind):
+        return lambda value: isinstance(value, bool)
     if types.is_struct(kind):
         fields = {each.name: _finds_trap(each.type) for each in kind if _has_traps(each.type)}
-        return lambda value: isinstance(value, dict) and any(finds(value.get(name)) for name, finds in fields.items())
+        return _other_than(dict, lambda value: any(finds(value.get(name)) for name, finds in fields.items()))
     if types.is_list(kind):
         finds = _finds_trap(kind.value_type)
-        return lambda value: isinstance(value, list) and any(map(finds, value))
+        return _other_than(list, lambda value: any(map(finds, value)))
     if types.is_map(kind):
         finds = _finds_trap(kind.item_type)
-        return lambda value: (
-            any(map(finds, value.values())) if isinstance(value, dict) else isinstance(value, list) and None in value
-        )
+        return _other_than(dict, lambda value: any(map(finds, value.values())))
     return lambda value: False
 
 
+def _other_than(container: type, has_trap: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Return a check that finds values other than this container or null, and traps in such a container."""
+    return lambda value: value is not None and (not isinstance(value, container) or has_trap(value))
+
+
 def _has_traps(kind: pyarrow.DataType) -> bool:
-    inner = [kind.field(index).type for index in range(kind.num_fields)]
-    return types.is_integer(kind) or types.is_map(kind) or any(map(_has_traps, inner))
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_nested(kind))

@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from synchronizer import InvalidArgumentError
 
 from ..streams.config import SegmentId, StreamCut, number_of, stream_of
@@ -45,33 +47,43 @@ def report_of(offset: Mapping[str, Any], lengths: Mapping[SegmentId, int]) -> di
 def cuts_of(offset: Mapping[str, Any] | str) -> Cuts:
     """Return the cuts of an offset, or of a cut's own JSON. Raise for anything else."""
     try:
-        fields = json.loads(offset) if isinstance(offset, str) else dict(offset)
-    except ValueError as error:
+        fields = json.loads(offset) if isinstance(offset, str) else offset
+    except (ValueError, RecursionError) as error:
         raise InvalidArgumentError("the offset is not JSON", text=offset) from error
-    if not isinstance(fields, dict):
+    if not isinstance(fields, Mapping):
         raise InvalidArgumentError("the offset is not a cut", text=offset)
     version = check_version(fields)
-    fields.pop("v", None)
+    rest = {name: value for name, value in fields.items() if name != "v"}
     if version == VERSION:
-        cut = StreamCut.model_validate(fields)
+        cut = _cut_of(rest)
         return {cut.stream: cut}
-    if fields.keys() != {"cuts"} or not isinstance(fields["cuts"], list):
+    if rest.keys() != {"cuts"} or not isinstance(rest["cuts"], list):
         raise InvalidArgumentError("the offset is not a list of cuts", text=offset)
-    cuts = [StreamCut.model_validate(each) for each in fields["cuts"]]
+    cuts = [_cut_of(each) for each in rest["cuts"]]
     if len({cut.stream for cut in cuts}) != len(cuts):
         raise InvalidArgumentError("the offset has several cuts of one stream", text=offset)
     return {cut.stream: cut for cut in cuts}
 
 
+def _cut_of(fields: object) -> StreamCut:
+    try:
+        return StreamCut.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidArgumentError(
+            "the offset has a damaged cut; restore the checkpoint, or start with a new one and startingOffsets",
+            cut=fields,
+            reason=error.errors()[0]["msg"],
+        ) from error
+
+
 def check_version(offset: Mapping[str, Any]) -> int:
     """Return the version. Raise for an unknown one, as a later release may write it."""
     version = offset.get("v", VERSION)
-    if version not in (VERSION, VERSION_OF_SEVERAL):
+    if not isinstance(version, int) or version not in (VERSION, VERSION_OF_SEVERAL):
         raise InvalidArgumentError(
             "the format of the offset is unknown to this release; run the query with the release that wrote it, "
             "or with a new checkpoint and startingOffsets",
             version=version,
             known=VERSION_OF_SEVERAL,
         )
-    assert isinstance(version, int)
     return version

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from synchronizer import InvalidArgumentError, Revision
 
@@ -24,6 +24,7 @@ ReadBound = Literal["earliest", "latest"] | Cuts | datetime
 #: What becomes of events that do not fit the schema.
 _MODES: Final = ("PERMISSIVE", "DROPMALFORMED", "FAILFAST")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_MAX_LONG: Final = 2**63 - 1  # of Java, to which Spark passes limits
 _UNITS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
@@ -253,7 +254,7 @@ def _read_bound(name: str, text: str) -> ReadBound:
         return _time(name, text)
     try:
         return cuts_of(text)
-    except (ValidationError, InvalidArgumentError) as error:
+    except InvalidArgumentError as error:
         raise InvalidArgumentError(
             "the value must be 'earliest', 'latest', a cut as written by StreamCut.model_dump_json(), the offset of a "
             "query (the endOffset of its progress, and no latestOffset), or a time such as '@2026-01-01T00:00:00Z'",
@@ -275,23 +276,24 @@ def _time(name: str, text: str) -> datetime:
 
 
 def _bytes(name: str, text: str) -> int:
-    found = re.fullmatch(r"(\d+)\s*([kmgt]?)i?b?", text.strip().lower())
-    if found is None or not int(found.group(1)):
+    found = re.fullmatch(r"([0-9]{1,18})\s*([kmgt]?)i?b?", text.strip().lower())
+    size = int(found.group(1)) << _UNITS[found.group(2)] if found else 0
+    if not 0 < size <= _MAX_LONG:
         raise InvalidArgumentError(
             "the value must be a number of bytes, such as '67108864' or '64m'", option=name, value=text
         )
-    return int(found.group(1)) << _UNITS[found.group(2)]
+    return size
 
 
 def _duration(name: str, text: str) -> float:
-    found = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d)", text.strip().lower())
+    found = re.fullmatch(r"([0-9]{1,18})\s*(ms|s|m|h|d)", text.strip().lower())
     if found is None:
         raise InvalidArgumentError("the value must be a time, such as '500ms', '30s' or '15m'", option=name, value=text)
     return int(found.group(1)) * _SECONDS[found.group(2)]
 
 
 def _count(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
+    if not (re.fullmatch("[0-9]{1,18}", text) and int(text)):
         raise InvalidArgumentError("the value must be an integer >= 1", option=name, value=text)
     return int(text)
 
@@ -302,7 +304,7 @@ def _list(text: str) -> list[str]:
 
 def _segments(name: str, text: str) -> frozenset[str]:
     numbers = _list(text)
-    if not numbers or not all(number.isascii() and number.isdigit() for number in numbers):
+    if not numbers or not all(re.fullmatch("[0-9]{1,18}", number) for number in numbers):
         raise InvalidArgumentError("the value must be segment numbers, separated by commas", option=name, value=text)
     return frozenset(numbers)
 

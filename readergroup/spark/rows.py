@@ -61,7 +61,7 @@ class Rows:
         self._mode = options.mode or "FAILFAST"
         names = tuple(self._schema.names)
         self._taken = _taken(names, options)
-        check_once([name for name in names if name in self._taken])
+        check_once([name for name in names if name in self._taken or names.count(name) > 1])
         self._corrupt = None
         self._decoder = None
         #: The columns of the stream that `of` needs.
@@ -89,15 +89,18 @@ class Rows:
 
     def _corrupt_column(self, options: ReadOptions) -> str | None:
         """Return the column for events that do not fit, if the schema has it."""
-        name = options.corrupt_column or _CORRUPT_RECORD
-        if name in self._taken or (options.corrupt_column and name not in self._schema.names):
+        wanted = options.corrupt_column or _CORRUPT_RECORD
+        found: list[str] = [name for name in self._schema.names if name.lower() == wanted.lower()]
+        check_once(found)
+        if not found and not options.corrupt_column:
+            return None
+        if not found or found[0] in self._taken:
             raise InvalidArgumentError(
                 "the column for events that do not fit must be in the schema, and not in the option 'columns'",
                 option="columnNameOfCorruptRecord",
-                column=name,
+                column=wanted,
             )
-        if name not in self._schema.names:
-            return None
+        (name,) = found
         kinds = [pyarrow.binary(), *([pyarrow.string()] if options.serializer == "json" else [])]
         if self._schema.field(name).type not in kinds:
             raise InvalidArgumentError(

@@ -66,7 +66,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------------ offsets
 
     def initialOffset(self) -> dict[str, Any]:
-        client, place = self._client, self._options.starting or "latest"
+        client, place = self._client, self._options.starting
+        place = "latest" if place is None else place  # an offset of no streams is a place too
         cuts = {
             state.name: self._loss.start(client, state, resolved(client, state, place))
             for state in selected(client, self._options)

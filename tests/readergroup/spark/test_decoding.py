@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from readergroup import JsonSerializer
+import readergroup as rg
 from readergroup.spark.decoding import EventDecoder
 
 FIELDS: Final = (
@@ -81,7 +81,7 @@ damaged = st.builds(
 def reference(event: bytes) -> list[Any] | None:
     """The columns of one event, each None where the event does not fit; None if it does not fit as a whole."""
     try:
-        fields = JsonSerializer().loads(event)
+        fields = rg.JsonSerializer().loads(event)
     except (ValueError, RecursionError):
         return None
     if fields is None:
@@ -102,17 +102,21 @@ def column(field: pyarrow.Field, value: Any) -> pyarrow.Array:
 
 
 def is_trap(value: Any, kind: pyarrow.DataType) -> bool:
-    """Whether Arrow would drop a fraction, or end this process."""
+    """Whether Arrow would take a value of another type, drop a fraction, or end this process."""
     types = pyarrow.types
     if types.is_integer(kind):
         return isinstance(value, float) and not value.is_integer()
-    if types.is_struct(kind) and isinstance(value, dict):
+    if types.is_floating(kind):
+        return isinstance(value, bool)
+    if value is None or not types.is_nested(kind):
+        return False
+    if types.is_list(kind):
+        return not isinstance(value, list) or any(is_trap(each, kind.value_type) for each in value)
+    if not isinstance(value, dict):
+        return True
+    if types.is_struct(kind):
         return any(is_trap(value.get(each.name), each.type) for each in kind)
-    if types.is_list(kind) and isinstance(value, list):
-        return any(is_trap(each, kind.value_type) for each in value)
-    if types.is_map(kind) and isinstance(value, dict):
-        return any(is_trap(each, kind.item_type) for each in value.values())
-    return types.is_map(kind) and isinstance(value, list) and None in value
+    return any(is_trap(each, kind.item_type) for each in value.values())
 
 
 @given(st.lists(texts | damaged, min_size=1, max_size=8))
@@ -158,6 +162,11 @@ def check(events: Sequence[bytes]) -> None:
         b'{"long":true}',
         b'{"map":[null]}',
         b'{"map":[{"key":"a","value":1}]}',
+        b'{"map":[]}',
+        b'{"inner":[]}',
+        b'{"double":true}',
+        b'{"double":12345678901234567890}',
+        b'{"list":""}',
         b'{"long":9223372036854775808}',
         b'{"other":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b"\xef\xbb\xbf{}",
@@ -180,6 +189,34 @@ def test_times_in_nested_types_are_text_too() -> None:
     first, second = decoded.columns["a b"].cast(kind).to_pylist()
     assert first["at"][0].timestamp() == 1 and first["price"] == Decimal("1.50")
     assert second is None and [each.row for each in decoded.misfits] == [1]
+
+
+TEXTS: Final = pyarrow.list_(pyarrow.string())
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (TEXTS, "abc"),
+        (TEXTS, ""),
+        (pyarrow.list_(TEXTS), ["abc"]),
+        (pyarrow.map_(pyarrow.string(), TEXTS), {"x": "abc"}),
+        (pyarrow.struct([("x", TEXTS)]), []),
+        (pyarrow.struct([("x", TEXTS)]), ""),
+        (pyarrow.map_(pyarrow.string(), TEXTS), []),
+        (pyarrow.float64(), True),
+        (pyarrow.list_(pyarrow.float64()), [True]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("serializer", ["json", "msgpack"])
+def test_a_value_of_another_type_does_not_fit(serializer: str, kind: pyarrow.DataType, value: Any) -> None:
+    """Arrow takes text as the array of its characters, for example."""
+    dumps = {"json": rg.JsonSerializer(), "msgpack": rg.MsgpackSerializer()}[serializer].dumps
+    decoded = EventDecoder([pyarrow.field("x", kind)], serializer).decode(
+        pyarrow.array([dumps({"x": value}), dumps({"x": None})], pyarrow.binary())
+    )
+    assert decoded.columns["x"].null_count == 2 and [each.row for each in decoded.misfits] == [0]
 
 
 def test_without_columns_events_are_checked_nevertheless() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,13 @@ def test_options_of_the_other_kind_of_read_are_refused() -> None:
         ("serializer", "pickle", "'json' or 'msgpack'"),
         ("failOnDataLoss", "no", "'true' or 'false'"),
         ("stream", "orders", "scope/name"),
+        ("startingOffsets", "[" * 100_000, "StreamCut.model_dump_json"),
+        ("startingOffsets", '{"v": 2.0, "cuts": []}', "StreamCut.model_dump_json"),
+        ("maxBytesPerTrigger", "9" * 5000, "number of bytes"),
+        ("maxBytesPerTrigger", "8388608t", "number of bytes"),
+        ("maxEventsPerTrigger", "9" * 5000, "integer >= 1"),
+        ("maxTriggerDelay", "9" * 5000 + "s", "must be a time"),
+        ("segments", "9" * 5000, "segment numbers"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(name: str, value: str, message: str) -> None:
@@ -119,6 +127,31 @@ def test_an_offset_has_one_form_and_is_a_place_to_start_from() -> None:
     assert options(startingOffsets=text).starting == {CUT.stream: CUT}
     with pytest.raises(rg.InvalidArgumentError, match="new checkpoint"):
         cuts_of({**json.loads(text), "v": 3})
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {},
+        {"v": 1},
+        {"v": 1.0},
+        {"v": None},
+        {"v": [1]},
+        None,
+        5,
+        {"v": 2, "cuts": [None]},
+        {"v": 2, "cuts": [{"stream": "shop/orders"}]},
+        {"v": 2, "cuts": [], "more": 1},
+        *({**CUT.model_dump(), "offsets": {"shop/orders/2": offset}} for offset in (-1, 0.5, float("nan"), "x", None)),
+        {**CUT.model_dump(), "offsets": {"shop/others/2": 5}},
+        {**CUT.model_dump(), "more": 5},
+    ],
+    ids=repr,
+)
+def test_a_damaged_offset_is_refused_in_one_sentence(damaged: Any) -> None:
+    with pytest.raises(rg.InvalidArgumentError, match="offset") as refused:
+        cuts_of(damaged)
+    assert "\n" not in str(refused.value)
 
 
 def test_an_offset_of_several_streams_has_one_form_and_is_a_place_to_start_from() -> None:

@@ -197,6 +197,23 @@ def test_a_column_for_corrupt_events_that_cannot_be_is_refused() -> None:
         options(serializer="json", mode="STRICT")
 
 
+@pytest.mark.parametrize("given", [{}, {"columnNameOfCorruptRecord": "_CORRUPT_record"}], ids=str)
+def test_the_column_for_corrupt_events_is_found_in_any_case(given: dict[str, str], client: rg.Client) -> None:
+    schema = StructType([StructField("id", LongType()), StructField("_Corrupt_Record", StringType())])
+    found = decoded(client, EVENTS[:2], Rows(schema, options(serializer="json", mode="PERMISSIVE", **given)))
+    assert [each["_Corrupt_Record"] for each in found] == [None, EVENTS[1].decode()]
+    with pytest.raises(rg.InvalidArgumentError, match="except for upper and lower case"):
+        Rows(StructType([*schema, StructField("_corrupt_record", StringType())]), options(serializer="json", **given))
+
+
+@pytest.mark.parametrize("name", ["id", "_corrupt_record"])
+def test_a_name_of_two_columns_is_refused(name: str) -> None:
+    """Each column would have the values of the last, also with another type."""
+    schema = StructType([StructField(name, StringType()), StructField(name, LongType())])
+    with pytest.raises(rg.InvalidArgumentError, match=f"two columns have the same name.*{name}"):
+        Rows(schema, options(serializer="json"))
+
+
 def test_columns_come_in_the_order_that_was_asked_for(client: rg.Client) -> None:
     assert default_schema(options(columns="offset,event")) == "offset bigint, event binary"
     rows = Rows(StructType([StructField("offset", LongType()), StructField("event", BinaryType())]), options())

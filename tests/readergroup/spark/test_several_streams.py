@@ -270,6 +270,16 @@ def test_starts_and_ends_are_places_of_each_stream(client: rg.Client, make_reade
     assert {row for row in found if row[0] == "returns"} == {*expected(("returns", 0, 100))}
 
 
+def test_the_offset_of_a_query_that_had_no_stream_yet_is_a_place_before_all_of_them(
+    client: rg.Client, make_reader: Callable[..., StreamReader]
+) -> None:
+    nothing = json.dumps(make_reader(streamPattern="shop/.*").initialOffset())
+    fill(client)
+    reader = make_reader(streamPattern="shop/.*", startingOffsets=nothing)
+    found, _ = drained(reader, reader.initialOffset())
+    assert sorted(found) == expected(("orders", 0, 100), ("returns", 0, 100))
+
+
 # ---------------------------------------------------------------------- in Spark
 
 
