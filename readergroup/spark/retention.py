@@ -7,7 +7,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from typing import Final
 
-from synchronizer import NotFoundError, TruncatedError
+from synchronizer import Deadline, InvalidArgumentError, NotFoundError, TruncatedError
+from synchronizer.backoff import Backoff
 
 from ..client import Client
 from ..streams.config import StreamCut, number_of
@@ -42,6 +43,29 @@ class DataLoss:
         if self._fail:
             raise TruncatedError(f"{error.message}; {_REMEDY}", **error.facts) from error
         logger.warning("%s; reading continues after it", error)
+
+
+def check_exists(client: Client, state: StreamState, cut: StreamCut) -> None:
+    """Raise if the cut is beyond the end of a segment: what is written there next would never be read."""
+    offsets = {number_of(each): offset for each, offset in cut.offsets.items() if number_of(each) in state.segments}
+    may_be_old = not client.store.guarantees.linearizable_read
+    backoff = Backoff(client.clock, Deadline(client.clock, client.timeout if may_be_old else 0.0))
+    try:
+        while beyond := _beyond(client.streams.segment_lengths(state, offsets), offsets):
+            if not backoff.wait():
+                raise InvalidArgumentError(
+                    "the checkpoint is beyond the end of the stream, as after a restore of an older backup of the "
+                    "store; restore the checkpoint of that time, or use another checkpointLocation and startingOffsets",
+                    segment=state.segment(min(beyond)),
+                    offset=offsets[min(beyond)],
+                )
+    except NotFoundError:
+        return  # the segments were truncated and are about to be forgotten
+
+
+def _beyond(lengths: Mapping[int, int], offsets: Mapping[int, int]) -> set[int]:
+    """Return the segments that are shorter than these offsets."""
+    return {number for number, offset in offsets.items() if offset > lengths[number]}
 
 
 def moved_to_data(client: Client, state: StreamState, cut: StreamCut) -> StreamCut:

@@ -58,6 +58,8 @@ class Rows:
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._schema = to_arrow_schema(schema, timezone="UTC")
+        if not schema.names:
+            raise InvalidArgumentError("the schema has no column; declare at least one, such as 'offset bigint'")
         self._mode = options.mode or "FAILFAST"
         names = tuple(self._schema.names)
         self._taken = _taken(names, options)

@@ -33,7 +33,7 @@ from .options import ReadOptions
 from .planning import planned
 from .positions import PublishedPositions
 from .reading import record_batches
-from .retention import DataLoss, moved_to_data
+from .retention import DataLoss, check_exists, moved_to_data
 from .rows import Rows
 from .selection import resolved, selected
 
@@ -58,6 +58,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._delay = BatchDelay(options)
         self._ends: dict[str, StreamCut] = {}
         self._ends_now = False  # the streams are known, and each has its end
+        self._is_checked = False  # that the store has the events before the query's offset
         self._idle: _Idle | None = None
         self._positions: PublishedPositions | None = None
         self._latest: Cuts | None = None
@@ -109,13 +110,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._report = None
         if joining or gone:
             self._idle = None
-            for name in gone:
-                self._ends.pop(name, None)
+            again = {state.name: state.incarnation for state in joining}
+            for name in gone & self._ends.keys():
+                if self._ends[name].incarnation != again.get(name):
+                    del self._ends[name]
             self._latest = {name: each.cut for name, each in present.items()}
             self._latest.update((state.name, state.head_cut) for state in joining)
             return self._offset(self._latest)
         logs = [client.streams.metadata.open(name, create=False) for name in present]
         known = {log.segment: log.applied_length for log in logs}
+        if not self._is_checked:
+            for state, cut in present.values():
+                check_exists(client, state, cut)
+            self._is_checked = True
         self._publish(present)
         try:
             if self._is_delayed and self._delay.is_too_little(self._unread_bytes(present)):

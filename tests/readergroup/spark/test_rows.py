@@ -248,6 +248,9 @@ def test_a_schema_that_the_stream_cannot_have_is_refused() -> None:
         Rows(schema("event", BinaryType()), options(columns="offset"))
     with pytest.raises(rg.InvalidArgumentError, match=r"\.schema"):
         default_schema(options(serializer="json"))
+    for given in ({}, {"serializer": "json"}):
+        with pytest.raises(rg.InvalidArgumentError, match="has no column"):
+            Rows(StructType([]), options(**given))
 
 
 def test_rows_have_exactly_the_types_that_spark_expects(client: rg.Client) -> None:

@@ -270,6 +270,20 @@ def test_starts_and_ends_are_places_of_each_stream(client: rg.Client, make_reade
     assert {row for row in found if row[0] == "returns"} == {*expected(("returns", 0, 100))}
 
 
+def test_available_now_reads_a_stream_that_was_created_again_before_its_start(
+    client: rg.Client, make_reader: Callable[..., StreamReader]
+) -> None:
+    fill(client)
+    _, end = drained(make_reader(), make_reader().initialOffset())
+    client.streams.delete(STREAMS[0])
+    client.streams.create(STREAMS[0])
+    write(client, STREAMS[0], 500, 510)
+    reader = make_reader(failOnDataLoss="false")
+    reader.prepareForTriggerAvailableNow()
+    found, _ = drained(reader, end)
+    assert sorted(found) == expected(("orders", 500, 510))
+
+
 def test_the_offset_of_a_query_that_had_no_stream_yet_is_a_place_before_all_of_them(
     client: rg.Client, make_reader: Callable[..., StreamReader]
 ) -> None:

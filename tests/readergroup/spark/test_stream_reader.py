@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ import readergroup as rg
 from readergroup.spark import stream_reading
 from readergroup.spark.offsets import offset_of
 from readergroup.spark.options import read_options
+from readergroup.spark.retention import check_exists
 from readergroup.spark.stream_reading import StreamReader
 from readergroup.streams.data.block import MAX_BLOCK_BYTES
 from tests.readergroup.spark.streams import STREAM, assert_in_order, cut_of, number, write
@@ -509,3 +512,33 @@ def test_a_small_batch_begins_when_its_delay_is_over(
     write(client, range(10, 20))
     assert reader.latestOffset(end, ALL) == end
     until(lambda: reader.latestOffset(end, ALL) != end, "the end of the delay", seconds=60)
+
+
+@pytest.mark.parametrize("lenient", ["true", "false"])
+def test_a_checkpoint_beyond_the_end_is_refused_instead_of_skipping_what_comes_next(
+    lenient: str, client: rg.Client, make_reader: Callable[..., StreamReader]
+) -> None:
+    """As after a restore of an older backup of the store."""
+    client.streams.create(STREAM)
+    write(client, range(100))
+    tail = client.streams.info(STREAM).tail
+    ahead = tail.model_copy(update={"offsets": {name: offset + 1 for name, offset in tail.offsets.items()}})
+    reader = make_reader(failOnDataLoss=lenient)
+    with pytest.raises(rg.InvalidArgumentError, match=r"older backup.*segment='shop/orders/0' offset=\d+"):
+        reader.latestOffset(offset_of(ahead), ALL)
+    assert reader.latestOffset(offset_of(tail), ALL) == offset_of(tail)
+
+
+def test_a_checkpoint_beyond_the_end_is_believed_if_the_store_may_answer_with_old_data(
+    client: rg.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.streams.create(STREAM)
+    write(client, range(100))
+    state, half = client.streams.fetch_state(STREAM), client.streams.info(STREAM).tail
+    later = half.model_copy(update={"offsets": {name: 2 * offset for name, offset in half.offsets.items()}})
+    guarantees = dataclasses.replace(client.store.guarantees, linearizable_read=False)
+    monkeypatch.setattr(client.store, "guarantees", guarantees)
+    with ThreadPoolExecutor(1) as pool:
+        checked = pool.submit(check_exists, client, state, later)
+        write(client, range(100, 300))
+        checked.result(timeout=20)
