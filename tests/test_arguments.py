@@ -203,7 +203,7 @@ class World:
             "expected": ANY, "offset": 0, "after": synchronizer.Revision(0, 0), "source": "source", "max_readers": 4,
             "streams": (STREAM,), "segments": 1, "first": client.streams.info(STREAM).head, "time": datetime.now(UTC),
             "key_type": str, "max_bytes": 10, "about_bytes": 10, "timeout_seconds": 1.0,
-            "update": None, "field": "size",
+            "update": None, "field": "size", "starts": [client.streams.info(STREAM).head], "ends": None,
             "url": "memory://", "queue_size": 10, "reader": "reader", "config": None, "cuts": {}, "source_name": "x",
             "target": "shop/copy", "cause": None, "log": "record", "lag_interval_seconds": 5.0,
             "retention_seconds": 5.0, "retention_bytes": 5, "threads": True, "limit_bytes": 10, "fields": {},

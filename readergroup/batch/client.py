@@ -144,7 +144,7 @@ class BatchClient:
 
     def next_cuts(
         self,
-        cuts: Sequence[StreamCut],
+        starts: Sequence[StreamCut],
         about_bytes: int | None = None,
         *,
         max_events: int | None = None,
@@ -154,27 +154,27 @@ class BatchClient:
         """Return a cut further on in each of several streams. They advance as the segments of one stream do.
 
         Args:
-            cuts: Where to start, one cut for each stream.
+            starts: Where to start, one cut for each stream.
             about_bytes: As of `next_cut`, in all streams together.
             max_events: As of `next_cut`, in all streams together.
             ends: Where to stop in each stream; None for the tail. Default: the tail of each.
             timeout: Seconds to wait for the store. Default: the client's.
         """
-        check_type(cuts, Sequence, "cuts")
+        check_type(starts, Sequence, "starts")
         check_type(ends, Sequence, "ends", or_none=True)
-        for cut in cuts:
-            check_type(cut, StreamCut, "each of cuts")
+        for start in starts:
+            check_type(start, StreamCut, "each of starts")
         for end in ends or ():
             check_type(end, StreamCut, "each of ends", or_none=True)
         check_count(about_bytes, "about_bytes", or_none=True)
         check_count(max_events, "max_events", or_none=True)
         if about_bytes is not None and max_events is not None:
             raise InvalidArgumentError("about_bytes and max_events exclude each other; pass one of them")
-        ends = [None] * len(cuts) if ends is None else ends
-        if len({cut.stream for cut in cuts}) != len(cuts) or len(ends) != len(cuts):
-            raise InvalidArgumentError("cuts must be of different streams, with an end for each", cuts=len(cuts))
+        ends = [None] * len(starts) if ends is None else ends
+        if len({start.stream for start in starts}) != len(starts) or len(ends) != len(starts):
+            raise InvalidArgumentError("starts must be of different streams, with an end for each", starts=len(starts))
         deadline = self._streams.metadata.deadline(timeout)
-        streams = [self._reading(cut, end, deadline) for cut, end in zip(cuts, ends, strict=True)]
+        streams = [self._reading(start, end, deadline) for start, end in zip(starts, ends, strict=True)]
         unread = {(stream, each): found for stream, (_, part, _) in enumerate(streams) for each, found in part.items()}
         waiting = [
             Waiting(each.since, frozenset((stream, number) for number in each.behind))

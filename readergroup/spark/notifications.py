@@ -188,7 +188,7 @@ class NotificationStreamReader(DataSourceStreamReader, SupportsTriggerAvailableN
 
     def _present(self, offset: Mapping[str, Any]) -> RecordRange | None:
         """Return the present range; None if nothing is recorded yet. Raise if the offset is of another record."""
-        check_version(offset)
+        check_version(offset, VERSION)
         if offset["group"] != self._options.group:
             raise InvalidArgumentError(
                 "the checkpoint belongs to a query on another group; use another checkpointLocation",

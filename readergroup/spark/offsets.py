@@ -52,7 +52,7 @@ def cuts_of(offset: Mapping[str, Any] | str) -> Cuts:
         raise InvalidArgumentError("the offset is not JSON", text=offset) from error
     if not isinstance(fields, Mapping):
         raise InvalidArgumentError("the offset is not a cut", text=offset)
-    version = check_version(fields)
+    version = check_version(fields, VERSION_OF_SEVERAL)
     rest = {name: value for name, value in fields.items() if name != "v"}
     if version == VERSION:
         cut = _cut_of(rest)
@@ -76,14 +76,14 @@ def _cut_of(fields: object) -> StreamCut:
         ) from error
 
 
-def check_version(offset: Mapping[str, Any]) -> int:
-    """Return the version. Raise for an unknown one, as a later release may write it."""
+def check_version(offset: Mapping[str, Any], newest: int) -> int:
+    """Return the version. Raise for a later one than ``newest``, as a later release may write it."""
     version = offset.get("v", VERSION)
-    if not isinstance(version, int) or version not in (VERSION, VERSION_OF_SEVERAL):
+    if type(version) is not int or not VERSION <= version <= newest:
         raise InvalidArgumentError(
             "the format of the offset is unknown to this release; run the query with the release that wrote it, "
             "or with a new checkpoint and startingOffsets",
             version=version,
-            known=VERSION_OF_SEVERAL,
+            known=newest,
         )
     return version

@@ -177,6 +177,8 @@ class _Sink:
         for each in staged:
             for stream, part in each.parts.items():
                 parts.setdefault(stream, []).append(part)
+        for stream, digest in (digests or {}).items():  # raises before any stream gets events
+            self._transactions.was_committed(stream, key, number, digest=str(digest))
         for stream in sorted(parts):
             commit = partial(
                 self._transactions.commit,

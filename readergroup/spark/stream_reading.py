@@ -125,7 +125,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_checked = True
         self._publish(present)
         try:
-            if self._is_delayed and self._delay.is_too_little(self._unread_bytes(present)):
+            if self._is_delayed(present) and self._delay.is_too_little(self._unread_bytes(present)):
                 self._latest = cuts
                 tails = _watched(present, self._lengths(present))
                 self._idle = _Idle(start, known, tails, None, until=self._delay.due_at)
@@ -179,10 +179,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _offset(self, cuts: Cuts) -> dict[str, Any]:
         return offset_of_several(cuts) if self._options.reads_several else offset_of(*cuts.values())
 
-    @property
-    def _is_delayed(self) -> bool:
-        """Whether a small batch has to wait. With Trigger.AvailableNow none does."""
-        return not self._ends_now and self._client.clock.monotonic() < self._delay.due_at
+    def _is_delayed(self, present: Mapping[str, Followed]) -> bool:
+        """Whether a small batch has to wait. None does where no more data will come."""
+        is_ending = (
+            self._ends_now or self._options.ending is not None or all(each.state.sealed for each in present.values())
+        )
+        return not is_ending and self._client.clock.monotonic() < self._delay.due_at
 
     def _lengths(self, present: Mapping[str, Followed]) -> Mapping[str, Mapping[SegmentId, int]]:
         """Return the lengths of the segments from the cuts on, by stream."""

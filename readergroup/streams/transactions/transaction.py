@@ -122,6 +122,12 @@ class Transactions:
             self._streams.finished_keys.forget_now(stream)
         return was_first
 
+    def was_committed(
+        self, stream: str, key: str, number: int, *, digest: str | None = None, timeout: float | None = None
+    ) -> bool:
+        """Return whether this number of the key or a greater one was committed; raises as `commit` does."""
+        return _was_committed(self._streams.fetch_state(stream, timeout=timeout), key, number, digest)
+
     def abort(self, stream: str, key: str, *, timeout: float | None = None) -> None:
         """Give up the uncommitted parts of the key. Committed ones stay."""
         _abort(self._streams, stream, check_name(key, "transaction key"), timeout)
@@ -380,19 +386,7 @@ class _Commit:
         )
 
     def _was_committed(self, state: StreamState) -> bool:
-        """Return whether this number or a greater one was committed. Raise if it was with other events."""
-        committer = state.transactions.committer(self._key)
-        is_same_number = self._number == committer.number
-        if is_same_number and None not in (self._digest, committer.digest) and self._digest != committer.digest:
-            raise AlreadyExistsError(
-                "other events were committed under this key and number; commit these under another key",
-                stream=self._stream,
-                key=self._key,
-                number=self._number,
-                committed=committer.digest,
-                given=self._digest,
-            )
-        return self._number <= committer.number
+        return _was_committed(state, self._key, self._number, self._digest)
 
     def _check(self, state: StreamState, deadline: Deadline) -> None:
         """Refuse a commit that could not be merged, before anything is written."""
@@ -431,6 +425,21 @@ class _Commit:
                 lambda staged: begun_at(staged.part) < before,
                 timeout=deadline.remaining(),
             )
+
+
+def _was_committed(state: StreamState, key: str, number: int, digest: str | None) -> bool:
+    """Return whether this number or a greater one was committed. Raise if it was with other events."""
+    committer = state.transactions.committer(key)
+    if number == committer.number and None not in (digest, committer.digest) and digest != committer.digest:
+        raise AlreadyExistsError(
+            "other events were committed under this key and number; commit these under another key",
+            stream=state.name,
+            key=key,
+            number=number,
+            committed=committer.digest,
+            given=digest,
+        )
+    return number <= committer.number
 
 
 def _abort(streams: StreamManager, stream: str, key: str, timeout: float | None) -> StreamState:

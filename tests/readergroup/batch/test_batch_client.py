@@ -281,9 +281,9 @@ def test_wrong_input_is_refused_before_anything_is_read(client: rg.Client) -> No
         "no event starts": lambda: client.batch.segment_ranges(STREAM, start=inside),
         "max_bytes must be an integer >= 1": lambda: client.batch.segment_ranges(STREAM, max_bytes=0),
         "about_bytes must be": lambda: client.batch.next_cut(tail, 0),
-        "cuts must be of different streams": lambda: client.batch.next_cuts([tail, head]),
+        "starts must be of different streams": lambda: client.batch.next_cuts([tail, head]),
         "with an end for each": lambda: client.batch.next_cuts([tail, other], ends=[tail]),
-        "each of cuts must be": lambda: client.batch.next_cuts(["head"]),  # type: ignore[list-item]
+        "each of starts must be": lambda: client.batch.next_cuts(["head"]),  # type: ignore[list-item]
         "max_events must be": lambda: client.batch.batches(first, max_events=0),
         "exceeds the end": lambda: list(client.batch.read(first.model_copy(update={"end": first.end + 1}))),
         "known column, and each only once": lambda: client.batch.record_batches(first, ["event", "weight"]),

@@ -88,7 +88,7 @@ class Query:
         self._offset = self._reader.initialOffset()
 
     def start(self) -> None:
-        options = ReadOptions(url=StoreAddress(url=SecretStr(URL)), stream=STREAM, starting="earliest")
+        options = ReadOptions(url=StoreAddress(url=SecretStr(URL)), streams=(STREAM,), starting="earliest")
         self._reader = StreamReader(EVENT, options)
         if self._trigger == "availableNow":
             self._reader.prepareForTriggerAvailableNow()

@@ -331,6 +331,24 @@ def test_a_txn_id_that_is_used_for_other_events_is_refused(client: rg.Client, op
     assert not staged(client)
 
 
+def test_a_txn_id_that_is_used_for_other_events_writes_to_none_of_several_streams(
+    client: rg.Client, options: WriteOptions
+) -> None:
+    client.streams.create(RETURNS)
+    columns = {"event": pyarrow.array([b"1", b"2"], pyarrow.binary()), "stream": [RETURNS, RETURNS]}
+    without = options.model_copy(update={"stream": None, "txn_id": "monday"})
+
+    def save(**changed: object) -> None:
+        writer = BatchSink(ROUTED, without, overwrite=False)
+        writer.commit([in_task(writer, 0, [pyarrow.RecordBatch.from_pydict({**columns, **changed})])])
+
+    save()
+    with pytest.raises(rg.AlreadyExistsError):
+        save(stream=[STREAM, RETURNS])
+    assert stored(client) == []
+    save(stream=[RETURNS, RETURNS])
+
+
 def test_a_txn_id_without_events_is_remembered_too(client: rg.Client, options: WriteOptions) -> None:
     for _ in range(2):
         writer = batch_sink(options, "sunday")

@@ -497,7 +497,12 @@ def test_a_small_batch_waits_until_there_is_more_or_its_delay_is_over(
     write(client, range(20, 400))  # more than enough, in successors too
     before = reader.latestOffset(end, ALL)
     assert before != end
-    fresh = make_reader(startingOffsets="earliest", minBytesPerTrigger="1g", maxTriggerDelay="1h")
+    client.streams.seal(STREAM)
+    huge = {"startingOffsets": "earliest", "minBytesPerTrigger": "1g", "maxTriggerDelay": "1h"}
+    bounded = {"endingOffsets": client.streams.info(STREAM).tail.model_dump_json()}
+    for each in (make_reader(**huge), make_reader(**huge, **bounded)):  # no more will come
+        assert_in_order(drained(each, each.initialOffset(), ReadMaxRows(50))[0], 400)
+    fresh = make_reader(**huge)
     fresh.prepareForTriggerAvailableNow()
     assert_in_order(drained(fresh, fresh.initialOffset())[0], 400)  # does not wait either
 
