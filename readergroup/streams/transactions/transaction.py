@@ -126,6 +126,9 @@ class Transactions:
         self, stream: str, key: str, number: int, *, digest: str | None = None, timeout: float | None = None
     ) -> bool:
         """Return whether this number of the key or a greater one was committed; raises as `commit` does."""
+        check_name(key, "transaction key")
+        check_count(number, "number", at_least=0)
+        check_type(digest, str, "digest", or_none=True)
         return _was_committed(self._streams.fetch_state(stream, timeout=timeout), key, number, digest)
 
     def abort(self, stream: str, key: str, *, timeout: float | None = None) -> None:
