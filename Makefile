@@ -126,7 +126,9 @@ wheel-test:
 	@$(WHEEL)/venv/bin/python -m pip install -qq --disable-pip-version-check $(WHEEL)/dist/*.whl
 	cp -R $(filter-out $(PACKAGES) build dist demo-output,$(wildcard *)) $(WHEEL)/tree
 	for package in $(PACKAGES); do \
-	    diff -r --exclude __pycache__ $$package $(WHEEL)/venv/lib/python*/site-packages/$$package || exit; done
+	    diff -r --exclude __pycache__ --exclude discovery $$package $(WHEEL)/venv/lib/python*/site-packages/$$package || exit; done
+	for module in readergroup/spark/discovery/pyspark_*.py; do \
+	    diff $$module $(WHEEL)/venv/lib/python*/site-packages || exit; done
 	cd $(WHEEL)/tree && ../venv/bin/python samples/quickstart.py ../quickstart && ../venv/bin/readergroup --help >/dev/null
 	@wheel=$$(echo $(WHEEL)/dist/*.whl) && \
 	    $(WHEEL)/venv/bin/python -m pip install -qq --disable-pip-version-check "$$wheel[wheel-test]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 ORDERS, PAYMENTS, REVENUE, DEAD = "shop/orders", "shop/payments", "shop/revenue", "shop/dead"
-COUNT = 9_000
+COUNT = int(os.environ.get("ORDERS", 9_000))
 SHOPS = ("Berlin", "Lyon", "Porto")
 #: An order is up to 5 s older than one before it, a payment comes up to 20 s after its order.
 JITTER, PAID_WITHIN = 5, 20

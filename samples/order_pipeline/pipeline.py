@@ -80,7 +80,7 @@ def run(client: rg.Client, url: str, folder: Path, kills: int) -> None:
             if spark.is_over and not client.streams.info(REVENUE).sealed:
                 client.streams.seal(REVENUE)  # the report ends when it has read everything
             orders = client.streams.info(ORDERS)
-            if orders.epoch == 0 and sum(orders.tail.offsets.values()) > 200_000:
+            if orders.epoch == 0 and sum(orders.tail.offsets.values()) > 100_000:
                 with suppress(rg.SealedError):
                     client.streams.scale(ORDERS, split=[0])
             time.sleep(0.1)

@@ -137,7 +137,9 @@ def client(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[rg.C
 @pytest.mark.parametrize("trigger", ["availableNow", "processingTime"])
 @pytest.mark.parametrize("limit", LIMITS, ids=str)
 @pytest.mark.parametrize("when", ["before the start", "while the query runs", "while the query is stopped"])
-@pytest.mark.parametrize("scale", ["split", "merge", "both"])
+@pytest.mark.parametrize(
+    "scale", [*(pytest.param(each, marks=pytest.mark.broad) for each in ("split", "merge")), "both"]
+)
 def test_a_watermark_drops_nothing(
     client: rg.Client, clock: ManualClock, scale: Scale, when: When, limit: ReadLimit, trigger: Trigger, hot: bool
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +15,13 @@ PIPELINE = SAMPLES / "order_pipeline" / "pipeline.py"
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kills", [2, *(pytest.param(kills, marks=pytest.mark.broad) for kills in (0, 10))])
-def test_its_result_is_the_truth(java: None, tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize(
+    ("kills", "orders"), [(1, 2_000), *(pytest.param(kills, 9_000, marks=pytest.mark.broad) for kills in (0, 10))]
+)
+def test_its_result_is_the_truth(java: None, tmp_path: Path, kills: int, orders: int) -> None:
     command = [sys.executable, str(PIPELINE), str(tmp_path), "--kills", str(kills)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    environment = {**os.environ, "ORDERS": str(orders)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False, env=environment)
     assert "equal to the truth: True" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0
     assert done.stdout.count("kill -9") <= kills

@@ -86,7 +86,7 @@ def live_and_be_killed(url: str, folder: Path, rng: random.Random, sensors: Sens
         process.wait()
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=[pytest.mark.broad, pytest.mark.timeout(7200)])])
+@pytest.mark.parametrize("kills", [1, pytest.param(50, marks=[pytest.mark.broad, pytest.mark.timeout(7200)])])
 def test_windows_of_killed_drivers_have_the_true_counts(
     spark: SparkSession, client: rg.Client, url: str, tmp_path: Path, kills: int
 ) -> None:
