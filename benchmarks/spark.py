@@ -21,7 +21,7 @@ from readergroup.spark.planning import Ranges
 
 from .figure import Figure, Result, Skipped
 from .measuring import folder
-from .spark_session import read, seconds, session_in
+from .spark_session import read, seconds, session_in, write_parquet, write_stream
 from .stores import Store
 
 STREAM: Final = "bench/events"
@@ -135,7 +135,7 @@ class _Runs:
         read(self.source("tuples"))
 
     def write_parquet(self) -> None:
-        self._events().write.mode("overwrite").option("compression", "none").parquet(self._written)
+        write_parquet(self._events(), self._written)
 
     def write_parquet_to_disk(self) -> None:
         self.write_parquet()
@@ -145,9 +145,7 @@ class _Runs:
 
     def write_stream(self) -> Callable[[], object]:
         name = f"bench/written-{next(self._numbers)}"
-        self._client.streams.create(name, scaling=rg.ScalingPolicy.fixed(_SEGMENTS))
-        self._events().write.format("readergroup").options(url=self._url, stream=name).mode("append").save()
-        return partial(self._client.streams.delete, name)
+        return write_stream(self._events(), self._client, self._url, name, _SEGMENTS)
 
     def _events(self) -> DataFrame:
         return self._session.read.parquet(self.parquet_path).select("event")

@@ -18,7 +18,7 @@ import readergroup.spark
 
 from .figure import Figure, Result, Skipped
 from .measuring import folder
-from .spark_session import Run, medians, read, session_in, taken
+from .spark_session import Run, medians, read, session_in, taken, write_parquet, write_stream
 from .stores import Store
 
 STREAM: Final = "bench/events"
@@ -91,7 +91,7 @@ class _Runs:
             lambda: read(theirs().select("event", "segment_id", "offset")),
             "Parquet",
         )
-        yield f"{all_of}: count()", None, lambda: _count(ours()), lambda: _count(theirs()), "Parquet"
+        yield f"{all_of}: count()", 1.5, lambda: _count(ours()), lambda: _count(theirs()), "Parquet"
         yield (
             f"{all_of}: count() with columns='offset'",
             1.5,
@@ -122,12 +122,10 @@ class _Runs:
 
     def _write(self) -> Callable[[], object]:
         name = f"bench/written-{next(self._numbers)}"
-        self._client.streams.create(name, scaling=rg.ScalingPolicy.fixed(_SEGMENTS))
-        self._events().write.format("readergroup").options(url=self._url, stream=name).mode("append").save()
-        return partial(self._client.streams.delete, name)
+        return write_stream(self._events(), self._client, self._url, name, _SEGMENTS)
 
     def _write_parquet(self) -> None:
-        self._events().write.mode("overwrite").option("compression", "none").parquet(self._written)
+        write_parquet(self._events(), self._written)
 
     def _events(self) -> DataFrame:
         return self._parquet().select("event", "routing_key")

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
+import readergroup as rg
 import readergroup.spark
 
 from .measuring import alternate
@@ -88,3 +89,14 @@ def medians(rounds: Sequence[Taken]) -> Taken:
 def read(frame: DataFrame) -> None:
     """Make all rows of the frame, and drop them."""
     frame.write.format("noop").mode("overwrite").save()
+
+
+def write_parquet(events: DataFrame, path: str) -> None:
+    events.write.mode("overwrite").option("compression", "none").parquet(path)
+
+
+def write_stream(events: DataFrame, client: rg.Client, url: str, name: str, segments: int) -> Callable[[], object]:
+    """Write the events to a new stream, and return what deletes it."""
+    client.streams.create(name, scaling=rg.ScalingPolicy.fixed(segments))
+    events.write.format("readergroup").options(url=url, stream=name).mode("append").save()
+    return partial(client.streams.delete, name)

@@ -19,13 +19,13 @@ def count_events(store: SegmentStore, segment_range: SegmentRange, backoff: Call
     if start >= end:
         return 0
 
-    def before(offset: int) -> int:
-        """Return how many events of the block that the offset is in are before it."""
-        first = block_start(store, segment, offset)
-        return 0 if first == offset else bisect_left(read_block(store, segment, first).offsets, offset)
+    def before(offset: int, block: int) -> int:
+        """Return how many events of the block, which the offset is in, are before the offset."""
+        return 0 if block == offset else bisect_left(read_block(store, segment, block).offsets, offset)
 
     def count() -> int:
-        blocks = block_headers(store, segment, block_start(store, segment, start), block_start(store, segment, end))
-        return sum(block.events for block in blocks) + before(end) - before(start)
+        first, last = block_start(store, segment, start), block_start(store, segment, end)
+        whole = sum(block.events for block in block_headers(store, segment, first, last))
+        return whole + before(end, last) - before(start, first)
 
     return backoff().retry(count)

@@ -10,9 +10,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
@@ -177,10 +176,11 @@ def _worker_python() -> Check:
 
 def _executors(url: str | None, master: str, settings: Mapping[str, str], timeout: float) -> Iterator[Check]:
     from ..spark.executors import executor_reports, session
+    from ..spark.stderr import stderr_in
 
     packages = [*_PACKAGES, "readergroup"]
     try:
-        with _quiet():
+        with stderr_in(Path(os.devnull)):
             spark = session(master, settings)
             try:
                 reports = executor_reports(spark, packages, url, timeout)
@@ -210,17 +210,3 @@ def _cause(error: Exception, timeout: float) -> str:
                 return f"they did not answer in {timeout:g} s; is there one, with a free core?"
             return found[0]
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Send what Java and its workers write on stderr to nowhere."""
-    sys.stderr.flush()
-    before: Any = os.dup(2)
-    try:
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)

@@ -5,7 +5,6 @@ It compares both counts with the truth, which is computed directly from the file
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -24,6 +23,7 @@ from synchronizer import Deadline, SystemClock
 
 from ..client import Client, connect
 from ..spark import local_session
+from ..spark.stderr import stderr_in
 from ..streams.config import ScalingPolicy, SegmentId, number_of
 from .corpus import Corpus, LineSerializer
 from .feeding import Feeder
@@ -106,26 +106,12 @@ def _session(folder: Path, console: Console) -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": str(SEGMENTS),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
     }
-    with busy(console, "starting Spark"), _stderr_in(folder / "spark.log"):
+    with busy(console, "starting Spark"), stderr_in(folder / "spark.log"):
         spark = local_session("local[*]", settings)
     try:
         yield spark
     finally:
         spark.stop()
-
-
-@contextmanager
-def _stderr_in(path: Path) -> Iterator[None]:
-    """Redirect the standard error of processes that start in the block to this file."""
-    sys.stderr.flush()
-    before = os.dup(2)
-    try:
-        with path.open("ab") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
 
 
 class _SparkDemoRun:

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Final
 
 from pyspark.sql import SparkSession
-from pyspark.sql.functions import udf
 
 from synchronizer import (
     AlreadyExistsError,
@@ -33,7 +32,7 @@ from ..streams.data.places import Place
 from .address import StoreAddress
 from .connection import backoff_of, client_of
 from .planning import packed
-from .session import cores
+from .tasks import cores, results_of_tasks
 
 #: One task copies several small segments, up to this size.
 TASK_BYTES: Final = 64 * 1024 * 1024
@@ -99,11 +98,9 @@ def _copy_in_tasks(spark: SparkSession, address: StoreAddress, parts: Sequence[C
             return pickle.dumps(error)
         return None
 
-    # Spark Connect has no RDDs.
-    copied = udf(copy_group, "binary", useArrow=False).asNondeterministic()
-    for row in spark.range(0, len(groups), 1, len(groups)).select(copied("id").alias("error")).collect():
-        if row.error is not None:
-            raise pickle.loads(row.error)
+    for error in results_of_tasks(spark, copy_group, len(groups), "binary"):
+        if error is not None:
+            raise pickle.loads(error)
 
 
 @contextmanager

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Collection
 from typing import Final, Protocol
 
 from synchronizer import Deadline
 from synchronizer.arguments import check_type
+from synchronizer.threads.flag import Flag
 
 from ..client import Client
 
@@ -43,7 +43,7 @@ def stop_at_end(query: _Query, client: Client, streams: Collection[str], *, time
         NotFoundError: One of the streams does not exist.
     """
     check_type(client, Client, "client")
-    deadline, never = Deadline(client.clock, timeout), threading.Event()
+    deadline, never = Deadline(client.clock, timeout), Flag()
     while not all(client.streams.info(stream).sealed for stream in streams):
         if not query.isActive:
             query.awaitTermination()  # raises if the query failed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,10 +9,9 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 from pyspark.sql import SparkSession
-from pyspark.sql.functions import udf
 
 from .address import this_host
-from .session import cores
+from .tasks import cores, results_of_tasks
 
 #: Each task takes so long at least, so that every executor gets some.
 _TASK_SECONDS: Final = 0.2
@@ -86,13 +84,11 @@ def executor_reports(
         threading.Event().wait(_TASK_SECONDS)
         return json.dumps(found)
 
-    asked = udf(look, "string", useArrow=False).asNondeterministic()
     reports = {}
     with _cancelled_after(spark, timeout):
         for _ in range(_ROUNDS):
-            tasks = 4 * cores(spark)
-            for row in spark.range(0, tasks, 1, tasks).select(asked("id").alias("found")).collect():
-                report = ExecutorReport.model_validate(json.loads(row.found))
+            for found in results_of_tasks(spark, look, 4 * cores(spark), "string"):
+                report = ExecutorReport.model_validate_json(found)
                 reports[report.host, report.folder] = report
     return [reports[key] for key in sorted(reports)]
 

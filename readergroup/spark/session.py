@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import SparkSession
-from pyspark.sql.functions import spark_partition_id
 
 from ..java import check_java
 from .source import register
+from .tasks import cores
 
 
 def local_session(master: str = "local[*]", config: Mapping[str, str] | None = None) -> SparkSession:
@@ -39,14 +39,6 @@ def local_session(master: str = "local[*]", config: Mapping[str, str] | None = N
     return spark
 
 
-def cores(spark: SparkSession) -> int:
-    """Return how many tasks the session runs at a time, by default."""
-    if (context := getattr(spark, "_sc", None)) is not None:
-        return int(context.defaultParallelism)
-    # Only the server of Spark Connect knows, and makes as many partitions of a range.
-    return spark.range(_MANY).select(spark_partition_id()).distinct().count()
-
-
 _SETTINGS: Final = {
     "spark.ui.enabled": "false",
     # Reduces the cost of a task, and of a poll of an idle query.
@@ -55,8 +47,6 @@ _SETTINGS: Final = {
     # On a busy machine a Python worker takes longer to start than the 15 s after which Spark fails the query.
     "spark.python.authenticate.socketTimeout": "120s",
 }
-#: More than any session has cores.
-_MANY: Final = 1 << 20
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 #: For a cluster. With a state store in each partition, a small streaming batch would take seconds.
 _SPARKS_DEFAULT: Final = "200"

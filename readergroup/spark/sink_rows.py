@@ -1,4 +1,4 @@
-"""The rows that the sink takes: their columns, and the checks of what is in them."""
+"""Checks the columns and values of rows that are to be written, and groups the rows by stream."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from synchronizer import InvalidArgumentError
 
-from ..batch.arrow import schema
+from ..batch.arrow import schema as schema_of_columns
 from ..batch.encoding import BATCH_BYTES, sizes_of_headers
 from ..errors import EventTooLargeError
 from ..streams.data.block import MAX_EVENT_BYTES
@@ -27,7 +27,7 @@ _COLUMNS: Final = {
     "headers": ("map<string,binary>", "map<string,string>"),
     "stream": ("string",),
 }
-_HEADERS: Final = schema(["headers"]).field(0).type
+_HEADERS: Final = schema_of_columns(["headers"]).field(0).type
 
 
 class EventArrays(NamedTuple):

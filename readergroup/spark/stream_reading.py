@@ -125,11 +125,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._is_checked = True
         self._publish(present)
         try:
-            if self._is_delayed(present) and self._delay.is_too_little(self._unread_bytes(present)):
-                self._latest = cuts
-                tails = _watched(present, self._lengths(present))
-                self._idle = _Idle(start, known, tails, None, until=self._delay.due_at)
-                return start
+            if self._is_delayed(present):
+                lengths = self._lengths(present)
+                if self._delay.is_too_little(_unread_bytes(present, lengths)):
+                    self._latest = cuts
+                    self._idle = _Idle(start, known, _watched(present, lengths), None, until=self._delay.due_at)
+                    return start
             self._latest = self._next_cuts(present, limit)
         except NotFoundError:
             if len(self._following.present(client, cuts)) == len(cuts):
@@ -195,13 +196,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found[name] = {state.segment(number): length for number, length in lengths.items()}
         return found
 
-    def _unread_bytes(self, present: Mapping[str, Followed]) -> int:
-        return sum(
-            max(0, length - present[name].cut.offsets.get(segment, 0))
-            for name, lengths in self._lengths(present).items()
-            for segment, length in lengths.items()
-        )
-
     def _publish(self, present: Mapping[str, Followed]) -> None:
         """Publish the cut: Spark asks for later events only after it has recorded that the batch before is done."""
         if self._options.reader_group is None:
@@ -253,6 +247,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         reached = client.batch.next_cuts(starts, about_bytes, max_events=max_events, ends=ends)
         return {name: each.cut for name, each in present.items()} | {cut.stream: cut for cut in reached}
+
+
+def _unread_bytes(present: Mapping[str, Followed], lengths: Mapping[str, Mapping[SegmentId, int]]) -> int:
+    return sum(
+        max(0, length - present[name].cut.offsets.get(segment, 0))
+        for name, each in lengths.items()
+        for segment, length in each.items()
+    )
 
 
 def _watched(present: Mapping[str, Followed], offsets: Mapping[str, Mapping[SegmentId, int]]) -> Mapping[str, int]:

@@ -2,7 +2,7 @@
 
     python samples/order_pipeline/pipeline.py [FOLDER] [--kills 3]
 
-A part that dies is started again. With ``--kills`` so many parts are killed at random, and the result is the same.
+A part that dies is started again. ``--kills 3`` kills three parts at random moments. The result is the same.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import json
 import os
 import random
 from collections.abc import Iterator, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import pytest
 from pydantic import SecretStr
@@ -94,7 +94,7 @@ class Query:
             self._reader.prepareForTriggerAvailableNow()
 
     def run(self, batches: int | None = None) -> None:
-        """Run so many batches, or all that there are."""
+        """Run this number of batches; by default until there is no more data."""
         for _ in itertools.count() if batches is None else range(batches):
             end = self._reader.latestOffset(self._offset, self._limit)
             if end == self._offset:
@@ -107,13 +107,13 @@ class Query:
             for batch in self._reader.read(partition):
                 yield from batch["event"].to_pylist()
 
-    def _process(self, events: list[dict[str, object]]) -> None:
-        self.dropped += [event["number"] for event in events if event["time"] < self._watermark]  # type: ignore
-        self.read += [event["number"] for event in events]  # type: ignore[misc]
+    def _process(self, events: list[dict[str, Any]]) -> None:
+        self.dropped += [event["number"] for event in events if event["time"] < self._watermark]
+        self.read += [event["number"] for event in events]
         for event in events:
-            self._by_key.setdefault(event["key"], []).append(event["number"])  # type: ignore
-        newest = max((event["time"] for event in events), default=self._watermark)  # type: ignore
-        self._watermark = max(self._watermark, newest - 2 * DISORDER)  # type: ignore
+            self._by_key.setdefault(event["key"], []).append(event["number"])
+        newest = max((event["time"] for event in events), default=self._watermark)
+        self._watermark = max(self._watermark, newest - 2 * DISORDER)
 
     @property
     def keeps_keys_in_order(self) -> bool:

@@ -32,7 +32,7 @@ class Sensors:
         client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(3))
 
     def write(self, events: int) -> None:
-        """Write events of so many fifths of a second, twenty at a time."""
+        """Write this number of events, five for each second of event time, and flush after twenty."""
         with self._client.writer(STREAM, serializer=rg.JsonSerializer()) as writer:
             for number in range(events):
                 self._now += 0.2
