@@ -98,7 +98,7 @@ class Job:
         self.streams.synchronizer(NAME, timeout=10).compact()
 
 
-@pytest.mark.stores("memory", "sqlite", "postgresql", "nats")
+@pytest.mark.stores(round_robin=True)
 def test_a_year_of_transactions_leaves_nothing(store: SegmentStore, store_url: str, clock: ManualClock) -> None:
     job = Job(store, clock)
     sizes = []
@@ -150,7 +150,7 @@ def sizes_of_batches(query: Query, url: str, *, batches: int, every: int) -> lis
     return sizes
 
 
-@pytest.mark.stores("memory", "sqlite", "postgresql", "nats")
+@pytest.mark.stores(round_robin=True)
 def test_the_batches_of_a_streaming_query_leave_nothing(
     store: SegmentStore, store_url: str, clock: ManualClock
 ) -> None:
@@ -167,7 +167,7 @@ def test_a_million_batches_of_a_streaming_query_leave_nothing(
     assert max(sizes[5:]) <= max(sizes[:5]), sizes
 
 
-@pytest.mark.stores("memory", "sqlite", "postgresql", "nats")
+@pytest.mark.stores(round_robin=True)
 def test_a_year_of_compactions_leaves_nothing(store: SegmentStore, store_url: str, clock: ManualClock) -> None:
     replica = opened(store, clock=clock)
     sizes = []
@@ -199,7 +199,7 @@ def test_a_year_of_scales_leaves_a_name_for_each_retired_segment(
         assert given_out[0] < 40, "numbers of deleted segments are used again"
 
 
-@pytest.mark.stores("memory", "sqlite", "postgresql", "nats")
+@pytest.mark.stores(round_robin=True)
 def test_a_year_of_killed_writers_leaves_the_event_numbers_of_the_last_ones(
     store: SegmentStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from tests.simulation.world import Process
 
 #: So few seeds come upon most of the schedules that break simpler protocols. All of them are in 2,000, where the rarest
 #: comes in three runs, so that any change may take one away, and seldom two.
-FEW, MANY = 100, 2_000
+FEW, MANY = 50, 2_000
 SEEN_AT_LEAST = {FEW: 35, MANY: len(SCHEDULES) - 1}
 
 

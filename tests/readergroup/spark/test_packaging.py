@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
@@ -97,8 +97,11 @@ def test_an_archive_brings_the_package_to_workers_without_it(master: str, folder
     assert len(copied) == 400
 
 
-def test_the_doctor_says_what_the_executors_lack(master: str, folder: Path, postgres_url: str) -> None:
-    def doctor(*options: str, python: str) -> tuple[int, str]:
+@pytest.fixture
+def doctor(master: str, folder: Path, postgres_url: str) -> Callable[..., tuple[int, str]]:
+    """Runs ``readergroup doctor`` on the cluster; returns its exit code and what it printed."""
+
+    def run(*options: str, python: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "readergroup.cli", "--url", postgres_url, "doctor", "--master", master]
         path = f"{folder / 'environment' / 'bin'}:{os.environ['PATH']}"
         environment = {**os.environ, "PYSPARK_PYTHON": python, "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -109,15 +112,26 @@ def test_the_doctor_says_what_the_executors_lack(master: str, folder: Path, post
         return done.returncode, done.stdout
 
     rg.connect(postgres_url).close()
+    return run
+
+
+def test_the_doctor_says_what_the_executors_have(doctor: Callable[..., tuple[int, str]]) -> None:
     code, said = doctor("--conf", "spark.archives=environment.tar.gz#environment", python="./environment/bin/python")
     assert code == 0, said
     for number in (1, 2):
         assert re.search(rf"^ok +executor {number} .*msgspec .*readergroup \d", said, re.MULTILINE), said
         assert re.search(rf"^ok +executor {number} +the store answers$", said, re.MULTILINE), said
-    code, said = doctor(python="python3")  # another one on the workers
+
+
+@pytest.mark.broad
+def test_the_doctor_says_that_another_python_lacks_the_package(doctor: Callable[..., tuple[int, str]]) -> None:
+    code, said = doctor(python="python3")
     assert code == 1
     for number in (1, 2):
         assert re.search(rf"^missing +executor {number} +no readergroup; see", said, re.MULTILINE), said
+
+
+def test_the_doctor_says_that_there_is_no_python(doctor: Callable[..., tuple[int, str]]) -> None:
     code, said = doctor(python="./environment/bin/python")
     assert code == 1
     assert re.search(r"^missing +executors +Cannot run program \"./environment/bin/python\"", said, re.MULTILINE), said
