@@ -74,11 +74,22 @@ class Gate:
         finally:
             self._give_up_place()
         if not acquired:
-            raise StoreUnavailableError(
-                "another process holds the write lock and does not release it; look for a suspended process",
-                lock=self._path,
-                timeout=timeout,
-            )
+            raise self.is_held(timeout)
+
+    def try_to_acquire(self) -> bool:
+        """Take the gate if it is free and no process waits for the next place; return whether it was taken."""
+        try:
+            return _try_flock(self._next) and _try_flock(self._gate)
+        finally:
+            self._give_up_place()
+
+    def is_held(self, timeout: float) -> StoreUnavailableError:
+        """Return the error for a process that has waited ``timeout`` seconds."""
+        return StoreUnavailableError(
+            "another process holds the write lock and does not release it; look for a suspended process",
+            lock=self._path,
+            timeout=timeout,
+        )
 
     def _wait(self, timeout: float) -> bool:
         deadline = Deadline(_CLOCK, timeout)
@@ -144,12 +155,12 @@ class _Contender(AbstractContextManager[bool]):
             close_own(self._file)  # and with it all its locks
 
     def _draw_ticket(self, file: int, deadline: Deadline) -> int | None:
-        if not _retry(lambda: _try_lock_bytes(file, self._counter, 8), deadline, pause_us=(20, 60)):
+        if not _retry(lambda: try_lock_bytes(file, self._counter, 8), deadline, pause_us=(20, 60)):
             return None
         ticket = int.from_bytes(os.pread(file, 8, self._counter), "little") + 1
         os.pwrite(file, ticket.to_bytes(8, "little"), self._counter)
         # Lock the byte before the counter is free again, so that every higher ticket sees it.
-        _try_lock_bytes(file, self._first + ticket, 1)
+        try_lock_bytes(file, self._first + ticket, 1)
         _fcntl(file, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, self._counter, 8)
         return ticket
 
@@ -187,7 +198,7 @@ def _try_flock(file: FileIO) -> bool:
     return True
 
 
-def _try_lock_bytes(file: int, start: int, length: int) -> bool:
+def try_lock_bytes(file: int, start: int, length: int) -> bool:
     try:
         _fcntl(file, fcntl.F_OFD_SETLK, fcntl.F_WRLCK, start, length)
     except BlockingIOError:

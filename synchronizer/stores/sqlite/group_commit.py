@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from queue import SimpleQueue
 from typing import Generic, TypeVar, cast
 
@@ -21,7 +22,8 @@ class Step(Generic[C]):
     """One thread's part of a commit. ``run`` checks before it writes: a `ReaderGroupError` means that it wrote nothing.
 
     ``wakes``: a thread or process may be waiting for the change. ``alone``: a commit that begins with this step admits
-    no other. ``essential``: the step must succeed on a full disk.
+    no other. ``essential``: the step must succeed on a full disk. ``request``: the same as data, for another process;
+    None if this process must run it.
     """
 
     def __init__(
@@ -32,11 +34,13 @@ class Step(Generic[C]):
         wakes: bool = True,
         alone: bool = False,
         essential: bool = False,
+        request: object = None,
     ) -> None:
         self.weight = weight
         self.wakes = wakes
         self.alone = alone
         self.essential = essential
+        self.request = request
         self.is_settled = False  # by its leader, which may still revoke it
         self.is_done = False
         self.is_given_up = False  # by its thread, which was interrupted
@@ -60,6 +64,11 @@ class Step(Generic[C]):
             self._error = error
 
     def settle(self) -> None:
+        self.is_settled = True
+
+    def settle_with(self, result: object) -> None:
+        """The result of another process that ran the step."""
+        self._result, self._error = result, None
         self.is_settled = True
 
     def fail(self, error: ReaderGroupError) -> None:
@@ -92,9 +101,21 @@ class StepBatch(Generic[C]):
         self.is_complete = False
         self._admit = admit
 
+    @property
+    def open_steps(self) -> list[Step[C]]:
+        """The steps that are not settled."""
+        return [step for step in self.steps if not step.is_settled]
+
+    def admit_while(self, fits: Callable[[Step[C]], bool]) -> list[Step[C]]:
+        """Return the steps, with those that have arrived since, up to the first that does not fit."""
+        if not fits(self.steps[0]):
+            return []
+        self.steps += takewhile(fits, self._admit(1))
+        return self.steps
+
     def newcomers(self) -> Iterator[Step[C]]:
-        """Yield the steps not yet run: the first one, then those that arrive, until no more arrive."""
-        yield self.steps[0]
+        """Yield the open steps, then those that arrive, until no more arrive."""
+        yield from self.open_steps
         while not self.steps[0].alone and (admitted := self._admit(len(self.steps))):
             self.steps += admitted
             yield from admitted
@@ -123,9 +144,10 @@ class GroupCommit(Generic[C]):
         wakes: bool = True,
         alone: bool = False,
         essential: bool = False,
+        request: object = None,
     ) -> R:
         """Run ``run`` in a commit; return or raise its outcome once it is committed."""
-        step: Step[C] = Step(run, weight=weight, wakes=wakes, alone=alone, essential=essential)
+        step: Step[C] = Step(run, weight=weight, wakes=wakes, alone=alone, essential=essential, request=request)
         batch: StepBatch[C] | None = None
         try:
             self._join(step)

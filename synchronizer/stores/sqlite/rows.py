@@ -29,7 +29,8 @@ MAX_SEGMENTS: Final = 1 << (63 - OFFSET_BITS)
 # The states of a segment. A deleted or forgotten one may have extents left as long as its number is small.
 OPEN, SEALED, DELETED, FORGOTTEN = range(4)
 
-#: The number of the row at which the chain of segments begins; its ``length`` counts the numbers given out.
+#: The number of the row at which the chain of segments begins. Its ``length`` counts the numbers given out, its
+#: ``start_offset`` the commits that took requests of other processes.
 _BEGINNING: Final = 0
 #: The ``next`` of the last row in a chain.
 END: Final = ""
@@ -177,6 +178,15 @@ def insert(
         write(connection, made)
     _set_next(connection, before, name)
     return made
+
+
+def shared_commits(connection: sqlite3.Connection) -> int:
+    """Return how many commits took requests of other processes."""
+    return _given_out(connection).start_offset
+
+
+def set_shared_commits(connection: sqlite3.Connection, count: int) -> None:
+    update(connection, _given_out(connection)._replace(start_offset=count))
 
 
 def set_length(connection: sqlite3.Connection, segment: Row, length: int) -> None:

@@ -4,6 +4,7 @@ The store keeps these files next to ``shop.db`` and SQLite's own ``-wal`` and ``
 
 - ``shop.db.lock`` and ``shop.db.lock.next``: the gate, a lock that all writers and checkpoints take. SQLite's own
   waiting starves processes, and SQLite before 3.51.3 can damage a file when a checkpoint meets a writer.
+- ``shop.db.commits``: memory that processes share, so that one commits for those that wait (module `commit_slots`).
 - ``shop.db.fair``: the fair locks.
 - ``shop.db.notify``: touched after each commit that a process may be waiting for.
 - ``shop.db.reserve``: disk space that is released when the disk is full (module `wal`).
@@ -24,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from synchronizer.clock import Clock, SystemClock
 from synchronizer.error_translation import translate_unexpected
@@ -68,15 +69,19 @@ from ..forking import forks_wait, never_free
 from ..waiting import Waiters, Watch
 from . import extents as sqlite_extents
 from . import file as sqlite_file
+from . import requests as sqlite_requests
 from . import rows as sqlite_rows
 from . import schema as sqlite_schema
 from . import steps as sqlite_steps
+from .commit_slots import CommitSlots, Reply
 from .file import Header
 from .file_lock import FairFileLock, Gate
 from .group_commit import GroupCommit, Step, StepBatch
 from .identity import OpenFile
 from .notify import NotifyFile, can_watch
+from .requests import Request
 from .rows import DamagedError
+from .shared_commit import SharedCommit
 from .steps import Garbage
 from .wal import WriteAheadLog, is_failed_flush, is_full
 
@@ -140,6 +145,8 @@ class SqliteStore(SegmentStore):
             opened.callback(self._close_connections)
             self._gate = Gate(f"{self._path}.lock", self._path)
             opened.callback(self._gate.close)
+            self._slots = CommitSlots(f"{self._path}.commits", self._path)
+            opened.callback(self._slots.close)
             self._notify = NotifyFile(f"{self._path}.notify", self._path)
             opened.callback(self._notify.close)
             with forks_wait:
@@ -154,6 +161,7 @@ class SqliteStore(SegmentStore):
             self._file.add(*(f"{self._path}{suffix}" for suffix in ("-wal", "-shm", ".lock")))
             opened.pop_all()  # nothing failed: all stays open
         self._fair_lock = FairFileLock(f"{self._path}.fair", self._path)
+        self._others = SharedCommit(self._slots, self._gate, self._last_shared_commit, self._write_timeout)
         self._commits: GroupCommit[sqlite3.Connection] = GroupCommit(self._execute)
         self._waiters = Waiters(self._open_watch, self._changed, self._clock)
         _open_stores.add(self)
@@ -189,13 +197,10 @@ class SqliteStore(SegmentStore):
     ) -> AppendResult:
         check_append(segment, data, expected_offset, attributes)
         append = Append(segment, data, expected_offset, dict(attributes or {}))
+        essential = not data or (expected_offset is not None and len(data) <= _MAX_ESSENTIAL_BYTES)
         try:
-            return self._write(
-                lambda connection: sqlite_steps.append(connection, append),
-                weight=_weight(append),
-                wakes=bool(data),  # without data: mostly lease renewals, which no process waits for
-                essential=not data or (expected_offset is not None and len(data) <= _MAX_ESSENTIAL_BYTES),
-            )
+            answer: AppendResult = self._write_request(Request((append,), is_together=False), essential=essential)
+            return answer
         except OutcomeUnknownError as error:
             return UnknownOutcome(error)
 
@@ -218,11 +223,10 @@ class SqliteStore(SegmentStore):
     ) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:
         check_appends(appends)
         try:
-            return self._write(
-                lambda connection: sqlite_steps.append_together(connection, appends),
-                weight=sum(map(_weight, appends)),
-                wakes=any(each.data for each in appends),
+            answer: tuple[Appended, ...] | Mapping[str, Conflict] = self._write_request(
+                Request(appends, is_together=True)
             )
+            return answer
         except OutcomeUnknownError as error:
             return UnknownOutcome(error)
 
@@ -302,6 +306,7 @@ class SqliteStore(SegmentStore):
                 self._gate.release()
         self._close_connections()
         self._has_ended = True  # if an interrupt comes now, the files close with their objects
+        self._others.close()
         self._gate.close()
         self._notify.close()
         self._log.close()
@@ -316,24 +321,60 @@ class SqliteStore(SegmentStore):
         wakes: bool = True,
         alone: bool = False,
         essential: bool = False,
+        request: Request | None = None,
     ) -> T:
         self._check_open()
-        return self._commits.run(run, weight=weight, wakes=wakes, alone=alone, essential=essential)
+        return self._commits.run(run, weight=weight, wakes=wakes, alone=alone, essential=essential, request=request)
+
+    def _write_request(self, request: Request, *, essential: bool = False) -> Any:
+        weight = request.weight
+        is_small = weight <= sqlite_requests.MAX_BYTES and len(request.appends) <= sqlite_requests.MAX_APPENDS
+        return self._write(
+            request.run,
+            weight=weight,
+            wakes=request.wakes,
+            essential=essential,
+            request=request if is_small else None,
+        )
 
     def _execute(self, batch: StepBatch[sqlite3.Connection]) -> None:
         try:
             try:
-                self._gate.acquire(self._write_timeout)
-                with forks_wait:
-                    self._file.check_to_write()
-                    self._commit(batch)
-                    self._check_committed()
-                    self._log.checkpoint_if_due(self._writer)
+                if self._gate.try_to_acquire() or not self._is_committed_by_another(batch):
+                    with forks_wait:
+                        self._others.begin()
+                        self._file.check_to_write()
+                        self._reply(self._commit(batch))
+                        self._log.checkpoint_if_due(self._writer)
             finally:
                 self._gate.release()
+            self._others.wake()
         except (StoreUnavailableError, CorruptStoreError, OutcomeUnknownError) as error:
-            for step in batch.steps:
+            for step in batch.open_steps if isinstance(error, StoreUnavailableError) else batch.steps:
                 step.fail(type(error)(error.message, **error.facts))
+
+    def _is_committed_by_another(self, batch: StepBatch[sqlite3.Connection]) -> bool:
+        """Wait for the gate; return True if another process has settled all steps, False with the gate held."""
+        try:
+            is_committed = self._others.is_committed_by_another(batch)
+        except OutcomeUnknownError:
+            self._check_committed()  # it knows more about the cause
+            raise
+        if is_committed:
+            self._check_committed()
+        return is_committed
+
+    def _reply(self, failure: _Failure | None) -> None:
+        """Tell other processes, whose requests were in the transaction, what became of them."""
+        try:
+            self._check_committed()
+        except OutcomeUnknownError:
+            self._others.settle(Reply.UNKNOWN)
+            raise
+        if failure is None:
+            self._others.settle(Reply.COMMITTED)
+        else:
+            self._others.settle(Reply.UNKNOWN if failure.may_be_stored else Reply.DECLINED)
 
     def _check_committed(self) -> None:
         """Raise `OutcomeUnknownError` if the write went into a file that other processes do not see."""
@@ -342,17 +383,22 @@ class SqliteStore(SegmentStore):
         except (CorruptStoreError, StoreUnavailableError) as error:
             raise OutcomeUnknownError(f"the write may be lost: {error.message}", **error.facts) from error
 
-    def _commit(self, batch: StepBatch[sqlite3.Connection]) -> None:
-        """Run the steps in one transaction; if that fails, each in a transaction of its own."""
+    def _commit(self, batch: StepBatch[sqlite3.Connection]) -> _Failure | None:
+        """Run the steps in one transaction, with the requests of other processes; return its failure.
+
+        If it fails, run each step in a transaction of its own.
+        """
         connection = self._writer_of_unread() if batch.steps[0].alone else self._writer
-        failure = self._try_to_commit(batch, batch.newcomers(), connection)
-        if failure and (failure.is_full or (len(batch.steps) > 1 and not failure.may_be_stored)):
+        failure = self._try_to_commit(batch, batch.newcomers(), connection, with_others=True)
+        is_shared = self._others.has_taken or len(batch.steps) > 1
+        if failure and (failure.is_full or (is_shared and not failure.may_be_stored)):
             if failure.is_full:
                 self._log.make_room(self._writer)
-            for step in batch.steps:
+            for step in batch.open_steps:
                 self._finish([step], self._commit_alone(batch, step, connection))
         else:
-            self._finish(batch.steps, failure)
+            self._finish(batch.open_steps, failure)
+        return failure
 
     def _commit_alone(
         self, batch: StepBatch[sqlite3.Connection], step: Step[sqlite3.Connection], connection: sqlite3.Connection
@@ -371,6 +417,8 @@ class SqliteStore(SegmentStore):
         batch: StepBatch[sqlite3.Connection],
         steps: Iterable[Step[sqlite3.Connection]],
         connection: sqlite3.Connection,
+        *,
+        with_others: bool = False,
     ) -> _Failure | None:
         is_committing = wakes = False
         try:
@@ -384,6 +432,10 @@ class SqliteStore(SegmentStore):
                 step.try_to_run(connection)
                 wakes |= step.wakes
                 data_bytes += step.weight
+            if with_others and connection is self._writer:  # the other connection commits without a flush
+                for request in self._others.run_requests(connection):
+                    wakes |= request.wakes
+                    data_bytes += request.weight
             rows = connection.total_changes - changes_before
             self._log.check_room(connection, data_bytes=data_bytes, rows=rows)
             batch.may_be_stored = is_committing = True
@@ -397,6 +449,7 @@ class SqliteStore(SegmentStore):
                 connection.rollback()  # of a transaction that failed or was interrupted
             except sqlite3.Error:
                 _logger.warning("the rollback failed; the next write repeats it: path=%r", self._path, exc_info=True)
+        self._log.add(data_bytes)
         if wakes and rows:
             self._notify.announce()
         return None
@@ -407,7 +460,10 @@ class SqliteStore(SegmentStore):
                 step.settle()
             else:
                 step.fail(failure.translated(self._path))
-        self._log.add(sum(step.weight for step in steps))
+
+    def _last_shared_commit(self) -> int:
+        with _translated_errors(self._path), forks_wait:
+            return sqlite_rows.shared_commits(self._writer)
 
     def _writer_of_unread(self) -> sqlite3.Connection:
         """Return a connection that commits without a flush: `WriteAheadLog.flush` waits for the disk."""
@@ -691,13 +747,6 @@ def _primary_code(error: Exception) -> int:
     if "Could not decode" in str(error):  # a text that is not UTF-8: Python raises this without a code
         return sqlite3.SQLITE_CORRUPT
     return int(getattr(error, "sqlite_errorcode", -1)) & 0xFF
-
-
-def _weight(append: Append) -> int:
-    """Return how many bytes the append puts into the file."""
-    if not append.attributes:
-        return len(append.data)
-    return len(append.data) + sum(len(change.new or b"") for change in append.attributes.values())
 
 
 def _wrote_nothing(error: Exception) -> bool:

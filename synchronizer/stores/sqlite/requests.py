@@ -1,0 +1,137 @@
+"""Appends and their results as bytes, for the process that commits them for another one."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from synchronizer.errors import ReaderGroupError
+from synchronizer.store import ANY, Append, Appended, AppendResult, AttributeChange, Conflict
+
+from . import steps as sqlite_steps
+
+#: The largest append that another process may commit. A larger one costs more to hand over than its own flush.
+MAX_BYTES: Final = 2048
+#: Each answer takes less than 32 bytes if the append was written, so the answers always have room.
+MAX_APPENDS: Final = 64
+
+_Result = AppendResult | tuple[Appended, ...] | Mapping[str, Conflict]
+
+
+class Request(NamedTuple):
+    """The appends of one call: together, or the only one."""
+
+    appends: Sequence[Append]
+    is_together: bool
+
+    @property
+    def weight(self) -> int:
+        """How many bytes the appends put into the file."""
+        return sum(map(weight, self.appends))
+
+    @property
+    def wakes(self) -> bool:
+        """Whether a thread or process may be waiting for the change."""
+        # Appends without data are mostly lease renewals, which no process waits for.
+        return any(each.data for each in self.appends)
+
+    def run(self, connection: sqlite3.Connection) -> _Result:
+        if self.is_together:
+            return sqlite_steps.append_together(connection, self.appends)
+        return sqlite_steps.append(connection, self.appends[0])
+
+
+def weight(append: Append) -> int:
+    """Return how many bytes the append puts into the file."""
+    if not append.attributes:
+        return len(append.data)
+    return len(append.data) + sum(len(change.new or b"") for change in append.attributes.values())
+
+
+def encode(request: Request) -> bytes:
+    encoded: bytes = msgpack.packb([request.is_together, [_encode(append) for append in request.appends]])
+    return encoded
+
+
+def decode(requests: bytes) -> list[Request]:
+    """Return the requests, which `encode` turned into bytes, one after the other."""
+    unpacker = msgpack.Unpacker(max_buffer_size=len(requests))
+    unpacker.feed(requests)
+    return [Request([_decode(*each) for each in appends], together) for together, appends in unpacker]
+
+
+def _encode(append: Append) -> list[Any]:
+    changes = {
+        name: [True if change.expected is ANY else change.expected, change.new]
+        for name, change in append.attributes.items()
+    }
+    return [append.segment, append.data, append.expected_offset, changes]
+
+
+def _decode(segment: str, data: bytes, expected_offset: int | None, changes: Mapping[str, Any]) -> Append:
+    attributes = {
+        name: AttributeChange(ANY if expected is True else expected, new) for name, (expected, new) in changes.items()
+    }
+    return Append(segment, data, expected_offset, attributes)
+
+
+def answer(connection: sqlite3.Connection, requests: Sequence[Request], max_bytes: int) -> bytes:
+    """Run the requests and return their results, at most ``max_bytes``.
+
+    An error, and a conflict that is too large, is left out: nothing was written, and the other process runs the
+    request again itself.
+    """
+    answers: list[Any] = []
+    room = max_bytes - 32 * MAX_APPENDS
+    for request in requests:
+        try:
+            encoded = _encode_result(request.run(connection))
+        except ReaderGroupError:
+            encoded = None
+        if encoded is not None and encoded[0] in _CONFLICTS:
+            size = len(msgpack.packb(encoded))
+            if size > room:
+                encoded = None
+            else:
+                room -= size
+        answers.append(encoded)
+    packed: bytes = msgpack.packb(answers)
+    return packed
+
+
+_APPENDED, _CONFLICT, _ALL_APPENDED, _SOME_CONFLICTS = range(4)
+_CONFLICTS: Final = (_CONFLICT, _SOME_CONFLICTS)
+
+
+def _encode_result(result: object) -> list[Any]:
+    match result:
+        case Appended(offset, end):
+            return [_APPENDED, offset, end]
+        case Conflict(length, delta, attributes):
+            return [_CONFLICT, length, delta, attributes]
+        case tuple():
+            return [_ALL_APPENDED, [[each.offset, each.length] for each in result]]
+        case Mapping():
+            return [
+                _SOME_CONFLICTS,
+                {name: [each.length, each.delta, each.attributes] for name, each in result.items()},
+            ]
+    raise AssertionError(result)
+
+
+def decode_answers(data: bytes) -> list[_Result | None]:
+    """Return the results; None for a request that must be run again."""
+    return [None if each is None else _decode_result(*each) for each in msgpack.unpackb(data)]
+
+
+def _decode_result(kind: int, *fields: Any) -> _Result:
+    if kind == _APPENDED:
+        return Appended(*fields)
+    if kind == _CONFLICT:
+        return Conflict(*fields)
+    if kind == _ALL_APPENDED:
+        return tuple(Appended(*each) for each in fields[0])
+    return {name: Conflict(*each) for name, each in fields[0].items()}

@@ -1,0 +1,165 @@
+"""Processes that write at the same moment share one commit: the process with the gate commits for those that wait."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import Final
+
+from synchronizer.clock import SystemClock
+from synchronizer.errors import OutcomeUnknownError
+
+from . import requests as sqlite_requests
+from . import rows as sqlite_rows
+from .commit_slots import MAX_BYTES, CommitSlots, Reply, Taken
+from .file_lock import Gate
+from .group_commit import Step, StepBatch
+from .requests import Request
+
+#: After this time the holder of the gate is stopped, or takes no requests: it may be of an older release.
+_PATIENCE_SECONDS: Final = 0.25
+#: So often this process then waits for the gate itself.
+_WAITS_WITHOUT_REQUEST: Final = 50
+
+# These waits are for other processes, which a test's clock cannot move.
+_monotonic: Final = SystemClock().monotonic
+
+
+class SharedCommit:
+    """This process's part in the commits of all processes that have the file open. One thread at a time uses it.
+
+    ``last_commit`` reads the number of the last commit with requests from the file.
+    """
+
+    def __init__(self, slots: CommitSlots, gate: Gate, last_commit: Callable[[], int], timeout: float) -> None:
+        self._slots = slots
+        self._gate = gate
+        self._last_commit = last_commit
+        self._timeout = timeout
+        self._taken: list[Taken] = []
+        self._waits_without_request = 0
+
+    def close(self) -> None:
+        self._slots.close()
+
+    # The process that waits
+
+    def is_committed_by_another(self, batch: StepBatch[sqlite3.Connection]) -> bool:
+        """Wait for the gate; return True if another process has settled all steps meanwhile.
+
+        Otherwise this process holds the gate, and commits the open steps. Release the gate in either case.
+
+        Raises:
+            StoreUnavailableError: The gate did not become free in time. The open steps are not written.
+            OutcomeUnknownError: The other process failed or stopped during its commit.
+        """
+        self._waits_without_request -= 1
+        # A request of an earlier wait is still taken if that wait was interrupted.
+        if self._waits_without_request > 0 or not self._slots.has_slot or self._slots.reply is Reply.TAKEN:
+            self._gate.acquire(self._timeout)
+            self._slots.claim(self._last_commit)
+            return False
+        steps, request = _requests(batch)
+        reply = Reply.NONE
+        try:
+            batch.may_be_stored = bool(steps)
+            self._slots.post(request)
+            reply = self._wait()
+        finally:
+            if self._slots.withdraw():
+                batch.may_be_stored = False
+        answers = None
+        if reply is Reply.COMMITTED:
+            answers = self._slots.answers()
+        if reply is Reply.UNKNOWN or (reply is Reply.COMMITTED and answers is None):
+            raise OutcomeUnknownError("the commit of another process failed and may be stored; repeat the call")
+        if answers is not None:
+            for step, result in zip(steps, sqlite_requests.decode_answers(answers), strict=True):
+                if result is not None:
+                    step.settle_with(result)
+            if not batch.open_steps:
+                return True
+        self._gate.acquire(self._timeout)  # no effect if this process holds it
+        return False
+
+    def _wait(self) -> Reply:
+        """Return the reply to the request, or NONE if this process holds the gate and must run the request."""
+        slots, began = self._slots, _monotonic()
+        while True:
+            wake_ups, reply = slots.wake_ups, slots.reply
+            if reply in (Reply.COMMITTED, Reply.DECLINED, Reply.UNKNOWN):
+                return reply
+            if self._gate.try_to_acquire():
+                if slots.reply is Reply.TAKEN:  # by a process that was killed or interrupted
+                    slots.resolve(self._last_commit())
+                return slots.reply
+            waited = _monotonic() - began
+            if waited > min(_PATIENCE_SECONDS, self._timeout) and slots.withdraw():
+                self._waits_without_request = _WAITS_WITHOUT_REQUEST
+                self._gate.acquire(max(0.0, self._timeout - waited))
+                return Reply.NONE
+            if waited > self._timeout:
+                raise OutcomeUnknownError(
+                    "another process has stopped while it committed this write; look for a suspended process, and "
+                    "repeat the call to see whether it is stored",
+                    timeout=self._timeout,
+                )
+            slots.wait(wake_ups, waited)
+
+    # The process that commits
+
+    def begin(self) -> None:
+        """Forget what an interrupted commit had taken: the next process through the gate resolves it."""
+        self._taken = []
+
+    @property
+    def has_taken(self) -> bool:
+        return bool(self._taken)
+
+    def run_requests(self, connection: sqlite3.Connection) -> list[Request]:
+        """Run the requests of waiting processes in the transaction of the caller, which holds the gate; return them.
+
+        Call `begin` before it, and `settle` after it.
+        """
+        if not self._slots.are_posted():
+            return []
+        last_commit = sqlite_rows.shared_commits(connection)
+        self._taken = self._slots.take(last_commit)
+        requests: list[Request] = []
+        for taken in self._taken:
+            those = sqlite_requests.decode(taken.request)
+            self._slots.prepare(taken, sqlite_requests.answer(connection, those, MAX_BYTES))
+            requests += those
+        if requests:
+            sqlite_rows.set_shared_commits(connection, last_commit + 1)
+        return requests
+
+    def settle(self, reply: Reply) -> None:
+        """Write for the waiting processes what became of their requests."""
+        for taken in self._taken:
+            self._slots.settle(taken, reply)
+        self._taken = []
+
+    def wake(self) -> None:
+        """Wake the processes whose requests are settled, and the next to commit. Call it after releasing the gate."""
+        self._slots.wake()
+
+
+def _requests(batch: StepBatch[sqlite3.Connection]) -> tuple[list[Step[sqlite3.Connection]], bytes]:
+    """Admit the steps that another process can run and that have room in a slot; return them and their requests."""
+    encoded: list[bytes] = []
+    bytes_left, appends_left = MAX_BYTES, sqlite_requests.MAX_APPENDS
+
+    def fits(step: Step[sqlite3.Connection]) -> bool:
+        nonlocal bytes_left, appends_left
+        if not isinstance(step.request, Request):
+            return False
+        data = sqlite_requests.encode(step.request)
+        bytes_left -= len(data)
+        appends_left -= len(step.request.appends)
+        if bytes_left < 0 or appends_left < 0:
+            return False
+        encoded.append(data)
+        return True
+
+    return batch.admit_while(fits), b"".join(encoded)
