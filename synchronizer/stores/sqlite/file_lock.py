@@ -12,13 +12,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from io import FileIO
-from typing import Final
+from typing import Final, NamedTuple
 
 from synchronizer.clock import Deadline, SystemClock
 from synchronizer.errors import StoreUnavailableError
 from synchronizer.threads.flag import Flag
 
 from ..forking import close_own
+from .shared_memory import SharedMemory
 from .side_file import open_side_file
 
 # These waits are for other processes, which a test's clock cannot move.
@@ -28,6 +29,8 @@ _NEVER: Final = Flag()
 #: time, and short pauses would take what it needs.
 _LONG_WAIT_SECONDS: Final = 0.1
 _LONG_PAUSE_US: Final = (1000, 3000)
+#: How often a contender looks by itself: so often for each one before it.
+_LOOK_SECONDS: Final = 0.005
 
 
 class Gate:
@@ -103,9 +106,13 @@ class FairFileLock:
 
     Each contender draws a ticket, locks the byte of that number, and gets the lock when no lower byte is locked. The
     byte locks belong to an open file, not to a process, so threads exclude each other as processes do.
+
+    A contender that leaves wakes the one with the next ticket, through a word of memory that the processes share. Each
+    also looks by itself now and then, because the contender before it may have been killed.
     """
 
     _slots: Final = 1024  # names share a slot by hash: a collision costs only waiting time
+    _words: Final = 2048  # tickets share a word: a collision costs only a look
 
     @staticmethod
     def is_available() -> bool:
@@ -114,6 +121,10 @@ class FairFileLock:
     def __init__(self, path: str, database: str | None = None) -> None:
         self._path = path
         self._database = database
+        self._memory = SharedMemory.of(path, database, self._slots * 8 + self._words * 4)
+
+    def close(self) -> None:
+        self._memory = None  # contenders may still use it
 
     def acquire(self, name: str, timeout: float) -> AbstractContextManager[bool]:
         """Hold the lock inside the block; yields whether it was obtained within ``timeout`` seconds.
@@ -121,7 +132,21 @@ class FairFileLock:
         It is not obtained if the process has no free descriptor, or the disk no room for the few bytes of its file.
         """
         slot = zlib.crc32(name.encode()) % self._slots
-        return _Contender(self._path, self._database, slot * 8, (self._slots * 8) + (slot << 40), timeout)
+        file = partial(open_side_file, self._path, self._database)
+        wake_up = None if self._memory is None else _WakeUp(self._memory, self._slots * 2, self._words, slot)
+        return _Contender(file, slot * 8, (self._slots * 8) + (slot << 40), timeout, wake_up)
+
+
+class _WakeUp(NamedTuple):
+    """The words, from ``first`` on, through which the contenders of a slot wake each other."""
+
+    memory: SharedMemory
+    first: int
+    words: int
+    slot: int
+
+    def word(self, ticket: int) -> int:
+        return self.first + (self.slot * 31 + ticket) % self.words
 
 
 class _Contender(AbstractContextManager[bool]):
@@ -130,21 +155,24 @@ class _Contender(AbstractContextManager[bool]):
     It may be exited twice, and before its entry is complete, so an interrupted thread always releases the lock.
     """
 
-    def __init__(self, path: str, database: str | None, counter: int, first: int, timeout: float) -> None:
-        self._path = path
-        self._database = database
+    def __init__(
+        self, open_file: Callable[[], FileIO], counter: int, first: int, timeout: float, wake_up: _WakeUp | None
+    ) -> None:
+        self._open_file = open_file
         self._counter = counter
         self._first = first
         self._timeout = timeout
+        self._wake_up = wake_up
         self._file: FileIO | None = None
+        self._ticket: int | None = None
 
     def __enter__(self) -> bool:
         deadline = Deadline(_CLOCK, self._timeout)
         try:
-            self._file = open_side_file(self._path, self._database)
+            self._file = self._open_file()
             file = self._file.fileno()
-            ticket = self._draw_ticket(file, deadline)
-            return ticket is not None and self._await_lock(file, ticket, deadline)
+            self._ticket = self._draw_ticket(file, deadline)
+            return self._ticket is not None and self._await_lock(file, self._ticket, deadline)
         except StoreUnavailableError:
             raise
         except OSError:
@@ -153,6 +181,9 @@ class _Contender(AbstractContextManager[bool]):
     def __exit__(self, *error: object) -> None:
         if self._file is not None:
             close_own(self._file)  # and with it all its locks
+        if self._wake_up is not None and self._ticket is not None:
+            self._wake_up.memory.wake(self._wake_up.word(self._ticket + 1))
+            self._wake_up = None
 
     def _draw_ticket(self, file: int, deadline: Deadline) -> int | None:
         if not _retry(lambda: try_lock_bytes(file, self._counter, 8), deadline, pause_us=(20, 60)):
@@ -165,14 +196,19 @@ class _Contender(AbstractContextManager[bool]):
         return ticket
 
     def _await_lock(self, file: int, ticket: int, deadline: Deadline) -> bool:
+        wake_up = self._wake_up
         while True:
+            seen = 0 if wake_up is None else wake_up.memory.words[wake_up.word(ticket)]
             kind, start = _fcntl(file, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, self._first, ticket)
             if kind == fcntl.F_UNLCK:
                 return True
             if deadline.passed:
                 return False
             ahead = min(20, self._first + ticket - start)
-            _pause(deadline, 100 * ahead, 200 * ahead)
+            if wake_up is None:
+                _pause(deadline, 100 * ahead, 200 * ahead)
+            else:
+                wake_up.memory.wait(wake_up.word(ticket), seen, deadline.remaining(_LOOK_SECONDS * ahead))
 
 
 def _retry(attempt: Callable[[], bool], deadline: Deadline, *, pause_us: tuple[int, int]) -> bool:

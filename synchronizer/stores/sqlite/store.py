@@ -307,6 +307,7 @@ class SqliteStore(SegmentStore):
         self._close_connections()
         self._has_ended = True  # if an interrupt comes now, the files close with their objects
         self._others.close()
+        self._fair_lock.close()
         self._gate.close()
         self._notify.close()
         self._log.close()
