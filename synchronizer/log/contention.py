@@ -10,9 +10,10 @@ import threading
 from contextlib import AbstractContextManager, suppress
 from typing import Final
 
-from ..clock import Clock, Deadline, growing_pause
+from ..clock import Clock, Deadline, SystemClock, growing_pause
 from ..errors import ReaderGroupError
 from ..store import SegmentStore
+from .time_slices import time_slices
 
 #: A lost race adds this much to a process's contention, and each append takes 1 off. From ``QUEUE_FROM`` on it queues
 #: for the store's fair lock. The weight makes frequent winners queue as well: a queue that they stay out of would keep
@@ -31,6 +32,14 @@ PATIENCE_SECONDS: Final = 0.5
 #: each timeout in a row.
 FIRST_PAUSE_SECONDS: Final = 0.1
 MAX_PAUSE_SECONDS: Final = 5.0
+#: A process whose next call follows within this time keeps the lock for it, until its time slice is over. Handing the
+#: lock over costs more than a call.
+FOLLOWS_SECONDS: Final = 0.001
+
+
+def _release(lock: AbstractContextManager[bool]) -> None:
+    with suppress(ReaderGroupError):  # the store releases it when it can
+        lock.__exit__(None, None, None)
 
 
 class QueueBackoff:
@@ -66,7 +75,11 @@ class QueueBackoff:
 
 
 class FairQueue:
-    """One process's place in the queue for the fair lock of a segment. Any of its threads may take it."""
+    """One process's place in the queue for the fair lock of a segment. Any of its threads may take it.
+
+    A process that calls again and again keeps the lock between its calls for a time slice. The lock is *kept* then: no
+    thread has it, the next call takes it, and the end of the slice releases it.
+    """
 
     def __init__(self, store: SegmentStore, segment: str, clock: Clock) -> None:
         self._store = store
@@ -77,25 +90,33 @@ class FairQueue:
         self._calls_until_probe = 1
         self._probe_every = PROBE_EVERY
         self._place: tuple[int, AbstractContextManager[bool]] | None = None  # the thread that took it, and the lock
+        self._kept: list[AbstractContextManager[bool]] = []  # at most one
+        self._left_at = -math.inf
+        self._slice_end = -math.inf
+        # Slices are of real time. A clock that a test moves would never end one.
+        self._has_slices = isinstance(clock, SystemClock)
 
     def won_race(self) -> None:
-        self._contention = max(0, self._contention - 1)
+        if self._slice_end == -math.inf:  # in a slice, a process wins because it has the lock
+            self._contention = max(0, self._contention - 1)
 
     def lost_race(self) -> None:
         self._contention = min(MAX_CONTENTION, self._contention + CONFLICT_WEIGHT)
         self._probe_every = PROBE_EVERY
 
     def join_if_contended(self, deadline: Deadline) -> bool:
-        """Queue for the lock if this process loses races; return whether it holds the lock now.
+        """Queue for the lock if this process loses races; return whether it got the lock now.
 
-        A decision on the newest state then goes before those of all processes in the queue. The thread keeps the place
-        until it calls `leave`, which it must also do when this raises.
+        A decision on the newest state then goes before those of all processes in the queue. The state that this process
+        knows is the newest if it kept the lock: then this returns False. The thread keeps the place until it calls
+        `leave`, which it must also do when this raises.
         """
-        if self._place is not None or not self._store.guarantees.fair_lock:
+        if self._place is not None or not self._store.guarantees.fair_lock or self._takes_kept():
             return False
         patience = PATIENCE_SECONDS if self._backoff.is_reset else self._backoff.patience(self._clock.monotonic())
         if not patience or (self._contention < QUEUE_FROM and not self._others_are_waiting()):
             return False
+        follows = self._has_slices and self._clock.monotonic() - self._left_at < FOLLOWS_SECONDS
         try:
             has_lock = self._wait(deadline.remaining(patience))
         except ReaderGroupError:  # if the cause persists, the next call of the store raises it
@@ -103,6 +124,11 @@ class FairQueue:
             return False
         if has_lock:
             self._backoff.acquired()
+            self._slice_end = -math.inf
+            if follows:
+                with suppress(ReaderGroupError):  # no thread: it works without slices too
+                    self._slice_end = time_slices.begin(self._end_slice)
+                    self._contention -= 1
         else:  # its holder may be stopped
             self.leave()
             self._backoff.timed_out(self._clock.monotonic())
@@ -113,9 +139,27 @@ class FairQueue:
         """Release the lock, or the place in the queue, if this thread has it. It may be called twice."""
         place = self._place
         if place is not None and place[0] == threading.get_ident():
-            with suppress(ReaderGroupError):  # the store releases it when it can
-                place[1].__exit__(None, None, None)
+            self._left_at = self._clock.monotonic()
+            if self._left_at < self._slice_end and not self._kept:
+                self._kept.append(place[1])
+            else:
+                _release(place[1])
             self._place = None
+
+    def _end_slice(self) -> None:
+        while self._kept:
+            with suppress(IndexError):  # the next call of another thread has taken it
+                _release(self._kept.pop())
+
+    def _takes_kept(self) -> bool:
+        """Return whether this thread has taken the lock that the process kept."""
+        try:
+            self._place = threading.get_ident(), self._kept[-1]  # before it is taken: an interrupted thread releases it
+            self._kept.pop()
+        except IndexError:
+            self._place = None
+            return False
+        return True
 
     def _wait(self, patience: float) -> bool:
         """Return whether this thread gets the lock within ``patience`` seconds. It must call `leave` in either case."""

@@ -107,8 +107,8 @@ class FairFileLock:
     Each contender draws a ticket, locks the byte of that number, and gets the lock when no lower byte is locked. The
     byte locks belong to an open file, not to a process, so threads exclude each other as processes do.
 
-    A contender that leaves wakes the one with the next ticket, through a word of memory that the processes share. Each
-    also looks by itself now and then, because the contender before it may have been killed.
+    A contender that leaves wakes the one with the next ticket, through memory that the processes share. Each also looks
+    by itself now and then, because the contender before it may have been killed.
     """
 
     _slots: Final = 1024  # names share a slot by hash: a collision costs only waiting time
@@ -133,12 +133,15 @@ class FairFileLock:
         """
         slot = zlib.crc32(name.encode()) % self._slots
         file = partial(open_side_file, self._path, self._database)
-        wake_up = None if self._memory is None else _WakeUp(self._memory, self._slots * 2, self._words, slot)
-        return _Contender(file, slot * 8, (self._slots * 8) + (slot << 40), timeout, wake_up)
+        line = None if self._memory is None else _Line(self._memory, self._slots * 2, self._words, slot)
+        return _Contender(file, slot * 8, (self._slots * 8) + (slot << 40), timeout, line)
 
 
-class _WakeUp(NamedTuple):
-    """The words, from ``first`` on, through which the contenders of a slot wake each other."""
+class _Line(NamedTuple):
+    """The contenders of a slot, in memory that processes share: a word of ``words`` for each ticket, from ``first`` on.
+
+    A word holds the lower bits of the ticket, and whether its contender is woken or gone.
+    """
 
     memory: SharedMemory
     first: int
@@ -148,6 +151,32 @@ class _WakeUp(NamedTuple):
     def word(self, ticket: int) -> int:
         return self.first + (self.slot * 31 + ticket) % self.words
 
+    def enter(self, ticket: int) -> None:
+        """Note that the contender is there and not woken."""
+        self.memory.words[self.word(ticket)] = _value(ticket)
+
+    def wait(self, ticket: int, seconds: float) -> None:
+        """Wait until the contender is woken after its last `enter`, or the time is over."""
+        self.memory.wait(self.word(ticket), _value(ticket), seconds)
+
+    def leave(self, ticket: int) -> None:
+        """Note that the contender is gone, and wake the next one that is not."""
+        words = self.memory.words
+        words[self.word(ticket)] = _value(ticket) | _GONE
+        successor = ticket + 1
+        while words[self.word(successor)] == _value(successor) | _GONE:
+            successor += 1
+        if words[self.word(successor)] == _value(successor):
+            self.memory.wake(self.word(successor), _value(successor) | _WOKEN)
+
+
+_GONE: Final = 1
+_WOKEN: Final = 2
+
+
+def _value(ticket: int) -> int:
+    return ticket << 2 & 0xFFFF_FFFF
+
 
 class _Contender(AbstractContextManager[bool]):
     """A contender: draws a ticket from the eight bytes at ``counter``, and locks the byte of that number at ``first``.
@@ -156,13 +185,13 @@ class _Contender(AbstractContextManager[bool]):
     """
 
     def __init__(
-        self, open_file: Callable[[], FileIO], counter: int, first: int, timeout: float, wake_up: _WakeUp | None
+        self, open_file: Callable[[], FileIO], counter: int, first: int, timeout: float, line: _Line | None
     ) -> None:
         self._open_file = open_file
         self._counter = counter
         self._first = first
         self._timeout = timeout
-        self._wake_up = wake_up
+        self._line = line
         self._file: FileIO | None = None
         self._ticket: int | None = None
 
@@ -181,9 +210,9 @@ class _Contender(AbstractContextManager[bool]):
     def __exit__(self, *error: object) -> None:
         if self._file is not None:
             close_own(self._file)  # and with it all its locks
-        if self._wake_up is not None and self._ticket is not None:
-            self._wake_up.memory.wake(self._wake_up.word(self._ticket + 1))
-            self._wake_up = None
+        if self._line is not None and self._ticket is not None:
+            self._line.leave(self._ticket)
+            self._line = None
 
     def _draw_ticket(self, file: int, deadline: Deadline) -> int | None:
         if not _retry(lambda: try_lock_bytes(file, self._counter, 8), deadline, pause_us=(20, 60)):
@@ -196,19 +225,20 @@ class _Contender(AbstractContextManager[bool]):
         return ticket
 
     def _await_lock(self, file: int, ticket: int, deadline: Deadline) -> bool:
-        wake_up = self._wake_up
+        line = self._line
         while True:
-            seen = 0 if wake_up is None else wake_up.memory.words[wake_up.word(ticket)]
+            if line is not None:
+                line.enter(ticket)  # before the look: a wake-up after it ends the wait
             kind, start = _fcntl(file, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, self._first, ticket)
             if kind == fcntl.F_UNLCK:
                 return True
             if deadline.passed:
                 return False
-            ahead = min(20, self._first + ticket - start)
-            if wake_up is None:
-                _pause(deadline, 100 * ahead, 200 * ahead)
+            ahead = self._first + ticket - start
+            if line is None:
+                _pause(deadline, 100 * min(20, ahead), 200 * min(20, ahead))
             else:
-                wake_up.memory.wait(wake_up.word(ticket), seen, deadline.remaining(_LOOK_SECONDS * ahead))
+                line.wait(ticket, deadline.remaining(_LOOK_SECONDS * min(4, ahead)))
 
 
 def _retry(attempt: Callable[[], bool], deadline: Deadline, *, pause_us: tuple[int, int]) -> bool:

@@ -14,7 +14,6 @@ from . import futex
 from .side_file import open_side_file
 
 _WORD_BYTES: Final = 4
-_MASK: Final = 0xFFFF_FFFF
 
 
 class SharedMemory:
@@ -45,9 +44,9 @@ class SharedMemory:
         """Wait for `wake` up to this time, unless the word is no longer what was ``seen``."""
         futex.wait(self._address + word * _WORD_BYTES, seen, seconds)
 
-    def wake(self, word: int) -> None:
-        """Change the word, and wake one thread that waits for it."""
-        self.words[word] = (self.words[word] + 1) & _MASK
+    def wake(self, word: int, value: int) -> None:
+        """Set the word, and wake one thread that waits for it to change."""
+        self.words[word] = value
         futex.wake(self._address + word * _WORD_BYTES)
 
     def barrier(self) -> None:

@@ -1,0 +1,154 @@
+"""A process that calls again and again keeps the fair lock for a time slice, and not longer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from synchronizer import Clock, ManualClock, SegmentStore, SystemClock, open_store
+from synchronizer.clock import Deadline
+from synchronizer.log import contention, time_slices
+from synchronizer.log.contention import FairQueue
+from synchronizer.log.time_slices import TimeSlices
+from tests.interrupts import interrupts
+from tests.waiting import PATIENCE_SECONDS, until
+
+pytestmark = pytest.mark.stores("memory", "sqlite", "postgresql", "nats")
+NO_END = PATIENCE_SECONDS
+
+
+@pytest.fixture
+def store(store_url: str) -> Iterator[SegmentStore]:
+    with open_store(store_url) as store:
+        store.create("s")
+        yield store
+
+
+@pytest.fixture(autouse=True)
+def own_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls follow however slow the machine is, and no slice of another test delays the end of one."""
+    monkeypatch.setattr(contention, "FOLLOWS_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr(contention, "time_slices", TimeSlices())
+
+
+def contended(store: SegmentStore, clock: Clock | None = None) -> FairQueue:
+    queue = FairQueue(store, "s", clock or SystemClock())
+    for _ in range(6):
+        queue.lost_race()
+    return queue
+
+
+def call(queue: FairQueue) -> bool:
+    """Return whether the call got the lock, rather than finding it kept."""
+    try:
+        return queue.join_if_contended(Deadline(SystemClock(), PATIENCE_SECONDS))
+    finally:
+        try:
+            queue.leave()
+        except BaseException:
+            queue.leave()
+            raise
+
+
+def is_free(store: SegmentStore) -> bool:
+    with store.fair_lock("s", 0) as is_held:
+        return is_held
+
+
+def test_a_call_that_follows_keeps_the_lock_for_the_next(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_slices, "SLICE_SECONDS", NO_END)
+    queue = contended(store)
+    assert call(queue)
+    assert is_free(store)
+    assert call(queue)
+    for _ in range(3):
+        assert not is_free(store)
+        assert not call(queue)
+    queue._end_slice()
+    assert is_free(store)
+
+
+def test_a_lock_that_is_kept_is_released_at_the_end_of_the_slice(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time_slices, "SLICE_SECONDS", 0.05)
+    queue = contended(store)
+    assert call(queue)
+    for _ in range(3):
+        assert call(queue)
+        with store.fair_lock("s", PATIENCE_SECONDS) as is_held:
+            assert is_held
+
+
+def test_a_call_that_takes_longer_than_the_slice_holds_the_lock_to_its_end(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+
+    class Slices(TimeSlices):
+        def begin(self, at_end: object) -> float:
+            over.set()
+            return SystemClock().monotonic()
+
+    monkeypatch.setattr(contention, "time_slices", Slices())
+    queue = contended(store)
+    assert call(queue)
+    try:
+        assert queue.join_if_contended(Deadline(SystemClock(), PATIENCE_SECONDS))
+        assert over.is_set()
+        queue._end_slice()
+        assert not is_free(store)
+    finally:
+        queue.leave()
+    assert is_free(store)
+
+
+def test_a_call_that_does_not_follow_keeps_nothing(store: SegmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contention, "FOLLOWS_SECONDS", 0)
+    monkeypatch.setattr(time_slices, "SLICE_SECONDS", NO_END)
+    queue = contended(store)
+    for _ in range(3):
+        assert call(queue)
+        assert is_free(store)
+
+
+def test_on_a_clock_that_a_test_moves_nothing_is_kept(store: SegmentStore) -> None:
+    queue = contended(store, ManualClock())
+    for _ in range(3):
+        assert call(queue)
+        assert is_free(store)
+
+
+def test_an_interrupted_call_leaves_no_lock_behind(store: SegmentStore) -> None:
+    queue = contended(store)
+    for run in interrupts(lambda: call(queue), before=lambda: _contend(queue)):
+        until(lambda: is_free(store), f"the lock to be free: {run.place}")
+
+
+def _contend(queue: FairQueue) -> None:
+    for _ in range(6):
+        queue.lost_race()
+
+
+def test_the_thread_ends_when_there_are_no_slices_and_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_slices, "LINGER_SECONDS", 0.01)
+    slices, ended = TimeSlices(), threading.Event()
+    for _ in range(3):
+        ended.clear()
+        slices.begin(ended.set)
+        assert ended.wait(PATIENCE_SECONDS)
+        until(lambda: slices._thread is None)
+
+
+@pytest.mark.unexpected_errors
+def test_an_error_at_the_end_of_a_slice_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    slices, ended = TimeSlices(), threading.Event()
+
+    def fail() -> None:
+        raise KeyError("nobody thought of this")
+
+    slices.begin(fail)
+    slices.begin(ended.set)
+    assert ended.wait(PATIENCE_SECONDS)
