@@ -11,10 +11,14 @@ Processes may be stopped or killed at any point. These rules keep each request t
   the request and a flag. So a word is never half written, and a late write is recognized by its number.
 - The leader marks a request as taken before it looks whether the owner has withdrawn it; the owner marks it as
   withdrawn before it looks whether it is taken. At least one of them notices the other. A barrier is in between.
-- The leader writes the answers and the number of its commit before it commits, and the commit stores this number. So
-  the next process under the gate can tell whether a request that a dead leader had taken is committed.
-- The owner renews a time stamp while it waits. A leader takes no request with an old stamp, so what a process posted
-  before it was killed is not written long after.
+- The leader writes the answers and the id of its commit before it commits, and the commit stores this id. So the next
+  process under the gate can tell whether a request that a dead leader had taken is committed. It does so for all slots
+  before it stores another id.
+- The owner holds a lock on its slot, and renews a time stamp while it waits. A leader takes no request without a lock,
+  or with an old stamp. So what a process posted before it was killed or interrupted is not written later, and what the
+  file holds of an earlier day means nothing.
+
+A change of the layout needs another name for the file: processes of two releases may have it open at once.
 """
 
 from __future__ import annotations
@@ -22,11 +26,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Callable, Iterator
+import secrets
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import IntEnum
 from io import FileIO
-from pathlib import Path
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -35,7 +39,7 @@ from synchronizer.errors import ReaderGroupError
 
 from ..forking import close_own
 from . import futex
-from .file_lock import try_lock_bytes
+from .file_lock import are_locked_by_another, try_lock_bytes
 from .side_file import open_side_file
 
 _SLOTS: Final = 32
@@ -50,19 +54,20 @@ _AHEAD_MS: Final = 10
 #: How often a waiting process looks by itself, in case the process that should wake it was stopped or killed.
 _LOOK_SECONDS: Final = 0.005
 _LOOK_SELDOM_SECONDS: Final = 0.02
-_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+#: The low bits of a commit's id are random, and the others count the commits with requests.
+_RANDOM_BITS: Final = 20
 
 _SIZE: Final = _HEADER_BYTES + _SLOTS * _SLOT_BYTES
+_WORD_BYTES: Final = 8
 # The header: the first word is never used.
 _USED_SLOTS: Final = 1
-_BOOT_AT: Final = 64
-# The words of a slot.
+# The words of a slot. Of the wake-ups, a process waits for a change of the low half.
 _WAKE_UPS, _REQUEST, _REPLY, _REQUEST_BYTES, _REQUEST_CHECKSUM, _ANSWERS_BYTES, _ANSWERS_CHECKSUM, _STAMP = range(8)
-_COMMIT: Final = 8  # two words
-_DATABASE: Final = 10  # four words
-_REQUEST_AT: Final = 64
+_COMMIT: Final = 8
+_DATABASE: Final = 9  # two words
+_REQUEST_AT: Final = 128
 _ANSWERS_AT: Final = _REQUEST_AT + MAX_BYTES
-_WORD: Final = 0xFFFF_FFFF
+_HALF_WORD: Final = 0xFFFF_FFFF
 _FLAG_BITS: Final = 3
 _FLAGS: Final = (1 << _FLAG_BITS) - 1
 _POSTED: Final = 1
@@ -81,6 +86,8 @@ class Reply(IntEnum):
     DECLINED = 3
     #: The commit failed and may be stored.
     UNKNOWN = 4
+    #: Committed by a process that has ended, perhaps before it told those that wait for the change.
+    RECOVERED = 5
 
 
 class Taken(NamedTuple):
@@ -108,6 +115,7 @@ class CommitSlots:
         self._file: FileIO | None = None
         self._own: int | None = None
         self._number = 0
+        self._written = 0  # the own ``request``
         self._settled: list[int] = []  # not woken yet
         self._open()
 
@@ -115,10 +123,12 @@ class CommitSlots:
 
     @property
     def has_slot(self) -> bool:
-        return self._own is not None
+        return self._own is not None and self._is_whole()
 
     def claim(self, last_commit: Callable[[], int]) -> None:
         """Under the gate: make sure that `post` can be used, if a slot is free and the disk has room for the file."""
+        if self._file is not None and not self._is_whole():
+            self.close()
         if self._own is not None:
             return self.resolve(last_commit())
         self._open()
@@ -142,44 +152,57 @@ class CommitSlots:
         """Offer a request to the next leader. An empty one is not taken, but its owner is woken to lead."""
         assert self._own is not None and len(request) <= MAX_BYTES
         base = self._base(self._own)
-        self._number = (self._number + 1) & (_WORD >> _FLAG_BITS)
+        self._number += 1
+        # Each time, because the file may have been cut off since.
+        if self._words[_USED_SLOTS] <= self._own:
+            self._words[_USED_SLOTS] = self._own + 1
+        self._words[base + _DATABASE], self._words[base + _DATABASE + 1] = self._database_id
         at = self._at(self._own) + _REQUEST_AT
         self._memory[at : at + len(request)] = request
         self._words[base + _REQUEST_BYTES] = len(request)
-        self._words[base + _REQUEST_CHECKSUM] = crc32(request, self._number)
+        self._words[base + _REQUEST_CHECKSUM] = _checksum(request, self._number)
         self._words[base + _STAMP] = _now_ms()
-        self._words[base + _REQUEST] = self._number << _FLAG_BITS | _POSTED
+        self._written = self._number << _FLAG_BITS | _POSTED
+        self._words[base + _REQUEST] = self._written
 
-    def wait(self, seen: int, waited: float) -> None:
-        """Wait for a wake-up after `wake_ups` was ``seen``, for a short time. ``waited``: so far, in seconds."""
+    def look(self) -> tuple[int, Reply]:
+        """Return how often this process was woken, and then the state of its last request."""
         assert self._own is not None
-        self._words[self._base(self._own) + _STAMP] = _now_ms()
-        futex.wait(self._address(self._own), seen, _LOOK_SECONDS if waited < 0.1 else _LOOK_SELDOM_SECONDS)
-
-    @property
-    def wake_ups(self) -> int:
-        assert self._own is not None
-        return self._words[self._base(self._own) + _WAKE_UPS]
+        if not self._is_whole():
+            return 0, Reply.UNKNOWN
+        base = self._base(self._own)
+        wake_ups = self._words[base + _WAKE_UPS] & _HALF_WORD
+        if self._words[base + _REQUEST] != self._written:  # damaged, perhaps after a commit
+            return wake_ups, Reply.UNKNOWN
+        reply = self._words[base + _REPLY]
+        return wake_ups, Reply(reply & _FLAGS) if reply >> _FLAG_BITS == self._number else Reply.NONE
 
     @property
     def reply(self) -> Reply:
-        """The state of the last request."""
+        _, reply = self.look()
+        return reply
+
+    def wait(self, wake_ups: int, waited: float) -> None:
+        """Wait for a wake-up since `look` returned ``wake_ups``, for a short time. ``waited``: so far, in seconds."""
         assert self._own is not None
-        reply = self._words[self._base(self._own) + _REPLY]
-        return Reply(reply & _FLAGS) if reply >> _FLAG_BITS == self._number else Reply.NONE
+        self._words[self._base(self._own) + _STAMP] = _now_ms()
+        futex.wait(self._address(self._own), wake_ups, _LOOK_SECONDS if waited < 0.1 else _LOOK_SELDOM_SECONDS)
 
     def answers(self) -> bytes | None:
         """The answers to the request, which is committed; None if they are damaged."""
         assert self._own is not None
         base, at = self._base(self._own), self._at(self._own) + _ANSWERS_AT
-        answers = self._memory[at : at + self._words[base + _ANSWERS_BYTES]]
-        return answers if crc32(answers, self._number) == self._words[base + _ANSWERS_CHECKSUM] else None
+        answers = self._memory[at : at + min(self._words[base + _ANSWERS_BYTES], MAX_BYTES)]
+        return answers if _checksum(answers, self._number) == self._words[base + _ANSWERS_CHECKSUM] else None
 
     def withdraw(self) -> bool:
         """Withdraw the request. Return whether it is certain that no leader takes it or has taken it."""
         if self._own is None:
             return True
-        self._words[self._base(self._own) + _REQUEST] = self._number << _FLAG_BITS
+        if not self._is_whole():
+            return False
+        self._written = self._number << _FLAG_BITS
+        self._words[self._base(self._own) + _REQUEST] = self._written
         futex.wake(self._address(self._own))  # the barrier
         return self.reply in (Reply.NONE, Reply.DECLINED)
 
@@ -194,13 +217,14 @@ class CommitSlots:
         """Under the gate: return whether there may be requests to take."""
         return any(True for _ in self._posted())
 
-    def take(self, last_commit: int) -> list[Taken]:
-        """Under the gate: take the requests of running processes; the caller's commit is the one after the last."""
+    def take(self, last_commit: int, commit: int) -> list[Taken]:
+        """Under the gate: take the requests of running processes into ``commit``, which follows ``last_commit``."""
+        for slot in range(self._used()):
+            self._resolve(slot, last_commit)
         marked: list[tuple[int, int]] = []
         for slot, base, request in self._posted():
-            self._resolve(slot, last_commit)
-            if self._is_waiting(base, request) and self._words[base + _REQUEST_BYTES] and self._is_of_this_file(base):
-                self._set_commit(base, last_commit + 1)
+            if self._can_be_taken(slot, base, request):
+                self._words[base + _COMMIT] = commit
                 self._words[base + _REPLY] = (request & ~_FLAGS) | Reply.TAKEN
                 marked.append((slot, request))
         if marked:
@@ -212,32 +236,37 @@ class CommitSlots:
         base, at = self._base(taken.slot), self._at(taken.slot) + _ANSWERS_AT
         self._memory[at : at + len(answers)] = answers
         self._words[base + _ANSWERS_BYTES] = len(answers)
-        self._words[base + _ANSWERS_CHECKSUM] = crc32(answers, self._words[base + _REPLY] >> _FLAG_BITS)
+        self._words[base + _ANSWERS_CHECKSUM] = _checksum(answers, self._words[base + _REPLY] >> _FLAG_BITS)
 
-    def settle(self, taken: Taken, reply: Reply) -> None:
-        """Under the gate: write what became of the request."""
-        self._settle(taken.slot, reply)
+    def settle(self, all_taken: Iterable[Taken], reply: Reply) -> None:
+        """Under the gate: write what became of the requests."""
+        if self._is_whole():
+            for taken in all_taken:
+                self._settle(taken.slot, reply)
 
     def wake(self) -> None:
         """After releasing the gate: wake the owners of settled requests, and one that waits to lead."""
-        while self._settled:
-            self._wake(self._settled.pop())
+        settled, self._settled = self._settled, []
+        if not self._is_whole():
+            return
+        for slot in settled:
+            self._wake(slot)
         for slot, base, request in self._posted():
             if self._is_waiting(base, request):
                 return self._wake(slot)
+
+    def _used(self) -> int:
+        return min(self._words[_USED_SLOTS], _SLOTS) if self._is_whole() else 0
 
     def _posted(self) -> Iterator[tuple[int, int, int]]:
         """Yield the slots of other processes with a request: number, first word, and ``request``.
 
         The first is the one after this process's slot: of conditional appends to one offset only the first succeeds.
         """
-        if self._file is None:
-            return
-        words, own = self._words, self._own
-        used = min(words[_USED_SLOTS], _SLOTS)
-        for slot in range(used) if own is None else (*range(own + 1, used), *range(own)):
-            base = (_HEADER_BYTES + slot * _SLOT_BYTES) // 4
-            request = words[base + _REQUEST]
+        used, own = self._used(), -1 if self._own is None else self._own
+        for slot in (*range(own + 1, used), *range(min(own, used))):
+            base = self._base(slot)
+            request = self._words[base + _REQUEST]
             if request & _FLAGS == _POSTED:
                 yield slot, base, request
 
@@ -246,14 +275,23 @@ class CommitSlots:
         reply = self._words[base + _REPLY]
         if reply & _FLAGS and reply >> _FLAG_BITS == request >> _FLAG_BITS:
             return False
-        return (_now_ms() - self._words[base + _STAMP] + _AHEAD_MS) & _WORD <= _STALE_MS + _AHEAD_MS
+        return -_AHEAD_MS <= _now_ms() - self._words[base + _STAMP] <= _STALE_MS
+
+    def _can_be_taken(self, slot: int, base: int, request: int) -> bool:
+        assert self._file is not None
+        return (
+            self._is_waiting(base, request)
+            and self._words[base + _REQUEST_BYTES] > 0
+            and self._is_of_this_file(base)
+            and are_locked_by_another(self._file.fileno(), slot, 1)
+        )
 
     def _request(self, slot: int, request: int) -> bytes | None:
         """Return the request that was marked as taken, unless its owner has withdrawn it or it is damaged."""
         base, at = self._base(slot), self._at(slot) + _REQUEST_AT
         data = self._memory[at : at + min(self._words[base + _REQUEST_BYTES], MAX_BYTES)]
         if self._words[base + _REQUEST] == request and (
-            crc32(data, request >> _FLAG_BITS) == self._words[base + _REQUEST_CHECKSUM]
+            _checksum(data, request >> _FLAG_BITS) == self._words[base + _REQUEST_CHECKSUM]
         ):
             return data
         self._settle(slot, Reply.DECLINED)
@@ -261,9 +299,8 @@ class CommitSlots:
 
     def _resolve(self, slot: int, last_commit: int) -> None:
         base = self._base(slot)
-        if self._words[base + _REPLY] & _FLAGS == Reply.TAKEN:
-            is_committed = self._words[base + _COMMIT] | self._words[base + _COMMIT + 1] << 32 <= last_commit
-            self._settle(slot, Reply.COMMITTED if is_committed else Reply.NONE)
+        if self._words[base + _REPLY] & _FLAGS == Reply.TAKEN and (slot == self._own or self._is_of_this_file(base)):
+            self._settle(slot, _fate(self._words[base + _COMMIT], last_commit))
 
     def _settle(self, slot: int, reply: Reply) -> None:
         base = self._base(slot)
@@ -272,7 +309,7 @@ class CommitSlots:
 
     def _wake(self, slot: int) -> None:
         at = self._base(slot) + _WAKE_UPS
-        self._words[at] = (self._words[at] + 1) & _WORD
+        self._words[at] = (self._words[at] + 1) & _HALF_WORD
         futex.wake(self._address(slot))
 
     # The file
@@ -285,12 +322,12 @@ class CommitSlots:
             file = open_side_file(self._path, self._database)
             try:
                 self._memory = self._map()
-            except OSError:
+            except (OSError, ValueError):
                 close_own(file)
                 raise
-        except (OSError, ReaderGroupError):
+        except (OSError, ValueError, ReaderGroupError):  # ValueError: cut off by another program
             return
-        self._words = memoryview(self._memory).cast("I")
+        self._words = memoryview(self._memory).cast("Q")
         self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self._file = file
 
@@ -303,26 +340,18 @@ class CommitSlots:
         finally:
             close_own(file)
 
+    def _is_whole(self) -> bool:
+        """Return whether the file is open, and not cut off: access to memory behind its end would end the process."""
+        return self._file is not None and os.fstat(self._file.fileno()).st_size >= _SIZE
+
     def _begin(self, slot: int) -> None:
-        # The file may be that of a system that has restarted: nothing in it has an owner then.
-        boot = _BOOT_ID.read_bytes().strip()
-        if self._memory[_BOOT_AT : _BOOT_AT + len(boot)] != boot:
-            self._memory[:] = bytes(_SIZE)
-            self._memory[_BOOT_AT : _BOOT_AT + len(boot)] = boot
         base = self._base(slot)
         self._words[base + _REQUEST] = self._words[base + _REPLY] = 0
-        self._number = 0
-        for index, word in enumerate(self._database_id):
-            self._words[base + _DATABASE + index] = word
-        self._words[_USED_SLOTS] = max(slot + 1, self._words[_USED_SLOTS])
+        self._number = self._written = 0
         self._own = slot
 
     def _is_of_this_file(self, base: int) -> bool:
-        return tuple(self._words[base + _DATABASE : base + _DATABASE + 4]) == self._database_id
-
-    def _set_commit(self, base: int, number: int) -> None:
-        self._words[base + _COMMIT] = number & _WORD
-        self._words[base + _COMMIT + 1] = number >> 32
+        return (self._words[base + _DATABASE], self._words[base + _DATABASE + 1]) == self._database_id
 
     @staticmethod
     def _at(slot: int) -> int:
@@ -330,16 +359,33 @@ class CommitSlots:
 
     @classmethod
     def _base(cls, slot: int) -> int:
-        return cls._at(slot) // 4
+        return cls._at(slot) // _WORD_BYTES
 
     def _address(self, slot: int) -> int:
         return self._start + self._at(slot)
 
 
-def _file_id(path: str) -> tuple[int, int, int, int]:
+def commit_after(last_commit: int) -> int:
+    """Return an id for the next commit with requests. No other attempt to make this commit has the same."""
+    return ((last_commit >> _RANDOM_BITS) + 1) << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
+
+
+def _fate(commit: int, last_commit: int) -> Reply:
+    """Return what became of a request that a leader took into ``commit``, a leader that is gone."""
+    if commit == last_commit:
+        return Reply.RECOVERED
+    # Leaders resolve all slots before they store another id, unless they use another file of slots.
+    return Reply.UNKNOWN if commit >> _RANDOM_BITS < last_commit >> _RANDOM_BITS else Reply.NONE
+
+
+def _checksum(data: bytes, number: int) -> int:
+    return crc32(data, number & _HALF_WORD)
+
+
+def _file_id(path: str) -> tuple[int, int]:
     found = os.stat(path)
-    return found.st_dev & _WORD, found.st_dev >> 32, found.st_ino & _WORD, found.st_ino >> 32
+    return found.st_dev, found.st_ino
 
 
 def _now_ms() -> int:
-    return int(_monotonic() * 1000) & _WORD
+    return int(_monotonic() * 1000)

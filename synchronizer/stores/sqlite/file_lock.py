@@ -70,10 +70,13 @@ class Gate:
         close_own(self._gate)
         close_own(self._next)
 
-    def acquire(self, timeout: float) -> None:
-        """Take the gate; raise `StoreUnavailableError` after ``timeout`` seconds without it."""
+    def acquire(self, timeout: float, *, has_waited: bool = False) -> None:
+        """Take the gate; raise `StoreUnavailableError` after ``timeout`` seconds without it.
+
+        With ``has_waited``, do not wait for the next place: the caller has done so.
+        """
         try:
-            acquired = (_try_flock(self._next) and _try_flock(self._gate)) or self._wait(timeout)
+            acquired = (_try_flock(self._next) and _try_flock(self._gate)) or self._wait(timeout, has_waited)
         finally:
             self._give_up_place()
         if not acquired:
@@ -94,10 +97,11 @@ class Gate:
             timeout=timeout,
         )
 
-    def _wait(self, timeout: float) -> bool:
+    def _wait(self, timeout: float, has_waited: bool) -> bool:
         deadline = Deadline(_CLOCK, timeout)
-        polite = Deadline(_CLOCK, min(timeout, self._patience_seconds))
-        _retry(lambda: _try_flock(self._next), polite, pause_us=(100, 300))
+        if not has_waited:
+            polite = Deadline(_CLOCK, min(timeout, self._patience_seconds))
+            _retry(lambda: _try_flock(self._next), polite, pause_us=(100, 300))
         return _retry(lambda: _try_flock(self._gate), deadline, pause_us=(20, 60))
 
 
@@ -270,6 +274,12 @@ def try_lock_bytes(file: int, start: int, length: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def are_locked_by_another(file: int, start: int, length: int) -> bool:
+    """Return whether another open file, of any process, has a lock on some of the bytes."""
+    kind, _ = _fcntl(file, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, start, length)
+    return kind != fcntl.F_UNLCK
 
 
 def _fcntl(file: int, command: int, kind: int, start: int, length: int) -> tuple[int, int]:

@@ -106,12 +106,10 @@ class StepBatch(Generic[C]):
         """The steps that are not settled."""
         return [step for step in self.steps if not step.is_settled]
 
-    def admit_while(self, fits: Callable[[Step[C]], bool]) -> list[Step[C]]:
-        """Return the steps, with those that have arrived since, up to the first that does not fit."""
-        if not fits(self.steps[0]):
-            return []
-        self.steps += takewhile(fits, self._admit(1))
-        return self.steps
+    def admit_while(self, fits: Callable[[Step[C]], bool]) -> None:
+        """Admit steps that have arrived since, up to the first that does not fit; none if the first step does not."""
+        if fits(self.steps[0]):
+            self.steps += takewhile(fits, self._admit(1))
 
     def newcomers(self) -> Iterator[Step[C]]:
         """Yield the open steps, then those that arrive, until no more arrive."""

@@ -30,7 +30,7 @@ MAX_SEGMENTS: Final = 1 << (63 - OFFSET_BITS)
 OPEN, SEALED, DELETED, FORGOTTEN = range(4)
 
 #: The number of the row at which the chain of segments begins. Its ``length`` counts the numbers given out, its
-#: ``start_offset`` the commits that took requests of other processes.
+#: ``start_offset`` is the id of the last commit that took requests of other processes.
 _BEGINNING: Final = 0
 #: The ``next`` of the last row in a chain.
 END: Final = ""
@@ -180,13 +180,13 @@ def insert(
     return made
 
 
-def shared_commits(connection: sqlite3.Connection) -> int:
-    """Return how many commits took requests of other processes."""
+def last_shared_commit(connection: sqlite3.Connection) -> int:
+    """Return the id of the last commit that took requests of other processes; 0 if there was none."""
     return _given_out(connection).start_offset
 
 
-def set_shared_commits(connection: sqlite3.Connection, count: int) -> None:
-    update(connection, _given_out(connection)._replace(start_offset=count))
+def set_last_shared_commit(connection: sqlite3.Connection, commit: int) -> None:
+    update(connection, _given_out(connection)._replace(start_offset=commit))
 
 
 def set_length(connection: sqlite3.Connection, segment: Row, length: int) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Final
 
 from synchronizer.clock import SystemClock
-from synchronizer.errors import OutcomeUnknownError
+from synchronizer.errors import OutcomeUnknownError, ReaderGroupError
 
 from . import requests as sqlite_requests
 from . import rows as sqlite_rows
-from .commit_slots import MAX_BYTES, CommitSlots, Reply, Taken
+from .commit_slots import MAX_BYTES, CommitSlots, Reply, Taken, commit_after
 from .file_lock import Gate
 from .group_commit import Step, StepBatch
 from .requests import Request
@@ -28,13 +28,22 @@ _monotonic: Final = SystemClock().monotonic
 class SharedCommit:
     """This process's part in the commits of all processes that have the file open. One thread at a time uses it.
 
-    ``last_commit`` reads the number of the last commit with requests from the file.
+    ``last_commit`` reads the id of the last commit with requests from the file. ``announce`` wakes the threads and
+    processes that wait for a change.
     """
 
-    def __init__(self, slots: CommitSlots, gate: Gate, last_commit: Callable[[], int], timeout: float) -> None:
+    def __init__(
+        self,
+        slots: CommitSlots,
+        gate: Gate,
+        last_commit: Callable[[], int],
+        announce: Callable[[], None],
+        timeout: float,
+    ) -> None:
         self._slots = slots
         self._gate = gate
         self._last_commit = last_commit
+        self._announce = announce
         self._timeout = timeout
         self._taken: list[Taken] = []
         self._waits_without_request = 0
@@ -44,13 +53,13 @@ class SharedCommit:
 
     # The process that waits
 
-    def is_committed_by_another(self, batch: StepBatch[sqlite3.Connection]) -> bool:
-        """Wait for the gate; return True if another process has settled all steps meanwhile.
+    def is_answered_by_another(self, batch: StepBatch[sqlite3.Connection]) -> bool:
+        """Wait for the gate; return True if another process has committed steps meanwhile, which are settled then.
 
-        Otherwise this process holds the gate, and commits the open steps. Release the gate in either case.
+        Otherwise this process holds the gate, and no step is settled. Release the gate in either case.
 
         Raises:
-            StoreUnavailableError: The gate did not become free in time. The open steps are not written.
+            StoreUnavailableError: The gate did not become free in time. No step is written.
             OutcomeUnknownError: The other process failed or stopped during its commit.
         """
         self._waits_without_request -= 1
@@ -60,43 +69,50 @@ class SharedCommit:
             self._slots.claim(self._last_commit)
             return False
         steps, request = _requests(batch)
-        reply = Reply.NONE
         try:
             batch.may_be_stored = bool(steps)
             self._slots.post(request)
             reply = self._wait()
         finally:
-            if self._slots.withdraw():
-                batch.may_be_stored = False
-        answers = None
-        if reply is Reply.COMMITTED:
-            answers = self._slots.answers()
-        if reply is Reply.UNKNOWN or (reply is Reply.COMMITTED and answers is None):
+            try:
+                self._withdraw(batch)
+            except BaseException:  # interrupted
+                self._withdraw(batch)
+                raise
+        if reply is Reply.DECLINED:
+            self._gate.acquire(self._timeout)
+        if reply in (Reply.NONE, Reply.DECLINED):
+            return False
+        answers = self._slots.answers() if reply in (Reply.COMMITTED, Reply.RECOVERED) else None
+        if answers is None:
             raise OutcomeUnknownError("the commit of another process failed and may be stored; repeat the call")
-        if answers is not None:
-            for step, result in zip(steps, sqlite_requests.decode_answers(answers), strict=True):
-                if result is not None:
-                    step.settle_with(result)
-            if not batch.open_steps:
-                return True
-        self._gate.acquire(self._timeout)  # no effect if this process holds it
-        return False
+        if reply is Reply.RECOVERED:
+            self._announce()
+        for step, result in zip(steps, sqlite_requests.decode_answers(answers), strict=True):
+            if result is not None:
+                step.settle_with(result)
+        return True
+
+    def _withdraw(self, batch: StepBatch[sqlite3.Connection]) -> None:
+        if self._slots.withdraw():
+            batch.may_be_stored = False
 
     def _wait(self) -> Reply:
-        """Return the reply to the request, or NONE if this process holds the gate and must run the request."""
+        """Return the reply to the request; NONE if this process holds the gate and must run the request."""
         slots, began = self._slots, _monotonic()
         while True:
-            wake_ups, reply = slots.wake_ups, slots.reply
-            if reply in (Reply.COMMITTED, Reply.DECLINED, Reply.UNKNOWN):
+            wake_ups, reply = slots.look()
+            if reply not in (Reply.NONE, Reply.TAKEN):
                 return reply
             if self._gate.try_to_acquire():
-                if slots.reply is Reply.TAKEN:  # by a process that was killed or interrupted
-                    slots.resolve(self._last_commit())
-                return slots.reply
+                reply = self._reply_under_the_gate()
+                if reply is not Reply.NONE:
+                    self._gate.release()
+                return reply
             waited = _monotonic() - began
             if waited > min(_PATIENCE_SECONDS, self._timeout) and slots.withdraw():
                 self._waits_without_request = _WAITS_WITHOUT_REQUEST
-                self._gate.acquire(max(0.0, self._timeout - waited))
+                self._gate.acquire(max(0.0, self._timeout - waited), has_waited=True)
                 return Reply.NONE
             if waited > self._timeout:
                 raise OutcomeUnknownError(
@@ -105,6 +121,18 @@ class SharedCommit:
                     timeout=self._timeout,
                 )
             slots.wait(wake_ups, waited)
+
+    def _reply_under_the_gate(self) -> Reply:
+        if self._slots.reply is Reply.TAKEN:  # by a process that was killed or interrupted
+            try:
+                self._slots.resolve(self._last_commit())
+            except ReaderGroupError as error:
+                raise OutcomeUnknownError(
+                    f"another process ended while it committed this write, and its commit cannot be read: "
+                    f"{error.message}",
+                    **error.facts,
+                ) from error
+        return self._slots.reply
 
     # The process that commits
 
@@ -123,21 +151,21 @@ class SharedCommit:
         """
         if not self._slots.are_posted():
             return []
-        last_commit = sqlite_rows.shared_commits(connection)
-        self._taken = self._slots.take(last_commit)
+        last_commit = sqlite_rows.last_shared_commit(connection)
+        commit = commit_after(last_commit)
+        self._taken = self._slots.take(last_commit, commit)
         requests: list[Request] = []
         for taken in self._taken:
             those = sqlite_requests.decode(taken.request)
             self._slots.prepare(taken, sqlite_requests.answer(connection, those, MAX_BYTES))
             requests += those
         if requests:
-            sqlite_rows.set_shared_commits(connection, last_commit + 1)
+            sqlite_rows.set_last_shared_commit(connection, commit)
         return requests
 
     def settle(self, reply: Reply) -> None:
         """Write for the waiting processes what became of their requests."""
-        for taken in self._taken:
-            self._slots.settle(taken, reply)
+        self._slots.settle(self._taken, reply)
         self._taken = []
 
     def wake(self) -> None:
@@ -147,19 +175,25 @@ class SharedCommit:
 
 def _requests(batch: StepBatch[sqlite3.Connection]) -> tuple[list[Step[sqlite3.Connection]], bytes]:
     """Admit the steps that another process can run and that have room in a slot; return them and their requests."""
+    handed_over: list[Step[sqlite3.Connection]] = []
     encoded: list[bytes] = []
     bytes_left, appends_left = MAX_BYTES, sqlite_requests.MAX_APPENDS
 
     def fits(step: Step[sqlite3.Connection]) -> bool:
         nonlocal bytes_left, appends_left
+        if step.is_given_up:
+            step.settle()
+            return True
         if not isinstance(step.request, Request):
             return False
         data = sqlite_requests.encode(step.request)
         bytes_left -= len(data)
-        appends_left -= len(step.request.appends)
+        appends_left -= max(1, len(step.request.appends))
         if bytes_left < 0 or appends_left < 0:
             return False
+        handed_over.append(step)
         encoded.append(data)
         return True
 
-    return batch.admit_while(fits), b"".join(encoded)
+    batch.admit_while(fits)
+    return handed_over, b"".join(encoded)

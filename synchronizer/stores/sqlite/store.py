@@ -161,7 +161,9 @@ class SqliteStore(SegmentStore):
             self._file.add(*(f"{self._path}{suffix}" for suffix in ("-wal", "-shm", ".lock")))
             opened.pop_all()  # nothing failed: all stays open
         self._fair_lock = FairFileLock(f"{self._path}.fair", self._path)
-        self._others = SharedCommit(self._slots, self._gate, self._last_shared_commit, self._write_timeout)
+        self._others = SharedCommit(
+            self._slots, self._gate, self._last_shared_commit, self._notify.announce, self._write_timeout
+        )
         self._commits: GroupCommit[sqlite3.Connection] = GroupCommit(self._execute)
         self._waiters = Waiters(self._open_watch, self._changed, self._clock)
         _open_stores.add(self)
@@ -351,19 +353,23 @@ class SqliteStore(SegmentStore):
                 self._gate.release()
             self._others.wake()
         except (StoreUnavailableError, CorruptStoreError, OutcomeUnknownError) as error:
-            for step in batch.open_steps if isinstance(error, StoreUnavailableError) else batch.steps:
+            # The others only mean that nothing was written from then on.
+            for step in batch.steps if isinstance(error, OutcomeUnknownError) else batch.open_steps:
                 step.fail(type(error)(error.message, **error.facts))
 
     def _is_committed_by_another(self, batch: StepBatch[sqlite3.Connection]) -> bool:
         """Wait for the gate; return True if another process has settled all steps, False with the gate held."""
         try:
-            is_committed = self._others.is_committed_by_another(batch)
+            is_answered = self._others.is_answered_by_another(batch)
         except OutcomeUnknownError:
             self._check_committed()  # it knows more about the cause
             raise
-        if is_committed:
+        if is_answered:
             self._check_committed()
-        return is_committed
+            if not batch.open_steps:
+                return True
+            self._gate.acquire(self._write_timeout)
+        return False
 
     def _reply(self, failure: _Failure | None) -> None:
         """Tell other processes, whose requests were in the transaction, what became of them."""
@@ -423,9 +429,7 @@ class SqliteStore(SegmentStore):
     ) -> _Failure | None:
         is_committing = wakes = False
         try:
-            for writer in (self._writer, self._unread_writer):
-                if writer is not None and writer.in_transaction:  # an earlier rollback failed
-                    writer.execute("ROLLBACK")
+            self._end_transactions()
             changes_before = connection.total_changes
             connection.execute("BEGIN IMMEDIATE")
             data_bytes = 0
@@ -462,9 +466,16 @@ class SqliteStore(SegmentStore):
             else:
                 step.fail(failure.translated(self._path))
 
+    def _end_transactions(self) -> None:
+        """Roll back what an earlier rollback that failed has left open."""
+        for writer in (self._writer, self._unread_writer):
+            if writer is not None and writer.in_transaction:
+                writer.execute("ROLLBACK")
+
     def _last_shared_commit(self) -> int:
         with _translated_errors(self._path), forks_wait:
-            return sqlite_rows.shared_commits(self._writer)
+            self._end_transactions()  # it would see the file as it was
+            return sqlite_rows.last_shared_commit(self._writer)
 
     def _writer_of_unread(self) -> sqlite3.Connection:
         """Return a connection that commits without a flush: `WriteAheadLog.flush` waits for the disk."""

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import fcntl
 import os
+import random
 import sqlite3
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
-from synchronizer.errors import NotFoundError, StoreUnavailableError
+from synchronizer.errors import CorruptStoreError, NotFoundError, OutcomeUnknownError, StoreUnavailableError
 from synchronizer.store import ANY, Append, Appended, AttributeChange, Conflict, UnknownOutcome
 from synchronizer.stores.sqlite import commit_slots, futex
 from synchronizer.stores.sqlite import requests as sqlite_requests
 from synchronizer.stores.sqlite import rows as sqlite_rows
-from synchronizer.stores.sqlite.commit_slots import CommitSlots, Reply, Taken
+from synchronizer.stores.sqlite.commit_slots import CommitSlots, Reply, Taken, commit_after
 from synchronizer.stores.sqlite.file_lock import Gate
+from synchronizer.stores.sqlite.group_commit import Step, StepBatch
+from synchronizer.stores.sqlite.notify import FileWatch
 from synchronizer.stores.sqlite.requests import Request
 from synchronizer.stores.sqlite.store import SqliteStore
+from tests.clean_processes import CLEAN
 from tests.waiting import PATIENCE_SECONDS, until
 
 pytestmark = pytest.mark.skipif(not CommitSlots.is_available(), reason="no shared commits on this system")
@@ -39,9 +47,9 @@ class Line:
         self.slots = CommitSlots(f"{self.path}.commits", self.path)
         self.stores[0].create("s")
         for store in self.stores:
-            self._let_wait_once(store)
+            self.let_wait_once(store)
 
-    def _let_wait_once(self, store: SqliteStore) -> None:
+    def let_wait_once(self, store: SqliteStore) -> None:
         """A process takes a slot when it has waited for the gate."""
         self.gate.acquire(1.0)
         call = self.call(store.append, "s", b"")
@@ -52,14 +60,14 @@ class Line:
     def call(self, call: Callable[..., Any], *args: object, **named: object) -> Future[Any]:
         return self._threads.submit(call, *args, **named)
 
-    def shared_commits(self) -> int:
-        return sqlite_rows.shared_commits(self.stores[0]._writer)
+    def last_commit(self) -> int:
+        return sqlite_rows.last_shared_commit(self.stores[0]._writer)
 
     def waiting(self, calls: int = 1) -> bool:
         return sum(1 for _ in self.slots._posted()) == calls
 
     def take(self) -> list[Taken]:
-        return self.slots.take(self.shared_commits())
+        return self.slots.take(self.last_commit(), commit_after(self.last_commit()))
 
     def close(self) -> None:
         self.gate.close()
@@ -90,7 +98,7 @@ def test_all_that_wait_are_committed_at_once(line: Line) -> None:
     until(lambda: line.waiting(STORES))
     line.gate.release()
     assert sorted(call.result(PATIENCE_SECONDS).offset for call in calls) == [0, 8, 16, 24]
-    assert line.shared_commits() == 1
+    assert line.last_commit() >> commit_slots._RANDOM_BITS == 1
     assert line.stores[0].info("s").length == 32
 
 
@@ -152,16 +160,202 @@ def test_a_request_whose_leader_died_after_the_commit_is_not_run_again(line: Lin
     line.gate.acquire(1.0)
     call = line.call(line.stores[0].append, "s", b"once")
     until(line.waiting)
-    writer, before = line.stores[1]._writer, line.shared_commits()
-    (taken,) = line.take()
+    writer, commit = line.stores[1]._writer, commit_after(line.last_commit())
+    (taken,) = line.slots.take(line.last_commit(), commit)
     writer.execute("BEGIN IMMEDIATE")
     requests = sqlite_requests.decode(taken.request)
     line.slots.prepare(taken, sqlite_requests.answer(writer, requests, commit_slots.MAX_BYTES))
-    sqlite_rows.set_shared_commits(writer, before + 1)
+    sqlite_rows.set_last_shared_commit(writer, commit)
     writer.execute("COMMIT")
-    line.gate.release()
-    assert call.result(PATIENCE_SECONDS) == Appended(0, 4)
+    with closing(FileWatch(f"{line.path}.notify")) as watch:
+        line.gate.release()
+        assert call.result(PATIENCE_SECONDS) == Appended(0, 4)
+        assert watch._poll.poll(0), "the dead leader has told nobody of the change"
     assert line.stores[0].info("s").length == 4
+
+
+def test_a_request_of_a_dead_leader_is_not_taken_for_one_of_the_next_commit(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner has begun to withdraw it when the next leader comes."""
+    call = taken_by_a_leader_that_dies(line, monkeypatch)
+    commit_together(line, line.stores[1:3])
+    monkeypatch.undo()
+    assert call.result(PATIENCE_SECONDS) == Appended(2, 6)
+    assert line.stores[0].read("s", 0, 100) == b"..once"
+
+
+@pytest.mark.parametrize("commits", [1, 2])
+def test_a_request_of_a_dead_leader_is_not_taken_for_one_of_leaders_with_another_file_of_slots(
+    commits: int, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have the same database, but somebody has deleted the file of slots in between."""
+    os.unlink(f"{line.path}.commits")
+    others = [SqliteStore(line.path, write_timeout=2.0) for _ in range(2)]
+    for other in others:
+        line.let_wait_once(other)
+    call = taken_by_a_leader_that_dies(line, monkeypatch)
+    commit_together(line, others)
+    if commits == 2:  # now nothing tells any more whether it was in the first one
+        line.gate.acquire(1.0)
+        commit_together(line, others)
+    monkeypatch.undo()
+    answer = call.result(PATIENCE_SECONDS)
+    assert answer == Appended(2, 6) if commits == 1 else isinstance(answer, UnknownOutcome)
+    assert line.stores[0].read("s", 0, 100) == (b"..once" if commits == 1 else b"....")
+    for other in others:
+        other.close()
+
+
+def taken_by_a_leader_that_dies(line: Line, monkeypatch: pytest.MonkeyPatch) -> Future[Any]:
+    """An append of "once" by the first store, which does not get the gate. This hand still holds it."""
+    line.gate.acquire(1.0)
+    monkeypatch.setattr(line.stores[0]._gate, "try_to_acquire", lambda: False)
+    call = line.call(line.stores[0].append, "s", b"once")
+    until(line.waiting)
+    (taken,) = line.take()
+    line.slots.prepare(taken, msgpack.packb([[0, 0, 4]]))
+    until(lambda: line.waiting(0))  # by now the owner wants to withdraw it
+    return call
+
+
+def commit_together(line: Line, stores: list[SqliteStore]) -> None:
+    """Let the stores append a byte each, all in one commit. This hand holds the gate until then."""
+    before = line.last_commit()
+    calls = [line.call(store.append, "s", b".") for store in stores]
+    until(lambda: all(is_waiting(store) for store in stores))
+    line.gate.release()
+    assert all(isinstance(call.result(PATIENCE_SECONDS), Appended) for call in calls)
+    assert line.last_commit() > before
+
+
+def is_waiting(store: SqliteStore) -> bool:
+    slots = store._slots
+    assert slots._own is not None
+    return slots._words[slots._base(slots._own) + commit_slots._REQUEST] & commit_slots._FLAGS > 0
+
+
+def test_where_the_last_commit_cannot_be_read_the_outcome_is_unknown(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.gate.acquire(1.0)
+    owner = line.stores[0]
+    call = line.call(owner.append, "s", b"perhaps")
+    until(line.waiting)
+    assert line.take()
+
+    def unreadable() -> int:
+        raise StoreUnavailableError("another program keeps the SQLite file locked")
+
+    monkeypatch.setattr(owner._others, "_last_commit", unreadable)
+    line.gate.release()
+    answer = call.result(PATIENCE_SECONDS)
+    assert isinstance(answer, UnknownOutcome) and "keeps the SQLite file locked" in str(answer.cause)
+
+
+def test_the_last_commit_is_read_from_the_file_as_it_is_now(line: Line) -> None:
+    """Not from a transaction that a failed rollback has left open."""
+    owner = line.stores[0]
+    owner._writer.execute("BEGIN")
+    assert owner._writer.execute("SELECT count(*) FROM segment").fetchone()
+    line.gate.acquire(1.0)
+    calls = [line.call(store.append, "s", b".") for store in line.stores[1:3]]
+    until(lambda: line.waiting(2))
+    line.gate.release()
+    assert [call.result(PATIENCE_SECONDS) for call in calls]
+    assert owner._last_shared_commit() == line.stores[1]._last_shared_commit() > 0
+
+
+def test_a_process_that_has_got_the_gate_waits_for_no_other(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for the one that already waits for the next place."""
+    line.gate.acquire(1.0)
+    owner, third = line.stores[0], Gate(f"{line.path}.lock", line.path)
+    calls = []
+    withdraw = owner._slots.withdraw
+
+    def withdraw_when_another_waits() -> bool:
+        if not calls:
+            calls.append(line.call(third.acquire, PATIENCE_SECONDS))
+            until(lambda: _is_locked(f"{line.path}.lock.next"))
+        return withdraw()
+
+    monkeypatch.setattr(owner._slots, "withdraw", withdraw_when_another_waits)
+    monkeypatch.setattr(owner._gate, "_wait", lambda *_: pytest.fail("it waits for what it has"))
+    append = line.call(owner.append, "s", b"1")
+    until(line.waiting)
+    line.gate.release()
+    assert append.result(PATIENCE_SECONDS) == Appended(0, 1)
+    calls[0].result(PATIENCE_SECONDS)
+    third.release()
+    third.close()
+
+
+def test_a_process_that_stopped_in_the_next_place_holds_up_a_write_once_for_a_moment(line: Line) -> None:
+    with open(f"{line.path}.lock.next") as stopped:
+        fcntl.flock(stopped, fcntl.LOCK_EX)
+        took = []
+        for store in line.stores:
+            begun = time.monotonic()
+            store.append("s", b"1")
+            took.append(time.monotonic() - begun)
+    assert 0.25 <= min(took) < 0.4
+
+
+def test_what_was_committed_stays_so_if_the_rest_fails(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = line.stores[0]
+    steps = committed_by_another_but_one(line, monkeypatch)
+    assert steps[0].outcome() == Appended(1, 4)
+    with pytest.raises(CorruptStoreError, match="deleted or replaced"):
+        steps[1].outcome()
+    assert owner.read("s", 0, 100) == b".own"
+
+
+def test_what_was_committed_is_unknown_if_the_file_is_gone(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_gone() -> None:
+        raise CorruptStoreError("a file of the store was deleted or replaced while in use")
+
+    monkeypatch.setattr(line.stores[0]._file, "check", is_gone)
+    for step in committed_by_another_but_one(line, monkeypatch):
+        with pytest.raises(OutcomeUnknownError, match="may be lost"):
+            step.outcome()
+
+
+def committed_by_another_but_one(line: Line, monkeypatch: pytest.MonkeyPatch) -> list[Step[sqlite3.Connection]]:
+    """Steps of the first store: another one commits the first; then this store finds that the file is not in place."""
+    owner, leader = line.stores[:2]
+    requests = [Request((Append(name, b"own"),), is_together=False) for name in ("s", "nowhere")]
+    steps: list[Step[sqlite3.Connection]] = [Step(request.run, request=request) for request in requests]
+    line.gate.acquire(1.0)
+    lead = line.call(leader.append, "s", b".")
+    monkeypatch.setattr(owner._gate, "try_to_acquire", lambda: False)
+
+    def is_gone() -> None:
+        raise CorruptStoreError("a file of the store was deleted or replaced while in use")
+
+    monkeypatch.setattr(owner._file, "check_to_write", is_gone)
+    call = line.call(owner._execute, StepBatch(steps[0], lambda place: steps[place:]))
+    until(lambda: line.waiting(2))
+    line.gate.release()
+    assert lead.result(PATIENCE_SECONDS) == Appended(0, 1)
+    call.result(PATIENCE_SECONDS)
+    return steps
+
+
+def test_a_step_whose_thread_was_interrupted_is_not_handed_over(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, leader = line.stores[:2]
+    requests = [Request((Append("s", b"%d" % number),), is_together=False) for number in range(3)]
+    steps: list[Step[sqlite3.Connection]] = [Step(request.run, request=request) for request in requests]
+    steps[1].is_given_up = True
+    line.gate.acquire(1.0)
+    lead = line.call(leader.append, "s", b".")
+    monkeypatch.setattr(owner._gate, "try_to_acquire", lambda: False)
+    call = line.call(owner._execute, StepBatch(steps[0], lambda place: steps[place:]))
+    until(lambda: line.waiting(2))
+    line.gate.release()
+    lead.result(PATIENCE_SECONDS)
+    call.result(PATIENCE_SECONDS)
+    assert leader.read("s", 0, 10) == b".02"
+    assert all(step.is_settled for step in steps)
 
 
 def test_a_request_is_withdrawn_at_the_deadline(line: Line) -> None:
@@ -187,7 +381,7 @@ def test_a_leader_that_stops_leaves_an_unknown_outcome(line: Line) -> None:
 def test_a_request_that_is_withdrawn_while_it_is_taken_is_not_run(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     line.gate.acquire(1.0)
     owner = CommitSlots(f"{line.path}.commits", line.path)
-    owner.claim(line.shared_commits)
+    owner.claim(line.last_commit)
     owner.post(b"request")
     barrier = futex.wake
 
@@ -202,10 +396,22 @@ def test_a_request_that_is_withdrawn_while_it_is_taken_is_not_run(line: Line, mo
     line.gate.release()
 
 
-def test_what_a_killed_process_posted_is_not_taken_later(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_killed_process_posted_is_not_taken(line: Line) -> None:
     line.gate.acquire(1.0)
     owner = CommitSlots(f"{line.path}.commits", line.path)
-    owner.claim(line.shared_commits)
+    owner.claim(line.last_commit)
+    owner.post(b"request")
+    assert owner._file is not None
+    owner._file.close()  # as the system does, when it has stopped the process for good
+    assert line.slots.are_posted()
+    assert line.take() == []
+    line.gate.release()
+
+
+def test_what_a_process_posted_that_waits_no_longer_is_not_taken(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    line.gate.acquire(1.0)
+    owner = CommitSlots(f"{line.path}.commits", line.path)
+    owner.claim(line.last_commit)
     owner.post(b"request")
     now = commit_slots._now_ms()
     monkeypatch.setattr(commit_slots, "_now_ms", lambda: now + 1000)
@@ -221,7 +427,7 @@ def test_a_damaged_request_is_run_by_its_owner(line: Line) -> None:
     call = line.call(line.stores[0].append, "s", b"1234")
     until(line.waiting)
     ((slot, *_),) = line.slots._posted()
-    line.slots._memory[line.slots._at(slot) + 70] ^= 1
+    line.slots._memory[line.slots._at(slot) + commit_slots._REQUEST_AT + 6] ^= 1
     assert line.take() == []
     line.slots.wake()
     line.gate.release()
@@ -236,7 +442,10 @@ def test_requests_for_another_database_are_not_taken(line: Line, tmp_path: Path)
     other.touch()
     slots = CommitSlots(f"{line.path}.commits", str(other))
     assert slots.are_posted()
-    assert slots.take(0) == []
+    assert slots.take(0, 1) == []
+    commit = commit_after(line.last_commit())
+    assert line.slots.take(line.last_commit(), commit)
+    slots.take(commit, commit_after(commit))  # there is a commit of this id
     slots.close()
     line.gate.release()
     assert call.result(PATIENCE_SECONDS) == Appended(0, 4)
@@ -253,7 +462,7 @@ def test_a_slot_is_free_when_its_process_closes_or_ends_though_its_child_lives(l
         held = {store._slots._own for store in line.stores}
         line.stores[-1].close()
         owner = CommitSlots(f"{line.path}.commits", line.path)
-        owner.claim(line.shared_commits)
+        owner.claim(line.last_commit)
         assert owner._own in held
         owner.close()
         line.gate.release()
@@ -300,3 +509,57 @@ def test_an_interrupted_commit_is_never_reported_as_stored(line: Line, monkeypat
     assert not other.done()
     monkeypatch.undo()
     assert other.result(PATIENCE_SECONDS) == Appended(1, 2)
+
+
+def test_whatever_happens_to_the_file_each_append_has_one_outcome(line: Line) -> None:
+    """Another program overwrites parts of it, while four stores append."""
+    chance = random.Random(1)
+    ended = threading.Event()
+
+    def damage() -> None:
+        with open(f"{line.path}.commits", "r+b", buffering=0) as file:
+            while not ended.wait(0.001):
+                os.pwrite(file.fileno(), chance.randbytes(chance.choice((64, 4096, 8192))), chance.randrange(65) * 4096)
+
+    damaging = line.call(damage)
+
+    def append(number: int) -> dict[bytes, object]:
+        return {
+            record: line.stores[number].append("s", record)
+            for record in (b"%d:%05d;" % (number, n) for n in range(200))
+        }
+
+    outcomes: dict[bytes, object] = {}
+    for call in [line.call(append, number) for number in range(STORES)]:
+        outcomes |= call.result(PATIENCE_SECONDS)
+    ended.set()
+    damaging.result(PATIENCE_SECONDS)
+    data = line.stores[0].read("s", 0, 1 << 20)
+    for record, outcome in outcomes.items():
+        if isinstance(outcome, Appended):
+            assert data[outcome.offset : outcome.length] == record
+        else:
+            assert isinstance(outcome, UnknownOutcome)
+        assert data.count(record) <= 1
+
+
+def test_a_file_that_is_cut_off_ends_no_process(tmp_path: Path) -> None:
+    process = CLEAN.Process(target=go_on_after_the_cut, args=(tmp_path,), daemon=True)
+    process.start()
+    process.join(PATIENCE_SECONDS)
+    assert process.exitcode == 0
+
+
+def go_on_after_the_cut(path: Path) -> None:
+    line = Line(path)
+    os.truncate(f"{line.path}.commits", 0)
+    assert all(isinstance(store.append("s", b"1"), Appended) for store in line.stores)
+    line.let_wait_once(line.stores[0])
+    line.gate.acquire(1.0)
+    calls = [line.call(store.append, "s", b"1") for store in line.stores]
+    until(lambda: line.waiting(STORES))  # they share it again
+    os.truncate(f"{line.path}.commits", 100)
+    assert all(isinstance(call.result(PATIENCE_SECONDS), UnknownOutcome) for call in calls)
+    line.gate.release()
+    assert line.stores[0].append("s", b"1") == Appended(4, 5)
+    line.close()
