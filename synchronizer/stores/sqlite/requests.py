@@ -12,6 +12,7 @@ from synchronizer.errors import ReaderGroupError
 from synchronizer.store import ANY, Append, Appended, AppendResult, AttributeChange, Conflict
 
 from . import steps as sqlite_steps
+from .extents import MAX_SEGMENT_BYTES
 
 #: The largest append that another process may commit. A larger one costs more to hand over than its own flush.
 MAX_BYTES: Final = 2048
@@ -68,7 +69,10 @@ def _encode(append: Append) -> list[Any]:
         name: [True if change.expected is ANY else change.expected, change.new]
         for name, change in append.attributes.items()
     }
-    return [append.segment, append.data, append.expected_offset, changes]
+    offset = append.expected_offset
+    if offset is not None:
+        offset = min(offset, MAX_SEGMENT_BYTES + 1)  # no segment is so long, whatever the number, which may be huge
+    return [append.segment, append.data, offset, changes]
 
 
 def _decode(segment: str, data: bytes, expected_offset: int | None, changes: Mapping[str, Any]) -> Append:

@@ -1,11 +1,14 @@
-"""The gate of a SQLite file in a ``with`` block, for tests."""
+"""The gate of a SQLite file, and processes that wait for it, for tests."""
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from synchronizer.stores.sqlite import commit_slots
 from synchronizer.stores.sqlite.file_lock import Gate
+from synchronizer.stores.sqlite.store import SqliteStore
 
 
 @contextmanager
@@ -15,3 +18,19 @@ def held(gate: Gate, timeout: float) -> Iterator[None]:
         yield
     finally:
         gate.release()
+
+
+def is_locked(path: str) -> bool:
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+
+
+def is_posted(store: SqliteStore) -> bool:
+    """Whether the store has a request in its slot."""
+    slots = store._slots
+    assert slots._own is not None
+    return slots._words[slots._base(slots._own) + commit_slots._REQUEST] & commit_slots._FLAGS > 0

@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,11 @@ import pytest
 from synchronizer.errors import CorruptStoreError
 from synchronizer.store import Appended, UnknownOutcome
 from synchronizer.stores import open_store
+from synchronizer.stores.sqlite.file_lock import Gate
+from synchronizer.stores.sqlite.store import SqliteStore
 from tests.places import ROOT
+from tests.synchronizer.stores.sqlite.gates import held, is_locked, is_posted
+from tests.waiting import PATIENCE_SECONDS, until
 
 SHIM = ROOT / "tests" / "servers" / "failing_flush.c"
 
@@ -38,6 +44,47 @@ def test_after_a_failed_flush_the_file_is_not_used_until_it_is_opened_anew(
     assert ended.returncode == 0, ended.stderr
     with open_store(f"sqlite:///{tmp_path}/store.db") as store:
         assert store.append("s", b"by another process") == Appended(store.info("s").length - 18, store.info("s").length)
+
+
+def test_if_another_process_fails_to_flush_what_it_was_handed_the_outcome_is_unknown(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, fails = str(tmp_path / "store.db"), tmp_path / "fails"
+    environment = {**os.environ, "LD_PRELOAD": str(library), "FAILING_FLUSH": str(fails)}
+    command = [sys.executable, "-m", "tests.synchronizer.stores.sqlite.test_flush", "lead", str(tmp_path)]
+    with SqliteStore(path) as owner, ThreadPoolExecutor() as threads:
+        owner.create("s")
+        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as leader:
+            assert leader.stdin and leader.stdout and leader.stdout.readline() == b"ready\n"
+            with closing(Gate(f"{path}.lock", path)) as gate:
+                with held(gate, 5.0):
+                    first = threads.submit(owner.append, "s", b"it has a slot now;")
+                    until(lambda: is_locked(f"{path}.lock.next"))
+                assert first.result(PATIENCE_SECONDS) == Appended(0, 18)
+                with held(gate, 5.0):
+                    monkeypatch.setattr(owner._gate, "try_to_acquire", lambda: False)
+                    doubtful = threads.submit(owner.append, "s", b"doubtful;")
+                    until(lambda: is_posted(owner))
+                    fails.write_text("store.db-wal")
+                    leader.stdin.write(b"go\n")
+                    leader.stdin.flush()
+                    until(lambda: is_locked(f"{path}.lock.next"))
+            answer = doubtful.result(PATIENCE_SECONDS)
+            assert isinstance(answer, UnknownOutcome) and "the commit of another process failed" in str(answer.cause)
+            assert leader.wait(PATIENCE_SECONDS) == 0
+        monkeypatch.undo()
+        end = owner.info("s").length
+        assert owner.append("s", b"goes on;") == Appended(end, end + 8)
+        assert owner.read("s", 0, 100).count(b"doubtful;") <= 1
+
+
+def lead(folder: Path) -> None:
+    """In a process with flushes that fail: commit, with what another process has handed over."""
+    with SqliteStore(f"{folder}/store.db") as store:
+        print("ready", flush=True)
+        sys.stdin.readline()
+        assert isinstance(store.append("s", b"by the leader;"), UnknownOutcome)
+        assert store._writer.execute("SELECT start_offset FROM segment WHERE name = ''").fetchone() == (0,)
 
 
 def main(case: str, folder: Path) -> None:
@@ -91,4 +138,7 @@ def append_until_refused(store: object) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    if sys.argv[1] == "lead":
+        lead(Path(sys.argv[2]))
+    else:
+        main(sys.argv[1], Path(sys.argv[2]))

@@ -31,6 +31,8 @@ from synchronizer.stores.sqlite.store import SqliteStore
 from tests.clean_processes import CLEAN
 from tests.waiting import PATIENCE_SECONDS, until
 
+from .gates import is_locked, is_posted
+
 pytestmark = pytest.mark.skipif(not CommitSlots.is_available(), reason="no shared commits on this system")
 
 STORES = 4
@@ -53,7 +55,7 @@ class Line:
         """A process takes a slot when it has waited for the gate."""
         self.gate.acquire(1.0)
         call = self.call(store.append, "s", b"")
-        until(lambda: _is_locked(f"{self.path}.lock.next"))
+        until(lambda: is_locked(f"{self.path}.lock.next"))
         self.gate.release()
         call.result(PATIENCE_SECONDS)
 
@@ -74,15 +76,6 @@ class Line:
         self.slots.close()
         for store in self.stores:
             store.close()
-
-
-def _is_locked(path: str) -> bool:
-    with open(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
 
 
 @pytest.fixture
@@ -223,16 +216,10 @@ def commit_together(line: Line, stores: list[SqliteStore]) -> None:
     """Let the stores append a byte each, all in one commit. This hand holds the gate until then."""
     before = line.last_commit()
     calls = [line.call(store.append, "s", b".") for store in stores]
-    until(lambda: all(is_waiting(store) for store in stores))
+    until(lambda: all(is_posted(store) for store in stores))
     line.gate.release()
     assert all(isinstance(call.result(PATIENCE_SECONDS), Appended) for call in calls)
     assert line.last_commit() > before
-
-
-def is_waiting(store: SqliteStore) -> bool:
-    slots = store._slots
-    assert slots._own is not None
-    return slots._words[slots._base(slots._own) + commit_slots._REQUEST] & commit_slots._FLAGS > 0
 
 
 def test_where_the_last_commit_cannot_be_read_the_outcome_is_unknown(
@@ -276,7 +263,7 @@ def test_a_process_that_has_got_the_gate_waits_for_no_other(line: Line, monkeypa
     def withdraw_when_another_waits() -> bool:
         if not calls:
             calls.append(line.call(third.acquire, PATIENCE_SECONDS))
-            until(lambda: _is_locked(f"{line.path}.lock.next"))
+            until(lambda: is_locked(f"{line.path}.lock.next"))
         return withdraw()
 
     monkeypatch.setattr(owner._slots, "withdraw", withdraw_when_another_waits)
