@@ -17,6 +17,7 @@ from .figure import Measured, Result, Skipped, as_json, show
 from .group_state import apply
 from .idling import idle
 from .joining import join
+from .naming import name
 from .notifying import notify
 from .reading import iterate, read_batch
 from .recipes import bounded, recipes
@@ -44,6 +45,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "recipes": recipes,
     "bounded": bounded,
     "apply": apply,
+    "name": name,
     "wait": wait,
     "notify": notify,
     "takeover": takeover,
@@ -60,6 +62,7 @@ ON_SERVERS: Final = (
     "write",
     "update",
     "contend",
+    "name",
     "wait",
     "wake",
     "idle",

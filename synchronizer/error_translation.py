@@ -144,11 +144,13 @@ _GUARDS: Final[dict[str, Callable[[Verb], Verb]]] = {
     **dict.fromkeys(
         (
             "create",
+            "create_together",
             "delete",
             "forget",
             "info",
             "attributes",
             "read",
+            "read_starts",
             "truncate",
             "seal",
             "wait",

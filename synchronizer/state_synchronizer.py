@@ -16,9 +16,10 @@ from .arguments import check_class, check_count, check_duration, check_type
 from .callables import check_callable, check_returned
 from .clock import Clock, Deadline, clock_or_system, is_manual
 from .errors import ClosedError, DeadlineExceededError, InvalidArgumentError, NotFoundError, OutcomeUnknownError
+from .log.beginning import begins_in_one_step, first_entry
 from .log.compaction import COMPACTION_BYTES, Compactor
 from .log.deciding import NO_ATTRIBUTES, Decision
-from .log.entries import EntryLog, Revision
+from .log.entries import EntryLog, Revision, decode_entries
 from .log.follower import LogFollower
 from .log.listening import UpdateListening
 from .log.replica import AppliedUpdate, Replica, Transition, TransitionFeed
@@ -111,19 +112,39 @@ class StateSynchronizer(Generic[S]):
         self._follower = LogFollower(EntryLog(store, name), self._codec, self.clock)
         self._writer = LogWriter(self._follower, state_limit_bytes)
         self._listening: list[UpdateListening[S]] = []  # without threads
-        deadline = Deadline(self.clock, timeout)
-        if initial is not None:
-            self._follower.retry(deadline, lambda: store.create(name))
-        self._follower.begin(deadline)
         self._compactor = Compactor(self._follower, compaction_bytes, rng or random.SystemRandom())
+        deadline = Deadline(self.clock, timeout)
+        try:
+            self._follower.begin(deadline)
+        except NotFoundError:
+            if initial is None:
+                raise
+            self._create(first_entry(name, initial, self._codec, state_limit_bytes), deadline)
         if initial is not None and self._replica.state is None:
-            try:
-                self.initialize(initial, timeout=deadline.remaining())
-            except OutcomeUnknownError as error:
-                if self._replica.state is None:  # else it exists, whichever process began it
-                    raise DeadlineExceededError(
-                        "the store did not confirm in time that the state was initialized; open it again", state=name
-                    ) from error
+            self._initialize(initial, deadline)
+
+    def _create(self, first: bytes, deadline: Deadline) -> None:
+        """Create the log, in one step with its first entry if the store can."""
+        log, retry = self.segment, self._follower.retry
+        if begins_in_one_step(self.store, first):
+            created = retry(deadline, lambda: self.store.create_together({log: first}))
+        else:
+            created = False
+            retry(deadline, lambda: self.store.create(log))
+        if created:
+            self._follower.apply(decode_entries(log, first, 0, 0))
+        else:
+            self._follower.begin(deadline)
+
+    def _initialize(self, initial: S, deadline: Deadline) -> None:
+        """Begin the state in a log that another process created, or that the store cannot create with it."""
+        try:
+            self.initialize(initial, timeout=deadline.remaining())
+        except OutcomeUnknownError as error:
+            if self._replica.state is None:  # else it exists, whichever process began it
+                raise DeadlineExceededError(
+                    "the store did not confirm in time that the state was initialized; open it again", state=self.name
+                ) from error
 
     @property
     def segment(self) -> str:

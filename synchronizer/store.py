@@ -18,8 +18,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self
 
+from .arguments import check_type
 from .error_translation import translating
-from .errors import InvalidArgumentError, NotFoundError
+from .errors import InvalidArgumentError, NotFoundError, TruncatedError
 
 MAX_NAME_LENGTH: Final = 1024
 #: The most bytes of `Conflict.delta`, which the loser of an append has not seen yet.
@@ -28,6 +29,9 @@ MAX_DELTA_BYTES: Final = 64 * 1024
 MAX_APPEND_BYTES: Final = 16 * 1024 * 1024
 #: The most attributes that one append may change, in every backend.
 MAX_ATTRIBUTE_CHANGES: Final = 500
+#: The most segments, and the most bytes in them together, that one `SegmentStore.create_together` may create.
+MAX_CREATED: Final = 300
+MAX_CREATED_BYTES: Final = 64 * 1024
 
 
 class AnyValue(enum.Enum):
@@ -128,6 +132,7 @@ class Guarantees:
     many_processes: bool
     many_hosts: bool
     atomic_multi_append: bool = False  # `append_together`
+    atomic_multi_create: bool = False  # `create_together`
     server_side_copy: bool = False  # `concat` and `copy_segments`
     fair_lock: bool = False
     largest_append: int = MAX_APPEND_BYTES
@@ -138,7 +143,8 @@ class SegmentStore(ABC):
 
     Every verb raises `NotFoundError` for a segment that does not exist (or was deleted), `ClosedError` after
     ``close``, and `StoreUnavailableError` when the store cannot be reached. An append then had no effect; ``create``,
-    ``delete``, ``truncate``, ``seal`` and ``copy_segments``, which may be repeated, may have had theirs.
+    ``create_together``, ``delete``, ``truncate``, ``seal`` and ``copy_segments``, which may be repeated, may have had
+    theirs.
 
     A backend must translate only the errors that it knows. Any other `Exception` of its verbs becomes `UnknownOutcome`,
     `StoreUnavailableError` or `StoreFullError` before it reaches the caller, unless its class says
@@ -230,6 +236,24 @@ class SegmentStore(ABC):
             InvalidArgumentError: ``offset`` is beyond the length.
         """
 
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
+        """Return the first bytes of each of ``segments``, up to ``max_bytes`` of each, as `read` at offset 0 does.
+
+        A segment that does not exist, or whose first bytes are truncated, is left out. A store may leave out others
+        too: `read` them one by one. By default it calls `read` for each segment; a backend overrides it where it can
+        read many small segments in less time.
+        """
+        check_type(segments, Collection, "segments")
+        if isinstance(segments, str):
+            raise InvalidArgumentError("segments must be a collection of names, not one name", segments=segments)
+        found = {}
+        for segment in segments:
+            try:
+                found[segment] = self.read(segment, 0, max_bytes)
+            except (NotFoundError, TruncatedError):
+                continue
+        return found
+
     @abstractmethod
     def attributes(
         self, segment: str, prefix: str = "", *, names: Collection[str] | None = None
@@ -275,6 +299,24 @@ class SegmentStore(ABC):
         It gives fairness between contenders, never safety. Only where ``guarantees.fair_lock``.
         """
         raise InvalidArgumentError("this store has no fair lock; see store.guarantees", url=self.url)
+
+    def create_together(self, segments: Mapping[str, bytes]) -> bool:
+        """Create all of ``segments``, each with its first bytes, in one step, if none of them exists.
+
+        Only where ``guarantees.atomic_multi_create``. After a lost answer, which raises `StoreUnavailableError`, the
+        call may be repeated: it returns False then if the first one created them.
+
+        Args:
+            segments: The first bytes, or none, by the name of the segment. At most `MAX_CREATED` segments, and
+                `MAX_CREATED_BYTES` bytes in all of them together.
+
+        Returns:
+            True; False if one of them exists. None is created then.
+
+        Raises:
+            AlreadyExistsError: One of them was deleted. None is created.
+        """
+        raise InvalidArgumentError("this store creates one segment at a time; see store.guarantees", url=self.url)
 
     def append_together(
         self, appends: Sequence[Append]

@@ -189,6 +189,7 @@ class World:
             )
         }
         self.arguments: dict[str, object] = {
+            "names": [STREAM],
             "attribute": "role", "candidate_id": "me", "clock": client.clock, "cut": client.streams.info(STREAM).head,
             "end": client.streams.info(STREAM).tail, "entry": "entry", "event": b"event", "events": [b"event"],
             "generator": lambda state: [], "group": self.group, "handle": lambda event: None,

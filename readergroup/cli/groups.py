@@ -8,7 +8,7 @@ from typing import Annotated, Final
 
 import typer
 from pydantic import TypeAdapter, ValidationError
-from rich.table import Table
+from rich.console import RenderableType
 
 from ..group.lag import GroupLag
 from ..group.model.checkpoint import Checkpoint
@@ -31,7 +31,7 @@ Name = Annotated[str, typer.Argument(metavar="GROUP", help="The name of the grou
 def list_groups(context: typer.Context, as_json: AsJson = False) -> None:
     """List the reader groups."""
     with session(context).connect() as client:
-        found = {name: client.groups.get(name).state for name in client.groups.list()}
+        found = dict(client.groups.states())
     if as_json:
         print_json([_summary(name, state) for name, state in found.items()])
     elif not found:
@@ -170,7 +170,7 @@ def delete(context: typer.Context, group: Name, yes: Yes = False) -> None:
     say(f"{group}: deleted")
 
 
-def lag_table(lag: GroupLag) -> Table:
+def lag_table(lag: GroupLag) -> RenderableType:
     """Return a table with a row for each segment that is not read to its end."""
     rows = [
         (segment, each.owner or "-", f"{each.events:,}", size(each.bytes), f"{each.seconds:,.1f}")

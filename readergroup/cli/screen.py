@@ -10,13 +10,17 @@ from typing import Any, Final, Protocol
 
 from pydantic import BaseModel
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.table import Table
 
 #: Without a terminal, lines are not wrapped.
 _PIPE_WIDTH: Final = 1000
+_MOST_FOLDED_ROWS: Final = 500
+_GAP: Final = "   "
 
 
 def out() -> Console:
@@ -37,17 +41,45 @@ def warn(text: str) -> None:
     _console(stderr=True).print(f"readergroup: {text}")
 
 
-def table(*columns: str, numbers: Sequence[str] = (), rows: Iterable[Sequence[str]] = ()) -> Table:
-    """Return a table that stays readable at 80 columns: long names are folded, numbers are not."""
+def table(*columns: str, numbers: Sequence[str] = (), rows: Iterable[Sequence[str]] = ()) -> RenderableType:
+    """Return a table that stays readable at 80 columns: long names are folded, numbers are not.
+
+    A long table is not folded, because folding takes seconds for ten thousand rows.
+    """
+    given = list(rows)
+    if len(given) > _MOST_FOLDED_ROWS:
+        return _LongTable(columns, numbers, given)
     made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
         if column in numbers:
             made.add_column(column, justify="right", no_wrap=True)
         else:
             made.add_column(column, overflow="fold")
-    for row in rows:
+    for row in given:
         made.add_row(*row)
     return made
+
+
+class _LongTable:
+    """A table of many rows, which looks like a `rich.table.Table` that is wide enough."""
+
+    def __init__(self, columns: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+        self._widths = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]
+        self._is_number = [column in numbers for column in columns]
+        self._columns = columns
+        self._rows = rows
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        yield Segment(f"{self._line(self._columns)}\n", console.get_style("table.header"))
+        yield Segment("─" * (sum(self._widths) + len(_GAP) * (len(self._widths) - 1)) + "\n")
+        yield Segment("".join([f"{self._line(row)}\n" for row in self._rows]))
+
+    def _line(self, row: Sequence[str]) -> str:
+        cells = [
+            " " * (width - cell_len(cell)) + cell if is_number else cell + " " * (width - cell_len(cell))
+            for cell, width, is_number in zip(row, self._widths, self._is_number, strict=True)
+        ]
+        return _GAP.join(cells)
 
 
 def print_json(value: object) -> None:

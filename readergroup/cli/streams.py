@@ -13,6 +13,7 @@ from synchronizer.configuration import reasons
 
 from ..errors import StreamBeingCopiedError
 from ..streams.config import ScalingPolicy, SegmentId, StreamCut, StreamInfo, number_of
+from ..streams.state import StreamState
 from .screen import count, out, print_json, say, size, table
 from .session import WrongUsage, session
 
@@ -56,14 +57,17 @@ def list_streams(
 ) -> None:
     """List the streams."""
     with session(context).connect() as client:
-        found = [client.streams.info(stream) for stream in client.streams.list(scope)]
-    if as_json:
-        print_json(found)
-    elif not found:
-        say("There are no streams.")
-    else:
-        rows = [(info.name, f"{len(info.segments):,}", f"{info.epoch:,}", _condition(info)) for info in found]
+        if as_json:
+            print_json(list(client.streams.describe_all(scope)))
+            return
+        rows = [
+            (state.name, f"{len(state.current):,}", f"{max(0, state.epoch):,}", _condition(state))
+            for state in client.streams.states(scope)
+        ]
+    if rows:
         out().print(table("stream", "segments", "epoch", "is", numbers=("segments", "epoch"), rows=rows))
+    else:
+        say("There are no streams.")
 
 
 @commands.command()
@@ -164,7 +168,7 @@ def show_change(found: StreamInfo, as_json: bool) -> None:
     say(f"{found.name}: {count(len(found.segments), 'segment')} ({segments}), epoch {found.epoch}, {_condition(found)}")
 
 
-def _condition(found: StreamInfo) -> str:
+def _condition(found: StreamInfo | StreamState) -> str:
     return "sealed" if found.sealed else "open"
 
 

@@ -11,6 +11,8 @@ from typing import Any, Final
 from synchronizer import ANY, AttributeChange, ClosedError, NotFoundError, StateSynchronizer
 from synchronizer.arguments import check_type
 from synchronizer.compare_and_set import remove_attributes
+from synchronizer.log.peeking import LOGS_AT_ONCE, peek
+from synchronizer.state import StateCodec
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
 from synchronizer.threads.stepping import step_each
 
@@ -37,6 +39,7 @@ class ReaderGroupManager:
         self._client = client
         self._groups: OpenNames[ReaderGroup] = OpenNames()
         self._deleted = DeletedNames(client.store)
+        self._codec = StateCodec(ReaderGroupState, UPDATES)
         self._process_id = os.getpid()
         self._lock = threading.RLock()
         self._closed = False
@@ -85,16 +88,35 @@ class ReaderGroupManager:
 
     def list(self) -> Iterator[str]:
         """Iterate over the names of all groups."""
-        for log in self._deleted.others(list(self._client.store.list(_LOG_PREFIX))):
-            name = log.removeprefix(_LOG_PREFIX)
-            length = None if name in self._groups else self._deleted.length(log)
-            try:
-                self.get(name)
-            except NotFoundError:
-                if length is not None:
-                    self._deleted.add(log, length)
-                continue
-            yield name
+        return (name for name, _ in self.states())
+
+    def states(self) -> Iterator[tuple[str, ReaderGroupState]]:
+        """Iterate over the names of all groups and their states. Many are read at once."""
+        store = self._client.store
+        logs = self._deleted.others(list(store.list(_LOG_PREFIX)))
+        for first in range(0, len(logs), LOGS_AT_ONCE):
+            part = logs[first : first + LOGS_AT_ONCE]
+            peeked = peek(store, part, self._codec)
+            for log in part:
+                replica = peeked.get(log)
+                state = self._read_alone(log) if replica is None else replica.state
+                if state is not None:
+                    yield log.removeprefix(_LOG_PREFIX), state
+                elif replica is not None:
+                    self._note_deleted(log, replica.next_offset)
+
+    def _read_alone(self, log: str) -> ReaderGroupState | None:
+        length = self._deleted.length(log)
+        try:
+            return self.get(log.removeprefix(_LOG_PREFIX)).state
+        except NotFoundError:
+            self._note_deleted(log, length)
+            return None
+
+    def _note_deleted(self, log: str, length: int) -> None:
+        self._deleted.add(log, length)
+        with self._lock:
+            self._groups.let_go(log.removeprefix(_LOG_PREFIX))
 
     def delete(self, name: str) -> None:
         """Delete the group and its positions. Its readers raise `NotFoundError` at their next call."""

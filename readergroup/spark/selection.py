@@ -26,7 +26,8 @@ def selected(
     named = [name for name in options.streams if name not in known]
     if options.pattern is not None:
         metadata = client.streams.metadata
-        named = [*metadata.names(None, None, lambda name: name not in known and options.reads(name))]
+        states = metadata.states(None, None, lambda name: name not in known and options.reads(name))
+        named = [state.name for state in states]
     found: list[StreamState] = []
     for name in sorted(named):
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from synchronizer import (
@@ -14,6 +14,7 @@ from synchronizer import (
 )
 from synchronizer.backoff import Backoff
 from synchronizer.callables import checked
+from synchronizer.store import MAX_CREATED
 
 from .config import StagedName, StreamCut, StreamInfo, staging_prefix
 from .data.places import Place, check_offset
@@ -44,6 +45,11 @@ class DataSegments:
 
     def info(self, state: StreamState, deadline: Deadline) -> StreamInfo:
         """Return a description of the stream in ``state``, with its present tail."""
+        return self.described(state, self.tail(state, deadline))
+
+    @staticmethod
+    def described(state: StreamState, tail: StreamCut) -> StreamInfo:
+        """Return a description of the stream in ``state`` whose data ends at ``tail``."""
         return StreamInfo(
             name=state.name,
             incarnation=state.incarnation,
@@ -51,7 +57,7 @@ class DataSegments:
             epoch=state.epoch,
             segments={state.segment(n): state.segments[n].keys for n in state.current},
             head=state.head_cut,
-            tail=self.tail(state, deadline),
+            tail=tail,
             sealed=state.sealed,
         )
 
@@ -78,6 +84,18 @@ class DataSegments:
         for number, offset in state.check_cut(place).items():
             backoff.retry(partial(check_offset, self._store, state.segment(number), state.incarnation, offset))
         return place
+
+    # ------------------------------------------------------------------ creating
+
+    def create(self, segments: Sequence[str], backoff: Backoff) -> None:
+        """Create these segments, as far as they do not exist."""
+        at_once = MAX_CREATED if self._store.guarantees.atomic_multi_create else 1
+        for first in range(0, len(segments), at_once):
+            part = segments[first : first + at_once]
+            if len(part) > 1 and backoff.retry(partial(self._store.create_together, dict.fromkeys(part, b""))):
+                continue
+            for segment in part:
+                backoff.retry(partial(self._store.create, segment))
 
     # ------------------------------------------------------------------ giving data up
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Protocol
+from contextlib import ExitStack, suppress
+from typing import Final, Protocol
 from weakref import WeakSet
 
 from synchronizer import (
     Clock,
+    Deadline,
     InvalidArgumentError,
     Map,
+    NotFoundError,
     SegmentStore,
     StateSynchronizer,
     Update,
@@ -24,6 +26,7 @@ from synchronizer import (
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.clock import clock_or_system
 from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
+from synchronizer.store import MAX_CREATED
 
 from ..errors import StreamExistsError
 from .config import ScalingPolicy, StagedName, StreamConfig, StreamCut, StreamInfo, check_stream_name
@@ -34,8 +37,15 @@ from .data_segments import DataSegments
 from .deletions import Deletions
 from .metadata import StreamMetadata, check_not_replaced
 from .pending import PendingChanges
-from .state import AnnounceSeal, ConfigureStream, CreateStream, StreamState, TruncateStream
+from .state import AnnounceSeal, ConfigureStream, CreateStream, StreamState, TruncateStream, new_stream
 from .transactions.finished_keys import FinishedKeys
+
+#: How many streams `StreamManager.create_many` creates in one step. Their metadata must fit into it.
+_STREAMS_AT_ONCE: Final = 100
+
+
+def _config(scaling: ScalingPolicy | None) -> StreamConfig:
+    return StreamConfig() if scaling is None else StreamConfig(scaling=scaling)
 
 
 class Closable(Protocol):
@@ -90,27 +100,78 @@ class StreamManager:
         Raises:
             StreamExistsError: The stream exists with another config, or as an incomplete copy.
         """
+        return self._create([name], _config(scaling), timeout)[0]
+
+    def create_many(
+        self, names: Iterable[str], *, scaling: ScalingPolicy | None = None, timeout: float | None = None
+    ) -> Sequence[StreamInfo]:
+        """Create streams of one config and return them in this order, as `create` does: many in one step of the store.
+
+        After an error, some of them may exist. Repeat the call to create the others.
+
+        Args:
+            names: "scope/name" each.
+            scaling: How many segments each of them has. Default: one.
+            timeout: Seconds to wait for the store in each of many steps.
+
+        Raises:
+            StreamExistsError: One of them exists with another config, or as an incomplete copy.
+        """
+        if isinstance(names, str):
+            raise InvalidArgumentError("names must be a collection of names, not one name", names=names)
+        check_type(names, Iterable, "names")
+        config, wanted = _config(scaling), [check_stream_name(name) for name in names]
+        different = list(dict.fromkeys(wanted))
+        at_once = max(1, min(_STREAMS_AT_ONCE, MAX_CREATED // (config.scaling.segments + 1)))
+        found: dict[str, StreamInfo] = {}
+        for first in range(0, len(different), at_once):
+            part = different[first : first + at_once]
+            found |= self._find(part, config, timeout)
+            new = [name for name in part if name not in found]
+            found |= {info.name: info for info in self._create(new, config, timeout)}
+        return [found[name] for name in wanted]
+
+    def _find(self, names: Sequence[str], config: StreamConfig, timeout: float | None) -> Mapping[str, StreamInfo]:
+        """Return those of the streams that exist with this config, as far as that is found in one read of the store."""
+        found = {}
+        for state in self.metadata.peek(names, timeout):
+            if state.exists and state.current and state.config == config:
+                with suppress(NotFoundError):  # deleted meanwhile
+                    found[state.name] = self._data.info(state, self.metadata.deadline(timeout))
+        return found
+
+    def _create(self, names: Sequence[str], config: StreamConfig, timeout: float | None) -> Sequence[StreamInfo]:
+        if not names:
+            return []
         deadline = self.metadata.deadline(timeout)
-        config = StreamConfig() if scaling is None else StreamConfig(scaling=scaling)
-        synchronizer = self.metadata.open(check_stream_name(name), create=True)
+        new = [new_stream(check_stream_name(name), secrets.token_hex(8), config) for name in names]
+        if self.metadata.create(new, deadline):
+            return [self._data.described(state, state.head_cut) for state in new]
+        if len(names) > 1:  # some exist
+            return [info for name in names for info in self._create([name], config, timeout)]
+        return [self._create_in_steps(new[0], deadline)]
+
+    def _create_in_steps(self, new: StreamState, deadline: Deadline) -> StreamInfo:
+        """Create the stream, whose name may be in use, or may have been. Any client can complete the steps."""
+        synchronizer = self.metadata.open(new.name, create=True)
         before = synchronizer.fetch_updates(timeout=deadline.remaining())
         if not before.exists and not before.is_being_copied:
             self._data.delete_all(before, deadline)  # the rest of an interrupted deletion
 
         def begin(state: StreamState) -> Iterable[Update[StreamState]]:
             if not state.exists:
-                return [CreateStream(incarnation=secrets.token_hex(8), config=config)]
-            if state.config != config:
+                return [CreateStream(incarnation=new.incarnation, config=new.config)]
+            if state.config != new.config:
                 raise StreamExistsError(
                     "the stream exists with another config; change it with streams.configure",
-                    stream=name,
+                    stream=new.name,
                     config=state.config,
-                    wanted=config,
+                    wanted=new.config,
                 )
             return []
 
         synchronizer.update_state(begin, timeout=deadline.remaining())
-        return self._data.info(self._pending.finish(name, deadline), deadline)
+        return self._data.info(self._pending.finish(new.name, deadline), deadline)
 
     def scale(
         self,
@@ -252,7 +313,7 @@ class StreamManager:
 
     def list(self, scope: str | None = None, *, timeout: float | None = None) -> Iterator[str]:
         """Iterate over the names of the streams, of all scopes or of one."""
-        return self.metadata.names(scope, timeout)
+        return (state.name for state in self.states(scope, timeout=timeout))
 
     def _change(
         self,
@@ -272,6 +333,19 @@ class StreamManager:
     def fetch_state(self, name: str, *, timeout: float | None = None) -> StreamState:
         """Return the stream's metadata, as new as this call, with its first segments created."""
         return self._pending.fetch_state(name, self.metadata.deadline(timeout))
+
+    def states(self, scope: str | None = None, *, timeout: float | None = None) -> Iterator[StreamState]:
+        """Iterate over the metadata of the streams, of all scopes or of one, in order of their names."""
+        return self.metadata.states(scope, timeout)
+
+    def describe_all(self, scope: str | None = None, *, timeout: float | None = None) -> Iterator[StreamInfo]:
+        """Iterate over descriptions of the streams, of all scopes or of one, in order of their names."""
+        for state in self.states(scope, timeout=timeout):
+            try:
+                deadline = self.metadata.deadline(timeout)
+                yield self._data.info(state, deadline) if state.current else self.info(state.name, timeout=timeout)
+            except NotFoundError:
+                continue  # deleted meanwhile
 
     def finish_pending(self, name: str, *, timeout: float | None = None, forget: str | None = None) -> StreamState:
         """Complete a pending creation, scale, seal or merge of a transaction, and return the state after it.

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from synchronizer import (
+    AlreadyExistsError,
     Clock,
     ClosedError,
     Deadline,
+    DeadlineExceededError,
     NotFoundError,
     SegmentStore,
     StateSynchronizer,
+    StoreUnavailableError,
 )
 from synchronizer.backoff import Backoff
+from synchronizer.log.beginning import begins_in_one_step, first_entry
+from synchronizer.log.peeking import LOGS_AT_ONCE, peek
+from synchronizer.log.replica import Replica
+from synchronizer.state import StateCodec
+from synchronizer.store import MAX_CREATED
 from synchronizer.threads.flag import Flag
 
 from ..errors import StreamBeingCopiedError
@@ -37,6 +45,7 @@ class StreamMetadata:
         #: The default of all calls, in seconds.
         self.timeout = timeout
         self._state_limit_bytes = state_limit_bytes
+        self._codec = StateCodec(StreamState, STREAM_UPDATES)
         self._synchronizers: OpenNames[StateSynchronizer[StreamState]] = OpenNames()
         self._deleted = DeletedNames(store)
         self._lock = threading.Lock()
@@ -77,8 +86,7 @@ class StreamMetadata:
         A name that was never used raises `NotFoundError`, unless ``create`` begins its metadata.
         """
         with self._lock:
-            if self._closing.is_set():
-                raise ClosedError("the client is closed; open another", stream=name)
+            self._check_open(name)
             if (found := self._synchronizers.get(name)) is not None:
                 return found
         try:
@@ -102,6 +110,36 @@ class StreamMetadata:
             opened.close()
         return synchronizer
 
+    def create(self, states: Sequence[StreamState], deadline: Deadline) -> bool:
+        """Create the metadata of new streams, and their segments, in one step; return whether that was done.
+
+        It is not if one of the names was used before, or if the store cannot do it in one step.
+        """
+        with self._lock:
+            for state in states:
+                self._check_open(state.name)
+                if self._synchronizers.get(state.name) is not None:
+                    return False
+        created = {}
+        for state in states:
+            log = f"{_LOG_PREFIX}{state.name}"
+            created[log] = first_entry(log, state, self._codec, self._state_limit_bytes)
+            created |= dict.fromkeys(map(state.data_segment, state.current), b"")
+        if len(created) > MAX_CREATED or not begins_in_one_step(self.store, b"".join(created.values())):
+            return False
+        try:
+            return self.backoff(deadline).retry(lambda: self.store.create_together(created))
+        except AlreadyExistsError:
+            return False
+        except StoreUnavailableError as error:
+            raise DeadlineExceededError(
+                "the store did not confirm in time that the stream was created; create it again", stream=states[0].name
+            ) from error
+
+    def _check_open(self, name: str) -> None:
+        if self._closing.is_set():
+            raise ClosedError("the client is closed; open another", stream=name)
+
     # ------------------------------------------------------------------ the names
 
     def exists(self, name: str, deadline: Deadline) -> bool:
@@ -111,25 +149,57 @@ class StreamMetadata:
             return False
         return True
 
-    def names(
+    def states(
         self, scope: str | None, timeout: float | None, is_wanted: Callable[[str], bool] = lambda name: True
-    ) -> Iterator[str]:
-        """Iterate over the names of the streams, of all scopes or of one. ``timeout`` is for each name."""
+    ) -> Iterator[StreamState]:
+        """Iterate over the metadata of the streams whose names are wanted, in order of their names.
+
+        Many are read at once, and none is kept, so that a store may have any number of streams. ``timeout`` is for each
+        of many steps.
+        """
         prefix = _LOG_PREFIX if scope is None else f"{_LOG_PREFIX}{check_name(scope, 'scope')}/"
         backoff = self.backoff(self.deadline(timeout))
         logs = backoff.retry(lambda: self._deleted.others(list(self.store.list(prefix))))
         wanted = [log for log in logs if is_wanted(log.removeprefix(_LOG_PREFIX))]
-        return (log.removeprefix(_LOG_PREFIX) for log in wanted if self._is_in_use(log, timeout))
+        parts = (wanted[first : first + LOGS_AT_ONCE] for first in range(0, len(wanted), LOGS_AT_ONCE))
+        return (state for part in parts for state in self._existing(part, timeout))
 
-    def _is_in_use(self, log: str, timeout: float | None) -> bool:
+    def peek(self, names: Sequence[str], timeout: float | None) -> Sequence[StreamState]:
+        """Return the metadata of those names whose metadata one read of the store finds."""
+        replicas = self._peek([f"{_LOG_PREFIX}{name}" for name in names], timeout).values()
+        return [replica.state for replica in replicas if replica.state is not None]
+
+    def _peek(self, logs: Sequence[str], timeout: float | None) -> Mapping[str, Replica[StreamState]]:
+        return self.backoff(self.deadline(timeout)).retry(lambda: peek(self.store, logs, self._codec))
+
+    def _existing(self, logs: Sequence[str], timeout: float | None) -> Iterator[StreamState]:
+        peeked = self._peek(logs, timeout)
+        for log in logs:
+            replica = peeked.get(log)
+            state = self._read_alone(log, timeout) if replica is None else replica.state
+            if state is not None and state.exists:
+                yield state
+            elif replica is not None and not (state and state.is_being_copied):
+                self._note_deleted(log, replica.next_offset)
+
+    def _note_deleted(self, log: str, length: int) -> None:
+        self._deleted.add(log, length)
+        with self._lock:
+            self._synchronizers.let_go(log.removeprefix(_LOG_PREFIX))
+
+    def _read_alone(self, log: str, timeout: float | None) -> StreamState | None:
         name = log.removeprefix(_LOG_PREFIX)
-        if name in self._synchronizers:
-            return self.exists(name, self.deadline(timeout))
+        was_open = name in self._synchronizers
         length = self.backoff(self.deadline(timeout)).retry(lambda: self._deleted.length(log))
-        exists = self.exists(name, self.deadline(timeout))
-        if not exists:
+        try:
+            return self.existing(name, self.deadline(timeout)).state
+        except NotFoundError:
             self._deleted.add(log, length)
-        return exists
+            return None
+        finally:
+            if not was_open:
+                with self._lock:
+                    self._synchronizers.let_go(name)
 
     def close(self) -> None:
         """End the calls that wait, and close all synchronizers. Closing twice is no error."""

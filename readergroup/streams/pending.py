@@ -96,8 +96,7 @@ class PendingChanges:
         backoff = self._metadata.backoff(deadline)
         created = [state.data_segment(each.number) for each in scale.successors]
         try:
-            for segment in created:
-                backoff.retry(partial(self._store.create, segment))
+            self._data.create(created, backoff)
             for number in scale.predecessors:
                 backoff.retry(partial(self._store.seal, state.data_segment(number)))
         except (AlreadyExistsError, NotFoundError):

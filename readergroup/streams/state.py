@@ -320,6 +320,14 @@ class CreateStream(Update[StreamState], tag="create-stream"):
         )
 
 
+def new_stream(name: str, incarnation: str, config: StreamConfig) -> StreamState:
+    """Return the state of a stream that was just created, with its first segments."""
+    state, at = StreamState(name=name), Revision(0, 0)
+    for update in (CreateStream(incarnation=incarnation, config=config), PublishScale(epoch=0)):
+        state = update.apply_to(state, at)
+    return state
+
+
 class AnnounceScale(Update[StreamState], tag="announce-scale"):
     """Fix the segments to replace and the numbers of their successors, one for each of ``ranges``."""
 

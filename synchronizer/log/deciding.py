@@ -10,11 +10,12 @@ from types import MappingProxyType
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from ..clock import Deadline
-from ..errors import DeadlineExceededError, InvalidArgumentError, StateTooLargeError
+from ..errors import DeadlineExceededError, InvalidArgumentError
 from ..state import S
 from ..store import AttributeChange
 from ..threads.batching import Call
 from .batches import MAX_BATCH_BYTES, EntryBatch, EntryBatcher, NewEntry
+from .beginning import too_large
 from .contention import FairQueue
 from .entries import Entry, encode_entry
 from .follower import LogFollower, Measured
@@ -145,10 +146,5 @@ class Decider(Generic[S]):
             return
         size = self._follower.codec.size(after.state)
         if size > limit and (before.state is None or size > self._follower.codec.size(before.state)):
-            raise StateTooLargeError(
-                "the state would exceed its limit; remove something first, or open it with a higher state_limit_bytes",
-                segment=self._segment,
-                bytes=size,
-                limit=limit,
-            )
+            raise too_large(self._segment, size, limit)
         self._follower.measured = Measured(size, after.next_offset)

@@ -19,7 +19,17 @@ from ..errors import (
     SealedError,
     TruncatedError,
 )
-from ..store import ANY, MAX_APPEND_BYTES, MAX_ATTRIBUTE_CHANGES, MAX_NAME_LENGTH, Append, AttributeChange, SegmentCopy
+from ..store import (
+    ANY,
+    MAX_APPEND_BYTES,
+    MAX_ATTRIBUTE_CHANGES,
+    MAX_CREATED,
+    MAX_CREATED_BYTES,
+    MAX_NAME_LENGTH,
+    Append,
+    AttributeChange,
+    SegmentCopy,
+)
 
 _NOT_TEXT: Final = re.compile("[\0\ud800-\udfff]")
 
@@ -83,6 +93,14 @@ def check_read_call(segment: str, offset: int, max_bytes: int) -> None:
         raise InvalidArgumentError("max_bytes must be an int >= 1", segment=segment, max_bytes=max_bytes)
 
 
+def check_read_starts(segments: Collection[str], max_bytes: int) -> None:
+    if isinstance(segments, str):
+        raise InvalidArgumentError("segments must be a collection of names, not one name", segments=segments)
+    check_type(segments, Collection, "segments")
+    for segment in segments:
+        check_read_call(segment, 0, max_bytes)
+
+
 def check_wait(known: Mapping[str, int], timeout: float) -> None:
     check_type(known, Mapping, "known")
     for segment, length in known.items():
@@ -137,6 +155,32 @@ def _check_number_of_changes(number: int) -> None:
         raise InvalidArgumentError(
             "too many attributes for one append; split them", attributes=number, limit=MAX_ATTRIBUTE_CHANGES
         )
+
+
+def check_create_together(segments: Mapping[str, bytes]) -> None:
+    check_type(segments, Mapping, "segments")
+    for name, data in segments.items():
+        check_append(name, data, None, None)
+    if len(segments) > MAX_CREATED:
+        raise InvalidArgumentError(
+            "too many segments to create in one step; split them", segments=len(segments), limit=MAX_CREATED
+        )
+    size = sum(map(len, segments.values()))
+    if size > MAX_CREATED_BYTES:
+        raise InvalidArgumentError(
+            "the data is too large to create segments with; append it", bytes=size, limit=MAX_CREATED_BYTES
+        )
+
+
+def all_are_new(known: Mapping[str, bool]) -> bool:
+    """Return whether segments can be created together. Raise `AlreadyExistsError` if one of them was deleted.
+
+    ``known`` has those that were ever created, and whether they were deleted.
+    """
+    for name, is_deleted in known.items():
+        if is_deleted:
+            raise name_is_used_up(name)
+    return not known
 
 
 def check_appends(appends: Sequence[Append]) -> None:
@@ -194,12 +238,10 @@ def are_new(copies: Sequence[SegmentCopy], known: Mapping[str, bool]) -> bool:
 
     ``known`` has those that were ever created, and whether they were deleted. A deleted one raises as well.
     """
-    for name, is_deleted in known.items():
-        if is_deleted:
-            raise name_is_used_up(name)
+    is_new = all_are_new(known)
     if known and len(known) < len(copies):
         raise AlreadyExistsError("some of these segments exist; choose names that are all new", segment=min(known))
-    return not known
+    return is_new
 
 
 def check_copy(copy: SegmentCopy, start_offset: int, length: int) -> None:

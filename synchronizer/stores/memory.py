@@ -25,6 +25,7 @@ from ..store import (
 )
 from ..threads.flag import Flag
 from .checks import (
+    all_are_new,
     are_new,
     check_append,
     check_appends,
@@ -32,12 +33,14 @@ from .checks import (
     check_concat,
     check_copies,
     check_copy,
+    check_create_together,
     check_fair_lock,
     check_name,
     check_open,
     check_prefix,
     check_read,
     check_read_call,
+    check_read_starts,
     check_source,
     check_truncate,
     check_wait,
@@ -50,10 +53,10 @@ from .waiting import Waiter
 
 
 class _Segment:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, data: bytes = b"") -> None:
         self.name = name
         self.start_offset = 0
-        self.data = bytearray()  # from start_offset on
+        self.data = bytearray(data)  # from start_offset on
         self.sealed = False
         self.attributes: dict[str, bytes] = {}
 
@@ -174,6 +177,7 @@ class MemoryStore(SegmentStore):
         many_processes=False,
         many_hosts=False,
         atomic_multi_append=True,
+        atomic_multi_create=True,
         server_side_copy=True,
         fair_lock=True,
     )
@@ -196,6 +200,16 @@ class MemoryStore(SegmentStore):
             if memory.segments[segment] is None:
                 raise name_is_used_up(segment)
             return False
+
+    def create_together(self, segments: Mapping[str, bytes]) -> bool:
+        check_create_together(segments)
+        with self._opened().lock:
+            memory = self._opened()
+            known = segments.keys() & memory.segments.keys()
+            is_new = all_are_new({name: memory.segments[name] is None for name in known})
+            if is_new:
+                memory.segments.update({name: _Segment(name, data) for name, data in segments.items()})
+            return is_new
 
     def delete(self, segment: str) -> None:
         check_name(segment)
@@ -284,6 +298,17 @@ class MemoryStore(SegmentStore):
             found = memory.segment(segment)
             check_read(segment, offset, max_bytes, found.start_offset, found.length)
             return found.bytes_from(offset, max_bytes)
+
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
+        check_read_starts(segments, max_bytes)
+        with self._opened().lock:
+            memory = self._opened()
+            found = {name: memory.segments.get(name) for name in segments}
+            return {
+                name: each.bytes_from(0, max_bytes)
+                for name, each in found.items()
+                if each is not None and each.start_offset == 0
+            }
 
     def attributes(
         self, segment: str, prefix: str = "", *, names: Collection[str] | None = None

@@ -101,6 +101,12 @@ class FailingStore(SegmentStore, translate_errors=False):
         self._end("create", segment)
         return created
 
+    def create_together(self, segments: Mapping[str, bytes]) -> bool:
+        self._begin("create_together")
+        created = self.inner.create_together(segments)
+        self._end("create_together")
+        return created
+
     def delete(self, segment: str) -> None:
         self._begin("delete", segment)
         self.inner.delete(segment)
@@ -184,6 +190,12 @@ class FailingStore(SegmentStore, translate_errors=False):
             is_cut = self._reads_to_cut > 0
             self._reads_to_cut -= is_cut
         return data[: max(1, len(data) // 2)] if is_cut else data
+
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
+        self._begin("read_starts")
+        found = self.inner.read_starts(segments, max_bytes)
+        self._end("read_starts")
+        return found
 
     def attributes(
         self, segment: str, prefix: str = "", *, names: Collection[str] | None = None

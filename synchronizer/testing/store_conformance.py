@@ -29,6 +29,8 @@ from ..store import (
     ANY,
     MAX_APPEND_BYTES,
     MAX_ATTRIBUTE_CHANGES,
+    MAX_CREATED,
+    MAX_CREATED_BYTES,
     MAX_DELTA_BYTES,
     MAX_NAME_LENGTH,
     Append,
@@ -280,6 +282,81 @@ class SegmentStoreConformance:
                 created = list(threads.map(store.create, [f"s/{attempt}"] * 4))
                 assert sorted(created) == [False, False, False, True]
 
+    # create_together
+
+    def test_segments_are_created_together_with_their_first_bytes(self, store: SegmentStore) -> None:
+        segments = {"s": b"first", "empty": b"", "a/b": _pattern(60_000)}
+        if not store.guarantees.atomic_multi_create:
+            with pytest.raises(InvalidArgumentError):
+                store.create_together(segments)
+            return
+        assert store.create_together(segments) is True
+        assert store.create_together({}) is True
+        for name, data in segments.items():
+            assert store.info(name) == SegmentInfo(name, start_offset=0, length=len(data), sealed=False)
+            assert store.read(name, 0, 1 << 20) == data
+            assert store.attributes(name) == {}
+        assert list(store.list()) == ["a/b", "empty", "s"]
+        changes = {"a": AttributeChange(None, b"1")}
+        assert store.append("s", b"!", expected_offset=5, attributes=changes) == Appended(5, 6)
+        assert store.append("empty", b"x") == Appended(0, 1)
+        assert store.read("s", 0, 10) == b"first!"
+
+    def test_one_segment_that_cannot_be_created_prevents_them_all(self, store: SegmentStore) -> None:
+        if not store.guarantees.atomic_multi_create:
+            return
+        for name in ("there", "gone"):
+            _segment(store, b"kept", name=name)
+        store.delete("gone")
+        for others in (["new"], ["a", "z"]):
+            segments = dict.fromkeys([*others, "there"], b"lost")
+            for order in (segments, dict(reversed(segments.items()))):
+                assert store.create_together(order) is False
+                with pytest.raises(AlreadyExistsError):
+                    store.create_together({**order, "gone": b""})
+            with pytest.raises(AlreadyExistsError):
+                store.create_together(dict.fromkeys(["gone", *others], b""))
+        assert list(store.list()) == ["there"]
+        assert store.read("there", 0, 10) == b"kept"
+
+    def test_of_many_that_create_segments_together_one_has_created_them(self, store: SegmentStore) -> None:
+        if not store.guarantees.atomic_multi_create:
+            return
+        with ThreadPoolExecutor(4) as threads:
+            for attempt in range(10):
+                names = [f"s/{attempt}/{number}" for number in range(5)]
+
+                def race(thread: int, names: list[str] = names) -> bool:
+                    return store.create_together(dict.fromkeys(names if thread % 2 else names[::-1], b"%d" % thread))
+
+                created = list(threads.map(race, range(4)))
+                assert sorted(created) == [False, False, False, True]
+                assert [store.read(name, 0, 2) for name in names] == [b"%d" % created.index(True)] * 5
+
+    def test_as_many_segments_as_may_be_are_created_together_and_no_more(self, store: SegmentStore) -> None:
+        if not store.guarantees.atomic_multi_create:
+            return
+        size = MAX_CREATED_BYTES // MAX_CREATED
+        segments = {f"s/{number:03}": bytes([number % 256]) * size for number in range(MAX_CREATED)}
+        for more in ({"t": b""}, {"s/000": bytes(MAX_CREATED_BYTES)}):
+            with pytest.raises(InvalidArgumentError):
+                store.create_together({**segments, **more})
+        assert list(store.list()) == []
+        assert store.create_together(segments) is True
+        assert list(store.list()) == sorted(segments)
+        assert all(store.read(name, 0, 2 * size) == data for name, data in segments.items())
+
+    def test_a_forgotten_segment_can_be_created_together_with_others(self, store: SegmentStore) -> None:
+        if not store.guarantees.atomic_multi_create:
+            return
+        _segment(store, b"before")
+        store.forget("s")
+        try:
+            assert store.create_together({"s": b"new", "t": b""}) is True
+        except AlreadyExistsError:  # the store remembers all names
+            return
+        assert store.read("s", 0, 10) == b"new"
+
     # append
 
     def test_appends_follow_one_another(self, store: SegmentStore) -> None:
@@ -397,6 +474,8 @@ class SegmentStoreConformance:
             (lambda wrong: store.append_unread("s", wrong), [5, 0, "", "data", [], [1], object(), bytes, None]),
             (lambda wrong: store.read(wrong, 0, 1), [*no_name, None]),
             (lambda wrong: store.read("s", 0, wrong), ["5", 0.5, True, [], object(), int, None]),
+            (lambda wrong: store.read_starts(wrong, 1), [5, 0, "", "s", object(), [5], [None], list]),
+            (lambda wrong: store.read_starts(["s"], wrong), ["5", 0, -1, 0.5, True, [], object(), int, None]),
             (lambda wrong: store.truncate(wrong, 0), [*no_name, None]),
             (store.attributes, [*no_name, None]),
             (lambda wrong: store.attributes("s", wrong), [*no_name, None]),
@@ -405,6 +484,8 @@ class SegmentStoreConformance:
         ]
         if store.guarantees.atomic_multi_append:
             calls.append((store.append_together, no_sequence))
+        if store.guarantees.atomic_multi_create:
+            calls.append((store.create_together, [*no_mapping, {5: b""}, {"a": 5}, {"a": None}, {"": b""}, None]))
         if store.guarantees.server_side_copy:
             calls.append((lambda wrong: store.concat("s", wrong), [*no_name, None]))
             calls.append((store.copy_segments, no_sequence))
@@ -648,6 +729,22 @@ class SegmentStoreConformance:
         assert store.append("s", b"lost", expected_offset=0) == Conflict(len(data), data)
         store.truncate("s", 3_503)
         assert store.read("s", 3_503, 1 << 20) == data[3_503:]
+
+    def test_the_starts_of_many_segments_are_read_at_once(self, store: SegmentStore) -> None:
+        expected = {f"s/{number}": b"%d" % number * 3 for number in range(700)}
+        for name, data in expected.items():
+            _segment(store, data[:4], name=name)
+            _appended(store.append(name, data[4:]))
+        for name, data in (("large", _pattern(300_000)), ("cut", b"0123456789"), ("gone", b"data"), ("empty", b"")):
+            _segment(store, data, name=name)
+        store.truncate("cut", 3)
+        store.delete("gone")
+        expected |= {"large": _pattern(300_000)[:1000], "empty": b""}
+        found = store.read_starts([*expected, "cut", "gone", "unknown"], 1000)
+        assert found.items() <= expected.items()
+        found = store.read_starts({"s/1": 0, "large": 1}, 2)
+        assert found.items() <= {"s/1": b"11", "large": _pattern(300_000)[:2]}.items()
+        assert store.read_starts([], 1) == {}
 
     def test_a_read_beyond_the_end_is_refused(self, store: SegmentStore) -> None:
         _segment(store, b"data")

@@ -30,7 +30,9 @@ from tests.chaos.zygote import ENDED, Child, Zygote
 
 #: What happens in between two operations of a process nobody else can see. So dying after one that only looks is dying
 #: before the next one.
-WRITES: Final = frozenset({"create", "delete", "forget", "append", "append_together", "concat", "truncate", "seal"})
+WRITES: Final = frozenset(
+    {"create", "create_together", "delete", "forget", "append", "append_together", "concat", "truncate", "seal"}
+)
 #: Events per key that are written before the life begins.
 WRITTEN: Final = 5
 SHARED_MEMORY: Final = "/dev/shm"

@@ -10,7 +10,7 @@ import random
 import sys
 import zlib
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -288,6 +288,16 @@ class SimStore(SegmentStore, translate_errors=False):
     def create(self, segment: str) -> bool:
         return self._call("create", segment, lambda: self._inner.create(segment))
 
+    def create_together(self, segments: Mapping[str, bytes]) -> bool:
+        def create() -> bool:
+            created = self._inner.create_together(segments)
+            for segment, data in segments.items() if created else ():
+                if data:
+                    self._world.done(Done(self._process, "append", segment, data, {}, Appended(0, len(data)), False))
+            return created
+
+        return self._call("create", min(segments), create)
+
     def delete(self, segment: str) -> None:
         def delete() -> None:
             self._inner.delete(segment)
@@ -391,6 +401,9 @@ class SimStore(SegmentStore, translate_errors=False):
         data = self._inner.read(segment, offset, max_bytes)
         self._end(fault)
         return _cut_short(segment, data) if fault == "short read" else data
+
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
+        return self._call("read", "", lambda: self._inner.read_starts(segments, max_bytes))
 
     def attributes(self, segment: str, prefix: str = "", **options: Any) -> Mapping[str, bytes]:
         return self._call("attributes", segment, lambda: self._inner.attributes(segment, prefix, **options))

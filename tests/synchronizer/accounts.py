@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from synchronizer import (
@@ -79,6 +80,12 @@ def opened(store: SegmentStore, *, name: str = "account", **options: Any) -> Rep
     """A replica of its own, as another process would have it. It compacts only when told."""
     options.setdefault("compaction_bytes", None)
     return StateSynchronizer(store, name, initial=Account(), updates=UPDATES, **options)
+
+
+def stepwise(store: FailingStore) -> FailingStore:
+    """Let the store create one segment at a time, as the backends of others may."""
+    store.guarantees = replace(store.guarantees, atomic_multi_create=False)
+    return store
 
 
 def failing() -> FailingStore:

@@ -45,6 +45,9 @@ class BrokenStore(SegmentStore):
     def create(self, segment: str) -> bool:
         raise self.error
 
+    def create_together(self, segments: Mapping[str, bytes]) -> bool:
+        raise self.error
+
     def delete(self, segment: str) -> None:
         raise self.error
 
@@ -78,6 +81,9 @@ class BrokenStore(SegmentStore):
         raise self.error
 
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
+        raise self.error
+
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
         raise self.error
 
     def attributes(
@@ -121,12 +127,14 @@ APPENDING: dict[str, Callable[[SegmentStore], object]] = {
 }
 REPEATABLE: dict[str, Callable[[SegmentStore], object]] = {
     "create": lambda store: store.create("s"),
+    "create_together": lambda store: store.create_together({"s": b""}),
     "delete": lambda store: store.delete("s"),
     "forget": lambda store: store.forget("s"),
     "info": lambda store: store.info("s"),
     "list": lambda store: list(store.list()),
     "copy_segments": lambda store: store.copy_segments([SegmentCopy("s", "t", 0, 1)]),
     "read": lambda store: store.read("s", 0, 1),
+    "read_starts": lambda store: store.read_starts(["s"], 1),
     "attributes": lambda store: store.attributes("s"),
     "truncate": lambda store: store.truncate("s", 0),
     "seal": lambda store: store.seal("s"),

@@ -42,6 +42,7 @@ from tests.synchronizer.accounts import (
     joined,
     just_before,
     opened,
+    stepwise,
     threads,
 )
 
@@ -392,7 +393,7 @@ class TestF13Compaction:
 class TestF14NothingToDo:
     def test_it_takes_one_fetch_however_often_others_append(self) -> None:
         store = failing()
-        replica, other = opened(store), opened(store.inner)
+        replica, other = opened(stepwise(store)), opened(store.inner)
         store.before = lambda _: other.update_state_unconditionally(Add())
         store.operations.clear()
         asked = []
@@ -511,7 +512,7 @@ class TestF20LimitOfTheState:
 
 class TestF22StoppedHolderOfTheFairLock:
     def test_contenders_wait_for_it_once_and_then_go_on_without_and_try_it_again_after_a_pause(self) -> None:
-        store, clock = failing(), ManualClock()
+        store, clock = stepwise(failing()), ManualClock()
         replica, other = opened(store, clock=clock), opened(store.inner, clock=clock)
         left = 3
 
@@ -537,7 +538,7 @@ class TestF22StoppedHolderOfTheFairLock:
         assert replica.state.value == 23
 
     def test_one_who_wins_every_race_looks_for_those_who_wait_and_stands_in_line_behind_them(self) -> None:
-        store = failing()
+        store = stepwise(failing())
         replica = opened(store, clock=ManualClock())
         with store.inner.fair_lock("account", 0) as has_it:
             assert has_it
@@ -548,7 +549,7 @@ class TestF22StoppedHolderOfTheFairLock:
         assert replica.state.value == 2 * PROBE_EVERY
 
     def test_one_who_is_alone_looks_ever_less_often_down_to_a_limit_and_stands_in_no_line(self) -> None:
-        store = failing()
+        store = stepwise(failing())
         replica = opened(store)
         for _ in range(PROBE_EVERY + 2 * PROBE_EVERY + 3 * PROBE_AT_LEAST_EVERY):
             replica.update_state_unconditionally(Add())

@@ -26,14 +26,15 @@ from synchronizer import (
     SegmentStore,
     State,
     StateSynchronizer,
+    StateTooLargeError,
     StoreFullError,
     StoreUnavailableError,
     Transition,
     Update,
     open_store,
 )
-from synchronizer.store import MAX_ATTRIBUTE_CHANGES
-from synchronizer.testing import FailingStore
+from synchronizer.store import MAX_ATTRIBUTE_CHANGES, MAX_CREATED_BYTES
+from synchronizer.testing import FailingStore, Operation
 from tests.synchronizer.accounts import (
     LONG,
     UPDATES,
@@ -48,6 +49,7 @@ from tests.synchronizer.accounts import (
     joined,
     just_before,
     opened,
+    stepwise,
     threads,
 )
 from tests.waiting import until
@@ -72,6 +74,35 @@ class TestOpening:
         with threads(8) as pool:
             replicas = [answer(f) for f in [pool.submit(opened, store) for _ in range(8)]]
         assert len({replica.applied_length for replica in replicas}) == 1
+
+    def test_many_at_once_begin_it_once_where_the_store_creates_one_segment_at_a_time(
+        self, store: FailingStore
+    ) -> None:
+        stepwise(store)
+        with threads(8) as pool:
+            replicas = [answer(f) for f in [pool.submit(opened, store) for _ in range(8)]]
+        assert len({replica.applied_length for replica in replicas}) == 1
+        assert store.count("create_together") == 0
+
+    def test_it_begins_in_one_step_and_is_opened_without_a_write(self, store: FailingStore) -> None:
+        opened(store)
+        assert store.count("create_together") == 1
+        opened(store)
+        assert store.count("create_together") == 1
+        assert store.count("create") + store.count("append") == 0
+
+    def test_a_large_state_begins_in_more_steps(self, store: FailingStore) -> None:
+        initial = Account(note="x" * MAX_CREATED_BYTES)
+        began = StateSynchronizer(store, "account", initial=initial, updates=UPDATES)
+        assert began.update_state_unconditionally(Add()).note == opened(store).state.note == initial.note
+
+    def test_a_state_over_its_limit_is_not_begun(self, store: FailingStore) -> None:
+        with pytest.raises(StateTooLargeError):
+            StateSynchronizer(
+                store, "account", initial=Account(note="x" * 2000), updates=UPDATES, state_limit_bytes=1000
+            )
+        with pytest.raises(NotFoundError):
+            StateSynchronizer(store, "account", state_type=Account, updates=UPDATES)
 
     def test_without_a_beginning_a_name_that_was_never_used_is_not_found(self, store: FailingStore) -> None:
         with pytest.raises(NotFoundError):
@@ -398,10 +429,25 @@ class TestDeadlines:
     def test_a_beginning_of_which_nothing_is_heard_is_asked_for_again_by_opening_again(
         self, store: FailingStore
     ) -> None:
-        store.lose_answers()
+        stepwise(store).lose_answers()
         with pytest.raises(DeadlineExceededError, match="open it again"):
             opened(store, timeout=0)
         assert opened(store, timeout=0).state == Account()
+
+    def test_a_creation_in_one_step_of_which_nothing_is_heard_is_found_by_opening_again(
+        self, store: FailingStore
+    ) -> None:
+        def lose_the_answer(operation: Operation) -> None:
+            if operation.verb == "create_together":
+                store.after = None
+                raise StoreUnavailableError("the answer is lost")
+
+        store.after = lose_the_answer
+        with pytest.raises(DeadlineExceededError, match="did not answer in time"):
+            opened(store, timeout=0)
+        assert opened(store, timeout=0).state == Account()
+        store.after = lose_the_answer
+        assert opened(store, name="other").state == Account()
 
     def test_a_store_that_comes_back_in_time_is_no_error(self, store: FailingStore) -> None:
         replica = opened(store)

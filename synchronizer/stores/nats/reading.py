@@ -221,6 +221,26 @@ class NatsReader:
             start_offset=self._first_offset(segment, head),
         )
 
+    def starts(self, segments: Sequence[str], max_bytes: int) -> Mapping[str, bytes]:
+        """Return the first bytes of these segments. Leave out each that takes more than one answer of the server."""
+        answers = self._connection.ask_all(
+            [
+                request
+                for name in segments
+                for request in (self._last(self._subjects.data(name)), self._next(name, 1, max_bytes))
+            ]
+        )
+        found: dict[str, bytes] = {}
+        for name, (last, *_), messages in zip(segments, answers[::2], answers[1::2], strict=True):
+            head = self._head_in(last)
+            if head is None or head.is_part or head.start_offset or self._is_of_the_past(name, head):
+                continue
+            end = min(head.length, max_bytes)
+            data = _joined(_messages(messages), end)
+            if data is not None and not head.is_deleted:
+                found[name] = data
+        return found
+
     def first_needed(self, segment: str, head: Head, offset: int) -> int:
         """Return the sequence of the message that holds the byte at the offset; earlier messages can be purged.
 
@@ -489,6 +509,16 @@ def _error_code(answer: Answer) -> int | None:
 
 def _messages(answers: Sequence[Answer]) -> list[Stored]:
     return [directly_stored(answer.headers, answer.data) for answer in answers if answer.status is None]
+
+
+def _joined(messages: Sequence[Stored], end: int) -> bytes | None:
+    """Return the bytes of a segment from its begin to ``end``; None if these messages do not have all of them."""
+    data = b""
+    for message in messages:
+        if head_of(message.sequence, message.headers).offset != len(data):
+            return None
+        data += message.data
+    return data[:end] if len(data) >= end else None
 
 
 def _groups(subjects: Collection[str], max_bytes: int) -> Iterator[list[str]]:

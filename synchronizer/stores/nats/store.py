@@ -41,19 +41,21 @@ from synchronizer.store import (
 from synchronizer.threads.flag import Flag
 
 from ..checks import (
+    all_are_new,
     check_append,
     check_appends,
     check_attributes,
+    check_create_together,
     check_fair_lock,
     check_name,
     check_open,
     check_prefix,
     check_read,
     check_read_call,
+    check_read_starts,
     check_truncate,
     check_wait,
     check_within,
-    name_is_used_up,
     not_found,
     sealed,
 )
@@ -95,6 +97,9 @@ _MAX_INLINE_BYTES: Final = 64 * 1024 + 2048
 _MAX_PART_BYTES: Final = 256 * 1024
 #: The most that headers and subject add to the data of a message.
 _HEADER_BYTES: Final = 1024
+
+#: `read_starts` asks for so many segments at once.
+_STARTS_AT_ONCE: Final = 250
 
 _CONFLICTS: Final = (10071, 10164)  # wrong sequence; conflict with an earlier proposal that is still in flight
 
@@ -160,6 +165,7 @@ class NatsStore(SegmentStore):
             many_processes=True,
             many_hosts=True,
             atomic_multi_append=True,
+            atomic_multi_create=True,
             fair_lock=True,
             largest_append=min(MAX_APPEND_BYTES, self._part_bytes * (MAX_BATCH - MAX_ATTRIBUTE_CHANGES - 10)),
         )
@@ -181,25 +187,36 @@ class NatsStore(SegmentStore):
 
     def create(self, segment: str) -> bool:
         check_name(segment)
+        return self._create({segment: b""})
+
+    def create_together(self, segments: Mapping[str, bytes]) -> bool:
+        check_create_together(segments)
+        return self._create(segments) if segments else True
+
+    def _create(self, segments: Mapping[str, bytes]) -> bool:
         self._check_open()
-        messages = [
-            _Message(self._subjects.data(segment), b"", {EXPECTED: "0", **head_header(0, 0, 0, OPEN)}),
-            _Message(self._subjects.name(segment), segment.encode()),
-            _Message(self._subjects.changes(segment), b"", {GROUP: "1"}),
-        ]
-        for _ in self._attempts(segment):
-            sequence = self._store_repeatable(messages)
-            if sequence is not None:
-                self._hints.see_head(segment, Head(sequence - 2, 0, 0, 0, OPEN))
-                self._hints.see_life(segment, sequence - 1)
-                self._hints.see_changes(segment, sequence)
+        messages: list[_Message] = []
+        for segment, data in segments.items():
+            messages += self._data_messages(_Plan(Append(segment, data), Head(0, 0, 0, 0, OPEN), 0, Snapshot({})))
+            messages.append(_Message(self._subjects.name(segment), segment.encode()))
+            messages.append(_Message(self._subjects.changes(segment), b"", {GROUP: "1"}))
+        for _ in self._attempts(min(segments)):
+            last = self._store_repeatable(messages)
+            if last is not None:
+                self._see_created(segments, _sequences(messages, last))
                 return True
-            (head,) = self._reader.heads([segment])
-            if head is not None and head.is_deleted:
-                raise name_is_used_up(segment)
-            if head is not None:
+            heads = self._reader.heads(list(segments))
+            known = {name: head.is_deleted for name, head in zip(segments, heads, strict=True) if head is not None}
+            if not all_are_new(known):
                 return False
-        raise self._contended(segment)
+        raise self._contended(min(segments))
+
+    def _see_created(self, segments: Mapping[str, bytes], sequences: Mapping[str, int]) -> None:
+        for segment, data in segments.items():
+            sequence = sequences[self._subjects.data(segment)]
+            self._hints.see_head(segment, Head(sequence, 0, len(data), 0, OPEN))
+            self._hints.see_life(segment, sequences[self._subjects.name(segment)])
+            self._hints.see_changes(segment, sequences[self._subjects.changes(segment)])
 
     def delete(self, segment: str) -> None:
         check_name(segment)
@@ -285,6 +302,15 @@ class NatsStore(SegmentStore):
             head, data = self._reader.read(segment, offset, max_bytes)
         check_read(segment, offset, max_bytes, head.start_offset, head.length)
         return data
+
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
+        check_read_starts(segments, max_bytes)
+        self._check_open()
+        names = list(segments)
+        found: dict[str, bytes] = {}
+        for first in range(0, len(names), _STARTS_AT_ONCE):
+            found |= self._reader.starts(names[first : first + _STARTS_AT_ONCE], max_bytes)
+        return found
 
     def attributes(
         self, segment: str, prefix: str = "", *, names: Collection[str] | None = None
@@ -486,8 +512,7 @@ class NatsStore(SegmentStore):
 
     def _appended(self, plans: Sequence[_Plan], messages: Sequence[_Message], last: int) -> tuple[Appended, ...]:
         """Remember what was stored and return the answers. ``last`` is the sequence of the last message."""
-        # Of several messages on one subject the last one counts, in the stream as in this dictionary.
-        sequences = {message.subject: sequence for sequence, message in enumerate(messages, last - len(messages) + 1)}
+        sequences = _sequences(messages, last)
         results = []
         for plan in plans:
             segment, data = plan.part.segment, plan.part.data
@@ -653,6 +678,11 @@ class _Plan(NamedTuple):
     head: Head
     life: int
     present: Snapshot
+
+
+def _sequences(messages: Sequence[_Message], last: int) -> Mapping[str, int]:
+    """Return the sequences of stored messages by subject. Of several messages on one subject the last one counts."""
+    return {message.subject: sequence for sequence, message in enumerate(messages, last - len(messages) + 1)}
 
 
 def _batch(batch_id: str, messages: Sequence[_Message]) -> list[Outgoing]:

@@ -110,6 +110,16 @@ _COPY_CHUNKS: Final = (
     ' JOIN {schema}.segment t ON t.name = k.segment COLLATE "C"'
     ' JOIN {schema}.chunk c ON c.segment = s.id AND c.start_offset < k."end" AND c.end_offset > k.first'
 )
+# Returns whether they were created. It inserts in one order, so that two calls with the same names cannot deadlock.
+_CREATE_TOGETHER: Final = (
+    "WITH n AS (SELECT * FROM unnest(%(segments)s::text[], %(data)s::bytea[]) AS n (name, data)),"
+    " known AS (SELECT FROM {schema}.segment s WHERE s.name = ANY(%(segments)s::text[])),"
+    " made AS (INSERT INTO {schema}.segment (name) SELECT n.name FROM n WHERE NOT EXISTS (SELECT FROM known)"
+    ' ORDER BY n.name COLLATE "C" RETURNING id, name),'
+    " filled AS (INSERT INTO {schema}.chunk SELECT made.id, 0, octet_length(n.data), n.data FROM made"
+    ' JOIN n ON n.name = made.name COLLATE "C" WHERE octet_length(n.data) > 0)'
+    " SELECT NOT EXISTS (SELECT FROM known)"
+)
 _INFO: Final = "SELECT s.start_offset, {length}, s.sealed FROM {schema}.segment s WHERE s.name = %s AND NOT s.deleted"
 _NAMES: Final = (
     "SELECT name FROM {schema}.segment WHERE name >= %s AND name > %s AND NOT deleted ORDER BY name LIMIT %s::integer"
@@ -127,6 +137,12 @@ _READ: Final = """
         AND s.start_offset <= %(offset)s::bigint AND s.length > %(offset)s::bigint
     ORDER BY c.start_offset
 """
+# Rows without data are those of empty segments.
+_READ_STARTS: Final = (
+    "SELECT s.name, c.data FROM {schema}.segment s"
+    " LEFT JOIN {schema}.chunk c ON c.segment = s.id AND c.start_offset < %(limit)s::bigint"
+    " WHERE s.name = ANY(%(segments)s::text[]) AND NOT s.deleted AND s.start_offset = 0 ORDER BY s.id, c.start_offset"
+)
 _ATTRIBUTES: Final = (
     "SELECT a.name, a.value FROM {schema}.segment s LEFT JOIN {schema}.attribute a"
     " ON a.segment = s.id AND a.name >= %(prefix)s AND starts_with(a.name, %(prefix)s)"
@@ -205,6 +221,7 @@ class PostgresStore(SegmentStore):
             many_processes=True,
             many_hosts=True,
             atomic_multi_append=True,
+            atomic_multi_create=True,
             server_side_copy=True,
             fair_lock=address.has_sessions,
         )
@@ -219,6 +236,24 @@ class PostgresStore(SegmentStore):
         if outcome == "deleted":
             raise checks.name_is_used_up(segment)
         return bool(outcome == "created")
+
+    def create_together(self, segments: Mapping[str, bytes]) -> bool:
+        checks.check_create_together(segments)
+        for name in segments:
+            _check_name(name)
+        parameters = {"segments": list(segments), "data": list(segments.values())}
+
+        def work(connection: Connection) -> bool | None:
+            with suppress(psycopg.errors.UniqueViolation):  # another process creates one of them at this moment
+                ((is_created,),) = connection.rows(self._filled(_CREATE_TOGETHER), parameters)
+                if is_created:
+                    return True
+            known = dict(connection.rows(self._filled(_KNOWN), parameters))
+            return None if checks.all_are_new(known) else False
+
+        while (created := self._with_connection(work, is_append=False)) is None:
+            pass  # the one that existed was forgotten meanwhile
+        return created
 
     def delete(self, segment: str) -> None:
         checks.check_name(segment)
@@ -343,6 +378,16 @@ class PostgresStore(SegmentStore):
         start_offset, length, *_ = rows[0]
         checks.check_read(segment, offset, max_bytes, start_offset, length)
         return _cut(segment, [row[2:] for row in rows], offset, min(end, length))
+
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
+        checks.check_read_starts(segments, max_bytes)
+        names = list(segments)
+        found: dict[str, bytes] = {}
+        for first in range(0, len(names), _NAMES_PER_PAGE):
+            part = names[first : first + _NAMES_PER_PAGE]
+            for name, data in self._call(_READ_STARTS, {"segments": part, "limit": min(max_bytes, _MAX_OFFSET)}):
+                found[name] = found.get(name, b"") + (data or b"")
+        return {name: data[:max_bytes] for name, data in found.items()}
 
     def attributes(
         self, segment: str, prefix: str = "", *, names: Collection[str] | None = None

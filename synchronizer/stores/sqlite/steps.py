@@ -9,7 +9,17 @@ from typing import NamedTuple
 from synchronizer.errors import StoreFullError
 from synchronizer.store import ANY, MAX_DELTA_BYTES, Append, Appended, AppendResult, Conflict, SegmentCopy, SegmentInfo
 
-from ..checks import are_new, check_copy, check_read, check_source, check_within, name_is_used_up, not_found, sealed
+from ..checks import (
+    all_are_new,
+    are_new,
+    check_copy,
+    check_read,
+    check_source,
+    check_within,
+    name_is_used_up,
+    not_found,
+    sealed,
+)
 from . import extents as sqlite_extents
 from . import rows as sqlite_rows
 from .extents import MANY_EXTENTS, MAX_SEGMENT_BYTES
@@ -70,6 +80,17 @@ def create(connection: sqlite3.Connection, segment: str) -> bool:
     elif row.is_over:
         raise name_is_used_up(segment)
     return row is None
+
+
+def create_together(connection: sqlite3.Connection, segments: Mapping[str, bytes]) -> bool:
+    found = {name: sqlite_rows.find(connection, name) for name in segments}
+    if not all_are_new({name: row.is_over for name, row in found.items() if row is not None}):
+        return False
+    sqlite_rows.check_room(connection, len(segments))
+    for name, data in segments.items():
+        row = sqlite_rows.insert(connection, name, length=len(data))
+        sqlite_extents.insert(connection, row.id, 0, data)
+    return True
 
 
 def append(connection: sqlite3.Connection, append: Append) -> AppendResult:
@@ -213,6 +234,15 @@ def read(connection: sqlite3.Connection, segment: str, offset: int, max_bytes: i
     row = _row(connection, segment)
     check_read(segment, offset, max_bytes, row.start_offset, row.length)
     return _read(connection, row, offset, max_bytes)
+
+
+def read_starts(connection: sqlite3.Connection, segments: Sequence[str], max_bytes: int) -> Mapping[str, bytes]:
+    rows = sqlite_rows.find_any(connection, segments)
+    return {
+        name: _read(connection, row, 0, max_bytes)
+        for name, row in rows.items()
+        if not row.is_over and row.start_offset == 0
+    }
 
 
 def seal(connection: sqlite3.Connection, segment: str) -> SegmentInfo:

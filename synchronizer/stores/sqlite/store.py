@@ -57,11 +57,13 @@ from ..checks import (
     check_attributes,
     check_concat,
     check_copies,
+    check_create_together,
     check_fair_lock,
     check_name,
     check_open,
     check_prefix,
     check_read_call,
+    check_read_starts,
     check_truncate,
     check_wait,
 )
@@ -93,6 +95,8 @@ _PAGE_BYTES: Final = 16 * 1024
 #: An append of at most this size at an expected offset, such as an entry of a state, may use the reserve.
 _MAX_ESSENTIAL_BYTES: Final = 64 * 1024
 _IDLE_READERS: Final = 8
+#: `read_starts` reads so many segments in one transaction.
+_STARTS_AT_ONCE: Final = 500
 _POLL_SECONDS: Final = 0.01
 
 
@@ -126,6 +130,7 @@ class SqliteStore(SegmentStore):
             many_processes=True,
             many_hosts=False,
             atomic_multi_append=True,
+            atomic_multi_create=True,
             server_side_copy=True,
             fair_lock=FairFileLock.is_available(),
         )
@@ -171,6 +176,15 @@ class SqliteStore(SegmentStore):
     def create(self, segment: str) -> bool:
         check_name(segment)
         return self._write(lambda connection: sqlite_steps.create(connection, segment), essential=True)
+
+    def create_together(self, segments: Mapping[str, bytes]) -> bool:
+        check_create_together(segments)
+        return self._write(
+            lambda connection: sqlite_steps.create_together(connection, segments),
+            weight=sum(map(len, segments.values())),
+            wakes=False,  # nobody can wait for a segment that does not exist
+            essential=True,
+        )
 
     def delete(self, segment: str) -> None:
         check_name(segment)
@@ -262,6 +276,15 @@ class SqliteStore(SegmentStore):
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
         check_read_call(segment, offset, max_bytes)
         return self._read(lambda connection: sqlite_steps.read(connection, segment, offset, max_bytes))
+
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
+        check_read_starts(segments, max_bytes)
+        names = list(segments)
+        found: dict[str, bytes] = {}
+        for first in range(0, len(names), _STARTS_AT_ONCE):
+            part = names[first : first + _STARTS_AT_ONCE]
+            found |= self._read(partial(sqlite_steps.read_starts, segments=part, max_bytes=max_bytes))
+        return found
 
     def attributes(
         self, segment: str, prefix: str = "", *, names: Collection[str] | None = None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -24,6 +25,7 @@ from synchronizer import (
     TruncatedError,
     open_store,
 )
+from synchronizer.store import MAX_CREATED
 from synchronizer.testing import FailingStore, Operation
 
 pytestmark = pytest.mark.stores(round_robin=True)
@@ -65,7 +67,10 @@ def die() -> None:
 
 
 def client_that_meets(store: SegmentStore, intruder: Intruder) -> StreamManager:
+    """An intruder at ``create`` meets a client whose store creates one segment at a time."""
     failing = FailingStore(store)
+    if intruder.verb == "create":
+        failing.guarantees = replace(store.guarantees, atomic_multi_create=False)
     failing.before = intruder
     return StreamManager(failing)
 
@@ -263,6 +268,7 @@ def test_a_sealed_stream_has_its_last_segments_sealed_in_the_store(streams: Stre
 
 POINTS_OF_DEATH = [
     ("create", "data/"),
+    ("create_together", ""),
     ("seal", "data/"),
 ]
 
@@ -304,6 +310,118 @@ def test_a_scale_whose_publication_died_is_published_by_another(store: SegmentSt
     with pytest.raises(Died):
         StreamManager(failing).scale(NAME, split=[0])
     assert streams.finish_pending(NAME).current == (2, 3, 1)
+
+
+def test_a_stream_is_created_in_one_step_of_the_store(store: SegmentStore) -> None:
+    failing = FailingStore(store)
+    info = StreamManager(failing).create(NAME, scaling=fixed(3))
+    assert [operation.verb for operation in failing.operations] == ["create_together"]
+    assert StreamManager(store).info(NAME) == info
+    assert len(list(store.list("data/"))) == 3
+
+
+def test_the_same_stream_is_created_where_the_store_creates_one_segment_at_a_time(store: SegmentStore) -> None:
+    stepwise = FailingStore(store)
+    stepwise.guarantees = replace(store.guarantees, atomic_multi_create=False)
+    names = ("shop/together", "shop/stepwise")
+    for name, with_store in zip(names, (store, stepwise), strict=True):
+        StreamManager(with_store).create(name, scaling=fixed(3))
+    states = [StreamManager(store).fetch_state(name) for name in names]
+    assert states[0].replace(name="", incarnation="") == states[1].replace(name="", incarnation="")
+    for name in names:
+        assert StreamManager(store).scale(name, split=[0]).epoch == 1
+
+
+def test_a_stream_of_more_segments_than_one_step_takes_is_created(store: SegmentStore, streams: StreamManager) -> None:
+    failing = FailingStore(store)
+    info = StreamManager(failing).create(NAME, scaling=fixed(MAX_CREATED + 50))
+    assert len(info.segments) == len(list(store.list("data/"))) == MAX_CREATED + 50
+    assert failing.count("create") == 0
+    assert streams.info(NAME) == info
+
+
+def test_a_creation_whose_answer_is_lost_is_made_once(store: SegmentStore, streams: StreamManager) -> None:
+    failing = FailingStore(store)
+
+    def lose_the_answer(operation: Operation) -> None:
+        failing.after = None
+        raise StoreUnavailableError("the answer is lost")
+
+    failing.after = lose_the_answer
+    info = StreamManager(failing).create(NAME, scaling=fixed(2))
+    assert failing.count("create_together") == 2
+    assert streams.info(NAME) == info
+    assert len(list(store.list("data/"))) == 2
+
+
+def test_of_many_that_create_a_stream_one_has_created_it(store: SegmentStore) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        for attempt in range(5):
+            name = f"shop/{attempt}"
+            managers = [StreamManager(store) for _ in range(4)]
+            infos = list(threads.map(lambda streams, name=name: streams.create(name, scaling=fixed(2)), managers))
+            assert all(info == infos[0] for info in infos)
+            assert len(list(store.list(f"data/{name}/"))) == 2
+
+
+def test_many_streams_are_created_in_few_steps(store: SegmentStore) -> None:
+    failing = FailingStore(store)
+    streams = StreamManager(failing)
+    names = [f"shop/{number:03}" for number in range(250)]
+    infos = streams.create_many(reversed(names))
+    assert [info.name for info in infos] == names[::-1]
+    assert [operation.verb for operation in failing.operations] == ["read_starts", "create_together"] * 3
+    assert list(StreamManager(store).list()) == names
+    assert [StreamManager(store).info(info.name) for info in infos[:3]] == list(infos[:3])
+    failing.operations.clear()
+    assert streams.create_many(names) == infos[::-1]
+    assert {operation.verb for operation in failing.operations} == {"read_starts", "info"}
+
+
+def test_many_streams_are_created_though_some_exist_or_were_deleted(streams: StreamManager) -> None:
+    streams.create("shop/b", scaling=fixed(2))
+    for name in ("shop/c", "shop/d"):
+        streams.create(name)
+        streams.delete(name)
+    StreamManager(streams.store).scale("shop/b", split=[0])
+    names = ["shop/a", "shop/b", "shop/c", "shop/a"]
+    infos = StreamManager(streams.store).create_many(names, scaling=fixed(2))
+    assert [info.name for info in infos] == names
+    assert [info.epoch for info in infos] == [0, 1, 0, 0]
+    assert list(streams.list()) == ["shop/a", "shop/b", "shop/c"]
+    assert len(list(streams.store.list("data/shop/a/"))) == 2
+    assert streams.create_many([]) == []
+
+
+def test_of_many_streams_one_with_another_config_is_refused(streams: StreamManager) -> None:
+    streams.create("shop/b", scaling=fixed(2))
+    with pytest.raises(StreamExistsError, match="shop/b"):
+        streams.create_many(["shop/a", "shop/b", "shop/c"])
+    assert streams.create_many(["shop/a", "shop/c"])
+
+
+def test_a_bad_name_among_many_is_refused_before_anything_is_written(streams: StreamManager) -> None:
+    for names in (["shop/a", "orders"], "shop/a", ["shop/a", 5], 5):
+        with pytest.raises(InvalidArgumentError):
+            streams.create_many(names)  # type: ignore[arg-type]
+    assert contents(streams.store) == {}
+
+
+def test_many_streams_are_created_where_the_store_creates_one_segment_at_a_time(store: SegmentStore) -> None:
+    failing = FailingStore(store)
+    failing.guarantees = replace(store.guarantees, atomic_multi_create=False)
+    assert len(StreamManager(failing).create_many([f"shop/{number}" for number in range(5)])) == 5
+    assert failing.count("create_together") == 0
+    assert len(list(StreamManager(store).list())) == 5
+
+
+def test_of_many_that_create_the_same_streams_all_get_them(store: SegmentStore) -> None:
+    names = [f"shop/{number}" for number in range(20)]
+    with ThreadPoolExecutor(4) as threads:
+        managers = [StreamManager(store) for _ in range(4)]
+        infos = list(threads.map(lambda streams: streams.create_many(names), managers))
+    assert all(each == infos[0] for each in infos)
+    assert len(list(store.list("data/"))) == 20
 
 
 @pytest.mark.parametrize("through", ["fetch", "configure"])
@@ -388,10 +506,10 @@ def test_a_store_that_stays_away_is_told_at_the_deadline(store: SegmentStore) ->
 # ---------------------------------------------------------------------- delete and create again
 
 
-@pytest.mark.parametrize("verb", ["create", "seal"])
+@pytest.mark.parametrize(("verb", "prefix"), POINTS_OF_DEATH)
 @pytest.mark.parametrize("again", [True, False])
 def test_a_scaler_that_slept_through_delete_and_create_does_no_harm(
-    store: SegmentStore, streams: StreamManager, verb: str, again: bool
+    store: SegmentStore, streams: StreamManager, verb: str, prefix: str, again: bool
 ) -> None:
     streams.create(NAME, scaling=fixed(2))
 
@@ -400,7 +518,7 @@ def test_a_scaler_that_slept_through_delete_and_create_does_no_harm(
         if again:
             streams.create(NAME, scaling=fixed(2))
 
-    sleeper = client_that_meets(store, Intruder(verb, "data/", delete_and_create))
+    sleeper = client_that_meets(store, Intruder(verb, prefix, delete_and_create))
     with pytest.raises(NotFoundError, match="was deleted" if again else "no stream of this name"):
         sleeper.scale(NAME, split=[0])
 
@@ -414,9 +532,9 @@ def test_a_scaler_that_slept_through_delete_and_create_does_no_harm(
         assert left == []
 
 
-@pytest.mark.parametrize("verb", ["create", "seal"])
+@pytest.mark.parametrize(("verb", "prefix"), POINTS_OF_DEATH)
 def test_a_scaler_that_slept_until_the_stream_was_deleted_and_half_created_again_completes_the_creation(
-    store: SegmentStore, streams: StreamManager, verb: str
+    store: SegmentStore, streams: StreamManager, verb: str, prefix: str
 ) -> None:
     streams.create(NAME, scaling=fixed(2))
     with pytest.raises(Died):
@@ -427,7 +545,7 @@ def test_a_scaler_that_slept_until_the_stream_was_deleted_and_half_created_again
         with pytest.raises(Died):
             client_that_meets(store, Intruder("create", "data/", die)).create(NAME, scaling=fixed(3))
 
-    sleeper = client_that_meets(store, Intruder(verb, "data/", delete_and_half_create))
+    sleeper = client_that_meets(store, Intruder(verb, prefix, delete_and_half_create))
     state = sleeper.finish_pending(NAME)
     assert (state.epoch, state.current, state.scale) == (0, (0, 1, 2), None)
     assert list(store.list("data/")) == [state.data_segment(number) for number in state.current]

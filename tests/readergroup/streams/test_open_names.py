@@ -66,6 +66,62 @@ def test_deleted_names_are_read_once(client: rg.Client, counting: FailingStore, 
     assert not [segment for segment in touched if "deleted" in segment]
 
 
+def test_names_are_listed_in_few_reads_and_nothing_stays_open(
+    client: rg.Client, elsewhere: rg.Client, counting: FailingStore
+) -> None:
+    for number in range(20):
+        create(elsewhere, f"kept-{number:02}")
+    names = [f"kept-{number:02}" for number in range(20)]
+    counting.operations.clear()
+    assert listed(client) == ([f"shop/{name}" for name in names], names)
+    assert [operation.verb for operation in counting.operations] == ["list", "read_starts"] * 2
+    assert not client.streams.metadata._synchronizers.values()
+    assert not client.groups._groups.values()
+
+
+def test_a_name_whose_log_is_long_or_compacted_is_listed_until_it_is_deleted(
+    client: rg.Client, elsewhere: rg.Client, counting: FailingStore
+) -> None:
+    for name in ("compacted", "long", "short"):
+        create(elsewhere, name)
+    for name in ("long", "compacted"):
+        for length in range(1, 300):
+            elsewhere.streams.configure(f"shop/{name}", scaling=rg.ScalingPolicy.fixed(length))
+            elsewhere.groups.get(name).configure(reader_timeout_seconds=length)
+    elsewhere.streams.synchronizer("shop/compacted").compact()
+    elsewhere.groups.get("compacted").synchronizer.compact()
+    names = ["compacted", "long", "short"]
+    for _ in range(2):
+        assert listed(client) == ([f"shop/{name}" for name in names], names)
+    for name in ("compacted", "long"):
+        delete(elsewhere, name)
+    for _ in range(2):
+        assert listed(client) == (["shop/short"], ["short"])
+    for name in ("compacted", "long"):
+        create(elsewhere, name)
+    assert listed(client) == ([f"shop/{name}" for name in names], names)
+
+
+def test_a_name_whose_metadata_is_damaged_is_told_when_names_are_listed(client: rg.Client, store: SegmentStore) -> None:
+    create(client, "good")
+    store.create("stream/shop/bad")
+    store.append("stream/shop/bad", b"no entry")
+    with pytest.raises(rg.CorruptStateError):
+        listed(client)
+
+
+def test_a_creation_that_was_interrupted_before_its_first_entry_is_not_listed(
+    client: rg.Client, store: SegmentStore
+) -> None:
+    create(client, "good")
+    for log in ("stream/shop/begun", "group/begun"):
+        store.create(log)
+    for _ in range(2):
+        assert listed(client) == (["shop/good"], ["good"])
+    create(client, "begun")
+    assert listed(client) == (["shop/begun", "shop/good"], ["begun", "good"])
+
+
 def test_a_name_that_is_used_again_is_listed(client: rg.Client, elsewhere: rg.Client) -> None:
     create(client, "billing")
     for _ in range(3):

@@ -50,6 +50,7 @@ ONE_IN: Final = {
     ("nats", "append"): 5,
     ("nats", "append_together"): 3,
     ("nats", "create"): 3,
+    ("nats", "create_together"): 3,
     ("nats", "delete"): 5,
     ("nats", "forget"): 5,
     ("nats", "seal"): 3,
@@ -72,6 +73,7 @@ DEADLINE: Final = 30.0
 
 CALLS: dict[str, Call] = {
     "create": lambda store, fresh: store.create(fresh),
+    "create_together": lambda store, fresh: store.create_together({fresh: b"first", f"{fresh}/0": b""}),
     "append": lambda store, fresh: store.append("s", b"data", attributes={"a": AttributeChange(ANY, b"value")}),
     "append_unread": lambda store, fresh: store.append_unread("s", b"data"),
     "append_together": lambda store, fresh: store.append_together([Append("s", b"one"), Append("t", b"two")]),
@@ -84,6 +86,7 @@ CALLS: dict[str, Call] = {
     "seal": lambda store, fresh: (store.create(fresh), store.seal(fresh)),
     "info": lambda store, fresh: store.info("s"),
     "read": lambda store, fresh: store.read("sealed", 0, 100),
+    "read_starts": lambda store, fresh: store.read_starts(["s", "sealed"], 100),
     "list": lambda store, fresh: list(store.list()),
     "attributes": lambda store, fresh: store.attributes("s"),
     "wait": lambda store, fresh: store.wait({"t": store.info("t").length}, 0.001),
@@ -225,6 +228,25 @@ def test_together_is_together_also_when_it_is_interrupted(stores: list[SegmentSt
 
     for run in interrupts(call, one_in=one_in(one, "append_together", sparsely)):
         until(are_equal, f"a server ends what was interrupted at {run.place}", seconds=DEADLINE)
+
+
+@FEW_OR_MORE
+def test_segments_are_created_together_or_not_at_all_also_when_it_is_interrupted(
+    stores: list[SegmentStore], sparsely: int
+) -> None:
+    one, other = stores
+    numbers = itertools.count()
+
+    def call() -> object:
+        fresh = f"fresh-{next(numbers):05}"
+        return one.create_together({fresh: b"first", f"{fresh}/0": b"", f"{fresh}/1": b"x"})
+
+    def are_whole() -> bool:
+        names = [name.partition("/")[0] for name in other.list("fresh")]
+        return all(names.count(name) == 3 for name in names)
+
+    for run in interrupts(call, one_in=one_in(one, "create_together", sparsely)):
+        until(are_whole, f"a server ends what was interrupted at {run.place}", seconds=DEADLINE)
 
 
 @pytest.mark.stores("memory", "sqlite", "postgresql")

@@ -392,6 +392,32 @@ class CopiesOneByOne(Wrong):
         return made
 
 
+class CreatesOneByOne(Wrong):
+    def create_together(self, segments: Mapping[str, bytes]) -> bool:
+        made = True
+        for name, data in segments.items():
+            made = super().create_together({name: data}) and made
+        return made
+
+
+class ForgetsTheFirstBytes(Wrong):
+    def create_together(self, segments: Mapping[str, bytes]) -> bool:
+        return super().create_together(dict.fromkeys(segments, b""))
+
+
+class ReadsTheStartsOfDeletedSegments(Wrong):
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
+        return {**dict.fromkeys(segments, b""), **super().read_starts(segments, max_bytes)}
+
+
+class ReadsFromTheFirstByteLeft(Wrong):
+    def read_starts(self, segments: Collection[str], max_bytes: int) -> Mapping[str, bytes]:
+        found = dict(super().read_starts(segments, max_bytes))
+        for name in set(segments) & set(self.list()) - found.keys():
+            found[name] = self.read(name, self.info(name).start_offset, max_bytes)
+        return found
+
+
 class LeavesCopiesOpen(Wrong):
     def copy_segments(self, copies: Sequence[SegmentCopy]) -> bool:
         made = super().copy_segments(copies)
@@ -440,6 +466,10 @@ FOUND: Sequence[tuple[type[Wrong], Callable[..., None]]] = [
     (CopiesToTheBeginning, Suite.test_segments_are_copied_with_their_offsets_and_sealed),
     (LeavesCopiesOpen, Suite.test_segments_are_copied_with_their_offsets_and_sealed),
     (CopiesOneByOne, Suite.test_one_segment_that_cannot_be_copied_prevents_them_all),
+    (CreatesOneByOne, Suite.test_one_segment_that_cannot_be_created_prevents_them_all),
+    (ForgetsTheFirstBytes, Suite.test_segments_are_created_together_with_their_first_bytes),
+    (ReadsTheStartsOfDeletedSegments, Suite.test_the_starts_of_many_segments_are_read_at_once),
+    (ReadsFromTheFirstByteLeft, Suite.test_the_starts_of_many_segments_are_read_at_once),
 ]
 
 
