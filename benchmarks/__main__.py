@@ -24,6 +24,7 @@ from .recipes import bounded, recipes
 from .sharing import share
 from .spark import spark
 from .spark_plain import spark_plain
+from .starting import start
 from .stores import STORES, Store
 from .takeover import takeover
 from .updating import contend, update
@@ -52,6 +53,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "join": join,
     "wake": wake,
     "idle": idle,
+    "start": start,
 }
 #: What is measured on servers unless it is asked for: where the server matters most.
 ON_SERVERS: Final = (

@@ -6,9 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Final
-
-from apscheduler.schedulers.base import BaseScheduler
+from typing import TYPE_CHECKING, Final
 
 from synchronizer import Clock, Deadline, ReaderGroupError, SegmentStore
 from synchronizer.arguments import check_duration
@@ -16,8 +14,10 @@ from synchronizer.callables import check_callable
 from synchronizer.clock import growing_pause
 from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Flag
+from synchronizer.threads.loading import loading
 
-from .scheduler import SHARED, add_job
+if TYPE_CHECKING:
+    from apscheduler.schedulers.base import BaseScheduler
 
 MAX_BACKOFF_SECONDS: Final = 30.0
 #: A wait of the store cannot be cancelled, so the waker checks this often whether it has to stop.
@@ -79,6 +79,10 @@ class BackgroundPolling:
         """Begin with a poll now. Call `stop` before you start again."""
         self._stopping = Flag()
         self._not_before = 0.0
+        # Loads APScheduler, which a process without listeners does not need.
+        with loading():
+            from .scheduler import SHARED, add_job
+
         name = f"polls of {self._name}"
         if self._scheduler is None:
             self._remove_job = SHARED.add(self._poll_at_interval, interval_seconds=self._interval_seconds, name=name)

@@ -14,9 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from typing import Any, Final, Generic, Self, TypeVar
-
-from apscheduler.schedulers.base import BaseScheduler
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from synchronizer import (
     ClosedError,
@@ -33,12 +31,16 @@ from synchronizer import (
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.callables import check_callable, check_returned
 from synchronizer.clock import is_manual
+from synchronizer.threads.loading import loading
 
 from .background import BackgroundPolling
 from .durable import DEFAULT_ROLE_TIMEOUT_SECONDS, DurableListening, attribute_of, forget
 from .mailbox import Mailbox, N
 from .notification import PRESENT_VALUE, SEVERAL_CHANGES, Change
 from .system import CLOSE_TIMEOUT_SECONDS, DEFAULT_QUEUE_SIZE, Listener, NotificationSystem, Subscription
+
+if TYPE_CHECKING:
+    from apscheduler.schedulers.base import BaseScheduler
 
 S = TypeVar("S", bound=State)
 R = TypeVar("R")
@@ -81,7 +83,8 @@ class PollingNotifier(ABC, Generic[S, N]):
     ) -> None:
         check_type(synchronizer, StateSynchronizer, "synchronizer")
         check_type(source, str, "source", or_none=True)
-        check_type(scheduler, BaseScheduler, "scheduler", or_none=True)
+        if scheduler is not None:
+            _check_scheduler(scheduler)
         check_duration(interval_seconds, "interval_seconds", above_zero=True, finite=True)
         check_duration(role_timeout_seconds, "role_timeout_seconds", above_zero=True, finite=True)
         check_count(queue_size, "queue_size")
@@ -476,3 +479,10 @@ class PollingNotifier(ABC, Generic[S, N]):
         found = self.detect(before, after, change)
         check_returned(found, "detect", may_yield=True, source=self.source)
         return [notification.at(index) for index, notification in enumerate(found)]
+
+
+def _check_scheduler(scheduler: object) -> None:
+    with loading():
+        from apscheduler.schedulers.base import BaseScheduler
+
+    check_type(scheduler, BaseScheduler, "scheduler", or_none=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, Final, Generic, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, overload
 
 from blinker import Signal
 
@@ -16,9 +16,13 @@ from synchronizer import ClosedError, InvalidArgumentError
 from synchronizer.arguments import check_class, check_count, check_duration, check_type
 from synchronizer.callables import check_callable, check_returned, is_async
 from synchronizer.threads.background import BackgroundThread
+from synchronizer.threads.loading import loading
 
 from .mailbox import Mailbox, N
 from .notification import Notification
+
+if TYPE_CHECKING:
+    from .event_loop import EventLoop
 
 #: A function that receives notifications. Its result is ignored, except that a coroutine is awaited on its loop.
 Listener = Callable[[N], object]
@@ -51,7 +55,6 @@ class Subscription(Generic[N]):
             raise InvalidArgumentError(
                 "an async listener runs on the event loop of its registration; register it in a coroutine", name=name
             )
-        self._in_order = asyncio.Lock()  # first come, first served: keeps the order of coroutines that are not awaited
         self._abandoned: Future[None] = Future()
         self._calling = threading.Lock()
         self._thread = BackgroundThread(self._run, name=f"listener of {name}") if thread else None
@@ -76,7 +79,7 @@ class Subscription(Generic[N]):
     @property
     def is_this_loop(self) -> bool:
         """Whether the caller runs on the loop of the listener's coroutines. A wait there would block them."""
-        return self._loop is not None and self._loop is _running_loop()
+        return self._loop is not None and self._loop.is_this_thread
 
     @property
     def abandoned(self) -> bool:
@@ -110,7 +113,7 @@ class Subscription(Generic[N]):
         check_duration(timeout, "timeout")
         if self._thread is None or self.is_this_thread:
             return
-        if self.is_this_loop or (self._loop is not None and not self._loop.is_running()):
+        if self.is_this_loop or (self._loop is not None and not self._loop.is_running):
             self.abandon()  # the coroutine cannot continue during the wait
         self._thread.join(timeout)
         if self._thread.is_alive():
@@ -148,25 +151,14 @@ class Subscription(Generic[N]):
                 "the listener returned a coroutine, but no event loop ran at its registration; register it in a "
                 "coroutine"
             )
-        in_order = self._await_in_order(awaitable)
-        try:
-            future = asyncio.run_coroutine_threadsafe(in_order, self._loop)
-        except RuntimeError:  # the loop is closed
-            in_order.close()
-            if inspect.iscoroutine(awaitable):
-                awaitable.close()
-            raise
-        if self._loop is _running_loop():
+        future = self._loop.run(awaitable)
+        if self._loop.is_this_thread:
             future.add_done_callback(self._check_outcome)
             return False
         wait([future, self._abandoned], return_when=FIRST_COMPLETED)
         if future.done():
             future.result()
         return future.done()
-
-    async def _await_in_order(self, awaitable: Awaitable[object]) -> None:
-        async with self._in_order:
-            await awaitable
 
     def _check_outcome(self, future: Future[None]) -> None:
         error = None if future.cancelled() else future.exception()
@@ -286,8 +278,11 @@ class NotificationSystem:
             self.failures += 1
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
+def _running_loop() -> EventLoop | None:
+    """Return the event loop that runs in this thread, if one does. Loading asyncio only to ask would take long."""
+    if "asyncio" not in sys.modules:
         return None
+    with loading():
+        from .event_loop import running_loop
+
+    return running_loop()

@@ -1,92 +1,98 @@
 """Reader groups that coordinate themselves through SQLite, PostgreSQL or NATS, with notifications."""
 
-from notifications import Change, Notification, NotificationKey, NotificationSystem, PollingNotifier
-from synchronizer import (
-    AlreadyExistsError,
-    AppliedUpdate,
-    Barrier,
-    BrokenBarrierError,
-    ClosedError,
-    CorruptStateError,
-    CorruptStoreError,
-    DeadEvent,
-    DeadlineExceededError,
-    EntryChange,
-    EventProcessor,
-    EventQueue,
-    HandlerError,
-    HandlingLatency,
-    HeldLock,
-    InvalidArgumentError,
-    LeaderElection,
-    LeaseLostError,
-    Lock,
-    ManualClock,
-    Map,
-    Membership,
-    NotFoundError,
-    OutcomeUnknownError,
-    QueuedEvent,
-    ReaderGroupError,
-    Retries,
-    Revision,
-    SealedError,
-    Semaphore,
-    SetChange,
-    SharedConfig,
-    SharedCounter,
-    SharedMap,
-    SharedSet,
-    State,
-    StateSynchronizer,
-    StateTooLargeError,
-    StoreFullError,
-    StoreUnavailableError,
-    Transition,
-    TruncatedError,
-    UnknownUpdateError,
-    UnsupportedError,
-    Update,
-    ValueChange,
-    background_errors,
-)
+from typing import TYPE_CHECKING
 
-from .batch.client import BatchClient
-from .batch.ranges import SegmentRange
-from .client import Client, connect
-from .errors import (
-    CheckpointFailedError,
-    CheckpointTimeoutError,
-    CorruptDataError,
-    EndOfDataError,
-    EventTooLargeError,
-    ReaderGroupExistsError,
-    ReaderNotInGroupError,
-    StreamBeingCopiedError,
-    StreamExistsError,
-    WorkerError,
-)
-from .group.lag import GroupLag, SegmentLag
-from .group.model.checkpoint import Checkpoint
-from .group.model.config import ReaderGroupConfig
-from .group.model.state import ReaderGroupState
-from .group.model.updates import AddReader, ReassignSegment, ReleaseSegment, RemoveReader
-from .group.notifiers import CheckpointNotification, EndOfDataNotification, ReaderNotification, SegmentNotification
-from .group.reader import Reader
-from .group.reader_group import Distribution, ReaderGroup
-from .record.entries import LagSample, RecordRange
-from .record.record import NotificationRecord
-from .record.recorder import NotificationRecording
-from .scaling.autoscale import Autoscaling
-from .scaling.policy import ReaderScalingPolicy, ScalingDecision
-from .scaling.pool import ReaderPool
-from .scaling.retry import DeadLetter, RetryPolicy
-from .streams.config import ScalingPolicy, SegmentId, StreamConfig, StreamCut, StreamInfo
-from .streams.event import Event, EventBatch, EventPointer, Position
-from .streams.serializers import BytesSerializer, JsonSerializer, MsgpackSerializer, PydanticSerializer, Serializer
-from .streams.transactions.staging import StagedPart, Staging
-from .streams.transactions.transaction import Transaction, Transactions
-from .streams.writing.writer import EventWriter
+from synchronizer.lazy_exports import lazy_exports
+
+# For type checkers and editors. At run time a name loads its module when it is first used, as _MODULES says.
+if TYPE_CHECKING:
+    from notifications import Change, Notification, NotificationKey, NotificationSystem, PollingNotifier
+    from synchronizer import (
+        AlreadyExistsError,
+        AppliedUpdate,
+        Barrier,
+        BrokenBarrierError,
+        ClosedError,
+        CorruptStateError,
+        CorruptStoreError,
+        DeadEvent,
+        DeadlineExceededError,
+        EntryChange,
+        EventProcessor,
+        EventQueue,
+        HandlerError,
+        HandlingLatency,
+        HeldLock,
+        InvalidArgumentError,
+        LeaderElection,
+        LeaseLostError,
+        Lock,
+        ManualClock,
+        Map,
+        Membership,
+        NotFoundError,
+        OutcomeUnknownError,
+        QueuedEvent,
+        ReaderGroupError,
+        Retries,
+        Revision,
+        SealedError,
+        Semaphore,
+        SetChange,
+        SharedConfig,
+        SharedCounter,
+        SharedMap,
+        SharedSet,
+        State,
+        StateSynchronizer,
+        StateTooLargeError,
+        StoreFullError,
+        StoreUnavailableError,
+        Transition,
+        TruncatedError,
+        UnknownUpdateError,
+        UnsupportedError,
+        Update,
+        ValueChange,
+        background_errors,
+    )
+
+    from .batch.client import BatchClient
+    from .batch.ranges import SegmentRange
+    from .client import Client, connect
+    from .errors import (
+        CheckpointFailedError,
+        CheckpointTimeoutError,
+        CorruptDataError,
+        EndOfDataError,
+        EventTooLargeError,
+        ReaderGroupExistsError,
+        ReaderNotInGroupError,
+        StreamBeingCopiedError,
+        StreamExistsError,
+        WorkerError,
+    )
+    from .group.lag import GroupLag, SegmentLag
+    from .group.model.checkpoint import Checkpoint
+    from .group.model.config import ReaderGroupConfig
+    from .group.model.state import ReaderGroupState
+    from .group.model.updates import AddReader, ReassignSegment, ReleaseSegment, RemoveReader
+    from .group.notifiers import CheckpointNotification, EndOfDataNotification, ReaderNotification, SegmentNotification
+    from .group.reader import Reader
+    from .group.reader_group import Distribution, ReaderGroup
+    from .record.entries import LagSample, RecordRange
+    from .record.record import NotificationRecord
+    from .record.recorder import NotificationRecording
+    from .scaling.autoscale import Autoscaling
+    from .scaling.policy import ReaderScalingPolicy, ScalingDecision
+    from .scaling.pool import ReaderPool
+    from .scaling.retry import DeadLetter, RetryPolicy
+    from .streams.config import ScalingPolicy, SegmentId, StreamConfig, StreamCut, StreamInfo
+    from .streams.event import Event, EventBatch, EventPointer, Position
+    from .streams.serializers import BytesSerializer, JsonSerializer, MsgpackSerializer, PydanticSerializer, Serializer
+    from .streams.transactions.staging import StagedPart, Staging
+    from .streams.transactions.transaction import Transaction, Transactions
+    from .streams.writing.writer import EventWriter
 
 __all__ = [
     "AddReader",
@@ -201,6 +207,51 @@ __all__ = [
     "background_errors",
     "connect",
 ]
+
+
+_MODULES = {
+    ".batch.client": "BatchClient",
+    ".batch.ranges": "SegmentRange",
+    ".client": "Client connect",
+    ".errors": (
+        "CheckpointFailedError CheckpointTimeoutError CorruptDataError EndOfDataError EventTooLargeError "
+        "ReaderGroupExistsError ReaderNotInGroupError StreamBeingCopiedError StreamExistsError WorkerError"
+    ),
+    ".group.lag": "GroupLag SegmentLag",
+    ".group.model.checkpoint": "Checkpoint",
+    ".group.model.config": "ReaderGroupConfig",
+    ".group.model.state": "ReaderGroupState",
+    ".group.model.updates": "AddReader ReassignSegment ReleaseSegment RemoveReader",
+    ".group.notifiers": "CheckpointNotification EndOfDataNotification ReaderNotification SegmentNotification",
+    ".group.reader": "Reader",
+    ".group.reader_group": "Distribution ReaderGroup",
+    ".record.entries": "LagSample RecordRange",
+    ".record.record": "NotificationRecord",
+    ".record.recorder": "NotificationRecording",
+    ".scaling.autoscale": "Autoscaling",
+    ".scaling.policy": "ReaderScalingPolicy ScalingDecision",
+    ".scaling.pool": "ReaderPool",
+    ".scaling.retry": "DeadLetter RetryPolicy",
+    ".streams.config": "ScalingPolicy SegmentId StreamConfig StreamCut StreamInfo",
+    ".streams.event": "Event EventBatch EventPointer Position",
+    ".streams.serializers": "BytesSerializer JsonSerializer MsgpackSerializer PydanticSerializer Serializer",
+    ".streams.transactions.staging": "StagedPart Staging",
+    ".streams.transactions.transaction": "Transaction Transactions",
+    ".streams.writing.writer": "EventWriter",
+    "notifications": "Change Notification NotificationKey NotificationSystem PollingNotifier",
+    "synchronizer": (
+        "AlreadyExistsError AppliedUpdate Barrier BrokenBarrierError ClosedError CorruptStateError "
+        "CorruptStoreError DeadEvent DeadlineExceededError EntryChange EventProcessor EventQueue HandlerError "
+        "HandlingLatency HeldLock InvalidArgumentError LeaderElection LeaseLostError Lock ManualClock Map "
+        "Membership NotFoundError OutcomeUnknownError QueuedEvent ReaderGroupError Retries Revision "
+        "SealedError Semaphore SetChange SharedConfig SharedCounter SharedMap SharedSet State "
+        "StateSynchronizer StateTooLargeError StoreFullError StoreUnavailableError Transition TruncatedError "
+        "UnknownUpdateError UnsupportedError Update ValueChange background_errors"
+    ),
+}
+
+if not TYPE_CHECKING:  # type checkers then refuse names that do not exist
+    __getattr__ = lazy_exports(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -7,46 +7,28 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import UnionType
-from typing import Any, Final, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
 
-from synchronizer import (
-    Barrier,
-    Clock,
-    EventProcessor,
-    EventProcessorOptions,
-    EventQueue,
-    HeldLock,
-    InvalidArgumentError,
-    LeaderElection,
-    Lock,
-    Membership,
-    QueuedEvent,
-    SegmentStore,
-    Semaphore,
-    SharedConfig,
-    SharedCounter,
-    SharedMap,
-    SharedSet,
-    State,
-    StateSynchronizer,
-    SynchronizerOptions,
-    Update,
-    open_store,
-)
+import synchronizer as sync  # each recipe loads its module when it is first used
+from synchronizer import Clock, InvalidArgumentError, SegmentStore, State, StateSynchronizer, Update, open_store
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.clock import clock_or_system, is_manual
-from synchronizer.recipes.queue.event_queue import MAX_OUTSTANDING_BYTES
+from synchronizer.recipes.queue.limits import MAX_OUTSTANDING_BYTES
 from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
+from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import Stepped, step_each
 
-from .batch.client import BatchClient
-from .group.manager import ReaderGroupManager
-from .streams.manager import Closable, StreamManager
+from .closable import Closable
 from .streams.serializers import Serializer, serializer_or_bytes
-from .streams.writing.writer import EventWriter
+
+if TYPE_CHECKING:
+    from .batch.client import BatchClient
+    from .group.manager import ReaderGroupManager
+    from .streams.manager import StreamManager
+    from .streams.writing.writer import EventWriter
 
 M = TypeVar("M", bound=BaseModel)
 S = TypeVar("S", bound=State)
@@ -140,16 +122,59 @@ class Client:
         self.clock: Clock = clock_or_system(clock)
         # On a clock that is moved by hand nothing runs in the background, as in groups.
         self._in_background = not is_manual(self.clock)
-        self.streams = StreamManager(store, clock=self.clock, timeout=timeout, state_limit_bytes=state_limit_bytes)
-        self.groups = ReaderGroupManager(self)
-        self.batch = BatchClient(self.streams)
         self._address: str | None = None  # set if `connect` opened the store: the client then closes it
         # Weak references forget closed writers. The thread of an open writer keeps it alive.
         self._opened: WeakValueDictionary[int, Closable] = WeakValueDictionary()
         # The locks that a thread of this process holds or waits for.
-        self._locks: WeakValueDictionary[tuple[type[Lock], str], Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[type[sync.Lock], str], sync.Lock] = WeakValueDictionary()
         self._guard = threading.Lock()
+        self._parts: dict[str, Any] = {}  # `streams`, `groups` and `batch`, once they are used
+        self._closed = False
         self._process_id = os.getpid()
+
+    @property
+    def streams(self) -> StreamManager:
+        """The streams of the store: create, scale, copy and delete them."""
+        return self._part("streams", self._new_streams)
+
+    @property
+    def groups(self) -> ReaderGroupManager:
+        """The reader groups of the store: create, find and delete them."""
+        return self._part("groups", self._new_groups)
+
+    @property
+    def batch(self) -> BatchClient:
+        """Reads streams in bulk, without a reader group."""
+        with loading():
+            from .batch.client import BatchClient
+
+        if "batch" not in self._parts:
+            self._parts.setdefault("batch", BatchClient(self.streams))
+        found: BatchClient = self._parts["batch"]
+        return found
+
+    def _new_streams(self) -> StreamManager:
+        with loading():
+            from .streams.manager import StreamManager
+
+        return StreamManager(
+            self.store, clock=self.clock, timeout=self.timeout, state_limit_bytes=self.state_limit_bytes
+        )
+
+    def _new_groups(self) -> ReaderGroupManager:
+        with loading():
+            from .group.manager import ReaderGroupManager
+
+        return ReaderGroupManager(self)
+
+    def _part(self, name: str, new: Callable[[], C]) -> C:
+        """Return the part of this name. The first use makes it: one, also for threads that use it at the same time."""
+        if name not in self._parts:
+            made = self._parts.setdefault(name, new())
+            if self._closed:
+                made.close()
+        part: C = self._parts[name]
+        return part
 
     @overload
     def writer(self, stream: str, *, timeout: float | None = None) -> EventWriter[bytes]: ...
@@ -169,6 +194,9 @@ class Client:
             NotFoundError: The stream does not exist.
             SealedError: The stream is sealed and takes no events.
         """
+        with loading():
+            from .streams.writing.writer import EventWriter
+
         return EventWriter(self.streams, stream, serializer=serializer_or_bytes(serializer), timeout=timeout)
 
     def synchronizer(self, name: str, *, initial: S, updates: Iterable[type[Update[S]]]) -> StateSynchronizer[S]:
@@ -187,7 +215,7 @@ class Client:
             StateSynchronizer(self.store, f"state/{name}", initial=initial, updates=updates, **self._state_options)
         )
 
-    def shared_map(self, name: str, value_type: type[T] | UnionType) -> SharedMap[T]:
+    def shared_map(self, name: str, value_type: type[T] | UnionType) -> sync.SharedMap[T]:
         """Return the shared mapping ``name`` from ``str`` to values of ``value_type``.
 
         Args:
@@ -197,9 +225,9 @@ class Client:
         Raises:
             InvalidArgumentError: ``value_type`` is not a type.
         """
-        return self._keep(SharedMap(self.store, name, value_type, **self._state_options))
+        return self._keep(sync.SharedMap(self.store, name, value_type, **self._state_options))
 
-    def shared_set(self, name: str, item_type: type[T] | UnionType) -> SharedSet[T]:
+    def shared_set(self, name: str, item_type: type[T] | UnionType) -> sync.SharedSet[T]:
         """Return the shared set ``name`` of items of ``item_type``.
 
         Args:
@@ -209,9 +237,9 @@ class Client:
         Raises:
             InvalidArgumentError: ``item_type`` is not a type.
         """
-        return self._keep(SharedSet(self.store, name, item_type, **self._state_options))
+        return self._keep(sync.SharedSet(self.store, name, item_type, **self._state_options))
 
-    def shared_config(self, name: str, model: type[M]) -> SharedConfig[M]:
+    def shared_config(self, name: str, model: type[M]) -> sync.SharedConfig[M]:
         """Return the shared configuration ``name``, with the fields of a pydantic model.
 
         Args:
@@ -221,13 +249,13 @@ class Client:
         Raises:
             InvalidArgumentError: ``model`` is not a suitable pydantic model.
         """
-        return self._keep(SharedConfig(self.store, name, model, **self._state_options))
+        return self._keep(sync.SharedConfig(self.store, name, model, **self._state_options))
 
-    def counter(self, name: str) -> SharedCounter:
+    def counter(self, name: str) -> sync.SharedCounter:
         """Return the shared counter ``name``: a 64-bit integer that starts at 0."""
-        return self._keep(SharedCounter(self.store, name, **self._state_options))
+        return self._keep(sync.SharedCounter(self.store, name, **self._state_options))
 
-    def event_queue(self, name: str, *, max_outstanding_bytes: int = MAX_OUTSTANDING_BYTES) -> EventQueue:
+    def event_queue(self, name: str, *, max_outstanding_bytes: int = MAX_OUTSTANDING_BYTES) -> sync.EventQueue:
         """Return the durable queue ``name`` to add events. An `event_processor` in any process handles them.
 
         Args:
@@ -238,7 +266,7 @@ class Client:
             InvalidArgumentError: The name or the limit is invalid.
         """
         return self._keep(
-            EventQueue(
+            sync.EventQueue(
                 self.store, name, max_outstanding_bytes=max_outstanding_bytes, clock=self.clock, timeout=self.timeout
             )
         )
@@ -246,9 +274,9 @@ class Client:
     def event_processor(
         self,
         name: str,
-        handler: Callable[[QueuedEvent], object] | None = None,
-        **options: Unpack[EventProcessorOptions],
-    ) -> EventProcessor:
+        handler: Callable[[sync.QueuedEvent], object] | None = None,
+        **options: Unpack[sync.EventProcessorOptions],
+    ) -> sync.EventProcessor:
         """Return a processor that calls ``handler`` with each event of the durable queue ``name``, in order.
 
         Of all processors with one name, in any process, one at a time handles events.
@@ -261,7 +289,7 @@ class Client:
         Raises:
             InvalidArgumentError: An option is invalid, or ``handler`` and ``batch_handler`` are both given or missing.
         """
-        processor = EventProcessor(
+        processor = sync.EventProcessor(
             self.store,
             name,
             handler,
@@ -272,7 +300,7 @@ class Client:
         )
         return self._keep(processor)
 
-    def membership(self, name: str, member_id: str, *, member_timeout_seconds: float = 10.0) -> Membership:
+    def membership(self, name: str, member_id: str, *, member_timeout_seconds: float = 10.0) -> sync.Membership:
         """Return a member of the membership ``name``. It joins with ``join`` or when its ``with`` block starts.
 
         Closing the client ends the membership.
@@ -284,7 +312,7 @@ class Client:
                 all present members sets the value for all. Default: 10.
         """
         return self._keep(
-            Membership(
+            sync.Membership(
                 self.store,
                 name,
                 member_id,
@@ -294,7 +322,9 @@ class Client:
             )
         )
 
-    def leader_election(self, name: str, candidate_id: str, *, member_timeout_seconds: float = 10.0) -> LeaderElection:
+    def leader_election(
+        self, name: str, candidate_id: str, *, member_timeout_seconds: float = 10.0
+    ) -> sync.LeaderElection:
         """Return a candidate in the election ``name``. It competes once it campaigns.
 
         Closing the client ends the candidacy.
@@ -306,7 +336,7 @@ class Client:
                 present candidates sets the value for all. Default: 10.
         """
         return self._keep(
-            LeaderElection(
+            sync.LeaderElection(
                 self.store,
                 name,
                 candidate_id,
@@ -319,7 +349,7 @@ class Client:
     @contextmanager
     def lock(
         self, name: str, *, timeout: float | None = None, member_timeout_seconds: float = 10.0
-    ) -> Iterator[HeldLock]:
+    ) -> Iterator[sync.HeldLock]:
         """Hold the lock ``name`` during the block.
 
         Args:
@@ -336,12 +366,12 @@ class Client:
             >>> with client.lock("nightly-report", timeout=5) as held:
             ...     write_report(fencing_token=held.fencing_token)
         """
-        yield from _hold(self._lock(Lock, name, member_timeout_seconds=member_timeout_seconds), timeout)
+        yield from _hold(self._lock(sync.Lock, name, member_timeout_seconds=member_timeout_seconds), timeout)
 
     @contextmanager
     def semaphore(
         self, name: str, *, permits: int, timeout: float | None = None, member_timeout_seconds: float = 10.0
-    ) -> Iterator[HeldLock]:
+    ) -> Iterator[sync.HeldLock]:
         """Hold one permit of the semaphore ``name`` during the block.
 
         Args:
@@ -355,12 +385,12 @@ class Client:
             InvalidArgumentError: This thread holds a permit already, or the semaphore has another number of permits.
         """
         check_count(permits, "permits")
-        semaphore = self._lock(Semaphore, name, permits=permits, member_timeout_seconds=member_timeout_seconds)
+        semaphore = self._lock(sync.Semaphore, name, permits=permits, member_timeout_seconds=member_timeout_seconds)
         yield from _hold(semaphore, timeout)
 
     def barrier(
         self, name: str, parties: int, *, party: str | None = None, member_timeout_seconds: float = 10.0
-    ) -> Barrier:
+    ) -> sync.Barrier:
         """Return the barrier ``name``, at which ``parties`` processes or threads wait for each other.
 
         Args:
@@ -375,7 +405,7 @@ class Client:
             InvalidArgumentError: The barrier was created with another number of parties.
         """
         return self._keep(
-            Barrier(
+            sync.Barrier(
                 self.store,
                 name,
                 parties,
@@ -386,7 +416,7 @@ class Client:
             )
         )
 
-    def _lock(self, kind: type[Lock], name: str, **options: Any) -> Lock:
+    def _lock(self, kind: type[sync.Lock], name: str, **options: Any) -> sync.Lock:
         check_type(name, str, "name")
         check_duration(options["member_timeout_seconds"], "member_timeout_seconds", above_zero=True, finite=True)
         with self._guard:  # all threads share one lock object, which knows which of them hold it
@@ -404,7 +434,7 @@ class Client:
             return lock
 
     @property
-    def _state_options(self) -> SynchronizerOptions:
+    def _state_options(self) -> sync.SynchronizerOptions:
         return {"clock": self.clock, "timeout": self.timeout, "state_limit_bytes": self.state_limit_bytes}
 
     def _keep(self, opened: C) -> C:
@@ -422,21 +452,24 @@ class Client:
         Returns:
             The time on ``clock.monotonic()`` when the next round is due.
         """
+        groups = [self.groups.step] if "groups" in self._parts else []
         opened = list(self._opened.values())
-        return step_each([self.groups.step, *(self._step_of(each) for each in opened if isinstance(each, Stepped))])
+        return step_each([*groups, *(self._step_of(each) for each in opened if isinstance(each, Stepped))])
 
     def _step_of(self, opened: Stepped) -> Callable[[], float]:
-        return opened.handle_queued if isinstance(opened, EventProcessor) else opened.step
+        return opened.handle_queued if isinstance(opened, sync.EventProcessor) else opened.step
 
     def close(self) -> None:
         """Close all objects that this client opened. Can be called twice. Does nothing in a forked child."""
         if os.getpid() != self._process_id:
             return  # a forked child: the objects belong to the parent
+        self._closed = True
         with ExitStack() as closing:  # closes each, even if another raises; in reverse order
             if self._address is not None:
                 closing.callback(self.store.close)
-            closing.callback(self.streams.close)
-            closing.callback(self.groups.close)
+            for name in ("streams", "groups"):
+                if name in self._parts:
+                    closing.callback(self._parts[name].close)
             for opened in list(self._opened.values()):
                 closing.callback(opened.close)
 
@@ -458,7 +491,7 @@ class Client:
         return _reconnect, (self._address, self.timeout, self.state_limit_bytes)
 
 
-def _hold(lock: Lock, timeout: float | None) -> Iterator[HeldLock]:
+def _hold(lock: sync.Lock, timeout: float | None) -> Iterator[sync.HeldLock]:
     """Hold the lock while the generator is suspended, and release it however the generator ends.
 
     An interrupt could hit a ``with`` statement just before it calls `HeldLock.__exit__`.

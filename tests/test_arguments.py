@@ -218,11 +218,15 @@ class World:
         self.client.close()
 
 
+def exported(module: ModuleType) -> dict[str, object]:
+    return {name: getattr(module, name) for name in sorted(module.__all__)}
+
+
 def public_classes(*modules: ModuleType) -> Iterator[type]:
     seen = set()
     for module in modules:
-        for name, each in sorted(vars(module).items()):
-            if inspect.isclass(each) and not name.startswith("_") and each not in seen:
+        for each in exported(module).values():
+            if inspect.isclass(each) and each not in seen:
                 seen.add(each)
                 yield each
 
@@ -265,7 +269,7 @@ def hint_of(call: Any, parameter: inspect.Parameter) -> Any:
     if not isinstance(parameter.annotation, str):
         return parameter.annotation
     function = inspect.unwrap(call.__init__ if inspect.isclass(call) else call)
-    names = {**vars(rg), "StreamManager": StreamManager, **function.__globals__}
+    names = {**exported(rg), "StreamManager": StreamManager, **function.__globals__}
     return eval(parameter.annotation, names)
 
 
@@ -324,7 +328,7 @@ def public_callables(
             if is_ours and not name.startswith("_") and wanted_of(member):
                 yield f"{kind.__name__}.{name}", kind, name
     for module in (synchronizer, notifications, rg):
-        for name, call in sorted(vars(module).items()):
+        for name, call in exported(module).items():
             if inspect.isfunction(call) and wanted_of(call):
                 yield name, None, name
 

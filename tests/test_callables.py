@@ -76,9 +76,9 @@ def _functions(name: str, member: Any) -> Iterator[tuple[str, Any]]:
 def _public(ground: Ground) -> Iterator[Any]:
     """What applications import, and what is to be had from a client."""
     for module in (synchronizer, notifications, readergroup, synchronizer.testing, readergroup.testing):
-        yield from (member for name, member in vars(module).items() if not name.startswith("_"))
+        yield from (getattr(module, name) for name in module.__all__)
     for owner in (ground.client, ground.group):
-        yield from (type(member) for name, member in vars(owner).items() if not name.startswith("_"))
+        yield from (type(getattr(owner, name)) for name in dir(owner) if not name.startswith("_"))
     yield from vars(pytest.importorskip("readergroup.spark")).values()
 
 

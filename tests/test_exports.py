@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Final
 
@@ -39,9 +42,62 @@ def test_dir_of_a_public_submodule_shows_its_names_only(name: str) -> None:
 
 
 @each_package
-def test_every_name_that_the_root_imports_is_exported(package: ModuleType) -> None:
-    imported = {name for name, each in vars(package).items() if not name.startswith("_") and not inspect.ismodule(each)}
-    assert imported == {*package.__all__}
+def test_type_checkers_and_the_interpreter_see_the_same_names_of_the_same_modules(package: ModuleType) -> None:
+    for_checkers = set(_imports_for_type_checkers(package))
+    assert for_checkers == {(module, name) for module, names in package._MODULES.items() for name in names.split()}
+    assert sorted(name for _, name in for_checkers) == sorted(package.__all__)
+
+
+@each_package
+def test_type_checkers_do_not_see_the_function_that_finds_names(package: ModuleType) -> None:
+    """They would take any name for an export."""
+    tree = ast.parse(inspect.getsource(package))
+    hidden = [ast.unparse(node) for node in tree.body if isinstance(node, ast.If)]
+    assert [text for text in hidden if "__getattr__" in text][0].startswith("if not TYPE_CHECKING:")
+    assert not any("__getattr__" in ast.unparse(node) for node in tree.body if not isinstance(node, ast.If))
+
+
+def _imports_for_type_checkers(package: ModuleType) -> Iterator[tuple[str, str]]:
+    for node in ast.parse(inspect.getsource(package)).body:
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            for each in node.body:
+                assert isinstance(each, ast.ImportFrom)
+                yield from (("." * each.level + (each.module or ""), alias.name) for alias in each.names)
+
+
+@each_package
+def test_a_misspelt_name_is_an_error_that_names_the_package(package: ModuleType) -> None:
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'conect'"):
+        package.conect  # noqa: B018
+    with pytest.raises(ImportError):
+        exec(f"from {package.__name__} import conect")
+
+
+def test_exports_pickle_by_the_names_of_their_modules() -> None:
+    exported = [getattr(readergroup, name) for name in readergroup.__all__]
+    program = "import pickle, sys; print(len(pickle.load(sys.stdin.buffer)))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=pickle.dumps(exported), capture_output=True, timeout=100
+    )
+    assert (done.stdout.strip(), done.stderr) == (str(len(exported)).encode(), b"")
+
+
+def test_threads_that_use_all_names_at_once_get_the_same_objects() -> None:
+    program = """
+import random, sys, threading
+import readergroup
+sys.setswitchinterval(1e-5)
+found, start = [], threading.Barrier(8)
+def use(seed):
+    names = random.Random(seed).sample(readergroup.__all__, len(readergroup.__all__))
+    start.wait()
+    found.append({name: getattr(readergroup, name) for name in names})
+threads = [threading.Thread(target=use, args=[seed]) for seed in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert len(found) == 8 and all(each == found[0] for each in found)
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=100, check=True)
 
 
 @each_package

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from synchronizer import Deadline, InvalidArgumentError, SegmentStore
 from synchronizer.arguments import check_count, check_type
+from synchronizer.threads.loading import loading
 
 from ..streams.config import StreamCut, number_of
 from ..streams.data.places import Place
@@ -301,6 +302,7 @@ class BatchClient:
         Raises:
             UnsupportedError: pyarrow is not installed.
         """
-        from .arrow import RecordBatches
+        with loading():
+            from .arrow import RecordBatches
 
         return RecordBatches(self._streams, segment_range, columns)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from synchronizer import NotFoundError
-from synchronizer.recipes.collections.shared_config import ConfigEntries
 
 from .entries import Entries, as_json
 from .screen import count
 from .session import Failed, session
 from .streams import AsJson, Yes, confirm
+
+if TYPE_CHECKING:
+    from synchronizer.recipes.collections.shared_config import ConfigEntries
 
 commands = typer.Typer(
     help=(
@@ -25,8 +27,8 @@ commands = typer.Typer(
     no_args_is_help=True,
 )
 
-#: The prefix of the logs of configurations.
-_PREFIX: Final = f"{ConfigEntries.kind}/"
+#: The prefix of the logs of configurations: `ConfigEntries.kind`, without loading it.
+_PREFIX: Final = "config/"
 #: Values may begin with a minus.
 _WITH_VALUES: Final = {"ignore_unknown_options": True}
 
@@ -132,6 +134,8 @@ def shell(context: typer.Context, name: Name) -> None:
 
 @contextmanager
 def _opened(context: typer.Context, name: str, *, may_create: bool = False) -> Iterator[ConfigEntries]:
+    from synchronizer.recipes.collections.shared_config import ConfigEntries
+
     with session(context).connect(may_create=may_create) as client:
         if not may_create:
             try:

@@ -9,15 +9,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.console import Console
 
-from ..demo import DemoResult, run
-from ..demo.corpus import Corpus, of_path, standard_library
 from .screen import count, out, warn
 from .session import Failed
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..demo import DemoResult
+    from ..demo.corpus import Corpus
 
 #: How many differences of the demo on Spark are shown.
 _SHOWN: Final = 20
@@ -48,6 +51,9 @@ def demo(
     """
     if find_spec("matplotlib") is None:
         raise Failed("the demo needs matplotlib; pip install 'readergroup[demo]'")
+    from ..demo import run
+    from ..demo.corpus import of_path, standard_library
+
     console = out()
     files = standard_library() if path is None else of_path(path)
     if files.unreadable:

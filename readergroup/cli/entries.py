@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from synchronizer import ANY, ReaderGroupError
-from synchronizer.recipes.collections.shared_config import ConfigEntries
+import synchronizer
+from synchronizer import ReaderGroupError
 
 from .screen import count
 from .session import Failed
+
+if TYPE_CHECKING:
+    from synchronizer.recipes.collections.shared_config import ConfigEntries
 
 #: The commands of the prompt with their arguments; those in brackets are optional.
 USAGE: Final = {
@@ -118,4 +121,4 @@ def as_json(value: object) -> str:
 
 
 def _expected(current: str | None) -> Any:
-    return ANY if current is None else read(current)
+    return synchronizer.ANY if current is None else read(current)

@@ -16,8 +16,9 @@ from typing import Any, BinaryIO, Final
 
 import msgpack
 
+import readergroup as rg
+
 from ..streams.data.block import MAX_EVENT_BYTES, Headers
-from ..streams.event import EventBatch
 from .records import ImportedRecord, Records, Sink
 from .session import Failed, WrongUsage
 
@@ -88,7 +89,7 @@ class JsonLines:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
 
-    def write(self, batch: EventBatch[bytes]) -> None:
+    def write(self, batch: rg.EventBatch[bytes]) -> None:
         columns = zip(batch.raw, batch.routing_keys, batch.headers, batch.written_at, strict=True)
         self._file.writelines(_line(*each) for each in columns)
 
@@ -193,7 +194,7 @@ class Msgpack:
         self._file = file
         self._pack = msgpack.Packer(unicode_errors="surrogatepass").pack
 
-    def write(self, batch: EventBatch[bytes]) -> None:
+    def write(self, batch: rg.EventBatch[bytes]) -> None:
         for data, key, headers, written_at in zip(
             batch.raw, batch.routing_keys, batch.headers, batch.written_at, strict=True
         ):

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import textwrap
 from datetime import datetime
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from pydantic import TypeAdapter, ValidationError
-from rich.console import RenderableType
 
-from ..group.lag import GroupLag
-from ..group.model.checkpoint import Checkpoint
-from ..group.model.state import ReaderGroupState, SegmentState
-from ..group.reader_group import ReaderGroup
-from ..group.starting import ResetTarget
-from ..streams.config import SegmentId, StreamCut
+import readergroup as rg
+
 from .screen import count, out, print_json, say, size, table
 from .session import WrongUsage, session
 from .streams import AsJson, Yes, confirm
 
-commands = typer.Typer(help="Show reader groups, take checkpoints, and reset or delete groups.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
-_JSON_PLACE: Final = TypeAdapter[Checkpoint | dict[str, StreamCut]](Checkpoint | dict[str, StreamCut])
+    from ..group.model.state import SegmentState
+    from ..group.starting import ResetTarget
+
+commands = typer.Typer(help="Show reader groups, take checkpoints, and reset or delete groups.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="GROUP", help="The name of the group.", show_default=False)]
 
@@ -137,13 +135,16 @@ def reset(
     say(f"{group}: continues at {', '.join(map(str, cuts.values()))}")
 
 
-def _reset_target(group: ReaderGroup, text: str) -> ResetTarget:
+def _reset_target(group: rg.ReaderGroup, text: str) -> ResetTarget:
     match text:
         case "head" | "tail":
             return text
     if text.startswith("{"):
+        from pydantic import TypeAdapter, ValidationError
+
+        place = TypeAdapter[rg.Checkpoint | dict[str, rg.StreamCut]](rg.Checkpoint | dict[str, rg.StreamCut])
         try:
-            return _JSON_PLACE.validate_json(text)
+            return place.validate_json(text)
         except ValidationError as error:
             raise WrongUsage(
                 "the JSON is neither a checkpoint nor cuts by stream; use cuts as 'group describe --json' prints them"
@@ -170,7 +171,7 @@ def delete(context: typer.Context, group: Name, yes: Yes = False) -> None:
     say(f"{group}: deleted")
 
 
-def lag_table(lag: GroupLag) -> RenderableType:
+def lag_table(lag: rg.GroupLag) -> RenderableType:
     """Return a table with a row for each segment that is not read to its end."""
     rows = [
         (segment, each.owner or "-", f"{each.events:,}", size(each.bytes), f"{each.seconds:,.1f}")
@@ -180,11 +181,11 @@ def lag_table(lag: GroupLag) -> RenderableType:
     return table("segment", "reader", *numbers, numbers=numbers, rows=rows)
 
 
-def _totals(lag: GroupLag) -> dict[str, float]:
+def _totals(lag: rg.GroupLag) -> dict[str, float]:
     return {"events": lag.events, "bytes": lag.bytes, "seconds": lag.seconds}
 
 
-def _summary(name: str, state: ReaderGroupState) -> dict[str, object]:
+def _summary(name: str, state: rg.ReaderGroupState) -> dict[str, object]:
     return {
         "group": name,
         "streams": list(state.config.streams),
@@ -195,7 +196,7 @@ def _summary(name: str, state: ReaderGroupState) -> dict[str, object]:
     }
 
 
-def _describe(segment: SegmentId, found: SegmentState) -> dict[str, object]:
+def _describe(segment: rg.SegmentId, found: SegmentState) -> dict[str, object]:
     return {"owner": found.owner, "fencing_token": found.token, "target": found.target, "is": _condition(found)}
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from notifications import Notification
-from synchronizer import InvalidArgumentError, Revision
+import readergroup as rg
 from synchronizer.threads.flag import Flag
 
 from .groups import Name
@@ -16,6 +14,9 @@ from .screen import out, print_json, say
 from .session import WrongUsage, ended_by_signal, session
 from .streams import AsJson
 from .watching import gap_words, words
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _TIME_WIDTH = len("2026-01-31 23:59:59")
 
@@ -58,15 +59,17 @@ def notifications(
         say(f"Nothing is recorded for {group}. A process records notifications after it calls record_notifications().")
 
 
-def _revision(text: str | None) -> Revision | None:
+def _revision(text: str | None) -> rg.Revision | None:
     try:
-        return None if text is None else Revision.parse(text)
-    except InvalidArgumentError as error:
+        return None if text is None else rg.Revision.parse(text)
+    except rg.InvalidArgumentError as error:
         raise WrongUsage(str(error)) from error
 
 
-def _row(notification: Notification) -> Table:
+def _row(notification: rg.Notification) -> Table:
     """Return a row with the time, the revision and the notification, folded if it is long."""
+    from rich.table import Table
+
     row = Table.grid(padding=(0, 2))
     row.add_column(width=_TIME_WIDTH)
     row.add_column(min_width=8, justify="right", no_wrap=True)

@@ -10,13 +10,8 @@ from typing import Annotated, Final
 
 import typer
 
-from synchronizer import NotFoundError, TruncatedError
+import readergroup as rg
 
-from ..client import Client
-from ..errors import EndOfDataError
-from ..group.reader import Reader
-from ..group.reader_group import ReaderGroup
-from ..streams.event import Event, EventBatch
 from .screen import count, progress, warn
 from .session import Interruption, WrongUsage, check_not_negative, ended_by_signal, session
 from .streams import Name
@@ -51,7 +46,7 @@ def read(
         found = _group(client, stream, group)
         if limit == 0:
             return
-        readers: list[Reader[bytes]] = []  # a signal may come while the reader joins the group
+        readers: list[rg.Reader[bytes]] = []  # a signal may come while the reader joins the group
 
         def stop() -> None:
             for each in readers:
@@ -69,15 +64,15 @@ def read(
 
 
 def _batches(
-    reader: Reader[bytes], group: ReaderGroup, interruption: Interruption, *, follow: bool, limit: int | None
-) -> Iterator[EventBatch[bytes]]:
+    reader: rg.Reader[bytes], group: rg.ReaderGroup, interruption: Interruption, *, follow: bool, limit: int | None
+) -> Iterator[rg.EventBatch[bytes]]:
     left = limit
     while not interruption.came and (left is None or left > 0):
         try:
             batch = reader.read_batch(_BATCH if left is None else min(_BATCH, left), timeout=_LOOK_SECONDS)
-        except EndOfDataError:
+        except rg.EndOfDataError:
             return
-        except TruncatedError as error:
+        except rg.TruncatedError as error:
             warn(str(error))
             continue
         if batch:
@@ -87,13 +82,13 @@ def _batches(
             return
 
 
-def _print(batch: EventBatch[bytes], line_of: Callable[[Event[bytes]], bytes]) -> None:
+def _print(batch: rg.EventBatch[bytes], line_of: Callable[[rg.Event[bytes]], bytes]) -> None:
     # Flush before the batch counts as processed: events that could not be printed are read again.
     sys.stdout.buffer.writelines(line_of(event) for event in batch)
     sys.stdout.buffer.flush()
 
 
-def _nothing_left(reader: Reader[bytes], group: ReaderGroup) -> bool:
+def _nothing_left(reader: rg.Reader[bytes], group: rg.ReaderGroup) -> bool:
     """Whether this reader has no events left to read now."""
     reader.commit()
     lags = group.lag().segments
@@ -105,11 +100,11 @@ def _nothing_left(reader: Reader[bytes], group: ReaderGroup) -> bool:
     )
 
 
-def _raw_line(event: Event[bytes]) -> bytes:
+def _raw_line(event: rg.Event[bytes]) -> bytes:
     return event.raw + b"\n"
 
 
-def _json_line(event: Event[bytes]) -> bytes:
+def _json_line(event: rg.Event[bytes]) -> bytes:
     found: dict[str, object] = {
         "pointer": str(event.pointer),
         "segment": event.segment,
@@ -132,10 +127,10 @@ def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-def _group(client: Client, stream: str, name: str) -> ReaderGroup:
+def _group(client: rg.Client, stream: str, name: str) -> rg.ReaderGroup:
     try:
         group = client.groups.get(name)
-    except NotFoundError:
+    except rg.NotFoundError:
         return client.groups.create(name, streams=[stream])
     if group.config.streams != (stream,):
         streams = ", ".join(group.config.streams)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
+import readergroup as rg
+
 from ..streams.data.block import Headers
-from ..streams.event import EventBatch
 
 
 class ImportedRecord(NamedTuple):
@@ -20,7 +21,7 @@ class ImportedRecord(NamedTuple):
 class Sink(Protocol):
     """The target of an export."""
 
-    def write(self, batch: EventBatch[bytes]) -> None: ...
+    def write(self, batch: rg.EventBatch[bytes]) -> None: ...
 
 
 class Records(Protocol):

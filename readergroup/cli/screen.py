@@ -6,21 +6,15 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from pydantic import BaseModel
-from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
-from rich.segment import Segment
-from rich.table import Table
+if TYPE_CHECKING:  # each function loads what it prints with
+    from rich.console import Console, RenderableType
+    from rich.progress import ProgressColumn
 
 #: Without a terminal, lines are not wrapped.
 _PIPE_WIDTH: Final = 1000
 _MOST_FOLDED_ROWS: Final = 500
-_GAP: Final = "   "
 
 
 def out() -> Console:
@@ -29,6 +23,8 @@ def out() -> Console:
 
 
 def _console(*, stderr: bool) -> Console:
+    from rich.console import Console
+
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return Console(stderr=stderr, highlight=False, markup=False, width=None if terminal else _PIPE_WIDTH)
 
@@ -48,7 +44,12 @@ def table(*columns: str, numbers: Sequence[str] = (), rows: Iterable[Sequence[st
     """
     given = list(rows)
     if len(given) > _MOST_FOLDED_ROWS:
-        return _LongTable(columns, numbers, given)
+        from .long_table import LongTable
+
+        return LongTable(columns, numbers, given)
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
         if column in numbers:
@@ -60,34 +61,14 @@ def table(*columns: str, numbers: Sequence[str] = (), rows: Iterable[Sequence[st
     return made
 
 
-class _LongTable:
-    """A table of many rows, which looks like a `rich.table.Table` that is wide enough."""
-
-    def __init__(self, columns: Sequence[str], numbers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        self._widths = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]
-        self._is_number = [column in numbers for column in columns]
-        self._columns = columns
-        self._rows = rows
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
-        yield Segment(f"{self._line(self._columns)}\n", console.get_style("table.header"))
-        yield Segment("─" * (sum(self._widths) + len(_GAP) * (len(self._widths) - 1)) + "\n")
-        yield Segment("".join([f"{self._line(row)}\n" for row in self._rows]))
-
-    def _line(self, row: Sequence[str]) -> str:
-        cells = [
-            " " * (width - cell_len(cell)) + cell if is_number else cell + " " * (width - cell_len(cell))
-            for cell, width, is_number in zip(row, self._widths, self._is_number, strict=True)
-        ]
-        return _GAP.join(cells)
-
-
 def print_json(value: object) -> None:
     """Print one JSON document on one line, with models in their JSON form."""
     print(json.dumps(value, default=_json_form, ensure_ascii=False, separators=(", ", ": ")))
 
 
 def _json_form(value: object) -> Any:
+    from pydantic import BaseModel
+
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     raise TypeError(f"{type(value).__name__} has no JSON form")
@@ -100,6 +81,8 @@ def count(number: int, unit: str) -> str:
 
 def size(number_of_bytes: int) -> str:
     """Return a size such as ``1.2 MB``."""
+    from rich.filesize import decimal
+
     return decimal(number_of_bytes)
 
 
@@ -115,6 +98,8 @@ def progress(title: str, total: int | None, *, hidden: bool = False) -> Iterator
     if hidden or not sys.stderr.isatty():
         yield lambda step, so_far: None
         return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     columns: list[ProgressColumn] = [
         TextColumn("{task.description}"),
         BarColumn(),

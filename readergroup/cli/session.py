@@ -18,10 +18,10 @@ from typing import Any, Final
 import typer
 from typer.core import TyperGroup
 
+import readergroup as rg
 from synchronizer import NotFoundError, ReaderGroupError, SegmentStore, open_store
 from synchronizer.threads.background import BackgroundThread
 
-from ..client import Client
 from .screen import warn
 
 USAGE_ERROR: Final = 2
@@ -63,7 +63,7 @@ class Session:
     url: str | None
 
     @contextmanager
-    def connect(self, *, may_create: bool = False) -> Iterator[Client]:
+    def connect(self, *, may_create: bool = False) -> Iterator[rg.Client]:
         """Provide a client of the given store. Refuse a store that would end with this command.
 
         Create no store unless ``may_create``, so that a misspelt address leaves nothing behind.
@@ -75,7 +75,7 @@ class Session:
                 raise WrongUsage(
                     "a store in memory ends with the command; use a durable store, such as sqlite:///shop.db"
                 )
-            with Client(store) as client:
+            with rg.Client(store) as client:
                 yield client
 
     def _open(self, url: str, may_create: bool) -> SegmentStore:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
-from pydantic import ValidationError
 
-from synchronizer.configuration import reasons
+import readergroup as rg
 
-from ..errors import StreamBeingCopiedError
-from ..streams.config import ScalingPolicy, SegmentId, StreamCut, StreamInfo, number_of
-from ..streams.state import StreamState
 from .screen import count, out, print_json, say, size, table
 from .session import WrongUsage, session
+
+if TYPE_CHECKING:
+    from ..streams.state import StreamState
 
 commands = typer.Typer(
     help="Create, show, scale, seal, truncate, copy, export, import and delete streams.", no_args_is_help=True
@@ -43,7 +42,7 @@ def create(
 ) -> None:
     """Create a stream. If it exists with this number of segments, nothing changes."""
     with session(context).connect(may_create=True) as client:
-        show_change(client.streams.create(stream, scaling=ScalingPolicy.fixed(segments)), as_json)
+        show_change(client.streams.create(stream, scaling=rg.ScalingPolicy.fixed(segments)), as_json)
 
 
 @commands.command(name="list")
@@ -86,7 +85,7 @@ def info(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
         rows.append((segment, str(keys), f"{starts:,}", f"{ends:,}", size(ends - starts)))
     numbers = ("starts at", "ends at", "size")
     out().print(table("segment", "keys", *numbers, numbers=numbers, rows=rows))
-    earlier = sorted(set(found.head.offsets) - set(found.segments), key=number_of)
+    earlier = sorted(set(found.head.offsets) - set(found.segments), key=_number_of)
     if earlier:
         say(f"\nThe data at the head starts in earlier segments: {_places(found.head, earlier)}.")
 
@@ -139,14 +138,14 @@ def truncate(
     if as_json:
         print_json(found)
     else:
-        say(f"{found.name}: data starts at {_places(found.head, sorted(found.head.offsets, key=number_of))}")
+        say(f"{found.name}: data starts at {_places(found.head, sorted(found.head.offsets, key=_number_of))}")
 
 
 @commands.command()
 def delete(context: typer.Context, stream: Name, yes: Yes = False) -> None:
     """Delete a stream and its data, permanently. Asks for confirmation on a terminal."""
     with session(context).connect() as client:
-        with suppress(StreamBeingCopiedError):  # deletion discards an unfinished copy
+        with suppress(rg.StreamBeingCopiedError):  # deletion discards an unfinished copy
             client.streams.info(stream)
         confirm(f"Delete the stream {stream} and all its data?", yes)
         client.streams.delete(stream)
@@ -159,20 +158,26 @@ def confirm(question: str, yes: bool) -> None:
         typer.confirm(question, abort=True, err=True)
 
 
-def show_change(found: StreamInfo, as_json: bool) -> None:
+def show_change(found: rg.StreamInfo, as_json: bool) -> None:
     """Print the present form of a stream on one line."""
     if as_json:
         print_json(found)
         return
-    segments = ", ".join(str(number_of(segment)) for segment in found.segments)
+    segments = ", ".join(str(_number_of(segment)) for segment in found.segments)
     say(f"{found.name}: {count(len(found.segments), 'segment')} ({segments}), epoch {found.epoch}, {_condition(found)}")
 
 
-def _condition(found: StreamInfo | StreamState) -> str:
+def _number_of(segment: rg.SegmentId) -> int:
+    from ..streams.config import number_of
+
+    return number_of(segment)
+
+
+def _condition(found: rg.StreamInfo | StreamState) -> str:
     return "sealed" if found.sealed else "open"
 
 
-def _places(cut: StreamCut, segments: list[SegmentId]) -> str:
+def _places(cut: rg.StreamCut, segments: list[rg.SegmentId]) -> str:
     return ", ".join(f"{segment} at {cut.offsets[segment]:,}" for segment in segments)
 
 
@@ -183,7 +188,7 @@ def _numbers(given: list[str]) -> list[int]:
     return [int(part) for part in parts]
 
 
-def parse_place(text: str | None) -> StreamCut | Literal["head", "tail"] | None:
+def parse_place(text: str | None) -> rg.StreamCut | Literal["head", "tail"] | None:
     """Parse the value of an option for a cut."""
     match text:
         case None | "head" | "tail":
@@ -191,8 +196,12 @@ def parse_place(text: str | None) -> StreamCut | Literal["head", "tail"] | None:
     return parse_cut(text)
 
 
-def parse_cut(text: str) -> StreamCut:
+def parse_cut(text: str) -> rg.StreamCut:
+    from pydantic import ValidationError
+
+    from synchronizer.configuration import reasons
+
     try:
-        return StreamCut.model_validate_json(sys.stdin.read() if text == "-" else text)
+        return rg.StreamCut.model_validate_json(sys.stdin.read() if text == "-" else text)
     except ValidationError as error:
         raise WrongUsage(f"this is not a cut; use JSON as 'stream info --json' prints it: {reasons(error)}") from error

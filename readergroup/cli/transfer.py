@@ -13,7 +13,8 @@ from typing import Annotated, BinaryIO, Final
 
 import typer
 
-from ..streams.writing.writer import EventWriter
+import readergroup as rg
+
 from .formats import Format, format_of, records, sink
 from .records import Records
 from .screen import Advance, count, print_json, progress, say, size
@@ -197,7 +198,7 @@ def import_events(
         say(f"{stream}: {count(events, 'event')} imported")
 
 
-def _import(writer: EventWriter[bytes], found: Records, skip: int, advance: Advance) -> int:
+def _import(writer: rg.EventWriter[bytes], found: Records, skip: int, advance: Advance) -> int:
     reading = iter(found)
     number = position = 0
     try:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import typer
-from rich.console import Group, RenderableType
-from rich.live import Live
 
-from notifications import Notification
+import readergroup as rg
 from synchronizer import ReaderGroupError
-from synchronizer.liveness.lease import LeaseObserver, read_leases
 
-from ..group.lag import GroupLag
-from ..group.notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
-from ..group.reader_group import ReaderGroup
-from ..record.entries import LagSample
 from .groups import Name, lag_table
 from .screen import count, out, print_json, size
 from .session import ended_by_signal, session
 from .streams import AsJson
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from synchronizer.liveness.lease import LeaseObserver
 
 #: How often the lag is checked. Notifications arrive at once.
 _LOOK_SECONDS: Final = 1.0
@@ -50,13 +48,13 @@ class _Heard:
 
     def __init__(self) -> None:
         # A queue that is safe in signal handlers; None marks the end.
-        self._queue: SimpleQueue[Notification | None] = SimpleQueue()
+        self._queue: SimpleQueue[rg.Notification | None] = SimpleQueue()
         self.put = self._queue.put
 
     def stop(self) -> None:
         self._queue.put(None)
 
-    def take(self) -> list[Notification] | None:
+    def take(self) -> list[rg.Notification] | None:
         """Return the notifications that arrive within a moment; None at the end."""
         taken = []
         try:
@@ -87,7 +85,11 @@ def _print_lines(heard: _Heard) -> None:
             return
 
 
-def _show_live(group: ReaderGroup, heard: _Heard) -> None:
+def _show_live(group: rg.ReaderGroup, heard: _Heard) -> None:
+    from rich.live import Live
+
+    from synchronizer.liveness.lease import LeaseObserver
+
     leases = LeaseObserver()
     with Live(_picture(group, leases), console=out(), auto_refresh=False) as live:
         while (taken := heard.take()) is not None:
@@ -98,23 +100,27 @@ def _show_live(group: ReaderGroup, heard: _Heard) -> None:
                 return
 
 
-def _ended(taken: list[Notification]) -> bool:
-    return any(isinstance(notification, EndOfDataNotification) for notification in taken)
+def _ended(taken: list[rg.Notification]) -> bool:
+    return any(isinstance(notification, rg.EndOfDataNotification) for notification in taken)
 
 
-def _picture(group: ReaderGroup, leases: LeaseObserver) -> RenderableType:
+def _picture(group: rg.ReaderGroup, leases: LeaseObserver) -> RenderableType:
     try:
         lag = group.lag()
         silent = _silent(group, leases)
     except ReaderGroupError as error:
         return str(error)
+    from rich.console import Group
+
     readers = count(group.state.number_of_readers, "reader")
     without = f" (lease expired: {', '.join(silent)})" if silent else ""
     return Group("", lag_table(lag), f"\n{group.name}: {readers}{without}, {behind(lag)}")
 
 
-def _silent(group: ReaderGroup, leases: LeaseObserver) -> list[str]:
+def _silent(group: rg.ReaderGroup, leases: LeaseObserver) -> list[str]:
     """Return the readers whose lease has expired: a group without live readers never declares them dead."""
+    from synchronizer.liveness.lease import read_leases
+
     state, synchronizer = group.state, group.synchronizer
     with_lease = {reader: found for reader, found in state.readers.items() if found.lease is not None}
     asked_at = synchronizer.clock.monotonic()
@@ -124,26 +130,26 @@ def _silent(group: ReaderGroup, leases: LeaseObserver) -> list[str]:
     return sorted(leases.observe(now, with_lease, values, timeout_seconds, renewed_at=now, asked_at=asked_at))
 
 
-def behind(lag: GroupLag | LagSample) -> str:
+def behind(lag: rg.GroupLag | rg.LagSample) -> str:
     return f"{count(lag.events, 'event')} behind ({size(lag.bytes)}, {lag.seconds:,.1f} s)"
 
 
-def line_of(notification: Notification) -> str:
+def line_of(notification: rg.Notification) -> str:
     """Return a notification on one line, for people."""
     at = notification.seen_at.astimezone().strftime("%H:%M:%S")
     return f"{at}  {words(notification)}{gap_words(notification)}"
 
 
-def gap_words(notification: Notification) -> str:
+def gap_words(notification: rg.Notification) -> str:
     return "  (some earlier changes are missing)" if notification.gap else ""
 
 
-def words(notification: Notification) -> str:
+def words(notification: rg.Notification) -> str:
     match notification:
-        case SegmentNotification():
+        case rg.SegmentNotification():
             segments = f" ({', '.join(notification.segments)})" if notification.segments else ""
             return f"segments: {notification.number_of_segments:,} to read{segments}"
-        case ReaderNotification():
+        case rg.ReaderNotification():
             changes = [f"{reader} joined" for reader in notification.joined]
             changes += [
                 f"{reader} {'was declared dead' if reader in notification.dead else 'left'}"
@@ -151,9 +157,9 @@ def words(notification: Notification) -> str:
             ]
             there = f"{len(notification.readers):,} in the group"
             return f"readers: {', '.join([*changes, there])}"
-        case EndOfDataNotification():
+        case rg.EndOfDataNotification():
             return f"end of data: {'; '.join(map(str, notification.cuts.values()))}"
-        case LagSample():
+        case rg.LagSample():
             return f"lag: {behind(notification)}"
         case _:
             return f"{type(notification).__name__}: {notification.cause}"

@@ -13,8 +13,9 @@ from typing import Annotated, BinaryIO, Final
 
 import typer
 
+import readergroup as rg
+
 from ..streams.data.block import MAX_EVENT_BYTES
-from ..streams.writing.writer import EventWriter
 from .screen import Advance, count, print_json, progress, say
 from .session import Failed, session
 from .streams import AsJson, Name
@@ -54,7 +55,7 @@ def write(
         say(f"{stream}: {count(lines, 'event')} written")
 
 
-def _write_lines(writer: EventWriter[bytes], source: BinaryIO, key_of: KeyOf, advance: Advance) -> tuple[int, int]:
+def _write_lines(writer: rg.EventWriter[bytes], source: BinaryIO, key_of: KeyOf, advance: Advance) -> tuple[int, int]:
     number = size = done = 0
     for number, line in enumerate(_lines(source), 1):
         if len(line) > MAX_EVENT_BYTES:

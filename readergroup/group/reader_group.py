@@ -7,7 +7,8 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal, Protocol, TypeVar, overload
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 from weakref import WeakSet
 
 from pydantic import BaseModel, ConfigDict
@@ -20,22 +21,12 @@ from synchronizer import (
 )
 from synchronizer.arguments import check_type
 from synchronizer.clock import is_manual
+from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import step_each
 
-from ..record.record import NotificationRecord
-from ..record.recorder import (
-    DEFAULT_LAG_INTERVAL_SECONDS,
-    DEFAULT_RETENTION_BYTES,
-    DEFAULT_RETENTION_SECONDS,
-    NotificationRecording,
-)
-from ..scaling.autoscale import Autoscaling, Callback
-from ..scaling.policy import ReaderScalingPolicy, ScalingDecision
-from ..scaling.pool import ReaderPool
-from ..scaling.retry import RetryPolicy
+from ..record import defaults
+from ..scaling.handlers import HandleBatch, HandleEvent
 from ..scaling.scaled_group import PoolClient
-from ..scaling.scaler import Scaler
-from ..scaling.worker import HandleBatch, HandleEvent
 from ..streams.config import SegmentId, StreamCut, check_name
 from ..streams.event import Position
 from ..streams.serializers import Serializer, serializer_or_bytes
@@ -51,6 +42,15 @@ from .notifiers import CheckpointNotifier, EndOfDataNotifier, ReaderNotifier, Se
 from .reader import Reader
 from .starting import ResetTarget, reset
 from .updater import GroupUpdater
+
+if TYPE_CHECKING:  # each method loads what it starts
+    from ..record.record import NotificationRecord
+    from ..record.recorder import NotificationRecording
+    from ..scaling.autoscale import Autoscaling, Callback
+    from ..scaling.policy import ReaderScalingPolicy, ScalingDecision
+    from ..scaling.pool import ReaderPool
+    from ..scaling.retry import RetryPolicy
+    from ..scaling.scaler import Scaler
 
 T = TypeVar("T")
 
@@ -102,9 +102,6 @@ class ReaderGroup:
         self.end_of_data_notifier = EndOfDataNotifier(synchronizer, source=name)
         self.reader_notifier = ReaderNotifier(synchronizer, source=name)
         self.checkpoint_notifier = CheckpointNotifier(synchronizer, source=name)
-        self.notification_record = NotificationRecord(
-            synchronizer.store, group=name, log=synchronizer.segment, clock=synchronizer.clock, timeout=client.timeout
-        )
 
     # ------------------------------------------------------------------ reading
 
@@ -234,6 +231,9 @@ class ReaderGroup:
             InvalidArgumentError: A handler is an ``async def``.
             ClosedError: The client is closed.
         """
+        with loading():
+            from ..scaling.pool import ReaderPool
+
         pool = ReaderPool(
             self._client,
             self,
@@ -258,6 +258,9 @@ class ReaderGroup:
         Args:
             policy: Decides the desired number of readers.
         """
+        with loading():
+            from ..scaling.autoscale import Autoscaling
+            from ..scaling.policy import ReaderScalingPolicy
 
         check_type(policy, ReaderScalingPolicy, "policy")
 
@@ -270,6 +273,10 @@ class ReaderGroup:
 
     def scaling_decision(self, policy: ReaderScalingPolicy) -> ScalingDecision:
         """Return how many readers the group should have now. Calls with one policy share a history, in one process."""
+        with loading():
+            from ..scaling.policy import ReaderScalingPolicy
+            from ..scaling.scaler import Scaler
+
         check_type(policy, ReaderScalingPolicy, "policy")
         with self._lock:
             scaler = self._scalers.setdefault(policy, Scaler(self, policy))
@@ -285,12 +292,26 @@ class ReaderGroup:
 
     # ------------------------------------------------------------------ notifications
 
+    @cached_property
+    def notification_record(self) -> NotificationRecord:
+        """The recorded notifications of the group. `record_notifications` records them."""
+        with loading():
+            from ..record.record import NotificationRecord
+
+        return NotificationRecord(
+            self.synchronizer.store,
+            group=self.name,
+            log=self.synchronizer.segment,
+            clock=self.synchronizer.clock,
+            timeout=self._client.timeout,
+        )
+
     def record_notifications(
         self,
         *,
-        lag_interval_seconds: float | None = DEFAULT_LAG_INTERVAL_SECONDS,
-        retention_seconds: float | None = DEFAULT_RETENTION_SECONDS,
-        retention_bytes: int | None = DEFAULT_RETENTION_BYTES,
+        lag_interval_seconds: float | None = defaults.LAG_INTERVAL_SECONDS,
+        retention_seconds: float | None = defaults.RETENTION_SECONDS,
+        retention_bytes: int | None = defaults.RETENTION_BYTES,
     ) -> NotificationRecording:
         """Record the group's notifications in `notification_record`, until ``close`` of the returned object.
 
@@ -305,6 +326,9 @@ class ReaderGroup:
         Raises:
             ClosedError: The client is closed.
         """
+        with loading():
+            from ..record.recorder import NotificationRecording
+
         recording = NotificationRecording(
             self,
             self._updater,

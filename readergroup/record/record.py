@@ -19,6 +19,7 @@ from synchronizer import (
 from synchronizer.arguments import check_type
 from synchronizer.backoff import Backoff
 from synchronizer.threads.flag import Flag
+from synchronizer.threads.loading import loading
 
 from ..streams.data.segment_reader import SegmentReader
 from .entries import LIFE, RecordRange, decode_notification, record_segment
@@ -117,13 +118,15 @@ class NotificationRecord:
         Raises:
             UnsupportedError: The extra ``arrow`` is not installed.
         """
-        from . import arrow
+        with loading():
+            from . import arrow
 
         return arrow.record_batches(self._entries(start))
 
     def table(self, start: Revision | None = None) -> pyarrow.Table:
         """Return `record_batches` as one table, the input of the functions in `readergroup.record.analyses`."""
-        from . import arrow
+        with loading():
+            from . import arrow
 
         return arrow.table(self._entries(start))
 

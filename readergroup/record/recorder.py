@@ -51,9 +51,6 @@ from .entries import LIFE, LagSample, encode_entry, encode_notification, microse
 #: The attribute of the record's segment with the last recorded revision and the number of lag samples.
 RECORDED: Final = "recorded"
 POLL_SECONDS: Final = 2.0
-DEFAULT_LAG_INTERVAL_SECONDS: Final = 60.0
-DEFAULT_RETENTION_SECONDS: Final = 30 * 24 * 3600.0
-DEFAULT_RETENTION_BYTES: Final = 64 * 1024 * 1024
 #: A process that sees another one sample the lag stands by for this many intervals. The other one continues meanwhile.
 STANDBY: Final = 1.5
 #: How often retention is applied.

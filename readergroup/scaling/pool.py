@@ -33,12 +33,13 @@ from ..errors import ReaderNotInGroupError
 from ..group.model.config import new_reader_id
 from ..group.updater import GroupUpdater
 from ..streams.serializers import Serializer, check_serializer
+from .handlers import HandleBatch, HandleEvent
 from .in_hand import InHand
 from .policy import ReaderScalingPolicy
 from .retry import RetryPolicy
 from .scaled_group import PoolClient, ScaledGroup
 from .scaler import LOOK_SECONDS, Scaler
-from .worker import HandleBatch, HandleEvent, Task
+from .worker import Task
 from .worker_process import Deaths, ProcessWorker, pickled
 from .worker_thread import ThreadWorker
 

@@ -35,7 +35,8 @@ class PoolClient(Protocol):
     """The parts of a client that a pool uses. A worker process has a client of its own and closes it."""
 
     clock: Clock
-    streams: StreamManager
 
+    @property
+    def streams(self) -> StreamManager: ...
     def __enter__(self) -> Self: ...
     def __exit__(self, *exc_info: object) -> None: ...

@@ -20,14 +20,12 @@ from ..group.reader import Reader
 from ..streams.event import Event, EventBatch
 from ..streams.serializers import PydanticSerializer, Serializer
 from ..streams.writing.writer import EventWriter
+from .handlers import HandleBatch, HandleEvent
 from .in_hand import Hand, InHand
 from .retry import DeadLetter, RetryPolicy
 from .scaled_group import PoolClient, ScaledGroup
 
 T = TypeVar("T")
-
-HandleEvent = Callable[[Event[T]], object]
-HandleBatch = Callable[[EventBatch[T]], object]
 
 MAX_BATCH_EVENTS: Final = 1000
 #: How many workers must die over an event before it is set aside: a process may die for other reasons.

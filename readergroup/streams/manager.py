@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 from synchronizer import (
@@ -27,18 +28,22 @@ from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.clock import clock_or_system
 from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 from synchronizer.store import MAX_CREATED
+from synchronizer.threads.loading import loading
 
+from ..closable import Closable
 from ..errors import StreamExistsError
 from .config import ScalingPolicy, StagedName, StreamConfig, StreamCut, StreamInfo, check_stream_name
 from .copy_parts import OnProgress
 from .copying import By, Copies
 from .data.places import Place
 from .data_segments import DataSegments
-from .deletions import Deletions
 from .metadata import StreamMetadata, check_not_replaced
 from .pending import PendingChanges
 from .state import AnnounceSeal, ConfigureStream, CreateStream, StreamState, TruncateStream, new_stream
 from .transactions.finished_keys import FinishedKeys
+
+if TYPE_CHECKING:
+    from .deletions import Deletions
 
 #: How many streams `StreamManager.create_many` creates in one step. Their metadata must fit into it.
 _STREAMS_AT_ONCE: Final = 100
@@ -46,10 +51,6 @@ _STREAMS_AT_ONCE: Final = 100
 
 def _config(scaling: ScalingPolicy | None) -> StreamConfig:
     return StreamConfig() if scaling is None else StreamConfig(scaling=scaling)
-
-
-class Closable(Protocol):
-    def close(self) -> None: ...
 
 
 class StreamManager:
@@ -74,7 +75,8 @@ class StreamManager:
         self.metadata = StreamMetadata(store, self.clock, timeout, state_limit_bytes)
         self._data = DataSegments(self.metadata)
         self._pending = PendingChanges(self.metadata, self._data)
-        self._deletions = Deletions(self.metadata, self._data)
+        self._deletions: Deletions | None = None  # once a stream is deleted
+        self._lock = threading.Lock()
         #: The steps of `copy`, for a caller that copies the parts elsewhere.
         self.copies = Copies(self.metadata, self._data, self._pending)
         #: For transactions.
@@ -301,7 +303,14 @@ class StreamManager:
         The name can be used again. While the store is full, the call first waits half of ``timeout``; if it is
         interrupted then, delete the stream again.
         """
-        self._deletions.delete(name, self.metadata.deadline(timeout))
+        with loading():
+            from .deletions import Deletions  # with the queue, which most processes do not need
+
+        with self._lock:
+            if self._deletions is None:
+                self._deletions = Deletions(self.metadata, self._data)
+            deletions = self._deletions
+        deletions.delete(name, self.metadata.deadline(timeout))
 
     def info(self, name: str, *, timeout: float | None = None) -> StreamInfo:
         """Return a description of the stream as it is now."""
@@ -389,8 +398,10 @@ class StreamManager:
         """Close the writers, and the synchronizers of all streams. Closing twice is no error."""
         if os.getpid() != self._process_id:
             return  # a forked child: what was opened is the parent's
+        deletions = self._deletions
         with ExitStack() as closing:  # closes each, whatever the others raise; in reverse order
             closing.callback(self.metadata.close)
-            closing.callback(self._deletions.close)
+            if deletions is not None:
+                closing.callback(deletions.close)
             for writer in list(self.open_writers):
                 closing.callback(writer.close)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from ..arguments import check_type
 from ..clock import Clock, check_clock
 from ..error_translation import translate_unexpected
 from ..errors import InvalidArgumentError, ReaderGroupError, UnsupportedError
 from ..store import SegmentStore
+from ..threads.loading import loading
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 _EXAMPLES: Final = (
     "'sqlite:///shop.db', 'sqlite:////var/lib/shop.db', 'postgresql://user@host/db', 'nats://host:4222', 'memory://' "
@@ -58,7 +61,8 @@ def open_store(url: str, *, clock: Clock | None = None, must_exist: bool = False
 
 
 def _open_memory(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentStore:
-    from .memory import MemoryStore, named_memory
+    with loading():
+        from .memory import MemoryStore, named_memory
 
     name = _rest(url)
     _refuse_query(name)
@@ -67,7 +71,8 @@ def _open_memory(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentS
 
 def _open_sqlite(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentStore:
     try:
-        from .sqlite.store import SqliteStore
+        with loading():
+            from .sqlite.store import SqliteStore
     except ImportError as error:
         raise UnsupportedError(
             "Python was built without SQLite; install a Python that includes it", driver="sqlite3"
@@ -86,7 +91,8 @@ def _open_sqlite(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentS
 
 def _open_postgres(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentStore:
     try:
-        from .postgres.store import PostgresStore
+        with loading():
+            from .postgres.store import PostgresStore
     except ImportError as error:
         raise _driver_is_missing("psycopg", "postgres") from error
     return PostgresStore(url, clock=clock, must_exist=must_exist)
@@ -94,7 +100,8 @@ def _open_postgres(url: str, *, clock: Clock | None, must_exist: bool) -> Segmen
 
 def _open_nats(url: str, *, clock: Clock | None, must_exist: bool) -> SegmentStore:
     try:
-        from .nats.store import NatsStore
+        with loading():
+            from .nats.store import NatsStore
     except ImportError as error:
         raise _driver_is_missing("nats-py", "nats") from error
     return NatsStore(url, clock=clock, must_exist=must_exist)
@@ -110,6 +117,9 @@ _BUILT_IN: Final[Mapping[str, _Opener]] = {
 
 
 def _added_by_another_distribution(scheme: str) -> _Opener:
+    with loading():
+        from importlib.metadata import entry_points
+
     added = entry_points(group=ENTRY_POINT_GROUP)
     # The rest of the address may contain a password: no message shows it.
     if scheme not in added.names:

@@ -20,7 +20,8 @@ from synchronizer.threads.background import BackgroundThread, survive
 from synchronizer.threads.flag import Flag
 
 from .consumer import BatchHandler, Consumer, Handler, HandlingLatency, QueuedEvent
-from .event_queue import MAX_OUTSTANDING_BYTES, EventQueue
+from .event_queue import EventQueue
+from .limits import MAX_OUTSTANDING_BYTES
 from .retries import Retries
 
 #: The longest single wait for growth; a processor notices `close` after it.

@@ -17,11 +17,10 @@ from synchronizer.store import SegmentStore
 from ...compare_and_set import Cell, Outcome
 from .dead_letters import ENVELOPE_BYTES, DeadEvent, DeadLetters
 from .frames import encode_frame
+from .limits import MAX_OUTSTANDING_BYTES
 from .producer import Backpressure, Extent, QueueProducer
 
 R = TypeVar("R")
-
-MAX_OUTSTANDING_BYTES: Final = 64 * 1024 * 1024
 
 #: The attribute with the role of the consumer. Its payload begins with the offset up to which events are handled.
 CONSUMER: Final = "consumer"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from synchronizer.stores import forking
 from synchronizer.stores.forking import close_own, forks_wait, open_own
 from synchronizer.stores.sqlite.file_lock import FairFileLock, Gate
+from synchronizer.threads import forks
 from tests.synchronizer.stores.sqlite.gates import held
 from tests.waiting import PATIENCE_SECONDS, CallInThread, until
 
@@ -94,7 +94,7 @@ def test_the_forking_thread_itself_may_be_inside() -> None:
 
 
 def test_a_fork_does_not_wait_for_ever_and_the_child_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forking, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(forks, "_PATIENCE_SECONDS", 0.05)
     thread = Inside()
     assert in_a_child(lambda: forks_wait.was_cut) is True
     thread.ended()

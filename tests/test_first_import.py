@@ -1,0 +1,96 @@
+"""A process loads what it uses: not the dependencies, nor the slow modules of Python, of what it does not use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Final
+
+import pytest
+
+#: The dependencies, those of the extras included, and modules of Python that take long to load.
+WATCHED: Final = (
+    "apscheduler", "blinker", "immutables", "isal", "matplotlib", "mmh3", "msgpack", "msgspec", "nats", "notifications",
+    "numpy", "psycopg", "pyarrow", "pydantic", "pyspark", "rich", "typer", "readergroup.client",
+    "asyncio", "ctypes", "http", "multiprocessing", "sqlite3", "ssl", "unittest", "xml",
+)  # fmt: skip
+
+CONNECT: Final = "import readergroup as rg; client = rg.connect('memory://')"
+STREAM: Final = f"{CONNECT}; client.streams.create('shop/orders')"
+GROUP: Final = f"{STREAM}; group = client.groups.create('billing', streams=['shop/orders'])"
+WRITE: Final = "writer = client.writer('shop/orders'); writer.write(b'x'); writer.close()"
+
+#: What a library process loads, by what it does.
+LIBRARY: Final = {
+    "import": ("import readergroup, notifications", "notifications"),
+    "connect": (CONNECT, "msgpack pydantic readergroup.client"),
+    "connect to SQLite": (
+        "import readergroup as rg; rg.connect('sqlite:///x.db').close()",
+        "ctypes msgpack pydantic readergroup.client sqlite3",
+    ),
+    "counter": (f"{CONNECT}; client.counter('visits').add(1)", "msgpack pydantic readergroup.client"),
+    "lock": (f"{CONNECT}; client.lock('report').__enter__()", "mmh3 msgpack pydantic readergroup.client"),
+    "error": ("import readergroup as rg; rg.ReaderGroupError, rg.EndOfDataError", ""),
+    "serializer": ("import readergroup as rg; rg.JsonSerializer()", "msgpack pydantic"),
+    "write": (f"{STREAM}; {WRITE}", "immutables isal mmh3 msgpack multiprocessing pydantic readergroup.client"),
+    "read": (
+        f"{GROUP}; {WRITE}; reader = group.reader(); next(iter(reader)); reader.close()",
+        "blinker immutables isal mmh3 msgpack multiprocessing notifications pydantic readergroup.client",
+    ),
+    "read in bulk": (
+        f"{STREAM}; {WRITE}; list(client.batch.batches(client.batch.segment_ranges('shop/orders')[0]))",
+        "immutables isal mmh3 msgpack multiprocessing pydantic readergroup.client",
+    ),
+    "delete a stream": (
+        f"{STREAM}; client.streams.delete('shop/orders')",
+        "immutables isal mmh3 msgpack pydantic readergroup.client",
+    ),
+}
+
+
+def loaded_by(program: str, *, folder: object) -> list[str]:
+    """The watched modules that a new process loads for ``program``."""
+    counted = f"""
+import sys
+before = set(sys.modules)  # the interpreter itself may have loaded some
+try:
+    exec({program!r}, {{"__name__": "program"}})
+except SystemExit:
+    pass
+print(*sorted(set({WATCHED!r}) & (set(sys.modules) - before)), file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", counted], capture_output=True, text=True, timeout=100, check=False, cwd=str(folder)
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr.splitlines()[-1].split()
+
+
+@pytest.mark.parametrize("does", LIBRARY)
+def test_a_process_loads_only_what_it_uses(does: str, tmp_path: object) -> None:
+    program, loaded = LIBRARY[does]
+    assert loaded_by(program, folder=tmp_path) == loaded.split()
+
+
+def test_the_first_listener_loads_the_scheduler_and_no_later_step_does(tmp_path: object) -> None:
+    before = loaded_by(GROUP, folder=tmp_path)
+    after = loaded_by(f"{GROUP}; group.segment_notifier.wait()", folder=tmp_path)
+    assert "apscheduler" not in before and "apscheduler" in after
+
+
+@pytest.mark.parametrize("words", ["--help", "stream --help", "group checkpoint --help", "config get"])
+def test_the_help_of_a_command_loads_no_client(words: str, tmp_path: object) -> None:
+    """Typer itself loads rich, and since 0.29 pydantic for some options."""
+    program = f"import sys; sys.argv = ['readergroup', *{words.split()!r}]; from readergroup.cli import main; main()"
+    found = loaded_by(program, folder=tmp_path)
+    assert "typer" in found
+    assert {*found} <= {"isal", "mmh3", "msgpack", "pydantic", "rich", "typer"}
+
+
+def test_a_command_that_prints_plain_text_does_not_load_rich(tmp_path: object) -> None:
+    program = (
+        "import sys; sys.argv = 'readergroup --url sqlite:///x.db config put shop size 5'.split()\n"
+        "from readergroup.cli import main; main()"
+    )
+    found = loaded_by(program, folder=tmp_path)
+    assert "rich" not in found and "isal" in found and {"notifications", "apscheduler", "blinker"}.isdisjoint(found)
