@@ -11,6 +11,7 @@ from rich.console import Console
 
 from tests.servers.unavailable import ServerUnavailable
 
+from .appending import append_together
 from .bulk import bulk
 from .copying import copy
 from .figure import Measured, Result, Skipped, as_json, show
@@ -41,6 +42,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "spark-plain": spark_plain,
     "share": share,
     "write": write,
+    "append-together": append_together,
     "update": update,
     "contend": contend,
     "recipes": recipes,
@@ -62,6 +64,7 @@ ON_SERVERS: Final = (
     "spark-plain",
     "share",
     "write",
+    "append-together",
     "update",
     "contend",
     "name",

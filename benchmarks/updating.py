@@ -126,15 +126,24 @@ def _appender(store: SegmentStore, entry: bytes) -> Callable[[], None]:
 
 def contend(store: Store) -> Iterator[Result]:
     """Eight processes that all update one state as fast as they can."""
-    shares, fairness, rates = [], [], []
+    shares, fairness, rates, alone = [], [], [], []
     for _ in range(CONTENTION_ROUNDS):
         with store.fresh() as url, rg.connect(url) as client:
-            counts = _contend(client)
+            counts = _contend(client, PROCESSES)
+        with store.fresh() as url, rg.connect(url) as client:
+            alone.append(_contend(client, 1)[0][0] / CONTENTION_SECONDS)
         successes = [done for done, _ in counts]
         shares.append(sum(successes) / sum(attempts for _, attempts in counts))
         fairness.append(min(successes) / mean(successes))
         rates.append(sum(successes) / CONTENTION_SECONDS)
     together = f"together {median(rates):,.0f} updates/s"
+    yield Figure(
+        what=f"{PROCESSES} processes on one state: updates a second, vs. one process alone",
+        value=median(rate / one for rate, one in zip(rates, alone, strict=True)) * 100,
+        unit="%",
+        target=60,
+        beside=f"{together}; one alone {median(alone):,.0f}/s",
+    )
     yield Figure(
         what=f"{PROCESSES} processes on one state: attempts that succeed",
         value=median(shares) * 100,
@@ -151,12 +160,12 @@ def contend(store: Store) -> Iterator[Result]:
     )
 
 
-def _contend(client: rg.Client) -> list[tuple[int, int]]:
-    start, results = SPAWN.Barrier(PROCESSES), SPAWN.Queue()
+def _contend(client: rg.Client, processes: int) -> list[tuple[int, int]]:
+    start, results = SPAWN.Barrier(processes), SPAWN.Queue()
     with ExitStack() as running:
-        for _ in range(PROCESSES):
+        for _ in range(processes):
             running.enter_context(process(_contender, client, start, results))
-        return [results.get(timeout=60) for _ in range(PROCESSES)]
+        return [results.get(timeout=60) for _ in range(processes)]
 
 
 def _contender(client: rg.Client, start: Barrier, results: Queue[Any]) -> None:
