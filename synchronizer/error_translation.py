@@ -48,6 +48,15 @@ def translate_unexpected(error: Exception, url: str) -> ReaderGroupError:
     return result
 
 
+def raise_interrupt_in(error: Exception) -> None:
+    """Raise the interrupt that ``error`` wraps, if there is one.
+
+    pydantic wraps whatever is raised in a serializer written in Python, also the KeyboardInterrupt of a signal handler.
+    """
+    if error.__cause__ is not None and not isinstance(error.__cause__, Exception):
+        raise error.__cause__
+
+
 def _guarded(verb: Verb, unknown: Callable[[BaseException], object] | None = None) -> Verb:
     """Return the verb with unexpected errors translated: it raises them, or returns what ``unknown`` makes of them."""
 

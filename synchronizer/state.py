@@ -13,6 +13,7 @@ from pydantic_core import PydanticSerializationError
 
 from .arguments import check_class
 from .callables import check_callable
+from .error_translation import raise_interrupt_in
 from .errors import CorruptStateError, InvalidArgumentError, UnknownUpdateError
 from .log.entries import Revision
 
@@ -248,7 +249,11 @@ def _written_by_a_newer_release(kind: object) -> UnknownUpdateError:
 def _fields(model: BaseModel) -> dict[str, Any]:
     # Like model_dump, whose handling of arguments takes three times as long. A value of another type than its field's
     # is refused when it is read back; pydantic would only warn.
-    fields: dict[str, Any] = model.__pydantic_serializer__.to_python(model, exclude_none=True, warnings=False)
+    try:
+        fields: dict[str, Any] = model.__pydantic_serializer__.to_python(model, exclude_none=True, warnings=False)
+    except PydanticSerializationError as error:
+        raise_interrupt_in(error)
+        raise
     return fields
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import pytest
+from pydantic import BaseModel, model_serializer
 
 from synchronizer import (
     Append,
@@ -14,14 +15,19 @@ from synchronizer import (
     Guarantees,
     NotFoundError,
     ReaderGroupError,
+    Revision,
     SegmentCopy,
     SegmentInfo,
     SegmentStore,
+    State,
     StoreUnavailableError,
     UnknownOutcome,
+    Update,
     background_errors,
     open_store,
 )
+from synchronizer.recipes.collections.values import ValueCodec
+from synchronizer.state import StateCodec
 
 pytestmark = pytest.mark.unexpected_errors
 
@@ -182,6 +188,35 @@ def test_each_such_error_is_counted() -> None:
     for _ in range(3):
         store.append("s", b"")
     assert [count for kind, count in background_errors().items() if kind.startswith("StrangeError at ")] == [3]
+
+
+class Interrupted(BaseModel):
+    """A value that is being encoded when the signal comes."""
+
+    @model_serializer
+    def fields(self) -> dict[str, object]:
+        raise KeyboardInterrupt
+
+
+class Holder(State):
+    value: Interrupted = Interrupted()
+
+
+class Hold(Update[Holder], tag="hold"):
+    value: Interrupted = Interrupted()
+
+    def apply_to(self, state: Holder, revision: Revision) -> Holder:
+        return state
+
+
+def test_pydantic_hides_no_interrupt() -> None:
+    codec = StateCodec(Holder, [Hold])
+    with pytest.raises(KeyboardInterrupt):
+        codec.encode_updates([Hold()])
+    with pytest.raises(KeyboardInterrupt):
+        codec.encode_snapshot(Holder(), 0)
+    with pytest.raises(KeyboardInterrupt):
+        ValueCodec(Interrupted).encode(Interrupted())
 
 
 def test_a_call_with_arguments_that_the_verb_does_not_have_raises_type_error() -> None:

@@ -18,6 +18,7 @@ import msgpack
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from synchronizer.error_translation import raise_interrupt_in
 from synchronizer.errors import InvalidArgumentError
 
 V = TypeVar("V")
@@ -62,6 +63,7 @@ class ValueCodec(Generic[V]):
             if self._read(data) == checked:
                 return data
         except (TypeError, ValueError, OverflowError, PydanticSerializationError) as error:
+            raise_interrupt_in(error)
             why = reason(error) if isinstance(error, ValidationError) else error
             raise InvalidArgumentError(
                 f"the value cannot be stored: {why}", **facts, found=type(value).__name__
