@@ -8,11 +8,9 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgpack
 from pydantic import BaseModel
-from pydantic_core import PydanticSerializationError
 
 from synchronizer import InvalidArgumentError
 from synchronizer.callables import check_callable, check_returned
-from synchronizer.error_translation import raise_interrupt_in
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -125,11 +123,7 @@ class PydanticSerializer(Generic[M]):
                 takes=self.model.__name__,
                 type=type(value).__name__,
             )
-        try:
-            return value.model_dump_json().encode()
-        except PydanticSerializationError as error:
-            raise_interrupt_in(error)
-            raise
+        return value.model_dump_json().encode()
 
     def loads(self, data: bytes, /) -> M:
         return self.model.model_validate_json(data)

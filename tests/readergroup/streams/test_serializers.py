@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ValidationError, model_serializer
+from pydantic import BaseModel, ValidationError
 
 from readergroup.streams.serializers import BytesSerializer, JsonSerializer, MsgpackSerializer, PydanticSerializer
 from synchronizer import InvalidArgumentError
@@ -72,13 +72,3 @@ def test_what_is_no_json_is_refused_where_it_is_written(value: object) -> None:
 def test_what_is_no_msgpack_is_refused_where_it_is_written(value: object) -> None:
     with pytest.raises(InvalidArgumentError, match="cannot be written as msgpack"):
         MsgpackSerializer().dumps(value)
-
-
-def test_pydantic_hides_no_interrupt() -> None:
-    class Interrupted(BaseModel):
-        @model_serializer
-        def fields(self) -> dict[str, object]:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        PydanticSerializer(Interrupted).dumps(Interrupted())
