@@ -1,0 +1,223 @@
+"""The power fails: what was acknowledged is on the disk, also if another process has committed it.
+
+Processes that append record in one file what they write and flush, and what is acknowledged. The state of the disk
+after a power cut is made from that: what was flushed by then, and of the rest nothing, or any part.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from synchronizer.store import Appended
+from synchronizer.stores.sqlite import commit_slots
+from synchronizer.stores.sqlite import rows as sqlite_rows
+from synchronizer.stores.sqlite.store import SqliteStore
+from tests.places import ROOT
+from tests.waiting import PATIENCE_SECONDS, CallInThread
+
+SHIM: Final = ROOT / "tests" / "servers" / "recorded_writes.c"
+#: kind, file, offset, length of the data that follow
+ENTRY: Final = struct.Struct("<cc6xQQ")
+WRITERS: Final = 4
+DATABASE, LOG = b"d", b"w"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("recording what a process writes takes Linux and a C compiler")
+    library = tmp_path_factory.mktemp("library") / "recorded_writes.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SHIM], check=True)
+    return library
+
+
+class Entry(NamedTuple):
+    """``kind``: w(rite), t(runcation), b(egin) and e(nd) of a flush, a(cknowledgement), or s(een) length."""
+
+    kind: bytes
+    file: bytes
+    offset: int
+    data: bytes
+
+
+def read_entries(path: Path) -> Iterator[Entry]:
+    recorded = path.read_bytes()
+    at = 0
+    while at < len(recorded):
+        kind, file, offset, length = ENTRY.unpack_from(recorded, at)
+        at += ENTRY.size
+        yield Entry(kind, file, offset, recorded[at : at + length])
+        at += length
+
+
+@pytest.mark.parametrize(
+    ("appends", "cuts"), [(60, 40), pytest.param(1500, 1000, marks=pytest.mark.broad)], ids=["few", "many"]
+)
+def test_what_was_acknowledged_survives_a_power_cut(appends: int, cuts: int, library: Path, tmp_path: Path) -> None:
+    path, recorded = tmp_path / "store.db", tmp_path / "recorded"
+    with SqliteStore(str(path)) as store:
+        for segment in ("s", "unread"):
+            store.create(segment)
+    empty = path.read_bytes()
+    environment = {**os.environ, "LD_PRELOAD": str(library), "RECORDED_WRITES": str(recorded)}
+    module = "tests.synchronizer.stores.sqlite.test_power_cut"
+    with SqliteStore(str(path)) as store, ExitStack() as processes:
+        reading = Reading(store, recorded)
+        writers = [
+            processes.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-m", module, str(path), str(recorded), str(number), str(appends)],
+                    env=environment,
+                    stdin=subprocess.PIPE,
+                )
+            )
+            for number in range(WRITERS)
+        ]
+        for writer in writers:
+            assert writer.stdin
+            writer.stdin.write(b"go\n")
+            writer.stdin.flush()
+        assert [writer.wait(PATIENCE_SECONDS) for writer in writers] == [0] * WRITERS
+        reading.end()
+        assert sqlite_rows.last_shared_commit(store._writer) >> commit_slots._RANDOM_BITS > appends // 4
+    entries = list(read_entries(recorded))
+    assert sum(entry.kind == b"a" for entry in entries) == WRITERS * appends
+    assert any(entry.kind == b"e" and entry.file == DATABASE for entry in entries), "there was a checkpoint"
+    check_cuts(entries, empty, cuts, tmp_path / "after")
+
+
+class Reading:
+    """A thread that records the length that it sees, again and again."""
+
+    def __init__(self, store: SqliteStore, recorded: Path) -> None:
+        self._store = store
+        self._recorded = recorded
+        self._ended = threading.Event()
+        self._call = CallInThread(self._run)
+
+    def _run(self) -> bool:
+        recorded = os.open(self._recorded, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        while not self._ended.wait(0.0005):
+            length = self._store.info("s").length
+            os.write(recorded, ENTRY.pack(b"s", b"-", length, 0))
+        os.close(recorded)
+        return True
+
+    def end(self) -> None:
+        self._ended.set()
+        assert self._call.ended() is True
+
+
+def check_cuts(entries: list[Entry], empty: bytes, cuts: int, folder: Path) -> None:
+    """Cut the power after acknowledgements, chosen by chance, and after the last one."""
+    chance = random.Random(1)
+    places = [place for place, entry in enumerate(entries) if entry.kind in (b"a", b"s")]
+    chosen = {*chance.sample(places, min(cuts, len(places))), places[-1]}
+    disk = Disk({DATABASE: bytearray(empty), LOG: bytearray()})
+    promised = Promised()
+    for place, entry in enumerate(entries):
+        disk.apply(entry)
+        promised.add(entry)
+        if place in chosen:
+            for part in (0.0, 0.5):
+                folder.mkdir()
+                for file, name in ((DATABASE, "store.db"), (LOG, "store.db-wal")):
+                    (folder / name).write_bytes(disk.after_a_cut(file, part, chance))
+                with SqliteStore(str(folder / "store.db")) as store:
+                    promised.check(store)
+                shutil.rmtree(folder)
+
+
+class Disk:
+    """The files on a disk, and what was written to them since and may be lost."""
+
+    def __init__(self, files: dict[bytes, bytearray]) -> None:
+        self._files = files
+        self._unflushed: dict[bytes, list[Entry]] = defaultdict(list)
+        #: For each flush that has begun and not ended, how many of the writes it covers. Flushes may overlap.
+        self._begun: dict[bytes, list[int]] = defaultdict(list)
+
+    def apply(self, entry: Entry) -> None:
+        unflushed, begun = self._unflushed[entry.file], self._begun[entry.file]
+        if entry.kind in (b"w", b"t"):
+            unflushed.append(entry)
+        elif entry.kind == b"b":
+            begun.append(len(unflushed))
+        elif entry.kind == b"e":
+            covered = begun.pop(0)  # of those that overlap the one that covers least: nobody knows which one has ended
+            for write in unflushed[:covered]:
+                self._write(self._files[entry.file], write)
+            del unflushed[:covered]
+            begun[:] = [max(0, count - covered) for count in begun]
+
+    def after_a_cut(self, file: bytes, part: float, chance: random.Random) -> bytes:
+        """The file, with about this part of what was not flushed."""
+        content = bytearray(self._files[file])
+        for write in self._unflushed[file]:
+            if chance.random() < part:
+                self._write(content, write)
+        return bytes(content)
+
+    @staticmethod
+    def _write(content: bytearray, write: Entry) -> None:
+        if write.kind == b"t":
+            del content[write.offset :]
+            content.extend(bytes(write.offset - len(content)))
+        else:
+            content.extend(bytes(max(0, write.offset - len(content))))
+            content[write.offset : write.offset + len(write.data)] = write.data
+
+
+class Promised:
+    """What appends have answered so far."""
+
+    def __init__(self) -> None:
+        self._records: dict[str, dict[int, bytes]] = {"s": {}, "unread": {}}
+        self._seen = 0
+
+    def add(self, entry: Entry) -> None:
+        if entry.kind == b"a":
+            self._records["s" if entry.file == b"s" else "unread"][entry.offset] = entry.data
+        elif entry.kind == b"s":
+            self._seen = max(self._seen, entry.offset)
+
+    def check(self, store: SqliteStore) -> None:
+        assert store.info("s").length >= self._seen, "somebody has read what is lost"
+        for segment, records in self._records.items():
+            data = store.read(segment, 0, 1 << 24)
+            for offset, record in records.items():
+                assert data[offset : offset + len(record)] == record, "an acknowledged append is lost"
+                assert data.count(record) == 1
+
+
+def main(path: str, recorded: str, number: int, appends: int) -> None:
+    """Append, and record what is acknowledged."""
+    log = os.open(recorded, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    with SqliteStore(path, write_timeout=PATIENCE_SECONDS) as store:
+        sys.stdin.readline()
+        for count in range(appends):
+            record = b"%03d:%07d;" % (number, count)
+            is_unread = number == 0 and count % 3 == 0
+            if number == 1 and count % 20 == 10:
+                store._log._since_checkpoint = 1 << 40  # a checkpoint is due
+            answer = store.append_unread("unread", record) if is_unread else store.append("s", record)
+            assert isinstance(answer, Appended)
+            os.write(log, ENTRY.pack(b"a", b"u" if is_unread else b"s", answer.offset, len(record)) + record)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
