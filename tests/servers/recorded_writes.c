@@ -15,7 +15,8 @@
 #include <unistd.h>
 
 struct entry {
-    char kind, file, unused[6];
+    char kind, file, unused[2];
+    uint32_t thread;
     uint64_t offset, length;
 };
 
@@ -39,7 +40,7 @@ static void record(char kind, char file, uint64_t offset, const void *data, uint
     static int log = -1;
     if (log < 0)
         log = open(getenv("RECORDED_WRITES"), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
-    struct entry entry = {.kind = kind, .file = file, .offset = offset, .length = data ? length : 0};
+    struct entry entry = {kind, file, {0}, syscall(SYS_gettid), offset, data ? length : 0};
     struct iovec parts[] = {{&entry, sizeof entry}, {(void *)data, entry.length}};
     if (syscall(SYS_writev, log, parts, 2) != (ssize_t)(sizeof entry + entry.length))
         abort();
