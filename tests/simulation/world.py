@@ -13,7 +13,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from typing import Any, Final, NamedTuple, TypeVar
 
 import readergroup as rg
@@ -31,6 +32,7 @@ from synchronizer import (
 )
 from synchronizer.stores.memory import MemoryStore
 from synchronizer.threads.background import keep_running
+from tests.places import ROOT, product_files
 
 from .threads import Executor, SimThread, Simulation, Thread, Threading
 
@@ -669,6 +671,29 @@ def _background_thread(simulation: Simulation, loop: Callable[[], None], *, name
     return Threading(simulation).Thread(target=partial(keep_running, run, name=name, **options), name=name)
 
 
+#: Folders and modules that no simulation uses.
+_NOT_SIMULATED: Final = (
+    "/cli/",
+    "/demo/",
+    "/spark/",
+    "/testing",
+    "/nats/",
+    "/postgres/",
+    "/sqlite/",
+    "/arrow",
+    "analyses",
+)
+
+
+@cache
+def _load_product() -> None:
+    """Load what calls would load first during a simulation: it would have the real threads."""
+    for file in product_files():
+        path = str(file.relative_to(ROOT))
+        if not any(part in path for part in _NOT_SIMULATED):
+            import_module(path.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+
+
 @contextmanager
 def simulated(simulation: Simulation) -> Iterator[None]:
     """Inside, the product's threads, locks and random numbers are the simulation's."""
@@ -683,6 +708,7 @@ def simulated(simulation: Simulation) -> Iterator[None]:
         "ThreadPoolExecutor": lambda size, thread_name_prefix: Executor(simulation, thread_name_prefix),
     }
     replaced: list[tuple[Any, str, object]] = []
+    _load_product()
     for name, module in list(sys.modules.items()):
         if name.split(".")[0] in ("synchronizer", "notifications", "readergroup") and "testing" not in name:
             for attribute, value in in_place.items():
