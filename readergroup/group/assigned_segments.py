@@ -213,7 +213,7 @@ class AssignedSegments(Generic[T]):
 
     def wake(self, names: Collection[str]) -> None:
         """Ask these idle segments again: they have grown."""
-        for name in names:
+        for name in sorted(names):  # a set has another order in each process
             assigned = self._idle.pop(name, None)
             if assigned is not None:
                 self._ready.append(assigned)

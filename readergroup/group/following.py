@@ -157,9 +157,10 @@ class GroupFollower(Generic[T]):
         """Take over the assigned segments that the reader does not have yet."""
         taken_over: dict[SegmentId, AssignedSegment[T]] = {}
         try:
-            for segment, found in state.segments_of(self._member.reader_id).items():
-                if segment in self._segments.by_id:
-                    continue
+            owned = state.segments_of(self._member.reader_id)
+            # In an order that does not depend on the process, so that a simulation can be repeated.
+            for segment in sorted(segment for segment in owned if segment not in self._segments.by_id):
+                found = owned[segment]
                 if self._on_assign is not None:
                     with self._member.in_callback():
                         self._on_assign(segment)

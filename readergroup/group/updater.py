@@ -236,7 +236,7 @@ class GroupUpdater:
             _check_member(state, reader, lease)
             updates = [
                 ReleaseSegment(reader=reader, segment=segment, offset=reached.offset)
-                for segment, reached in positions.items()
+                for segment, reached in sorted(positions.items())  # in the same order in every process
                 if _is_current(state, reader, segment, reached)
             ]
             return Proposal(updates, None)

@@ -446,7 +446,7 @@ class Application:
         weights = {number: self.rng.randrange(4) for number in range(20)}
 
         def record(state: rg.ReaderGroupState) -> list[RecordWeights]:
-            return [RecordWeights(weights={each: weights[number_of(each) % 20] for each in state.segments})]
+            return [RecordWeights(weights={each: weights[number_of(each) % 20] for each in sorted(state.segments)})]
 
         return record
 

@@ -134,21 +134,22 @@ class TicketLock:
     def leave(self, position: _QueuePosition) -> None:
         """Release the lock to the next ticket. It may be called again after an interrupt."""
         try:
-            if position.ticket is not None:
-                self._release(position)
+            if (ticket := position.ticket) is not None:
+                self._release(position, ticket)
         except BaseException:  # interrupted
             self.abandon(position)
             raise
 
-    def _release(self, position: _QueuePosition) -> None:
-        word = self._waiting.get(position.number)
+    def _release(self, position: _QueuePosition, ticket: int) -> None:
+        # The hidden thread may abandon the position meanwhile, so its ticket is asked for once.
+        word = self._waiting.get(ticket)
         try:
-            following = self._delete_and_look(position)
+            following = self._delete_and_look(position.subject, ticket)
             if position.has_lock or (word is not None and word.is_set()):
                 self._send_word(following or self._first(position.subject, 1))
         except ReaderGroupError:
             pass  # the ticket expires
-        self._waiting.pop(position.number, None)
+        self._waiting.pop(ticket, None)
         position.ticket = None
 
     def _send_word(self, following: _Ticket | None) -> None:
@@ -199,9 +200,9 @@ class TicketLock:
         """Return the first ticket from this number on; None if there is none."""
         return self._ticket_in(self._ask([self._next(subject, sequence)])[0])
 
-    def _delete_and_look(self, position: _QueuePosition) -> _Ticket | None:
-        following = self._next(position.subject, position.number + 1)
-        return self._ticket_in(self._ask([self._deletion_of(position.number), following])[1])
+    def _delete_and_look(self, subject: str, ticket: int) -> _Ticket | None:
+        following = self._next(subject, ticket + 1)
+        return self._ticket_in(self._ask([self._deletion_of(ticket), following])[1])
 
     def _deletion_of(self, ticket: int) -> Outgoing:
         return Outgoing(self._api.delete, request(seq=ticket, no_erase=True))
