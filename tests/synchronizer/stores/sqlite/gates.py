@@ -6,9 +6,12 @@ import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from synchronizer.stores.sqlite import commit_slots
+import pytest
+
+from synchronizer.stores.sqlite import commit_slots, shared_commit
 from synchronizer.stores.sqlite.file_lock import Gate
 from synchronizer.stores.sqlite.store import SqliteStore
+from tests.waiting import PATIENCE_SECONDS
 
 
 @contextmanager
@@ -34,3 +37,12 @@ def is_posted(store: SqliteStore) -> bool:
     slots = store._slots
     assert slots._own is not None
     return slots._words[slots._base(slots._own) + commit_slots._REQUEST] & commit_slots._FLAGS > 0
+
+
+@contextmanager
+def patient_processes() -> Iterator[None]:
+    """A process that waits keeps its request posted, and is taken for alive, however slow the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_commit, "_PATIENCE_SECONDS", PATIENCE_SECONDS)
+        patch.setattr(commit_slots, "_STALE_MS", int(PATIENCE_SECONDS * 1000))
+        yield

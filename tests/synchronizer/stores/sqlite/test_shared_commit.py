@@ -19,7 +19,7 @@ import pytest
 
 from synchronizer.errors import CorruptStoreError, NotFoundError, OutcomeUnknownError, StoreUnavailableError
 from synchronizer.store import ANY, Append, Appended, AttributeChange, Conflict, UnknownOutcome
-from synchronizer.stores.sqlite import commit_slots, futex
+from synchronizer.stores.sqlite import commit_slots, futex, shared_commit
 from synchronizer.stores.sqlite import requests as sqlite_requests
 from synchronizer.stores.sqlite import rows as sqlite_rows
 from synchronizer.stores.sqlite.commit_slots import CommitSlots, Reply, Taken, commit_after
@@ -31,7 +31,7 @@ from synchronizer.stores.sqlite.store import SqliteStore
 from tests.clean_processes import CLEAN
 from tests.waiting import PATIENCE_SECONDS, until
 
-from .gates import is_locked, is_posted
+from .gates import is_locked, is_posted, patient_processes
 
 pytestmark = pytest.mark.skipif(not CommitSlots.is_available(), reason="no shared commits on this system")
 
@@ -41,10 +41,10 @@ STORES = 4
 class Line:
     """Some stores on one file, each as it is in a process of its own, and a hand that holds the gate."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, write_timeout: float = PATIENCE_SECONDS) -> None:
         self.path = str(path / "store.db")
         self._threads = ThreadPoolExecutor()
-        self.stores = [SqliteStore(self.path, write_timeout=2.0) for _ in range(STORES)]
+        self.stores = [SqliteStore(self.path, write_timeout=write_timeout) for _ in range(STORES)]
         self.gate = Gate(f"{self.path}.lock", self.path)
         self.slots = CommitSlots(f"{self.path}.commits", self.path)
         self.stores[0].create("s")
@@ -80,7 +80,16 @@ class Line:
 
 @pytest.fixture
 def line(tmp_path: Path) -> Iterator[Line]:
-    line = Line(tmp_path)
+    """A process of it waits as long as it takes."""
+    with patient_processes():
+        line = Line(tmp_path)
+        yield line
+        line.close()
+
+
+@pytest.fixture
+def impatient_line(tmp_path: Path) -> Iterator[Line]:
+    line = Line(tmp_path, write_timeout=2.0)
     yield line
     line.close()
 
@@ -184,7 +193,7 @@ def test_a_request_of_a_dead_leader_is_not_taken_for_one_of_leaders_with_another
 ) -> None:
     """They have the same database, but somebody has deleted the file of slots in between."""
     os.unlink(f"{line.path}.commits")
-    others = [SqliteStore(line.path, write_timeout=2.0) for _ in range(2)]
+    others = [SqliteStore(line.path, write_timeout=PATIENCE_SECONDS) for _ in range(2)]
     for other in others:
         line.let_wait_once(other)
     call = taken_by_a_leader_that_dies(line, monkeypatch)
@@ -208,7 +217,9 @@ def taken_by_a_leader_that_dies(line: Line, monkeypatch: pytest.MonkeyPatch) -> 
     until(line.waiting)
     (taken,) = line.take()
     line.slots.prepare(taken, msgpack.packb([[0, 0, 4]]))
-    until(lambda: line.waiting(0))  # by now the owner wants to withdraw it
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_commit, "_PATIENCE_SECONDS", 0.0)
+        until(lambda: line.waiting(0))  # by now the owner wants to withdraw it
     return call
 
 
@@ -277,11 +288,11 @@ def test_a_process_that_has_got_the_gate_waits_for_no_other(line: Line, monkeypa
     third.close()
 
 
-def test_a_process_that_stopped_in_the_next_place_holds_up_a_write_once_for_a_moment(line: Line) -> None:
-    with open(f"{line.path}.lock.next") as stopped:
+def test_a_process_that_stopped_in_the_next_place_holds_up_a_write_once_for_a_moment(impatient_line: Line) -> None:
+    with open(f"{impatient_line.path}.lock.next") as stopped:
         fcntl.flock(stopped, fcntl.LOCK_EX)
         took = []
-        for store in line.stores:
+        for store in impatient_line.stores:
             begun = time.monotonic()
             store.append("s", b"1")
             took.append(time.monotonic() - begun)
@@ -345,24 +356,24 @@ def test_a_step_whose_thread_was_interrupted_is_not_handed_over(line: Line, monk
     assert all(step.is_settled for step in steps)
 
 
-def test_a_request_is_withdrawn_at_the_deadline(line: Line) -> None:
-    line.gate.acquire(1.0)
+def test_a_request_is_withdrawn_at_the_deadline(impatient_line: Line) -> None:
+    impatient_line.gate.acquire(1.0)
     with pytest.raises(StoreUnavailableError, match="suspended process"):
-        line.stores[0].append("s", b"never")
-    assert line.take() == []
-    line.gate.release()
-    assert line.stores[0].append("s", b"now") == Appended(0, 3)
+        impatient_line.stores[0].append("s", b"never")
+    assert impatient_line.take() == []
+    impatient_line.gate.release()
+    assert impatient_line.stores[0].append("s", b"now") == Appended(0, 3)
 
 
-def test_a_leader_that_stops_leaves_an_unknown_outcome(line: Line) -> None:
-    line.gate.acquire(1.0)
-    call = line.call(line.stores[0].append, "s", b"perhaps", expected_offset=0)
-    until(line.waiting)
-    assert line.take()
+def test_a_leader_that_stops_leaves_an_unknown_outcome(impatient_line: Line) -> None:
+    impatient_line.gate.acquire(1.0)
+    call = impatient_line.call(impatient_line.stores[0].append, "s", b"perhaps", expected_offset=0)
+    until(impatient_line.waiting)
+    assert impatient_line.take()
     answer = call.result(PATIENCE_SECONDS)
     assert isinstance(answer, UnknownOutcome) and "suspended process" in str(answer.cause)
-    line.gate.release()
-    assert line.stores[0].append("s", b"perhaps", expected_offset=0) == Appended(0, 7)
+    impatient_line.gate.release()
+    assert impatient_line.stores[0].append("s", b"perhaps", expected_offset=0) == Appended(0, 7)
 
 
 def test_a_request_that_is_withdrawn_while_it_is_taken_is_not_run(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,11 +410,12 @@ def test_what_a_process_posted_that_waits_no_longer_is_not_taken(line: Line, mon
     line.gate.acquire(1.0)
     owner = CommitSlots(f"{line.path}.commits", line.path)
     owner.claim(line.last_commit)
-    owner.post(b"request")
     now = commit_slots._now_ms()
-    monkeypatch.setattr(commit_slots, "_now_ms", lambda: now + 1000)
+    monkeypatch.setattr(commit_slots, "_now_ms", lambda: now)
+    owner.post(b"request")
+    monkeypatch.setattr(commit_slots, "_now_ms", lambda: now + commit_slots._STALE_MS + 1)
     assert line.take() == []
-    monkeypatch.setattr(commit_slots, "_now_ms", lambda: now + 100)
+    monkeypatch.setattr(commit_slots, "_now_ms", lambda: now + commit_slots._STALE_MS)
     assert [taken.request for taken in line.take()] == [b"request"]
     owner.close()
     line.gate.release()
@@ -438,21 +450,21 @@ def test_requests_for_another_database_are_not_taken(line: Line, tmp_path: Path)
     assert call.result(PATIENCE_SECONDS) == Appended(0, 4)
 
 
-def test_a_slot_is_free_when_its_process_closes_or_ends_though_its_child_lives(line: Line) -> None:
+def test_a_slot_is_free_when_its_process_closes_or_ends_though_its_child_lives(impatient_line: Line) -> None:
     read, write = os.pipe()
     child = os.fork()
     if not child:
         os.read(read, 1)
         os._exit(0)
     try:
-        line.gate.acquire(1.0)
-        held = {store._slots._own for store in line.stores}
-        line.stores[-1].close()
-        owner = CommitSlots(f"{line.path}.commits", line.path)
-        owner.claim(line.last_commit)
+        impatient_line.gate.acquire(1.0)
+        held = {store._slots._own for store in impatient_line.stores}
+        impatient_line.stores[-1].close()
+        owner = CommitSlots(f"{impatient_line.path}.commits", impatient_line.path)
+        owner.claim(impatient_line.last_commit)
         assert owner._own in held
         owner.close()
-        line.gate.release()
+        impatient_line.gate.release()
     finally:
         os.write(write, b"x")
         os.waitpid(child, 0)
@@ -498,30 +510,30 @@ def test_an_interrupted_commit_is_never_reported_as_stored(line: Line, monkeypat
     assert other.result(PATIENCE_SECONDS) == Appended(1, 2)
 
 
-def test_whatever_happens_to_the_file_each_append_has_one_outcome(line: Line) -> None:
+def test_whatever_happens_to_the_file_each_append_has_one_outcome(impatient_line: Line) -> None:
     """Another program overwrites parts of it, while four stores append."""
     chance = random.Random(1)
     ended = threading.Event()
 
     def damage() -> None:
-        with open(f"{line.path}.commits", "r+b", buffering=0) as file:
+        with open(f"{impatient_line.path}.commits", "r+b", buffering=0) as file:
             while not ended.wait(0.001):
                 os.pwrite(file.fileno(), chance.randbytes(chance.choice((64, 4096, 8192))), chance.randrange(65) * 4096)
 
-    damaging = line.call(damage)
+    damaging = impatient_line.call(damage)
 
     def append(number: int) -> dict[bytes, object]:
         return {
-            record: line.stores[number].append("s", record)
+            record: impatient_line.stores[number].append("s", record)
             for record in (b"%d:%05d;" % (number, n) for n in range(200))
         }
 
     outcomes: dict[bytes, object] = {}
-    for call in [line.call(append, number) for number in range(STORES)]:
+    for call in [impatient_line.call(append, number) for number in range(STORES)]:
         outcomes |= call.result(PATIENCE_SECONDS)
     ended.set()
     damaging.result(PATIENCE_SECONDS)
-    data = line.stores[0].read("s", 0, 1 << 20)
+    data = impatient_line.stores[0].read("s", 0, 1 << 20)
     for record, outcome in outcomes.items():
         if isinstance(outcome, Appended):
             assert data[outcome.offset : outcome.length] == record
@@ -538,7 +550,11 @@ def test_a_file_that_is_cut_off_ends_no_process(tmp_path: Path) -> None:
 
 
 def go_on_after_the_cut(path: Path) -> None:
-    line = Line(path)
+    with patient_processes():
+        cut_off(Line(path))
+
+
+def cut_off(line: Line) -> None:
     os.truncate(f"{line.path}.commits", 0)
     assert all(isinstance(store.append("s", b"1"), Appended) for store in line.stores)
     line.let_wait_once(line.stores[0])

@@ -22,7 +22,7 @@ from synchronizer.stores.sqlite.store import SqliteStore
 from tests.interrupts import FEW_OR_MORE, interrupts
 from tests.waiting import PATIENCE_SECONDS, until
 
-from .gates import is_locked, is_posted
+from .gates import is_locked, is_posted, patient_processes
 
 pytestmark = pytest.mark.skipif(not CommitSlots.is_available(), reason="no shared commits on this system")
 
@@ -32,7 +32,7 @@ class Line:
 
     def __init__(self, path: str) -> None:
         self.threads = ThreadPoolExecutor()
-        self.stores = [SqliteStore(path, write_timeout=10.0) for _ in range(3)]
+        self.stores = [SqliteStore(path, write_timeout=PATIENCE_SECONDS) for _ in range(3)]
         self.one, self.other, self.third = self.stores
         for segment in ("s", "t"):
             self.one.create(segment)
@@ -97,6 +97,7 @@ class Line:
 @pytest.fixture
 def line() -> Iterator[Line]:
     with ExitStack() as opened:
+        opened.enter_context(patient_processes())
         memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
         folder = opened.enter_context(tempfile.TemporaryDirectory(dir=memory))
         line = Line(f"{folder}/store.db")
