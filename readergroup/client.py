@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, Unpack, overload
+from typing import Any, Final, Self, TypeVar, Unpack, overload
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
@@ -18,17 +18,14 @@ from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.clock import clock_or_system, is_manual
 from synchronizer.recipes.queue.limits import MAX_OUTSTANDING_BYTES
 from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
-from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import Stepped, step_each
 
+from .batch.client import BatchClient
 from .closable import Closable
+from .group.manager import ReaderGroupManager
+from .streams.manager import StreamManager
 from .streams.serializers import Serializer, serializer_or_bytes
-
-if TYPE_CHECKING:
-    from .batch.client import BatchClient
-    from .group.manager import ReaderGroupManager
-    from .streams.manager import StreamManager
-    from .streams.writing.writer import EventWriter
+from .streams.writing.writer import EventWriter
 
 M = TypeVar("M", bound=BaseModel)
 S = TypeVar("S", bound=State)
@@ -145,26 +142,17 @@ class Client:
     @property
     def batch(self) -> BatchClient:
         """Reads streams in bulk, without a reader group."""
-        with loading():
-            from .batch.client import BatchClient
-
         if "batch" not in self._parts:
             self._parts.setdefault("batch", BatchClient(self.streams))
         found: BatchClient = self._parts["batch"]
         return found
 
     def _new_streams(self) -> StreamManager:
-        with loading():
-            from .streams.manager import StreamManager
-
         return StreamManager(
             self.store, clock=self.clock, timeout=self.timeout, state_limit_bytes=self.state_limit_bytes
         )
 
     def _new_groups(self) -> ReaderGroupManager:
-        with loading():
-            from .group.manager import ReaderGroupManager
-
         return ReaderGroupManager(self)
 
     def _part(self, name: str, new: Callable[[], C]) -> C:
@@ -194,9 +182,6 @@ class Client:
             NotFoundError: The stream does not exist.
             SealedError: The stream is sealed and takes no events.
         """
-        with loading():
-            from .streams.writing.writer import EventWriter
-
         return EventWriter(self.streams, stream, serializer=serializer_or_bytes(serializer), timeout=timeout)
 
     def synchronizer(self, name: str, *, initial: S, updates: Iterable[type[Update[S]]]) -> StateSynchronizer[S]:

@@ -107,6 +107,55 @@ def _live(url: str, used_up: Callable[[], object]) -> None:
     until(lambda: _files() <= files, "no descriptor is left")
 
 
+def use_first(connection: Connection, url: str) -> None:
+    """Use a client for the first time without descriptors: only our errors, and each call works when there are some."""
+    try:
+        with rg.connect(url) as client:
+            with without_descriptors():
+                failed = [name for name, call in _uses(client, "first").items() if _fails(call)]
+            for call in _uses(client, "second").values():
+                call()
+        connection.send(failed)
+    except BaseException:
+        connection.send(traceback.format_exc())
+
+
+def _uses(client: rg.Client, name: str) -> dict[str, Callable[[], object]]:
+    stream = f"shop/{name}"
+
+    def write() -> None:
+        with client.writer(stream) as writer:
+            writer.write(b"x")
+
+    def read() -> None:
+        with client.groups.get(name).reader() as reader:
+            reader.read(0)
+
+    def batches() -> None:
+        list(client.batch.batches(client.batch.segment_ranges(stream)[0]))
+
+    def record_batches() -> None:
+        list(client.batch.record_batches(client.batch.segment_ranges(stream)[0]))
+
+    def listen() -> None:
+        client.groups.get(name).reader_notifier.register_listener(print)
+
+    return {
+        "create a stream": lambda: client.streams.create(stream),
+        "write": write,
+        "create a group": lambda: client.groups.create(name, streams=[stream]),
+        "read": read,
+        "read in bulk": batches,
+        "read columns": record_batches,
+        "listen": listen,
+        "record": lambda: client.groups.get(name).notification_record,
+        "pool": lambda: client.groups.get(name).pool(print).close(),
+        "count": lambda: client.counter(name).add(1),
+        "delete a group": lambda: client.groups.delete(name),
+        "delete a stream": lambda: client.streams.delete(stream),
+    }
+
+
 def _files() -> int:
     return len(os.listdir("/proc/self/fd"))
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import psycopg
 import pytest
 
-from tests.exhausted import live
+from tests.exhausted import live, use_first
 from tests.servers.postgres import PostgresServer
 from tests.servers.unavailable import ServerUnavailable
 from tests.synchronizer.stores.processes import receive, running
@@ -18,6 +18,13 @@ def test_a_process_whose_descriptors_are_used_up_goes_on_when_there_are_some(sha
     with running(live, shared_store_url, "descriptors") as (_, connection):
         problem = receive(connection)
         assert problem is None, problem
+
+
+def test_a_client_is_used_for_the_first_time_without_descriptors() -> None:
+    """What few processes use is not loaded yet. It fails with our error, and can be repeated."""
+    with running(use_first, "memory://") as (_, connection):
+        failed = receive(connection)
+        assert failed == ["read columns", "listen", "record", "pool", "count"], failed
 
 
 @pytest.mark.stores(round_robin=True)

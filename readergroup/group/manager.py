@@ -14,10 +14,12 @@ from synchronizer.compare_and_set import remove_attributes
 from synchronizer.log.peeking import LOGS_AT_ONCE, peek
 from synchronizer.state import StateCodec
 from synchronizer.store import MAX_ATTRIBUTE_CHANGES
-from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import step_each
 
 from ..errors import ReaderGroupExistsError
+from ..record.deletion import delete_record
+from ..record.entries import LIFE
+from ..scaling.autoscale import ROLE, forget_history
 from ..streams.config import check_name
 from ..streams.open_names import DeletedNames, OpenNames
 from .model.config import ReaderGroupConfig
@@ -118,11 +120,6 @@ class ReaderGroupManager:
 
     def delete(self, name: str) -> None:
         """Delete the group and its positions. Its readers raise `NotFoundError` at their next call."""
-        with loading():
-            from ..record.deletion import delete_record
-            from ..record.entries import LIFE
-            from ..scaling.autoscale import ROLE, forget_history
-
         group = self.get(name)
         store, segment = self._client.store, group.synchronizer.segment
 

@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from weakref import WeakSet
 
 from synchronizer import (
@@ -28,7 +28,6 @@ from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.clock import clock_or_system
 from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 from synchronizer.store import MAX_CREATED
-from synchronizer.threads.loading import loading
 
 from ..closable import Closable
 from ..errors import StreamExistsError
@@ -37,13 +36,11 @@ from .copy_parts import OnProgress
 from .copying import By, Copies
 from .data.places import Place
 from .data_segments import DataSegments
+from .deletions import Deletions
 from .metadata import StreamMetadata, check_not_replaced
 from .pending import PendingChanges
 from .state import AnnounceSeal, ConfigureStream, CreateStream, StreamState, TruncateStream, new_stream
 from .transactions.finished_keys import FinishedKeys
-
-if TYPE_CHECKING:
-    from .deletions import Deletions
 
 #: How many streams `StreamManager.create_many` creates in one step. Their metadata must fit into it.
 _STREAMS_AT_ONCE: Final = 100
@@ -303,9 +300,6 @@ class StreamManager:
         The name can be used again. While the store is full, the call first waits half of ``timeout``; if it is
         interrupted then, delete the stream again.
         """
-        with loading():
-            from .deletions import Deletions  # with the queue, which most processes do not need
-
         with self._lock:
             if self._deletions is None:
                 self._deletions = Deletions(self.metadata, self._data)

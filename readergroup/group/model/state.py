@@ -146,8 +146,8 @@ class ReaderGroupState(State):
         for segment, offset in offsets.items():
             by_stream.setdefault(stream_of(segment), {})[segment] = offset
         return {
-            stream: StreamCut(stream=stream, offsets=part, incarnation=self.streams[stream].incarnation)
-            for stream, part in by_stream.items()
+            stream: StreamCut(stream=stream, offsets=by_stream[stream], incarnation=self.streams[stream].incarnation)
+            for stream in sorted(by_stream)
         }
 
     def as_checkpoint(self, completed: CheckpointState, *, group: str) -> Checkpoint:
