@@ -185,6 +185,8 @@ class CommitSlots:
     def wait(self, wake_ups: int, waited: float) -> None:
         """Wait for a wake-up since `look` returned ``wake_ups``, for a short time. ``waited``: so far, in seconds."""
         assert self._own is not None
+        if not self._is_whole():  # the next look tells
+            return
         self._words[self._base(self._own) + _STAMP] = _now_ms()
         futex.wait(self._address(self._own), wake_ups, _LOOK_SECONDS if waited < 0.1 else _LOOK_SELDOM_SECONDS)
 

@@ -52,12 +52,13 @@ class Line:
             self.let_wait_once(store)
 
     def let_wait_once(self, store: SqliteStore) -> None:
-        """A process takes a slot when it has waited for the gate."""
-        self.gate.acquire(1.0)
-        call = self.call(store.append, "s", b"")
-        until(lambda: is_locked(f"{self.path}.lock.next"))
-        self.gate.release()
-        call.result(PATIENCE_SECONDS)
+        """A process takes a slot when it has waited for the gate. One that was about to try got it without waiting."""
+        while not store._slots.has_slot:
+            self.gate.acquire(PATIENCE_SECONDS)
+            call = self.call(store.append, "s", b"")
+            until(lambda: is_locked(f"{self.path}.lock.next"))
+            self.gate.release()
+            call.result(PATIENCE_SECONDS)
 
     def call(self, call: Callable[..., Any], *args: object, **named: object) -> Future[Any]:
         return self._threads.submit(call, *args, **named)
@@ -95,7 +96,7 @@ def impatient_line(tmp_path: Path) -> Iterator[Line]:
 
 
 def test_all_that_wait_are_committed_at_once(line: Line) -> None:
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     calls = [line.call(store.append, "s", b"12345678") for store in line.stores]
     until(lambda: line.waiting(STORES))
     line.gate.release()
@@ -122,7 +123,7 @@ def test_each_call_gets_its_own_answer(line: Line) -> None:
         lambda store: store.append("s", b"x", attributes={"a": AttributeChange(b"9", None)}),
     ]
     first.create("s2")
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     waiting = [line.call(call, store) for store, call in zip(line.stores, calls, strict=True)]
     until(lambda: line.waiting(4))
     line.gate.release()
@@ -137,7 +138,7 @@ def test_each_call_gets_its_own_answer(line: Line) -> None:
 
 
 def test_threads_of_a_process_wait_with_one_request(line: Line) -> None:
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     store = line.stores[0]
     first = line.call(store.append, "s", b"1")
     until(lambda: line.waiting(1))
@@ -148,7 +149,7 @@ def test_threads_of_a_process_wait_with_one_request(line: Line) -> None:
 
 
 def test_a_request_whose_leader_died_before_the_commit_is_run_once(line: Line) -> None:
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     call = line.call(line.stores[0].append, "s", b"once")
     until(line.waiting)
     (taken,) = line.take()
@@ -159,7 +160,7 @@ def test_a_request_whose_leader_died_before_the_commit_is_run_once(line: Line) -
 
 
 def test_a_request_whose_leader_died_after_the_commit_is_not_run_again(line: Line) -> None:
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     call = line.call(line.stores[0].append, "s", b"once")
     until(line.waiting)
     writer, commit = line.stores[1]._writer, commit_after(line.last_commit())
@@ -199,7 +200,7 @@ def test_a_request_of_a_dead_leader_is_not_taken_for_one_of_leaders_with_another
     call = taken_by_a_leader_that_dies(line, monkeypatch)
     commit_together(line, others)
     if commits == 2:  # now nothing tells any more whether it was in the first one
-        line.gate.acquire(1.0)
+        line.gate.acquire(PATIENCE_SECONDS)
         commit_together(line, others)
     monkeypatch.undo()
     answer = call.result(PATIENCE_SECONDS)
@@ -211,7 +212,7 @@ def test_a_request_of_a_dead_leader_is_not_taken_for_one_of_leaders_with_another
 
 def taken_by_a_leader_that_dies(line: Line, monkeypatch: pytest.MonkeyPatch) -> Future[Any]:
     """An append of "once" by the first store, which does not get the gate. This hand still holds it."""
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     monkeypatch.setattr(line.stores[0]._gate, "try_to_acquire", lambda: False)
     call = line.call(line.stores[0].append, "s", b"once")
     until(line.waiting)
@@ -236,7 +237,7 @@ def commit_together(line: Line, stores: list[SqliteStore]) -> None:
 def test_where_the_last_commit_cannot_be_read_the_outcome_is_unknown(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     owner = line.stores[0]
     call = line.call(owner.append, "s", b"perhaps")
     until(line.waiting)
@@ -256,7 +257,7 @@ def test_the_last_commit_is_read_from_the_file_as_it_is_now(line: Line) -> None:
     owner = line.stores[0]
     owner._writer.execute("BEGIN")
     assert owner._writer.execute("SELECT count(*) FROM segment").fetchone()
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     calls = [line.call(store.append, "s", b".") for store in line.stores[1:3]]
     until(lambda: line.waiting(2))
     line.gate.release()
@@ -266,7 +267,7 @@ def test_the_last_commit_is_read_from_the_file_as_it_is_now(line: Line) -> None:
 
 def test_a_process_that_has_got_the_gate_waits_for_no_other(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither for the one that already waits for the next place."""
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     owner, third = line.stores[0], Gate(f"{line.path}.lock", line.path)
     calls = []
     withdraw = owner._slots.withdraw
@@ -323,7 +324,7 @@ def committed_by_another_but_one(line: Line, monkeypatch: pytest.MonkeyPatch) ->
     owner, leader = line.stores[:2]
     requests = [Request((Append(name, b"own"),), is_together=False) for name in ("s", "nowhere")]
     steps: list[Step[sqlite3.Connection]] = [Step(request.run, request=request) for request in requests]
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     lead = line.call(leader.append, "s", b".")
     monkeypatch.setattr(owner._gate, "try_to_acquire", lambda: False)
 
@@ -344,7 +345,7 @@ def test_a_step_whose_thread_was_interrupted_is_not_handed_over(line: Line, monk
     requests = [Request((Append("s", b"%d" % number),), is_together=False) for number in range(3)]
     steps: list[Step[sqlite3.Connection]] = [Step(request.run, request=request) for request in requests]
     steps[1].is_given_up = True
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     lead = line.call(leader.append, "s", b".")
     monkeypatch.setattr(owner._gate, "try_to_acquire", lambda: False)
     call = line.call(owner._execute, StepBatch(steps[0], lambda place: steps[place:]))
@@ -357,7 +358,7 @@ def test_a_step_whose_thread_was_interrupted_is_not_handed_over(line: Line, monk
 
 
 def test_a_request_is_withdrawn_at_the_deadline(impatient_line: Line) -> None:
-    impatient_line.gate.acquire(1.0)
+    impatient_line.gate.acquire(PATIENCE_SECONDS)
     with pytest.raises(StoreUnavailableError, match="suspended process"):
         impatient_line.stores[0].append("s", b"never")
     assert impatient_line.take() == []
@@ -366,7 +367,7 @@ def test_a_request_is_withdrawn_at_the_deadline(impatient_line: Line) -> None:
 
 
 def test_a_leader_that_stops_leaves_an_unknown_outcome(impatient_line: Line) -> None:
-    impatient_line.gate.acquire(1.0)
+    impatient_line.gate.acquire(PATIENCE_SECONDS)
     call = impatient_line.call(impatient_line.stores[0].append, "s", b"perhaps", expected_offset=0)
     until(impatient_line.waiting)
     assert impatient_line.take()
@@ -377,7 +378,7 @@ def test_a_leader_that_stops_leaves_an_unknown_outcome(impatient_line: Line) -> 
 
 
 def test_a_request_that_is_withdrawn_while_it_is_taken_is_not_run(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     owner = CommitSlots(f"{line.path}.commits", line.path)
     owner.claim(line.last_commit)
     owner.post(b"request")
@@ -395,7 +396,7 @@ def test_a_request_that_is_withdrawn_while_it_is_taken_is_not_run(line: Line, mo
 
 
 def test_what_a_killed_process_posted_is_not_taken(line: Line) -> None:
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     owner = CommitSlots(f"{line.path}.commits", line.path)
     owner.claim(line.last_commit)
     owner.post(b"request")
@@ -407,7 +408,7 @@ def test_what_a_killed_process_posted_is_not_taken(line: Line) -> None:
 
 
 def test_what_a_process_posted_that_waits_no_longer_is_not_taken(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     owner = CommitSlots(f"{line.path}.commits", line.path)
     owner.claim(line.last_commit)
     now = commit_slots._now_ms()
@@ -422,7 +423,7 @@ def test_what_a_process_posted_that_waits_no_longer_is_not_taken(line: Line, mon
 
 
 def test_a_damaged_request_is_run_by_its_owner(line: Line) -> None:
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     call = line.call(line.stores[0].append, "s", b"1234")
     until(line.waiting)
     ((slot, *_),) = line.slots._posted()
@@ -434,7 +435,7 @@ def test_a_damaged_request_is_run_by_its_owner(line: Line) -> None:
 
 
 def test_requests_for_another_database_are_not_taken(line: Line, tmp_path: Path) -> None:
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     call = line.call(line.stores[0].append, "s", b"1234")
     until(line.waiting)
     other = tmp_path / "other.db"
@@ -457,7 +458,7 @@ def test_a_slot_is_free_when_its_process_closes_or_ends_though_its_child_lives(i
         os.read(read, 1)
         os._exit(0)
     try:
-        impatient_line.gate.acquire(1.0)
+        impatient_line.gate.acquire(PATIENCE_SECONDS)
         held = {store._slots._own for store in impatient_line.stores}
         impatient_line.stores[-1].close()
         owner = CommitSlots(f"{impatient_line.path}.commits", impatient_line.path)
@@ -489,7 +490,7 @@ def test_without_slots_processes_take_the_gate_in_turn(tmp_path: Path, monkeypat
 def test_an_interrupted_commit_is_never_reported_as_stored(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next commit of the interrupted process runs no requests, and must not settle those of the one before."""
     leader, waiting = line.stores[0], line.stores[1]
-    line.gate.acquire(1.0)
+    line.gate.acquire(PATIENCE_SECONDS)
     own, other = line.call(leader.append, "s", b"1"), line.call(waiting.append, "s", b"2")
     until(lambda: line.waiting(2))
     run = leader._others.run_requests
@@ -555,14 +556,26 @@ def go_on_after_the_cut(path: Path) -> None:
 
 
 def cut_off(line: Line) -> None:
+    """The file is cut off while no thread touches it: in the middle of an access it ends the process, as in SQLite."""
     os.truncate(f"{line.path}.commits", 0)
     assert all(isinstance(store.append("s", b"1"), Appended) for store in line.stores)
     line.let_wait_once(line.stores[0])
-    line.gate.acquire(1.0)
-    calls = [line.call(store.append, "s", b"1") for store in line.stores]
-    until(lambda: line.waiting(STORES))  # they share it again
-    os.truncate(f"{line.path}.commits", 100)
-    assert all(isinstance(call.result(PATIENCE_SECONDS), UnknownOutcome) for call in calls)
+    is_waiting, is_cut_off = threading.Semaphore(0), threading.Event()
+
+    def wait(address: int, value: int, seconds: float) -> None:
+        is_waiting.release()
+        is_cut_off.wait(PATIENCE_SECONDS)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(futex, "wait", wait)
+        line.gate.acquire(PATIENCE_SECONDS)
+        calls = [line.call(store.append, "s", b"1") for store in line.stores]
+        for _ in calls:
+            assert is_waiting.acquire(timeout=PATIENCE_SECONDS)
+        assert line.waiting(STORES)  # they share it again
+        os.truncate(f"{line.path}.commits", 100)
+        is_cut_off.set()
+        assert all(isinstance(call.result(PATIENCE_SECONDS), UnknownOutcome) for call in calls)
     line.gate.release()
     assert line.stores[0].append("s", b"1") == Appended(4, 5)
     line.close()
