@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import TypeVar
 
 import pytest
 
 from synchronizer.stores.sqlite import commit_slots, shared_commit
 from synchronizer.stores.sqlite.file_lock import Gate
 from synchronizer.stores.sqlite.store import SqliteStore
-from tests.waiting import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, until
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -37,6 +41,17 @@ def is_posted(store: SqliteStore) -> bool:
     slots = store._slots
     assert slots._own is not None
     return slots._words[slots._base(slots._own) + commit_slots._REQUEST] & commit_slots._FLAGS > 0
+
+
+def give_slot(store: SqliteStore, gate: Gate, begin_append: Callable[[], Future[T]]) -> list[T]:
+    """Make the store wait for the gate, after which it has a slot; return the results of its appends."""
+    results: list[T] = []
+    while not store._slots.has_slot:  # an append that was about to try gets the gate without waiting
+        with held(gate, PATIENCE_SECONDS):
+            append = begin_append()
+            until(lambda: is_locked(f"{store._path}.lock.next"))
+        results.append(append.result(PATIENCE_SECONDS))
+    return results
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from synchronizer.stores import open_store
 from synchronizer.stores.sqlite.file_lock import Gate
 from synchronizer.stores.sqlite.store import SqliteStore
 from tests.places import ROOT
-from tests.synchronizer.stores.sqlite.gates import held, is_locked, is_posted, patient_processes
+from tests.synchronizer.stores.sqlite.gates import give_slot, held, is_locked, is_posted, patient_processes
 from tests.waiting import PATIENCE_SECONDS, until
 
 SHIM = ROOT / "tests" / "servers" / "failing_flush.c"
@@ -61,11 +61,8 @@ def test_if_another_process_fails_to_flush_what_it_was_handed_the_outcome_is_unk
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as leader:
             assert leader.stdin and leader.stdout and leader.stdout.readline() == b"ready\n"
             with closing(Gate(f"{path}.lock", path)) as gate:
-                while not owner._slots.has_slot:  # it may get the gate without waiting
-                    with held(gate, PATIENCE_SECONDS):
-                        first = threads.submit(owner.append, "s", b"waits;")
-                        until(lambda: is_locked(f"{path}.lock.next"))
-                    first.result(PATIENCE_SECONDS)
+                first, *_ = give_slot(owner, gate, lambda: threads.submit(owner.append, "s", b"it has a slot now;"))
+                assert first == Appended(0, 18)
                 with held(gate, PATIENCE_SECONDS):
                     monkeypatch.setattr(owner._gate, "try_to_acquire", lambda: False)
                     doubtful = threads.submit(owner.append, "s", b"doubtful;")

@@ -31,7 +31,7 @@ from synchronizer.stores.sqlite.store import SqliteStore
 from tests.clean_processes import CLEAN
 from tests.waiting import PATIENCE_SECONDS, until
 
-from .gates import is_locked, is_posted, patient_processes
+from .gates import give_slot, is_locked, is_posted, patient_processes
 
 pytestmark = pytest.mark.skipif(not CommitSlots.is_available(), reason="no shared commits on this system")
 
@@ -52,13 +52,8 @@ class Line:
             self.let_wait_once(store)
 
     def let_wait_once(self, store: SqliteStore) -> None:
-        """A process takes a slot when it has waited for the gate. One that was about to try got it without waiting."""
-        while not store._slots.has_slot:
-            self.gate.acquire(PATIENCE_SECONDS)
-            call = self.call(store.append, "s", b"")
-            until(lambda: is_locked(f"{self.path}.lock.next"))
-            self.gate.release()
-            call.result(PATIENCE_SECONDS)
+        """A process takes a slot when it has waited for the gate."""
+        give_slot(store, self.gate, lambda: self.call(store.append, "s", b""))
 
     def call(self, call: Callable[..., Any], *args: object, **named: object) -> Future[Any]:
         return self._threads.submit(call, *args, **named)
@@ -558,6 +553,7 @@ def go_on_after_the_cut(path: Path) -> None:
 def cut_off(line: Line) -> None:
     """The file is cut off while no thread touches it: in the middle of an access it ends the process, as in SQLite."""
     os.truncate(f"{line.path}.commits", 0)
+    line.stores[0]._slots.wait(0, 0.0)  # after a look that came before the cut
     assert all(isinstance(store.append("s", b"1"), Appended) for store in line.stores)
     line.let_wait_once(line.stores[0])
     is_waiting, is_cut_off = threading.Semaphore(0), threading.Event()

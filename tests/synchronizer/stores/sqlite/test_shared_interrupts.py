@@ -22,7 +22,7 @@ from synchronizer.stores.sqlite.store import SqliteStore
 from tests.interrupts import FEW_OR_MORE, interrupts
 from tests.waiting import PATIENCE_SECONDS, until
 
-from .gates import is_locked, is_posted, patient_processes
+from .gates import give_slot, is_posted, patient_processes
 
 pytestmark = pytest.mark.skipif(not CommitSlots.is_available(), reason="no shared commits on this system")
 
@@ -45,12 +45,7 @@ class Line:
 
     def _let_wait_once(self, store: SqliteStore) -> None:
         holder = next(each for each in self.stores if each is not store)
-        while not store._slots.has_slot:  # one that was about to try got the gate without waiting
-            holder._gate.acquire(PATIENCE_SECONDS)
-            call = self.threads.submit(self.append, store)
-            until(lambda: is_locked(f"{store._path}.lock.next"))
-            holder._gate.release()
-            call.result(PATIENCE_SECONDS)
+        give_slot(store, holder._gate, lambda: self.threads.submit(self.append, store))
 
     def append(self, store: SqliteStore) -> None:
         record = b"%08d;" % next(self._numbers)
