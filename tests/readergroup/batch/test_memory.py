@@ -86,6 +86,7 @@ def test_a_range_is_never_held_whole(client: rg.Client, what: str) -> None:
 def test_an_exported_stream_is_never_held_whole(client: rg.Client, url: str, tmp_path: Path, form: str) -> None:
     file = tmp_path / f"orders.{form}"
     arguments = ["--url", url, "stream", "export", STREAM, str(file)]
+    CliRunner().invoke(app, [*arguments, "--start", "tail"])  # imports what it takes
     peak, done = peak_of(lambda: CliRunner().invoke(app, arguments))
     assert done.exit_code == 0, done.output
     assert file.stat().st_size > 3.5 * BOUND
