@@ -26,10 +26,11 @@ from .errors import EndOfDataError
 from .group.model.config import new_reader_id
 from .group.reader_group import ReaderGroup
 from .scaling.pool import ReaderPool
-from .scaling.worker import MAX_BATCH_EVENTS, Worker
+from .scaling.worker import Worker
 from .streams.config import SegmentId
 from .streams.data.block import Block, encode_block
-from .streams.event import BlockSlice, Event, EventBatch
+from .streams.data.block_slice import BlockSlice
+from .streams.event import Event, EventBatch
 from .streams.serializers import BytesSerializer, JsonSerializer, PydanticSerializer, Serializer, checked_dumps
 
 __all__ = [
@@ -102,13 +103,12 @@ def drain(pool: ReaderPool[Any]) -> int:
     if not is_manual(task.client.clock):
         raise InvalidArgumentError("a pool can be drained only with a manual clock; otherwise call pool.run")
     worker = Worker(task, new_reader_id())
-    size = MAX_BATCH_EVENTS if task.handle_batch else 1
     handled = looks_in_vain = 0
     with group.reader(worker.reader_id, serializer=task.serializer) as reader:
         while looks_in_vain < 2:  # after the first empty read, segments may complete and successors follow
             group.coordinator.step()
             try:
-                batch = reader.read_batch(size, timeout=0)
+                batch = reader.read_batch(task.max_events, timeout=0)
             except EndOfDataError:
                 break
             looks_in_vain = 0 if batch else looks_in_vain + 1

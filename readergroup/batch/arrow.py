@@ -1,72 +1,22 @@
-"""Turns the events of a range into Arrow record batches, block by block, without Python code per event."""
+"""Iterates over the events of a range as Arrow record batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import chain
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from synchronizer import InvalidArgumentError, UnsupportedError
-from synchronizer.arguments import check_type
-
-from ..streams.config import number_of, stream_of
-from ..streams.data.block import Block
-from ..streams.event import BlockSlice
+from ..streams.data.columns import COLUMNS as COLUMNS
+from ..streams.data.columns import DEFAULT_COLUMNS as DEFAULT_COLUMNS
+from ..streams.data.columns import MAX_ROWS, record_batch, schema
 from ..streams.manager import StreamManager
 from .ranges import SegmentRange
 from .reading import RangeReader
 
-try:
-    import numpy
+if TYPE_CHECKING:
     import pyarrow
-    from numpy.typing import NDArray
-except ImportError as error:
-    raise UnsupportedError("Arrow is not installed; pip install 'readergroup[arrow]'") from error
-
-#: The most events in one record batch: some megabytes of events of usual size.
-MAX_ROWS: Final = 32_768
-
-_TYPES: Final[Mapping[str, pyarrow.DataType]] = {
-    "event": pyarrow.binary(),
-    "scope": pyarrow.string(),
-    "stream": pyarrow.string(),
-    "segment_id": pyarrow.int64(),
-    "offset": pyarrow.int64(),
-    "routing_key": pyarrow.string(),
-    "written_at": pyarrow.timestamp("us", "UTC"),
-    "headers": pyarrow.map_(pyarrow.string(), pyarrow.binary()),
-}
-#: Blocks of fewer events are converted together.
-_FEW_ROWS: Final = 32
-#: How many bytes msgpack puts before a ``bin``, by the first of them.
-_PREFIX_BYTES: Final = {0xC4: 2, 0xC5: 3, 0xC6: 5}
-#: All columns: the event, its address, its routing key, its time of writing and its headers.
-COLUMNS: Final = tuple(_TYPES)
-#: All columns but the headers, which take a step of Python for each event that has any.
-DEFAULT_COLUMNS: Final = tuple(column for column in COLUMNS if column != "headers")
 
 
-def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
-    """Return the schema of these columns, in the order given; by default `DEFAULT_COLUMNS`.
-
-    Raises:
-        InvalidArgumentError: A column is unknown or named twice, or there is none.
-    """
-    check_type(columns, Sequence, "columns", or_none=True)
-    columns = DEFAULT_COLUMNS if columns is None else columns
-    unknown = [column for column in columns if column not in _TYPES]
-    if unknown or not columns or len(set(columns)) != len(columns):
-        raise InvalidArgumentError(
-            "columns must name at least one known column, and each only once",
-            columns=list(columns),
-            unknown=unknown,
-            known=list(COLUMNS),
-        )
-    return pyarrow.schema([(column, _TYPES[column]) for column in columns])
-
-
-class RecordBatches(Iterator[pyarrow.RecordBatch]):
+class RecordBatches(Iterator["pyarrow.RecordBatch"]):
     """Iterates over the events of a range, at most `MAX_ROWS` at a time."""
 
     def __init__(
@@ -80,123 +30,4 @@ class RecordBatches(Iterator[pyarrow.RecordBatch]):
         slices = self._reader.take(MAX_ROWS)
         if not slices:
             raise StopIteration
-        columns = _Columns(self._range, slices)
-        arrays = [getattr(columns, name)() for name in self.schema.names]
-        return pyarrow.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-
-class _Columns:
-    """The columns of the events in some slices of a range."""
-
-    def __init__(self, segment_range: SegmentRange, slices: Sequence[BlockSlice]) -> None:
-        self._segment = segment_range.segment
-        self._slices = slices
-        self._rows = sum(each.size for each in slices)
-        self._tables = [_table(each.block) for each in slices]
-
-    def event(self) -> pyarrow.Array:
-        tables = [table for table in self._tables if table is not None]
-        if len(tables) < len(self._slices) or len({table.itemsize for table in tables}) > 1:
-            data = chain.from_iterable(each.block.data[each.start : each.stop] for each in self._slices)
-            return pyarrow.array(list(data), _TYPES["event"])
-        events = numpy.concatenate(list(map(_rows_of, self._slices, tables)))
-        bounds = numpy.arange(self._rows + 1, dtype=numpy.int32) * events.itemsize
-        buffers = [None, pyarrow.py_buffer(bounds), pyarrow.py_buffer(events)]
-        return pyarrow.Array.from_buffers(_TYPES["event"], self._rows, buffers)
-
-    def offset(self) -> pyarrow.Array:
-        return pyarrow.array(numpy.concatenate(list(map(_offsets, self._slices, self._tables))))
-
-    def routing_key(self) -> pyarrow.Array:
-        if self._rows < _FEW_ROWS * len(self._slices):
-            return _text([key for each in self._slices for key in each.block.keys[each.start : each.stop]])
-        return pyarrow.concat_arrays(list(map(_keys, self._slices)))
-
-    def written_at(self) -> pyarrow.Array:
-        times = numpy.repeat(
-            numpy.array([each.block.written_at for each in self._slices], numpy.int64),
-            [each.size for each in self._slices],
-        )
-        return pyarrow.array(times).cast(_TYPES["written_at"])
-
-    def headers(self) -> pyarrow.Array:
-        kind = _TYPES["headers"]
-        if not any(each.block.has_headers for each in self._slices):
-            return pyarrow.nulls(self._rows, kind)
-        found = chain.from_iterable(each.block.headers[each.start : each.stop] for each in self._slices)
-        return pyarrow.array([[*headers.items()] if headers else None for headers in found], kind)
-
-    def segment_id(self) -> pyarrow.Array:
-        return self._repeated(number_of(self._segment), "segment_id")
-
-    def scope(self) -> pyarrow.Array:
-        return self._repeated(stream_of(self._segment).split("/")[0], "scope")
-
-    def stream(self) -> pyarrow.Array:
-        return self._repeated(stream_of(self._segment).split("/")[1], "stream")
-
-    def _repeated(self, value: object, column: str) -> pyarrow.Array:
-        return _constant(value, _TYPES[column]).slice(0, self._rows)
-
-
-def _keys(each: BlockSlice) -> pyarrow.StringArray:
-    numbered = each.block.numbered_keys
-    if numbered is None:
-        return _text(each.block.keys[each.start : each.stop])
-    keys, numbers = numbered
-    return _text(keys).take(pyarrow.array(numpy.frombuffer(numbers, numpy.uint8)[each.start : each.stop]))
-
-
-def _text(keys: Sequence[str | None]) -> pyarrow.StringArray:
-    try:
-        return pyarrow.array(keys, pyarrow.string())
-    except UnicodeEncodeError:  # half of a surrogate pair is a valid key, but not valid text
-        return pyarrow.array([key and key.encode("utf-8", "replace").decode() for key in keys], pyarrow.string())
-
-
-@lru_cache
-def _constant(value: object, kind: pyarrow.DataType) -> pyarrow.Array:
-    return pyarrow.repeat(pyarrow.scalar(value, kind), MAX_ROWS)
-
-
-def _table(block: Block) -> NDArray[numpy.void] | None:
-    """Return all events of the block, skipped ones included, if they have one length above 0; else None.
-
-    The prefix of the first event gives the position of the second. If each prefix equals the first, all lengths agree.
-    """
-    count = len(block) + block.skipped
-    packed = memoryview(block.packed_events)
-    start = 1 if count < 16 else 3 if count < 65_536 else 5
-    width, rest = divmod(len(packed) - start, count)
-    prefix = bytes(packed[start : start + _PREFIX_BYTES[packed[start]]])
-    size = int.from_bytes(prefix[1:])
-    if rest or not size or len(prefix) + size != width:
-        return None
-    table = numpy.frombuffer(packed, _element_type(len(prefix), size), count, start)
-    return table["event"] if table["prefix"].tobytes() == prefix * count else None
-
-
-@lru_cache
-def _element_type(prefix: int, size: int) -> numpy.dtype[numpy.void]:
-    return numpy.dtype([("prefix", f"S{prefix}"), ("event", f"V{size}")])
-
-
-def _rows_of(each: BlockSlice, table: NDArray[numpy.void]) -> NDArray[numpy.void]:
-    return table[each.block.skipped + each.start : each.block.skipped + each.stop]
-
-
-def _offsets(each: BlockSlice, table: NDArray[numpy.void] | None) -> NDArray[numpy.int64]:
-    """Return where each event of the each starts, as `Block.offsets` does."""
-    block = each.block
-    if table is not None:
-        size = table.itemsize
-        element = size + (2 if size < 256 else 3 if size < 65_536 else 5)
-        end = block.events_end
-        starts = numpy.arange(end - element * len(block), end, element)
-    else:
-        sizes = numpy.fromiter(map(len, block.data), numpy.int64, len(block))
-        elements = sizes + 2 + (sizes >= 256) + 2 * (sizes >= 65_536)
-        starts = block.events_end - elements[::-1].cumsum()[::-1]
-    if not block.skipped:
-        starts[0] = block.block_offset
-    return starts[each.start : each.stop]
+        return record_batch(slices, self._range.segment, self.schema)

@@ -10,7 +10,8 @@ from synchronizer.arguments import check_type
 
 from ..group.assigned_segments import AssignedSegment
 from ..streams.config import stream_of
-from ..streams.event import BlockSlice, Event, EventBatch
+from ..streams.data.block_slice import BlockSlice
+from ..streams.event import Event, EventBatch
 from ..streams.manager import StreamManager
 from ..streams.serializers import BytesSerializer, Serializer, check_serializer
 from .ranges import SegmentRange

@@ -11,8 +11,9 @@ from synchronizer.clock import Clock
 
 from ..streams.config import SegmentId, data_segment
 from ..streams.data.block import Block
-from ..streams.data.segment_reader import SegmentReader
-from ..streams.event import BlockSlice, EventBatch
+from ..streams.data.block_slice import BlockSlice
+from ..streams.data.segment_reader import READ_BYTES, SegmentReader
+from ..streams.event import EventBatch
 from ..streams.serializers import Serializer
 from .model.positions import SegmentPosition
 
@@ -20,6 +21,8 @@ T = TypeVar("T")
 
 #: How often segments that had no events are checked while others keep the reader busy.
 _LOOK_AT_IDLE_SECONDS: Final = 0.02
+#: The most that one read of the store asks for, for a batch that may be as large.
+_MAX_READ_BYTES: Final = 64 * 1024 * 1024
 
 
 class AssignedSegment(Generic[T]):
@@ -80,27 +83,39 @@ class AssignedSegment(Generic[T]):
         self._ahead.clear()
         self._at_end = True
 
-    def take(self, max_events: int) -> EventBatch[T] | None:
-        """Return the next events, at most ``max_events``; None if there are none now. Raise as `take_slices`."""
-        slices = self.take_slices(max_events)
+    def take(self, max_events: int, max_bytes: int | None = None) -> EventBatch[T] | None:
+        """Return the next events, as `take_slices`; None if there are none now."""
+        slices = self.take_slices(max_events, max_bytes)
         if not slices:
             return None
         return EventBatch(slices, self.segment, self._incarnation, self.token, self._serializer)
 
-    def take_slices(self, max_events: int) -> list[BlockSlice]:
+    def take_slices(self, max_events: int, max_bytes: int | None = None) -> list[BlockSlice]:
         """Return the slices that hold the next events, at most ``max_events``; an empty list if there are none now.
+
+        With ``max_bytes``, they take at most so many bytes in the store, except a single event that has more.
 
         Raises `TruncatedError` once where data is gone; the next call continues where the remaining data starts.
         """
         slices: list[BlockSlice] = []
-        wanted = max_events
+        wanted, left = max_events, max_bytes
+        self._reader.read_bytes = min(max(READ_BYTES, left or 0), _MAX_READ_BYTES)
         while wanted > 0 and (self._ahead or self._read_on(may_ask=not slices)):
             taken = self._ahead.popleft()
-            if taken.size > wanted:
-                self._ahead.appendleft(taken._replace(start=taken.start + wanted))
-                taken = taken._replace(stop=taken.start + wanted)
+            count = min(wanted, taken.size)
+            if left is not None:
+                fitting = taken.fitting(left)
+                if slices and fitting < taken.size:  # a block is divided only if it is the first
+                    self._ahead.appendleft(taken)
+                    break
+                count = min(count, max(1, fitting))
+            if taken.size > count:
+                self._ahead.appendleft(taken._replace(start=taken.start + count))
+                taken = taken._replace(stop=taken.start + count)
             slices.append(taken)
-            wanted -= taken.size
+            wanted -= count
+            if left is not None:
+                left -= taken.end - taken.begin
         return slices
 
     def put_back(self, slices: Sequence[BlockSlice]) -> None:
@@ -158,6 +173,7 @@ class AssignedSegments(Generic[T]):
         self._idle: dict[str, AssignedSegment[T]] = {}  # by name in the store
         self._look_at_idle_at = 0.0
         self._is_idle_known = False  # the current call has just waited for the idle ones
+        self._max_bytes: int | None = None  # of the batch that the current call returns
         #: The one that `take` asks, or asked when it raised.
         self.asked: AssignedSegment[T] | None = None
 
@@ -199,7 +215,7 @@ class AssignedSegments(Generic[T]):
         while self._ready:
             self._ready.rotate(-1)  # whatever this one yields, the others come first next time
             assigned = self.asked = self._ready[-1]
-            batch = assigned.take(max_events)
+            batch = assigned.take(max_events, self._max_bytes)
             if batch is not None:
                 return assigned, batch
             self._ready.pop()
@@ -218,9 +234,13 @@ class AssignedSegments(Generic[T]):
             if assigned is not None:
                 self._ready.append(assigned)
 
-    def begin_call(self) -> None:
-        """Note that the application called: the idle segments are not known to have nothing."""
+    def begin_call(self, max_bytes: int | None = None) -> None:
+        """Note that the application called, for a batch of at most ``max_bytes``.
+
+        The idle segments are not known to have nothing.
+        """
         self._is_idle_known = False
+        self._max_bytes = max_bytes
 
     def has_waited(self) -> None:
         """Note that the current call has just waited for the idle segments."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
-from typing import Final, Generic, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NoReturn, Self, TypeVar
 
 from synchronizer import (
     ClosedError,
@@ -29,6 +30,7 @@ from synchronizer import (
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.liveness.keeper import is_store_unavailable
 from synchronizer.threads.flag import Flag
+from synchronizer.threads.loading import loading
 
 from ..errors import EndOfDataError, ReaderNotInGroupError
 from ..streams.config import SegmentId, check_name, stream_of
@@ -42,6 +44,9 @@ from .pace import Pace
 from .progress import Progress
 from .updater import GroupUpdater, check_same_stream
 
+if TYPE_CHECKING:
+    import pyarrow
+
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)
@@ -50,6 +55,8 @@ _logger = logging.getLogger(__name__)
 _WAIT_SECONDS: Final = 0.25
 #: How many events the reader takes from a segment at a time when it hands them out one by one.
 _EVENTS_AHEAD: Final = 4096
+#: The size of an Arrow batch, by default.
+_ARROW_BYTES: Final = 1024 * 1024
 
 #: The pause between two retries while the store is away.
 _PAUSE_SECONDS: Final = 0.02
@@ -170,6 +177,36 @@ class Reader(Generic[T]):
             return EventBatch((), SegmentId(""), "", 0, self._serializer)
         self._progress.handed = len(batch)
         return batch
+
+    def read_arrow(
+        self, max_bytes: int = _ARROW_BYTES, timeout: float | None = None, *, columns: Sequence[str] | None = None
+    ) -> pyarrow.RecordBatch:
+        """Return the next events of one segment as an Arrow record batch; one without rows if none came in time.
+
+        The events are processed, and committed, as those of `read_batch`. The columns are those of
+        `EventBatch.to_arrow`.
+
+        Args:
+            max_bytes: The most bytes that the events take in the store. A single event may have more. Default: 1 MiB.
+            timeout: Seconds to wait; 0 does not wait. Default: the client's.
+            columns: As of `EventBatch.to_arrow`.
+
+        Raises:
+            UnsupportedError: pyarrow is not installed.
+            InvalidArgumentError: A column is unknown or named twice, or there is none.
+            ReaderGroupError: As `read`.
+        """
+        check_count(max_bytes, "max_bytes")
+        with loading():
+            from ..streams.data.columns import record_batch, schema
+
+        wanted = schema(columns)
+        batch = self._next_batch(sys.maxsize, self._enter(timeout), max_bytes)
+        if batch is None:
+            return record_batch((), SegmentId(""), wanted)
+        arrow = batch.to_arrow(columns)  # if it fails, the events are read again
+        self._progress.handed = len(batch)
+        return arrow
 
     def batches(self, max_events: int = 1000) -> Iterator[EventBatch[T]]:
         """Iterate over batches of at most ``max_events``, waiting for more, until the end of the data or `stop`."""
@@ -318,13 +355,13 @@ class Reader(Generic[T]):
         self._progress.done = self._progress.handed
         return self._member.has_news or not self._member.is_alive()
 
-    def _next_batch(self, max_events: int, deadline: Deadline) -> EventBatch[T] | None:
+    def _next_batch(self, max_events: int, deadline: Deadline, max_bytes: int | None = None) -> EventBatch[T] | None:
         """Take the next batch in hand, with none of it handed out, and return it; None at the deadline.
 
         Waits for a store that is away as for events. Returns None if another thread stops or closes the reader.
         """
         self._progress.begin_call()
-        self._segments.begin_call()
+        self._segments.begin_call(max_bytes)
         with self._member.in_call():
             return self._await_batch(max_events, deadline)
 

@@ -25,7 +25,7 @@ from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import step_each
 
 from ..record import defaults
-from ..scaling.handlers import HandleBatch, HandleEvent
+from ..scaling.handlers import HandleArrow, HandleBatch, HandleEvent
 from ..scaling.scaled_group import PoolClient
 from ..streams.config import SegmentId, StreamCut, check_name
 from ..streams.event import Position
@@ -188,6 +188,7 @@ class ReaderGroup:
         workers: Literal["thread", "process"] = "thread",
         retry: RetryPolicy | None = None,
         handle_batch: HandleBatch[bytes] | None = None,
+        handle_arrow: HandleArrow | None = None,
     ) -> ReaderPool[bytes]: ...
     @overload
     def pool(
@@ -209,8 +210,9 @@ class ReaderGroup:
         workers: Literal["thread", "process"] = "thread",
         retry: RetryPolicy | None = None,
         handle_batch: HandleBatch[Any] | None = None,
+        handle_arrow: HandleArrow | None = None,
     ) -> ReaderPool[Any]:
-        """Return a pool of workers that hand each event to ``handle``, or each batch to ``handle_batch``.
+        """Return a pool of workers that hand each event to ``handle``, or each batch to another handler.
 
         ``run`` runs it. While an event or a batch is retried, all segments of its worker wait. With dead letters, a
         batch that failed its last attempt is handled once more event by event, and the events that fail alone are set
@@ -225,10 +227,13 @@ class ReaderGroup:
             workers: "thread" or "process". Processes are spawned: all arguments must pickle, and a worker may not start
                 processes by ``multiprocessing``.
             retry: Default: one attempt; a failure ends the pool.
-            handle_batch: Like ``handle``, for batches; give one of the two.
+            handle_batch: Like ``handle``, for batches of up to 1,000 events; give one handler.
+            handle_arrow: Like ``handle``, for Arrow record batches of up to 32,768 events of one segment, about 1 MiB,
+                as `EventBatch.to_arrow` returns them. Takes no ``serializer``.
 
         Raises:
-            InvalidArgumentError: A handler is an ``async def``.
+            InvalidArgumentError: A handler is an ``async def``, or there are several.
+            UnsupportedError: ``handle_arrow`` was given, and pyarrow is not installed.
             ClosedError: The client is closed.
         """
         with loading():
@@ -240,6 +245,7 @@ class ReaderGroup:
             self._updater,
             handle=handle,
             handle_batch=handle_batch,
+            handle_arrow=handle_arrow,
             readers=readers,
             workers=workers,
             retry=retry,

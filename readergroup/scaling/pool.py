@@ -28,12 +28,13 @@ from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.callables import check_callable
 from synchronizer.clock import growing_pause
 from synchronizer.threads.flag import Flag
+from synchronizer.threads.loading import loading
 
 from ..errors import ReaderNotInGroupError
 from ..group.model.config import new_reader_id
 from ..group.updater import GroupUpdater
-from ..streams.serializers import Serializer, check_serializer
-from .handlers import HandleBatch, HandleEvent
+from ..streams.serializers import BytesSerializer, Serializer, check_serializer
+from .handlers import ArrowHandler, HandleArrow, HandleBatch, HandleEvent
 from .in_hand import InHand
 from .policy import ReaderScalingPolicy
 from .retry import RetryPolicy
@@ -93,16 +94,31 @@ class ReaderPool(Generic[T]):
         *,
         handle: HandleEvent[T] | None,
         handle_batch: HandleBatch[T] | None,
+        handle_arrow: HandleArrow | None,
         readers: int | ReaderScalingPolicy,
         workers: Literal["thread", "process"],
         retry: RetryPolicy | None,
         serializer: Serializer[T],
     ) -> None:
-        if (handle is None) == (handle_batch is None):
-            raise InvalidArgumentError("pass either handle or handle_batch", group=group.name)
-        check_callable(handle_batch if handle is None else handle, "a handler", group=group.name)
+        handlers = [each for each in (handle, handle_batch, handle_arrow) if each is not None]
+        if len(handlers) != 1:
+            raise InvalidArgumentError(
+                "pass one handler: either handle or handle_batch, or handle_arrow", group=group.name
+            )
+        check_callable(handlers[0], "a handler", group=group.name)
         check_type(retry, RetryPolicy, "retry", or_none=True)
         check_serializer(serializer)
+        if handle_arrow is not None:
+            if not isinstance(serializer, BytesSerializer):
+                raise InvalidArgumentError(
+                    "handle_arrow gets the events as they were written, without a serializer; remove the serializer "
+                    "and decode the column 'event'",
+                    serializer=type(serializer).__name__,
+                )
+            with loading():
+                from ..streams.data import columns as columns  # raises if pyarrow is not installed
+
+            handle_batch = ArrowHandler(handle_arrow)
         if workers not in ("thread", "process"):
             raise InvalidArgumentError("workers must be 'thread' or 'process'", workers=workers)
         if not isinstance(readers, ReaderScalingPolicy):

@@ -20,7 +20,7 @@ from ..group.reader import Reader
 from ..streams.event import Event, EventBatch
 from ..streams.serializers import PydanticSerializer, Serializer
 from ..streams.writing.writer import EventWriter
-from .handlers import HandleBatch, HandleEvent
+from .handlers import ArrowHandler, HandleBatch, HandleEvent
 from .in_hand import Hand, InHand
 from .retry import DeadLetter, RetryPolicy
 from .scaled_group import PoolClient, ScaledGroup
@@ -28,6 +28,8 @@ from .scaled_group import PoolClient, ScaledGroup
 T = TypeVar("T")
 
 MAX_BATCH_EVENTS: Final = 1000
+#: The most events that ``handle_arrow`` gets at a time.
+MAX_ARROW_EVENTS: Final = 32_768
 #: How many workers must die over an event before it is set aside: a process may die for other reasons.
 LEAST_DEATHS: Final = 3
 
@@ -44,6 +46,13 @@ class Task(Generic[T]):
     handle_batch: HandleBatch[T] | None
     serializer: Serializer[T]
     retry: RetryPolicy
+
+    @property
+    def max_events(self) -> int:
+        """The most events that one call of the handler gets."""
+        if isinstance(self.handle_batch, ArrowHandler):
+            return MAX_ARROW_EVENTS
+        return 1 if self.handle_batch is None else MAX_BATCH_EVENTS
 
 
 class _WorkerStoppedError(Exception):
@@ -100,7 +109,7 @@ class Worker(Generic[T]):
         """Handle events until the end; False if data was truncated before it was read, and reading can continue."""
         try:
             if self._task.handle_batch is not None:
-                for batch in reader.batches(MAX_BATCH_EVENTS):
+                for batch in reader.batches(self._task.max_events):
                     if self._hand is None:
                         self._handle_batch(self._task.handle_batch, batch)
                     else:

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict
 
 from synchronizer import InvalidArgumentError, Revision
 
-from ..batch.arrow import COLUMNS
 from ..streams.config import SegmentId, check_name, check_stream_name, segment_id
+from ..streams.data.columns import COLUMNS
 from .address import StoreAddress
 from .given import named_options
 from .offsets import Cuts, cuts_of

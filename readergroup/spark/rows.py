@@ -11,9 +11,9 @@ from pyspark.sql.types import StructType
 
 from synchronizer import InvalidArgumentError
 
-from ..batch.arrow import COLUMNS, DEFAULT_COLUMNS
-from ..batch.arrow import schema as schema_of_columns
 from ..errors import CorruptDataError
+from ..streams.data.columns import COLUMNS, DEFAULT_COLUMNS
+from ..streams.data.columns import schema as schema_of_columns
 from .decoding import EventDecoder, Misfit
 from .options import ReadOptions
 

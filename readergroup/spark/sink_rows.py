@@ -13,10 +13,10 @@ from pyspark.sql.types import StructType
 
 from synchronizer import InvalidArgumentError
 
-from ..batch.arrow import schema as schema_of_columns
 from ..batch.encoding import BATCH_BYTES, sizes_of_headers
 from ..errors import EventTooLargeError
 from ..streams.data.block import MAX_EVENT_BYTES
+from ..streams.data.columns import schema as schema_of_columns
 from ..streams.data.write_batch import MAX_UNSTORED_BYTES
 from .rows import check_once
 

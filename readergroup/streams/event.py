@@ -6,14 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import chain
-from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar, overload
 
 from synchronizer import InvalidArgumentError
 from synchronizer.arguments import check_type
+from synchronizer.threads.loading import loading
 
 from .config import SegmentId
-from .data.block import Block, Headers
+from .data.block import Headers
+from .data.block_slice import BlockSlice
 from .serializers import BytesSerializer, Serializer
+
+if TYPE_CHECKING:
+    import pyarrow
 
 T = TypeVar("T")
 
@@ -106,24 +111,6 @@ class Event(Generic[T]):
         return f"Event({str(self.pointer)!r}, {len(self.raw)} bytes)"
 
 
-class BlockSlice(NamedTuple):
-    """The events of a block from ``start`` up to, but not including, ``stop``."""
-
-    block: Block
-    start: int
-    stop: int
-
-    @property
-    def end(self) -> int:
-        """The offset after the last event."""
-        return self.block.end if self.stop == len(self.block) else self.block.offset_of(self.stop)
-
-    @property
-    def size(self) -> int:
-        """How many events it has."""
-        return self.stop - self.start
-
-
 class EventBatch(Sequence[Event[T]]):
     """Events of one segment, in order. Its columns are lists, the fastest way to use it; do not change them.
 
@@ -139,16 +126,18 @@ class EventBatch(Sequence[Event[T]]):
         serializer: Serializer[T],
     ) -> None:
         self._slices = slices
+        self._count = sum(each.size for each in slices)
         self.segment = segment
         self.incarnation = incarnation
         self.fencing_token = fencing_token
         self.serializer = serializer
-        #: The bytes of each event.
-        self.raw: list[bytes] = (
-            _column(slices[0], slices[0].block.data)
-            if len(slices) == 1
-            else list(chain.from_iterable(_column(each, each.block.data) for each in slices))
-        )
+
+    @cached_property
+    def raw(self) -> list[bytes]:
+        """The bytes of each event."""
+        if len(self._slices) == 1:
+            return _column(self._slices[0], self._slices[0].block.data)
+        return list(chain.from_iterable(_column(each, each.block.data) for each in self._slices))
 
     @cached_property
     def data(self) -> Sequence[T]:
@@ -177,8 +166,7 @@ class EventBatch(Sequence[Event[T]]):
     @property
     def start(self) -> int:
         """The offset of the first event."""
-        first = self._slices[0]
-        return first.block.offset_of(first.start)
+        return self._slices[0].begin
 
     @cached_property
     def end(self) -> int:
@@ -187,7 +175,7 @@ class EventBatch(Sequence[Event[T]]):
 
     def offset_after(self, count: int) -> int:
         """Return the reader's offset in the segment once the first ``count`` events are processed."""
-        return self.offsets[count] if count < len(self.raw) else self.end
+        return self.offsets[count] if count < self._count else self.end
 
     def slices_after(self, count: int) -> list[BlockSlice]:
         """Return the slices of the batch without its first ``count`` events."""
@@ -209,11 +197,30 @@ class EventBatch(Sequence[Event[T]]):
             index -= each.size
         raise IndexError(index)
 
+    def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.RecordBatch:
+        """Return the events as an Arrow record batch, without Python code per event.
+
+        The columns are those of `BatchClient.record_batches`. ``event`` has the bytes as they were written: the
+        serializer is not used.
+
+        Args:
+            columns: Some of ``event``, ``scope``, ``stream``, ``segment_id``, ``offset``, ``routing_key``,
+                ``written_at`` and ``headers``, in the order you want. Default: all but ``headers``.
+
+        Raises:
+            UnsupportedError: pyarrow is not installed.
+            InvalidArgumentError: A column is unknown or named twice, or there is none.
+        """
+        with loading():
+            from .data.columns import record_batch, schema
+
+        return record_batch(self._slices, self.segment, schema(columns))
+
     def __len__(self) -> int:
-        return len(self.raw)
+        return self._count
 
     def __iter__(self) -> Iterator[Event[T]]:
-        for index in range(len(self.raw)):
+        for index in range(self._count):
             yield Event(self, index)
 
     @overload
@@ -221,7 +228,7 @@ class EventBatch(Sequence[Event[T]]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Event[T]]: ...
     def __getitem__(self, index: int | slice) -> Event[T] | Sequence[Event[T]]:
-        chosen = range(len(self.raw))[index]
+        chosen = range(self._count)[index]
         return Event(self, chosen) if isinstance(chosen, int) else [Event(self, each) for each in chosen]
 
     def __repr__(self) -> str:

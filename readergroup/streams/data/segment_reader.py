@@ -36,7 +36,8 @@ class SegmentReader:
     def __init__(self, store: SegmentStore, segment: str, offset: int = 0, *, read_bytes: int = READ_BYTES) -> None:
         self.segment = segment
         self._store = store
-        self._read_bytes = read_bytes
+        #: How much the next read of the store asks for.
+        self.read_bytes = read_bytes
         self.seek(offset)
 
     def seek(self, offset: int) -> None:
@@ -73,7 +74,7 @@ class SegmentReader:
     def _read_ahead(self) -> bool:
         try:
             start = self._read_to if self._aligned else block_start(self._store, self.segment, self._read_to)
-            data = self._store.read(self.segment, start, self._read_bytes)
+            data = self._store.read(self.segment, start, self.read_bytes)
             if not data:
                 self._look_for_end()
                 return False

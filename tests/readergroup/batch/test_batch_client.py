@@ -429,7 +429,8 @@ def test_without_pyarrow_the_error_names_what_to_install(client: rg.Client, monk
     place(client, events=10)
     (first, *_) = client.batch.segment_ranges(STREAM)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "readergroup.batch.arrow", raising=False)
+    for module in ("readergroup.batch.arrow", "readergroup.streams.data.columns"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     with pytest.raises(rg.UnsupportedError, match=r"readergroup\[arrow\]"):
         client.batch.record_batches(first)
 

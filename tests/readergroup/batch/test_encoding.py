@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import readergroup as rg
-from readergroup.batch.arrow import schema
 from readergroup.batch.encoding import BATCH_BYTES, batches_by_segment, sizes_of_headers
 from readergroup.streams.data.block import MAX_BLOCK_BYTES, Block, headers_bytes, parse_blocks
+from readergroup.streams.data.columns import schema
 from readergroup.streams.transactions.transaction import Transactions
 
 STREAM = "shop/orders"

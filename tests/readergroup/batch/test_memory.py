@@ -109,10 +109,10 @@ def test_what_was_read_is_copied_once_to_be_appended_or_to_be_arrow(client: rg.C
     assert len(copied) > 0.9 * READ_BYTES
     assert peak < 1.1 * len(copied)
 
-    from readergroup.batch.arrow import _Columns
     from readergroup.batch.reading import RangeReader
+    from readergroup.streams.data.columns import _Columns
 
     parts = RangeReader(client.streams, whole(client)).take(EVENTS)
-    peak, events = peak_of(lambda: _Columns(whole(client), parts).event())
+    peak, events = peak_of(lambda: _Columns(parts, whole(client).segment).event())
     assert events.nbytes > 0.9 * READ_BYTES
     assert peak < 1.1 * events.nbytes
