@@ -96,7 +96,13 @@ class _Columns:
     def routing_key(self) -> pyarrow.Array:
         if self._rows < _FEW_ROWS * len(self._slices):
             return _text([key for each in self._slices for key in each.block.keys[each.start : each.stop]])
-        return pyarrow.concat_arrays(list(map(_keys, self._slices)))
+        names: list[str | None] = []
+        numbers = []
+        for each in self._slices:
+            different, indices = _numbered_keys(each)
+            numbers.append(indices + numpy.int32(len(names)))
+            names += different
+        return _text(names).take(pyarrow.array(numpy.concatenate(numbers)))
 
     def written_at(self) -> pyarrow.Array:
         times = numpy.repeat(
@@ -128,12 +134,13 @@ class _Columns:
         return _constant(value, kind).slice(0, self._rows)
 
 
-def _keys(each: BlockSlice) -> pyarrow.StringArray:
+def _numbered_keys(each: BlockSlice) -> tuple[Sequence[str | None], NDArray[numpy.integer]]:
+    """Return routing keys and, for each event, the number of its key."""
     numbered = each.block.numbered_keys
     if numbered is None:
-        return _text(each.block.keys[each.start : each.stop])
+        return each.block.keys[each.start : each.stop], numpy.arange(each.size, dtype=numpy.int32)
     keys, numbers = numbered
-    return _text(keys).take(pyarrow.array(numpy.frombuffer(numbers, numpy.uint8)[each.start : each.stop]))
+    return keys, numpy.frombuffer(numbers, numpy.uint8)[each.start : each.stop]
 
 
 def _text(keys: Sequence[str | None]) -> pyarrow.StringArray:
