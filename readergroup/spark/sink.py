@@ -22,7 +22,6 @@ from pyspark.sql.types import StructType
 
 from synchronizer import AlreadyExistsError, DeadlineExceededError, InvalidArgumentError, ReaderGroupError
 
-from ..batch.encoding import batches_by_segment
 from ..client import Client
 from ..streams.transactions.staging import StagedPart, Staging
 from ..streams.transactions.transaction import Transactions
@@ -154,7 +153,7 @@ class _Sink:
                     staging, events = stagings[stream], checked_events(of_stream)
                     if with_digests:
                         digests[stream].add(*events)
-                    for batch in batches_by_segment(events.data, events.keys, staging.segment_of, events.headers):
+                    for batch in events.packed().batches(staging.segment_of):
                         storing.append(thread.submit(staging.write_encoded, staging.encode(batch)))
                         if len(storing) > _BATCHES_AHEAD:
                             storing.popleft().result()

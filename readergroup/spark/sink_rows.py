@@ -13,10 +13,10 @@ from pyspark.sql.types import StructType
 
 from synchronizer import InvalidArgumentError
 
-from ..batch.encoding import BATCH_BYTES, sizes_of_headers
 from ..errors import EventTooLargeError
 from ..streams.data.block import MAX_EVENT_BYTES
 from ..streams.data.columns import schema as schema_of_columns
+from ..streams.data.packed_rows import BATCH_BYTES, PackedRows, numbered_keys, sizes_of_headers
 from ..streams.data.write_batch import MAX_UNSTORED_BYTES
 from .rows import check_once
 
@@ -36,6 +36,9 @@ class EventArrays(NamedTuple):
     data: pyarrow.BinaryArray
     keys: pyarrow.StringArray | None
     headers: pyarrow.MapArray | None
+
+    def packed(self) -> PackedRows:
+        return PackedRows.of(self.data, *numbered_keys(self.keys), self.headers)
 
 
 def check_columns(schema: StructType) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgpack
@@ -130,3 +130,30 @@ class PydanticSerializer(Generic[M]):
 
 
 _RETURN_BYTES: Final = (BytesSerializer, JsonSerializer, MsgpackSerializer, PydanticSerializer)
+
+
+def check_takes_bytes(serializer: Serializer[Any]) -> None:
+    """Refuse a serializer where columns are written as they are."""
+    if not isinstance(serializer, BytesSerializer):
+        raise InvalidArgumentError(
+            "a column is written as its bytes, without a serializer; open the writer without one, and encode the "
+            "column before",
+            serializer=type(serializer).__name__,
+        )
+
+
+def checked_lists(
+    events: Iterable[T],
+    routing_keys: Iterable[str | None] | None,
+    serializer: Serializer[T],
+    dumps: Callable[[T], bytes],
+) -> tuple[Sequence[bytes], Sequence[str | None] | None]:
+    """Return the bytes of the events, and their routing keys. ``dumps`` is that of the serializer, checked."""
+    for name, value in ("events", events), ("routing_keys", routing_keys):
+        if isinstance(value, str | bytes) or not isinstance(value, Iterable | None):
+            raise InvalidArgumentError(f"{name} must be a list or another iterable", found=type(value).__name__)
+    values: Sequence[Any] = list(events)  # copied: the caller may change it while the call waits
+    keys = None if routing_keys is None else list(routing_keys)
+    if not isinstance(serializer, BytesSerializer) or set(map(type, values)) - {bytes}:
+        values = list(map(dumps, values))
+    return values, keys

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from typing import Final, Protocol
 
 from readergroup.errors import EventTooLargeError
 from synchronizer import InvalidArgumentError
@@ -54,6 +54,21 @@ def checked_headers(headers: Headers | None) -> Headers | None:
     return dict(headers) if headers else None
 
 
+class Batch(Protocol):
+    """Events for one segment that are stored together: a `WriteBatch`, or a `PackedBatch` of Arrow arrays."""
+
+    in_doubt: bool
+
+    @property
+    def segment(self) -> int: ...
+    @property
+    def events(self) -> Sized: ...
+    @property
+    def size(self) -> int: ...
+    def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes: ...
+    def split(self, segment_of: Callable[[str | None], int]) -> Iterable[Batch]: ...
+
+
 class WriteBatch:
     """Events for one segment that are stored together."""
 
@@ -86,6 +101,16 @@ class WriteBatch:
         keys = sum(len(key) for key in self.keys if key)
         headers = sum(headers_bytes(each) for each in self.headers or () if each)
         self.size = sum(map(len, self.events)) + keys + headers + EVENT_BYTES * len(self.events)
+
+    def split(self, segment_of: Callable[[str | None], int]) -> Iterable[WriteBatch]:
+        """Return the same events, in order, in batches for other segments."""
+        parts: dict[int, WriteBatch] = {}
+        for index, (event, key) in enumerate(zip(self.events, self.keys, strict=True)):
+            segment = segment_of(key)
+            if segment not in parts:
+                parts[segment] = WriteBatch(segment)
+            parts[segment].add(event, key, self.headers[index] if self.headers else None)
+        return parts.values()
 
     def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes:
         keys = None if self.keys.count(None) == len(self.keys) else self.keys

@@ -8,11 +8,11 @@ meanwhile, the part continues as it began, and the merge divides its events anew
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Final, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
 
 from synchronizer import (
     ClosedError,
@@ -32,6 +32,7 @@ from ..data.write_batch import (
     BATCH_BYTES,
     KNOWN_KEYS,
     MAX_UNSTORED_BYTES,
+    Batch,
     WriteBatch,
     check_key,
     check_size,
@@ -40,6 +41,9 @@ from ..data.write_batch import (
 from ..manager import StreamManager
 from ..serializers import Serializer, checked_dumps
 from .committed import part_name
+
+if TYPE_CHECKING:
+    from ..data.packed_rows import PackedRows
 
 T = TypeVar("T")
 
@@ -65,16 +69,6 @@ class StagedPart(FrozenModel):
         """The names, in the store, of the segments that hold the events."""
         prefix = staging_prefix(self.stream, self.incarnation, self.key, self.generation)
         return tuple(staged_segments(prefix, self.name, self.segments))
-
-
-class EncodableBatch(Protocol):
-    """Events for one segment that are stored together, as `WriteBatch` or in another form."""
-
-    @property
-    def segment(self) -> int: ...
-    @property
-    def events(self) -> Sized: ...
-    def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes: ...
 
 
 class EncodedBatch(NamedTuple):
@@ -171,7 +165,7 @@ class Staging(Generic[T]):
             return self._find_keyless().number
         return self._find(routing_key).number
 
-    def encode(self, batch: EncodableBatch) -> EncodedBatch:
+    def encode(self, batch: Batch) -> EncodedBatch:
         """Encode events for one segment, from `segment_of`, for `write_encoded`. Other threads may write meanwhile."""
         data = batch.encode(self._encoded + 1, self._writer_id, int(self._clock.time() * 1_000_000))
         self._encoded += len(batch.events)
@@ -184,6 +178,11 @@ class Staging(Generic[T]):
         self._send([staging])
         with self._giving_up():
             self._store_batch(staging, batch)
+
+    def write_rows(self, rows: PackedRows) -> None:
+        """Add these events, and store them at once."""
+        for batch in rows.batches(self.segment_of):
+            self.write_encoded(self.encode(batch))
 
     def finish(self) -> StagedPart:
         """Store all events and return the part, which takes no more. Calling it twice returns the same part."""

@@ -32,11 +32,12 @@ from synchronizer import (
 )
 from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.backoff import Backoff
+from synchronizer.threads.loading import loading
 
 from ..config import check_name, check_stream_name, staging_prefix
 from ..data.block import Headers
 from ..manager import StreamManager
-from ..serializers import Serializer, serializer_or_bytes
+from ..serializers import Serializer, check_takes_bytes, checked_dumps, checked_lists, serializer_or_bytes
 from ..state import AbortTransaction, CommitTransaction, ForgetTransactions, StreamState
 from .committed import CommittedPart, begun_at
 from .staging import StagedPart, Staging
@@ -167,11 +168,43 @@ class Transaction(Generic[T]):
     def write(self, event: T, routing_key: str | None = None, headers: Headers | None = None) -> None:
         """Write one event of the transaction, as `EventWriter.write`. It enters the stream at the commit."""
         self._check_open()
+        self._staged().write(event, routing_key, headers)
+
+    def write_batch(self, events: Iterable[T], routing_keys: Iterable[str | None] | None = None) -> None:
+        """Write many events of the transaction at once, as `EventWriter.write_batch`.
+
+        A call that fails after some events were staged ends the transaction.
+        """
+        with loading():
+            from ..data.tables import pieces_of_lists
+
+        self._check_open()
+        data, keys = checked_lists(events, routing_keys, self._serializer, checked_dumps(self._serializer))
+        for rows in pieces_of_lists(data, keys, self.stream):
+            self._staged().write_rows(rows)
+
+    def write_arrow(
+        self, table: object, *, data: str, routing_key: str | None = None, headers: str | None = None
+    ) -> None:
+        """Write the rows of a table in the transaction, as `EventWriter.write_arrow`.
+
+        A call that fails after some events were staged ends the transaction.
+        """
+        with loading():
+            from ..data.tables import pieces_of_table
+
+        self._check_open()
+        check_takes_bytes(self._serializer)
+        for rows in pieces_of_table(table, data, routing_key, headers, self.stream):
+            self._staged().write_rows(rows)
+
+    def _staged(self) -> Staging[T]:
+        """Return the part that holds the events, which the first of them begins."""
         if self._staging is None:
             self._staging = Staging(
                 self._streams, self.stream, self._key, serializer=self._serializer, timeout=self._timeout
             )
-        self._staging.write(event, routing_key, headers)
+        return self._staging
 
     def commit(self, *, timeout: float | None = None) -> None:
         """Put the events into the stream, and return when they are there. Committing twice is no error.

@@ -14,7 +14,7 @@ from synchronizer.compare_and_set import Cell, Outcome, remove_attributes
 from synchronizer.threads.background import survive
 from synchronizer.threads.flag import Flag
 
-from ..data.write_batch import WriteBatch
+from ..data.write_batch import Batch
 from ..state import StreamState
 from . import event_numbers
 
@@ -88,7 +88,7 @@ class BatchAppender:
         self._cells = {number: self._cells[number] for number in state.current if number in self._cells}
         self._unsettled.intersection_update(state.current)
 
-    def append(self, batch: WriteBatch, effort: Effort) -> bool:
+    def append(self, batch: Batch, effort: Effort) -> bool:
         """Store the batch and return True; False if its segment is sealed or deleted and does not have it."""
         cell = self._cell(batch.segment)
         data, new_number = self._encode(batch)
@@ -147,7 +147,7 @@ class BatchAppender:
             cell = self._cells[number] = Cell(self._store, self._state.data_segment(number), self._attribute)
         return cell
 
-    def _encode(self, batch: WriteBatch) -> tuple[bytes, bytes]:
+    def _encode(self, batch: Batch) -> tuple[bytes, bytes]:
         """Encode the batch under the next numbers. Return it with the event number that shows that it is stored."""
         with self._numbering:
             # Numbered here and not by `write`: after a merge, the unstored events of two segments go to one, and lower

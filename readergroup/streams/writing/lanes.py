@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import cycle
 
-from ..data.write_batch import KNOWN_KEYS, WriteBatch, check_key
+from ..data.write_batch import KNOWN_KEYS, Batch, WriteBatch, check_key
 from ..state import StreamState
 
 
@@ -17,7 +17,7 @@ class Lane:
 
     def __init__(self, segment: int) -> None:
         self.segment = segment
-        self.full: list[WriteBatch] = []
+        self.full: list[Batch] = []
         self.batch = WriteBatch(segment)
 
     def next_batch(self) -> None:
@@ -30,7 +30,13 @@ class Lane:
             self.batch = WriteBatch(self.segment)
         self.batch.mend(count)
 
-    def take(self) -> list[WriteBatch]:
+    def add(self, batch: Batch) -> None:
+        """Add a batch behind all events."""
+        if self.batch.events:
+            self.next_batch()
+        self.full.append(batch)
+
+    def take(self) -> list[Batch]:
         if self.batch.events:
             self.next_batch()
         batches, self.full = self.full, []
@@ -69,8 +75,23 @@ class Lanes:
         lane = self.of_key[routing_key] = self._lanes[self._routes.segment_of(routing_key)]
         return lane
 
+    def next_keyless(self) -> int:
+        """Return the segment for the next events without a key."""
+        return next(self._round_robin)
+
+    def add(self, batches: Iterable[Batch]) -> None:
+        """Add batches behind the events of their segments."""
+        for batch in batches:
+            self._lanes[batch.segment].add(batch)
+
+    def remove(self, batches: Collection[Batch]) -> None:
+        """Remove batches of which some were added, after an interrupt of `add`."""
+        for lane in self._lanes.values():
+            lane.full = [each for each in lane.full if each not in batches]
+            lane.mend(None)
+
     @property
-    def batches(self) -> list[WriteBatch]:
+    def batches(self) -> list[Batch]:
         """All batches, those of a segment in order."""
         return [batch for lane in self._lanes.values() for batch in (*lane.full, lane.batch)]
 
@@ -78,28 +99,22 @@ class Lanes:
     def have_events(self) -> bool:
         return any(lane.full or lane.batch.events for lane in self._lanes.values())
 
-    def take(self) -> list[WriteBatch]:
+    def take(self) -> list[Batch]:
         """Empty the lanes; return the batches, those of a segment in order."""
         return [batch for lane in self._lanes.values() for batch in lane.take()]
 
-    def put_back(self, batches: Iterable[WriteBatch]) -> None:
+    def put_back(self, batches: Iterable[Batch]) -> None:
         """Put batches into the empty lanes of their segments."""
         for batch in batches:
             self._lanes[batch.segment].full.append(batch)
 
-    def split(self, batches: Iterable[WriteBatch]) -> list[WriteBatch]:
-        """Return the same events, in order, in one batch per old batch and segment of this epoch."""
+    def split(self, batches: Iterable[Batch]) -> list[Batch]:
+        """Return the same events, in order, in one batch or more per old batch and segment of this epoch."""
         return [part for batch in batches for part in self._split(batch)]
 
-    def _split(self, batch: WriteBatch) -> Iterable[WriteBatch]:
+    def _split(self, batch: Batch) -> Iterable[Batch]:
         if batch.segment in self._lanes:
             return [batch]
-        parts: dict[int, WriteBatch] = {}
         # All events without a key stay together, because they may be of one `write_many`.
-        keyless = next(self._round_robin)
-        for index, (event, key) in enumerate(zip(batch.events, batch.keys, strict=True)):
-            segment = keyless if key is None else self._routes.segment_of(key)
-            if segment not in parts:
-                parts[segment] = WriteBatch(segment)
-            parts[segment].add(event, key, batch.headers[index] if batch.headers else None)
-        return parts.values()
+        keyless, segment_of = next(self._round_robin), self._routes.segment_of
+        return batch.split(lambda key: keyless if key is None else segment_of(key))

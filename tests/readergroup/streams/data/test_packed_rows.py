@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgpack
 import pyarrow
@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import readergroup as rg
-from readergroup.batch.encoding import BATCH_BYTES, batches_by_segment, sizes_of_headers
 from readergroup.streams.data.block import MAX_BLOCK_BYTES, Block, headers_bytes, parse_blocks
 from readergroup.streams.data.columns import schema
+from readergroup.streams.data.packed_rows import BATCH_BYTES, PackedBatch, PackedRows, numbered_keys, sizes_of_headers
 from readergroup.streams.transactions.transaction import Transactions
 
 STREAM = "shop/orders"
@@ -36,6 +36,15 @@ HEADERS = st.none() | st.dictionaries(
 def client(store_url: str) -> Iterator[rg.Client]:
     with rg.connect(store_url) as client:
         yield client
+
+
+def batches_by_segment(
+    events: pyarrow.BinaryArray,
+    keys: pyarrow.StringArray | None,
+    segment_of: Callable[[str | None], int],
+    headers: pyarrow.MapArray | None = None,
+) -> Iterator[PackedBatch]:
+    return PackedRows.of(events, *numbered_keys(keys), headers).batches(segment_of)
 
 
 def segment_of(key: str | None) -> int:

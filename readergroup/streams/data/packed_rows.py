@@ -1,0 +1,204 @@
+"""Encodes Arrow arrays of events as the blocks of a stream, without Python code per event."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgpack
+import numpy
+import pyarrow
+import pyarrow.compute
+from numpy.typing import NDArray
+
+from .block import ELEMENT_BYTES, MAX_BLOCK_BYTES, are_few_keys, encode_packed_block
+
+#: The size of one append to a segment. The store waits for its disk once per append.
+BATCH_BYTES: Final = 4 * 1024 * 1024
+
+
+class PackedRows:
+    """Events, each as a block holds it, with the routing key and the headers of each."""
+
+    def __init__(
+        self,
+        elements: pyarrow.BinaryArray,
+        names: Sequence[str | None],
+        codes: NDArray[numpy.int32] | None,
+        headers: pyarrow.MapArray | None,
+    ) -> None:
+        #: Each event as a block holds it: a ``bin`` of msgpack.
+        self.elements = elements
+        _, ends, data = elements.buffers()
+        self._data = memoryview(b"" if data is None else data)
+        self._ends = numpy.frombuffer(ends, numpy.int32)[elements.offset : elements.offset + len(elements) + 1]
+        self._names = names
+        self._codes = codes
+        self._headers = headers
+        #: For each event, the bytes of the events before it, of their keys and of their headers.
+        self._sizes = self._ends.astype(numpy.int64)
+        if codes is not None:
+            self._sizes[1:] += numpy.array([len(name or "") for name in names])[codes].cumsum()
+        if headers is not None:
+            self._sizes[1:] += sizes_of_headers(headers).cumsum()
+
+    @classmethod
+    def of(
+        cls,
+        events: pyarrow.BinaryArray,
+        names: Sequence[str | None] = (None,),
+        codes: NDArray[numpy.int32] | None = None,
+        headers: pyarrow.MapArray | None = None,
+    ) -> PackedRows:
+        """Pack events, none of them null.
+
+        Args:
+            events: The events.
+            names: The different routing keys.
+            codes: For each event, the index of its key in ``names``; None if no event has a key.
+            headers: Maps of strings to binary values, none of them null; null or empty for an event without headers.
+        """
+        sizes = pyarrow.compute.binary_length(events).dictionary_encode()
+        prefixes = pyarrow.array(map(_bin_prefix, sizes.dictionary.to_pylist()), pyarrow.binary())
+        elements = pyarrow.compute.binary_join_element_wise(prefixes.take(sizes.indices), events, b"")
+        return cls(elements, names, codes, headers)
+
+    def __len__(self) -> int:
+        return len(self.elements)
+
+    def batches(self, segment_of: Callable[[str | None], int], limit: int = BATCH_BYTES) -> Iterator[PackedBatch]:
+        """Iterate over the events in batches of at most ``limit`` bytes, or of one event, each for one segment.
+
+        The routing key of an event selects its segment. Events of one segment keep their order.
+        """
+        if not len(self):
+            return
+        segments, ranks = numpy.unique(numpy.array([segment_of(name) for name in self._names]), return_inverse=True)
+        rows, bounds = self, [0, len(self)]
+        if self._codes is not None and len(segments) > 1:
+            by_segment = ranks.astype(numpy.int16)[self._codes]  # a stream has fewer segments than int16 has values
+            order = numpy.argsort(by_segment, kind="stable")
+            bounds = numpy.searchsorted(by_segment[order], numpy.arange(len(segments) + 1)).tolist()
+            rows = self._in_order(order)
+        for index, segment in enumerate(segments.tolist()):
+            for start, end in rows.runs(bounds[index], bounds[index + 1], limit):
+                yield PackedBatch(segment, rows, start, end)
+
+    def _in_order(self, order: NDArray[numpy.int64]) -> PackedRows:
+        assert self._codes is not None
+        chosen = pyarrow.array(order)
+        headers = None if self._headers is None else self._headers.take(chosen)
+        return PackedRows(self.elements.take(chosen), self._names, self._codes[order], headers)
+
+    def part(self, start: int, end: int) -> PackedRows:
+        """Return the events from ``start`` up to, but not including, ``end``."""
+        codes = None if self._codes is None else self._codes[start:end]
+        headers = None if self._headers is None else self._headers[start:end]
+        return PackedRows(self.elements[start:end], self._names, codes, headers)
+
+    def size(self, start: int, end: int) -> int:
+        """Return how many bytes these events have, with their keys and headers."""
+        return int(self._sizes[end] - self._sizes[start])
+
+    def runs(self, start: int, end: int, limit: int) -> Iterator[tuple[int, int]]:
+        """Divide ``start`` to ``end`` into the longest runs of at most ``limit`` bytes, or of one event."""
+        yield from runs(self._sizes, start, end, limit)
+
+    def packed(self, start: int, end: int) -> memoryview:
+        return self._data[self._ends[start] : self._ends[end]]
+
+    def columns(self, start: int, end: int) -> Mapping[str, object]:
+        """Return the other columns of a block of these events: routing keys and headers, if there are any."""
+        columns: dict[str, object] = {} if self._codes is None else {"k": self._keys(self._codes[start:end])}
+        if self._headers is not None:
+            found = [dict(each) if each else None for each in self._headers[start:end].to_pylist()]
+            if any(found):
+                columns["h"] = found
+        return columns
+
+    def _keys(self, codes: NDArray[numpy.int32]) -> object:
+        different, indices = numpy.unique(codes, return_inverse=True)
+        names = list(map(self._names.__getitem__, different.tolist()))
+        if are_few_keys(len(names), len(codes)):
+            return [names, indices.astype(numpy.uint8).tobytes()]
+        return list(map(names.__getitem__, indices.tolist()))
+
+
+class PackedBatch:
+    """Events for one segment that one append writes: another form of `WriteBatch`."""
+
+    def __init__(self, segment: int, rows: PackedRows, start: int, end: int) -> None:
+        self.segment = segment
+        self.events = range(start, end)  # their numbers in the rows
+        self.size = rows.size(start, end)
+        self.in_doubt = False
+        self._rows = rows
+
+    def encode(self, first_number: int, writer_id: bytes, written_at: int) -> bytes:
+        """Return the events as blocks; see `encode_block`."""
+        rows, events = self._rows, self.events
+        packer = msgpack.Packer()
+        return b"".join(
+            encode_packed_block(
+                packer.pack_array_header(end - start) + rows.packed(start, end),
+                rows.columns(start, end),
+                end - start,
+                written_at=written_at,
+                writer_id=writer_id,
+                first_number=first_number + start - events.start,
+            )
+            for start, end in rows.runs(events.start, events.stop, MAX_BLOCK_BYTES)
+        )
+
+    def split(self, segment_of: Callable[[str | None], int]) -> Iterator[PackedBatch]:
+        """Iterate over the same events, in order, in batches for other segments."""
+        return self._rows.part(self.events.start, self.events.stop).batches(segment_of)
+
+
+def numbered_keys(
+    keys: pyarrow.StringArray | None,
+) -> tuple[Sequence[str | None], NDArray[numpy.int32] | None]:
+    """Return the different routing keys, and for each event the index of its key; None if no event has one."""
+    if keys is None or keys.null_count == len(keys):
+        return [None], None
+    encoded = keys.dictionary_encode()
+    names, codes = encoded.dictionary.to_pylist(), encoded.indices
+    if codes.null_count:
+        codes = codes.fill_null(len(names))
+        names.append(None)
+    return names, codes.to_numpy()
+
+
+def runs(sizes: NDArray[numpy.int64], start: int, end: int, limit: int) -> Iterator[tuple[int, int]]:
+    """Divide ``start`` to ``end`` into the longest runs of at most ``limit`` bytes, or of one event.
+
+    Args:
+        sizes: For each event, the bytes of the events before it; and of all events.
+    """
+    while start < end:
+        fitting = int(numpy.searchsorted(sizes, sizes[start] + limit, "right")) - 1
+        stop = min(end, max(start + 1, fitting))
+        yield start, stop
+        start = stop
+
+
+def sizes_of_headers(headers: pyarrow.MapArray) -> NDArray[numpy.int64]:
+    """Return how many bytes the headers of each event count, as `headers_bytes` does."""
+    lengths = pyarrow.compute.binary_length
+    offsets = headers.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    keys, items = headers.keys[first:last], headers.items[first:last]
+    ends = numpy.zeros(len(keys) + 1, numpy.int64)
+    ends[1:] = (lengths(keys).to_numpy() + lengths(items).to_numpy() + ELEMENT_BYTES).cumsum()
+    sizes: NDArray[numpy.int64] = numpy.diff(ends[offsets - first])
+    return sizes
+
+
+def _bin_prefix(size: int) -> bytes:
+    """Return the bytes that msgpack puts before a ``bin`` of this size."""
+    if size < 256:
+        return struct.pack(">BB", 0xC4, size)
+    if size < 65_536:
+        return struct.pack(">BH", 0xC5, size)
+    return struct.pack(">BI", 0xC6, size)
