@@ -81,31 +81,36 @@ def encode_block(
         columns["k"] = _encode_keys(keys)
     if headers is not None:
         columns["h"] = headers
-    return encode_packed_block(
-        msgpack.packb(events),
-        columns,
-        len(events),
-        written_at=written_at,
-        writer_id=writer_id,
-        first_number=first_number,
+    return b"".join(
+        parts_of_block(
+            [msgpack.packb(events)],
+            columns,
+            len(events),
+            written_at=written_at,
+            writer_id=writer_id,
+            first_number=first_number,
+        )
     )
 
 
-def encode_packed_block(
-    packed_events: bytes,
+def parts_of_block(
+    packed_events: Sequence[Buffer],
     columns: Mapping[str, object],
     count: int,
     *,
     written_at: int,
     writer_id: bytes,
     first_number: int,
-) -> bytes:
-    """Do as `encode_block`, with ``count`` events in a msgpack array of ``bin``, and the given columns."""
+) -> Sequence[Buffer]:
+    """Return, in parts, the block of ``count`` events in a msgpack array of ``bin``, and the given columns."""
     packed_columns: bytes = msgpack.packb(columns, unicode_errors="surrogatepass") if columns else b""
-    length = HEADER_BYTES + len(packed_columns) + len(packed_events) + _TRAILER.size
+    length = HEADER_BYTES + len(packed_columns) + sum(map(len, packed_events)) + _TRAILER.size
     fields = _FIELDS.pack(length, count, len(packed_columns), written_at, writer_id, first_number)
-    body = b"".join((fields, packed_columns, packed_events, _TRAILER.pack(_TRAILER_MARK, length)))
-    return _HEAD.pack(MAGIC, isal_zlib.crc32(body)) + body
+    parts = (fields, packed_columns, *packed_events, _TRAILER.pack(_TRAILER_MARK, length))
+    checksum = 0
+    for part in parts:
+        checksum = isal_zlib.crc32(part, checksum)
+    return (_HEAD.pack(MAGIC, checksum), *parts)
 
 
 def _encode_keys(keys: Sequence[str | None]) -> object:

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.compute
 from numpy.typing import NDArray
 
-from .block import ELEMENT_BYTES, MAX_BLOCK_BYTES, are_few_keys, encode_packed_block
+from .block import ELEMENT_BYTES, MAX_BLOCK_BYTES, are_few_keys, parts_of_block
 
 #: The size of one append to a segment. The store waits for its disk once per append.
 BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -140,15 +140,16 @@ class PackedBatch:
         rows, events = self._rows, self.events
         packer = msgpack.Packer()
         return b"".join(
-            encode_packed_block(
-                packer.pack_array_header(end - start) + rows.packed(start, end),
+            part
+            for start, end in rows.runs(events.start, events.stop, MAX_BLOCK_BYTES)
+            for part in parts_of_block(
+                [packer.pack_array_header(end - start), rows.packed(start, end)],
                 rows.columns(start, end),
                 end - start,
                 written_at=written_at,
                 writer_id=writer_id,
                 first_number=first_number + start - events.start,
             )
-            for start, end in rows.runs(events.start, events.stop, MAX_BLOCK_BYTES)
         )
 
     def split(self, segment_of: Callable[[str | None], int]) -> Iterator[PackedBatch]:

@@ -25,7 +25,7 @@ from .packed_rows import PackedRows, numbered_keys, runs, sizes_of_headers
 T = TypeVar("T")
 
 #: The size of a piece, in bytes; and of how many events at a time the sizes are computed.
-PIECE_BYTES: Final = 4 * 1024 * 1024
+PIECE_BYTES: Final = 8 * 1024 * 1024
 _WINDOW: Final = 65_536
 _HEADERS: Final = pyarrow.map_(pyarrow.string(), pyarrow.binary())
 
@@ -60,19 +60,18 @@ def pieces_of_lists(events: Sequence[bytes], keys: Sequence[str | None] | None, 
 def _pieces_of_lists(events: Sequence[bytes], keys: Sequence[str | None] | None) -> Iterator[PackedRows]:
     for first in range(0, len(events), _WINDOW):
         window = events[first : first + _WINDOW]
-        named = None if keys is None else keys[first : first + _WINDOW]
         sizes = numpy.fromiter(map(len, window), numpy.int64, len(window))
-        if named is not None:
-            sizes += numpy.fromiter((len(key or "") for key in named), numpy.int64, len(named))
+        names: list[str | None] = [None]
+        codes = None
+        if keys is not None:
+            named = keys[first : first + _WINDOW]
+            numbers = {key: number for number, key in enumerate(dict.fromkeys(named))}
+            names = list(numbers)
+            codes = numpy.fromiter(map(numbers.__getitem__, named), numpy.int32, len(named))
+            sizes += numpy.array([len(name or "") for name in names])[codes]
         for start, end in _runs(sizes):
             data = pyarrow.array(window[start:end], pyarrow.binary())
-            if named is None:
-                yield PackedRows.of(data)
-            else:
-                part = named[start:end]
-                numbers = {key: number for number, key in enumerate(dict.fromkeys(part))}
-                codes = numpy.fromiter(map(numbers.__getitem__, part), numpy.int32, len(part))
-                yield PackedRows.of(data, list(numbers), codes)
+            yield PackedRows.of(data, names, None if codes is None else codes[start:end])
 
 
 # ---------------------------------------------------------------------- tables
