@@ -30,6 +30,7 @@ from typing import (
     get_type_hints,
 )
 
+import pyarrow
 import pytest
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
@@ -186,6 +187,7 @@ class World:
                 self.writer_in_transaction.transaction(),
                 rg.BytesSerializer(),
                 rg.PydanticSerializer(Settings),
+                next(client.batch.batches(self.range)),
             )
         }
         self.arguments: dict[str, object] = {
@@ -211,6 +213,7 @@ class World:
             "scaling": rg.ScalingPolicy.fixed(1), "prefix": "data/", "is_given_up": lambda name: False, "place": "tail",
             "numbers": [0], "offsets": {f"{STREAM}/0": 0},
             "updater": self.group._updater,
+            "table": pyarrow.table({"event": [b"event"]}), "data": "event", "handle_arrow": None,
             "thread": False, "on_failure": print, "start": client.streams.info(STREAM).head,
         }  # fmt: skip
 

@@ -380,6 +380,7 @@ USES: Final[Mapping[str, Use]] = {
     "ReaderGroup.pool(handle), retried": _with_dead_letters(
         _pool("handle", retry=RetryPolicy(attempts=3, dead_letters="test/dead"))
     ),
+    "ReaderGroup.pool(handle_arrow)": _pool("handle_arrow"),
     "ReaderGroup.pool(handle_batch)": _pool("handle_batch"),
     "ReaderGroup.pool(handle_batch), retried": _with_dead_letters(
         _pool("handle_batch", retry=RetryPolicy(attempts=3, dead_letters="test/dead"))
@@ -435,6 +436,7 @@ THE_SAME: Final = {
     "Reader.__init__(on_release)": "ReaderGroup.reader(on_release)",
     "Reader.__init__(serializer)": "ReaderGroup.reader(serializer)",
     "ReaderPool.__init__(handle)": "ReaderGroup.pool(handle)",
+    "ReaderPool.__init__(handle_arrow)": "ReaderGroup.pool(handle_arrow)",
     "ReaderPool.__init__(handle_batch)": "ReaderGroup.pool(handle_batch)",
     "ReaderPool.__init__(serializer)": "ReaderGroup.pool(serializer)",
     "Staging.__init__(serializer)": "Transactions.stage(serializer)",

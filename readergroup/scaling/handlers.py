@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..streams.event import Event, EventBatch
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 HandleEvent = Callable[[Event[T]], object]
 HandleBatch = Callable[[EventBatch[T]], object]
-HandleArrow: TypeAlias = "Callable[[pyarrow.RecordBatch], object]"
+HandleArrow = Callable[["pyarrow.RecordBatch"], object]
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ class ReaderPool(Generic[T]):
                     serializer=type(serializer).__name__,
                 )
             with loading():
-                from ..streams.data import columns as columns  # raises if pyarrow is not installed
+                from ..streams.data.columns import COLUMNS as COLUMNS  # raises if pyarrow is not installed
 
             handle_batch = ArrowHandler(handle_arrow)
         if workers not in ("thread", "process"):

@@ -149,8 +149,8 @@ def checked_lists(
     dumps: Callable[[T], bytes],
 ) -> tuple[Sequence[bytes], Sequence[str | None] | None]:
     """Return the bytes of the events, and their routing keys. ``dumps`` is that of the serializer, checked."""
-    for name, value in ("events", events), ("routing_keys", routing_keys):
-        if isinstance(value, str | bytes) or not isinstance(value, Iterable | None):
+    for name, value in ("events", events), ("routing_keys", () if routing_keys is None else routing_keys):
+        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
             raise InvalidArgumentError(f"{name} must be a list or another iterable", found=type(value).__name__)
     values: Sequence[Any] = list(events)  # copied: the caller may change it while the call waits
     keys = None if routing_keys is None else list(routing_keys)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
+from typing import Final, Generic, NamedTuple, Self, TypeVar
 
 from synchronizer import (
     ClosedError,
@@ -41,9 +41,6 @@ from ..data.write_batch import (
 from ..manager import StreamManager
 from ..serializers import Serializer, checked_dumps
 from .committed import part_name
-
-if TYPE_CHECKING:
-    from ..data.packed_rows import PackedRows
 
 T = TypeVar("T")
 
@@ -178,11 +175,6 @@ class Staging(Generic[T]):
         self._send([staging])
         with self._giving_up():
             self._store_batch(staging, batch)
-
-    def write_rows(self, rows: PackedRows) -> None:
-        """Add these events, and store them at once."""
-        for batch in rows.batches(self.segment_of):
-            self.write_encoded(self.encode(batch))
 
     def finish(self) -> StagedPart:
         """Store all events and return the part, which takes no more. Calling it twice returns the same part."""

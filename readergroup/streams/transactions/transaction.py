@@ -16,7 +16,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, Self, TypeVar, overload
 
 from synchronizer import (
     AlreadyExistsError,
@@ -41,6 +41,9 @@ from ..serializers import Serializer, check_takes_bytes, checked_dumps, checked_
 from ..state import AbortTransaction, CommitTransaction, ForgetTransactions, StreamState
 from .committed import CommittedPart, begun_at
 from .staging import StagedPart, Staging
+
+if TYPE_CHECKING:
+    from ..data.packed_rows import PackedRows
 
 T = TypeVar("T")
 
@@ -180,8 +183,7 @@ class Transaction(Generic[T]):
 
         self._check_open()
         data, keys = checked_lists(events, routing_keys, self._serializer, checked_dumps(self._serializer))
-        for rows in pieces_of_lists(data, keys, self.stream):
-            self._staged().write_rows(rows)
+        self._write_pieces(pieces_of_lists(data, keys, self.stream))
 
     def write_arrow(
         self, table: object, *, data: str, routing_key: str | None = None, headers: str | None = None
@@ -195,8 +197,13 @@ class Transaction(Generic[T]):
 
         self._check_open()
         check_takes_bytes(self._serializer)
-        for rows in pieces_of_table(table, data, routing_key, headers, self.stream):
-            self._staged().write_rows(rows)
+        self._write_pieces(pieces_of_table(table, data, routing_key, headers, self.stream))
+
+    def _write_pieces(self, pieces: Iterable[PackedRows]) -> None:
+        for rows in pieces:
+            staging = self._staged()
+            for batch in rows.batches(staging.segment_of):
+                staging.write_encoded(staging.encode(batch))
 
     def _staged(self) -> Staging[T]:
         """Return the part that holds the events, which the first of them begins."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow
+
 from readergroup import Client, DeadLetter, Event, EventBatch, PydanticSerializer
 from tests.waiting import until
 
@@ -52,8 +54,11 @@ class Diary:
     folder: Path
 
     def note(self, event: Event[bytes]) -> None:
+        self.line(event.fencing_token, event.segment, event.routing_key, event.raw)
+
+    def line(self, token: int, segment: object, key: str | None, event: bytes) -> None:
         with open(self.folder / f"{os.getpid()}.txt", "a") as file:
-            file.write(f"{event.fencing_token} {event.segment} {event.routing_key} {event.raw.decode()}\n")
+            file.write(f"{token} {segment} {key} {event.decode()}\n")
 
     @property
     def lines(self) -> list[tuple[int, str, str, str]]:
@@ -86,6 +91,10 @@ class Note:
     def batch(self, batch: EventBatch[bytes]) -> None:
         for event in batch:
             self.diary.note(event)
+
+    def arrow(self, batch: pyarrow.RecordBatch) -> None:
+        for row in batch.to_pylist():
+            self.diary.line(0, row["segment_id"], row["routing_key"], row["event"])
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 
+import pyarrow
 import pytest
 
 import readergroup as rg
@@ -119,6 +120,32 @@ def test_batches_are_handled_whole(client: rg.Client, group: rg.ReaderGroup, dia
     group.pool(handle_batch=Note(diary).batch, workers=workers).run()  # type: ignore[call-overload]
     assert sorted(diary.texts) == texts(5000)
     assert_in_order_per_owner_and_key(diary)
+
+
+def test_batches_are_handled_as_arrow(client: rg.Client, group: rg.ReaderGroup, diary: Diary, workers: str) -> None:
+    write(client, STREAM, texts(5000))
+    client.streams.seal(STREAM)
+    group.pool(handle_arrow=Note(diary).arrow, workers=workers).run()  # type: ignore[call-overload]
+    assert sorted(diary.texts) == texts(5000)
+    assert_in_order_per_owner_and_key(diary)
+    assert group.lag().events == 0
+
+
+def test_arrow_that_fails_is_retried_and_set_aside_event_by_event(client: rg.Client, group: rg.ReaderGroup) -> None:
+    write(client, STREAM, texts(300))
+    client.streams.create(DEAD)
+    client.streams.seal(STREAM)
+    seen: list[bytes] = []
+
+    def handle(batch: pyarrow.RecordBatch) -> None:
+        events = batch["event"].to_pylist()
+        if b"e00007" in events:
+            raise ValueError("no such article")
+        seen.extend(events)
+
+    group.pool(handle_arrow=handle, retry=fast(2, DEAD)).run()
+    assert sorted(seen) == [text.encode() for text in texts(300) if text != "e00007"]
+    assert [letter.data.data for letter in dead_letters(client, DEAD)] == [b"e00007"]
 
 
 def test_a_serializer_types_what_the_handler_gets(client: rg.Client, group: rg.ReaderGroup) -> None:
@@ -700,6 +727,10 @@ def make(group: rg.ReaderGroup, **arguments: object) -> object:
     [
         ({}, "either handle or handle_batch"),
         ({"handle": print, "handle_batch": print}, "either handle or handle_batch"),
+        ({"handle": print, "handle_arrow": print}, "handle_arrow"),
+        ({"handle_batch": print, "handle_arrow": print}, "handle_arrow"),
+        ({"handle_arrow": print, "serializer": rg.JsonSerializer()}, "remove the serializer"),
+        ({"handle_arrow": lambda batch: None, "workers": "process"}, "handle_batch='?ArrowHandler"),
         ({"handle": print, "workers": "fibre"}, "'thread' or 'process'"),
         ({"handle": print, "readers": 0}, "readers must be an integer >= 1"),
         ({"handle": lambda event: None, "workers": "process"}, "handle='<function .*lambda"),
