@@ -13,6 +13,7 @@ from tests.servers.unavailable import ServerUnavailable
 
 from .appending import append_together
 from .bulk import bulk
+from .columns import columns
 from .copying import copy
 from .figure import Measured, Result, Skipped, as_json, show
 from .group_state import apply
@@ -37,6 +38,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "read-batch": read_batch,
     "iterate": iterate,
     "bulk": bulk,
+    "columns": columns,
     "copy": copy,
     "spark": spark,
     "spark-plain": spark_plain,
