@@ -149,10 +149,8 @@ def _column(table: pyarrow.Table, name: str, argument: str) -> pyarrow.ChunkedAr
 def _checked_type(column: pyarrow.ChunkedArray, name: str, argument: str, *, binary: bool) -> pyarrow.ChunkedArray:
     """Return the column of text, or of bytes if ``binary``, in a form that can be measured."""
     kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-    if types.is_string_view(kind):
-        return column.cast(pyarrow.large_string())
-    if binary and types.is_binary_view(kind):
-        return column.cast(pyarrow.large_binary())
+    if types.is_string_view(kind) or (binary and types.is_binary_view(kind)):
+        return _without_views(column, pyarrow.large_string() if types.is_string_view(kind) else pyarrow.large_binary())
     is_text = types.is_string(kind) or types.is_large_string(kind)
     is_binary = types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind)
     if types.is_null(kind):  # a column of which nothing is known but that it has no values
@@ -164,6 +162,14 @@ def _checked_type(column: pyarrow.ChunkedArray, name: str, argument: str, *, bin
             type=str(column.type),
         )
     return column
+
+
+def _without_views(column: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> pyarrow.ChunkedArray:
+    """Return the column with values of another type than a view, which few functions take."""
+    if not types.is_dictionary(column.type):
+        return column.cast(kind)
+    chunks = [pyarrow.DictionaryArray.from_arrays(each.indices, each.dictionary.cast(kind)) for each in column.chunks]
+    return pyarrow.chunked_array(chunks, pyarrow.dictionary(column.type.index_type, kind))
 
 
 def _checked_keys(column: pyarrow.ChunkedArray, name: str) -> pyarrow.ChunkedArray:

@@ -264,11 +264,23 @@ def test_an_interrupt_while_batches_are_added_writes_none_of_them(
 TYPES: Final = [
     pyarrow.binary(), pyarrow.large_binary(), pyarrow.binary(3), pyarrow.string(), pyarrow.large_string(),
     pyarrow.binary_view(), pyarrow.string_view(), pyarrow.dictionary(pyarrow.int8(), pyarrow.string()),
+    pyarrow.dictionary(pyarrow.int8(), pyarrow.binary()), pyarrow.dictionary(pyarrow.uint32(), pyarrow.string_view()),
 ]  # fmt: skip
 TEXTS: Final = [
     pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(),
     pyarrow.dictionary(pyarrow.int8(), pyarrow.string()),
+    pyarrow.dictionary(pyarrow.uint32(), pyarrow.string_view()),
 ]  # fmt: skip
+
+
+def column_of(values: list[str | None], kind: pyarrow.DataType) -> pyarrow.Array:
+    if pyarrow.types.is_dictionary(kind):
+        encoded = pyarrow.array(values).dictionary_encode()
+        indices, different = encoded.indices.cast(kind.index_type), encoded.dictionary.cast(kind.value_type)
+        return pyarrow.DictionaryArray.from_arrays(indices, different)
+    if kind == pyarrow.binary(3):
+        return pyarrow.array([value and value.encode() for value in values], kind)
+    return pyarrow.array(values).cast(kind)
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=str)
@@ -276,13 +288,9 @@ TEXTS: Final = [
 def test_columns_of_bytes_and_of_text_are_taken(
     client: rg.Client, kind: pyarrow.DataType, key_kind: pyarrow.DataType
 ) -> None:
-    data = pyarrow.array(["abc", "def", "ghi"]).cast(pyarrow.binary()).cast(
-        pyarrow.binary() if kind == pyarrow.binary(3) else pyarrow.string()
-    )  # fmt: skip
-    column = data.dictionary_encode().cast(kind) if pyarrow.types.is_dictionary(kind) else data.cast(kind)
-    names = pyarrow.array(["a", None, "b"])
-    keys = names.dictionary_encode().cast(key_kind) if pyarrow.types.is_dictionary(key_kind) else names.cast(key_kind)
-    table = pyarrow.table({"payload": column, "customer": keys})
+    table = pyarrow.table(
+        {"payload": column_of(["abc", "def", "ghi"], kind), "customer": column_of(["a", None, "b"], key_kind)}
+    )
     with client.writer(STREAM) as writer:
         writer.write_arrow(table.slice(1), data="payload", routing_key="customer")
         writer.write_arrow(table.to_batches()[0], data="payload")
