@@ -33,7 +33,7 @@ from synchronizer.threads.loading import loading
 from ..errors import ReaderNotInGroupError
 from ..group.model.config import new_reader_id
 from ..group.updater import GroupUpdater
-from ..streams.serializers import BytesSerializer, Serializer, check_serializer
+from ..streams.serializers import Serializer, check_serializer, keeps_bytes
 from .handlers import ArrowHandler, HandleArrow, HandleBatch, HandleEvent
 from .in_hand import InHand
 from .policy import ReaderScalingPolicy
@@ -109,7 +109,7 @@ class ReaderPool(Generic[T]):
         check_type(retry, RetryPolicy, "retry", or_none=True)
         check_serializer(serializer)
         if handle_arrow is not None:
-            if not isinstance(serializer, BytesSerializer):
+            if not keeps_bytes(serializer):
                 raise InvalidArgumentError(
                     "handle_arrow gets the events as they were written, without a serializer; remove the serializer "
                     "and decode the column 'event'",

@@ -132,9 +132,14 @@ class PydanticSerializer(Generic[M]):
 _RETURN_BYTES: Final = (BytesSerializer, JsonSerializer, MsgpackSerializer, PydanticSerializer)
 
 
+def keeps_bytes(serializer: Serializer[Any]) -> bool:
+    """Return whether events are stored as the bytes that they are."""
+    return type(serializer) is BytesSerializer
+
+
 def check_takes_bytes(serializer: Serializer[Any]) -> None:
     """Refuse a serializer where columns are written as they are."""
-    if not isinstance(serializer, BytesSerializer):
+    if not keeps_bytes(serializer):
         raise InvalidArgumentError(
             "a column is written as its bytes, without a serializer; open the writer without one, and encode the "
             "column before",
@@ -154,6 +159,6 @@ def checked_lists(
             raise InvalidArgumentError(f"{name} must be a list or another iterable", found=type(value).__name__)
     values: Sequence[Any] = list(events)  # copied: the caller may change it while the call waits
     keys = None if routing_keys is None else list(routing_keys)
-    if not isinstance(serializer, BytesSerializer) or set(map(type, values)) - {bytes}:
+    if not keeps_bytes(serializer) or set(map(type, values)) - {bytes}:
         values = list(map(dumps, values))
     return values, keys

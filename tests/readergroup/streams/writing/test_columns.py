@@ -318,6 +318,19 @@ def test_a_serializer_encodes_the_events_of_a_batch(client: rg.Client) -> None:
     assert [event.data for event in events_of(client)] == [b'{"id":0}', b'{"id":1}', b'{"id":2}']
 
 
+class Upper(rg.BytesSerializer):
+    def dumps(self, value: bytes, /) -> bytes:
+        return value.upper()
+
+
+def test_a_serializer_derived_from_that_of_bytes_encodes_too(client: rg.Client) -> None:
+    with client.writer(STREAM, serializer=Upper()) as writer:
+        writer.write_batch([b"a", b"b"], routing_keys=["key", "key"])
+        with pytest.raises(rg.InvalidArgumentError, match="without a serializer"):
+            writer.write_arrow(GOOD, data="payload")
+    assert [event.data for event in events_of(client)] == [b"A", b"B"]
+
+
 def test_keys_that_are_no_text_for_utf8_are_kept(client: rg.Client) -> None:
     with client.writer(STREAM) as writer:
         writer.write_batch([b"1", b"2"], routing_keys=["half \ud800", "half \ud800"])
