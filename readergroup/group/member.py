@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -89,6 +91,7 @@ class GroupMember:
         self._is_overdue = False  # and this was logged
         self._gone: ReaderNotInGroupError | None = None  # removed for good
         self.closed = False
+        _members.add(self)
 
     # ------------------------------------------------------------------ joining and leaving
 
@@ -327,3 +330,16 @@ class GroupMember:
             yield
         finally:
             self.left_at = None
+
+
+#: The members of this process.
+_members: Final[weakref.WeakSet[GroupMember]] = weakref.WeakSet()
+
+
+def _end_leases_in_child() -> None:
+    """Make readers check their leases, which are over in a forked child, before their next event."""
+    for member in _members:
+        member.has_news = True
+
+
+os.register_at_fork(after_in_child=_end_leases_in_child)

@@ -235,16 +235,17 @@ class Reader(Generic[T]):
                 return
             if batch is None:
                 continue
-            for index in range(len(batch)):
+            lease = member.lease  # replaced during a call only
+            for count, event in enumerate(batch, 1):
                 member.left_at = now = monotonic()
-                if now >= member.lease.valid_until:
+                if now >= lease.expires_at:
                     break
-                progress.handed = index + 1
-                yield Event(batch, index)
+                progress.handed = count
+                yield event
                 if progress.batch is not batch:  # another read was called in between
                     break
                 # The application asked for the next event, so this one is processed.
-                progress.done = index + 1
+                progress.done = count
                 if member.has_news:
                     break
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_NOT_DECODED: Final[Any] = object()
 
 
 class EventPointer(NamedTuple):
@@ -53,20 +52,20 @@ Position = Mapping[SegmentId, int]
 class Event(Generic[T]):
     """One event of a batch. All but its bytes is looked up and decoded when first used."""
 
-    __slots__ = ("_batch", "_data", "_index")
-    _data: T
+    # ``data`` is a slot that `__getattr__` fills when it is first used: a property would be a call for each event.
+    __slots__ = ("_batch", "_index", "data")
+    #: The value of the event, decoded when first used. Damaged data raises here, not in the reader.
+    data: T
 
     def __init__(self, batch: EventBatch[T], index: int) -> None:
         self._batch = batch
         self._index = index
-        self._data = _NOT_DECODED
 
-    @property
-    def data(self) -> T:
-        """The value of the event, decoded when first used. Damaged data raises here, not in the reader."""
-        if self._data is _NOT_DECODED:
-            self._data = self._batch.serializer.loads(self._batch.raw[self._index])
-        return self._data
+    def __getattr__(self, name: str) -> T:
+        if name != "data":
+            raise AttributeError(f"an event has no attribute {name!r}", name=name, obj=self)
+        self.data = self._batch.serializer.loads(self._batch.raw[self._index])
+        return self.data
 
     @property
     def raw(self) -> bytes:
@@ -220,8 +219,15 @@ class EventBatch(Sequence[Event[T]]):
         return self._count
 
     def __iter__(self) -> Iterator[Event[T]]:
-        for index in range(self._count):
-            yield Event(self, index)
+        # Without a call of Python for each event.
+        new, is_decoded = object.__new__, type(self.serializer) is BytesSerializer
+        for index, raw in enumerate(self.raw):
+            event: Event[Any] = new(Event)
+            event._batch = self
+            event._index = index
+            if is_decoded:
+                event.data = raw
+            yield event
 
     @overload
     def __getitem__(self, index: int) -> Event[T]: ...

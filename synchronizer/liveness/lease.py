@@ -115,7 +115,9 @@ class Lease:
         self._lock = threading.Lock()
         self._counter = 0
         self._cell = Cell(store, segment, lease_attribute(name), self.first_value)
-        self._valid_until = float("-inf")
+        #: The time on the clock before which no other process can get what the holder has, with a margin. A removal of
+        #: the holder and a fork leave it as it is: see `valid_until`.
+        self.expires_at = float("-inf")
         self._process = os.getpid()
         #: When the last accepted renewal was sent.
         self.renewed_at = float("-inf")
@@ -138,11 +140,11 @@ class Lease:
 
     @property
     def valid_until(self) -> float:
-        """The time on the clock before which no other process can get what the holder has, with a margin.
+        """The time of `expires_at`; none if the lease is lost.
 
         In a forked child the lease is over: nothing renews it there, and the child does not learn of a removal.
         """
-        return float("-inf") if self.lost or os.getpid() != self._process else self._valid_until
+        return float("-inf") if self.lost or os.getpid() != self._process else self.expires_at
 
     def begin(self, sent_at: float, timeout_seconds: float) -> None:
         """Record that an append sent at ``sent_at`` has created or renewed the lease."""
@@ -151,7 +153,7 @@ class Lease:
 
     def keep_to(self, timeout_seconds: float) -> None:
         """Adopt the timeout by which the other processes judge from now on."""
-        self._valid_until = self.renewed_at + STOP_AFTER * timeout_seconds
+        self.expires_at = self.renewed_at + STOP_AFTER * timeout_seconds
 
     def lose(self) -> None:
         """Record that the holder was removed, or has left."""

@@ -79,3 +79,36 @@ def test_a_forked_child_leaves_everything_to_its_parent_without_a_word(shared_st
     assert (ran.returncode, ran.stdout, said) == (0, "the parent goes on\n", [])
     with rg.connect(shared_store_url) as client:
         assert client.shared_map("numbers", int)["two"] == 2
+
+
+#: The child goes on with the loop that it inherits, between two events that the parent has read ahead.
+LOOP = """
+import os, sys
+import readergroup as rg
+
+with rg.connect(sys.argv[1]) as client:
+    client.streams.create("shop/orders", scaling=rg.ScalingPolicy.fixed(1))
+    with client.writer("shop/orders") as writer:
+        writer.write_many([b"0", b"1", b"2"], routing_key="k")
+    reader = client.groups.create("billing", streams=["shop/orders"]).reader("r1")
+    events = iter(reader)
+    assert next(events).data == b"0"
+    child = os.fork()
+    if not child:
+        try:
+            next(events)
+        except rg.ReaderGroupError:
+            os._exit(0)
+        except BaseException:
+            os._exit(2)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [next(events).data for _ in range(2)] == [b"1", b"2"]
+    reader.close()
+"""
+
+
+def test_a_forked_child_gets_no_event_of_a_loop_that_it_inherits(shared_store_url: str) -> None:
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", LOOP, shared_store_url]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr

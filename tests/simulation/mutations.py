@@ -192,8 +192,8 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
             Words(
                 Lease,
                 "keep_to",
-                "self._valid_until = self.renewed_at + STOP_AFTER * timeout_seconds",
-                'self._valid_until = float("inf")',
+                "self.expires_at = self.renewed_at + STOP_AFTER * timeout_seconds",
+                'self.expires_at = float("inf")',
             ),
         ),
     ),
