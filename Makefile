@@ -3,7 +3,7 @@
 # make test-stores STORES=nats    what takes a store, all of it on these (memory,sqlite,postgresql,nats,nats-cluster)
 #              and what is too broad for make test: more seeds, more schedules
 # make test-lowest   with the lowest versions that pyproject.toml allows
-# make bench   the figures                   make wheel-test  the built wheel is whole and works
+# make bench   the figures; CHECK=1 fails where a ratio fell          make wheel-test  the built wheel is whole and works
 # make simulate SEEDS=n   whole groups under faults, in virtual time
 # make chaos SCHEDULES=n  real processes, killed and stopped           make soak MINUTES=n  everything at once, for long
 
@@ -17,6 +17,7 @@ SEEDS ?= 2000
 SCHEDULES ?= 100
 MINUTES ?= 30
 STORE ?= sqlite
+CHECK ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
@@ -100,7 +101,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 bench: $(VENV)/.installed-dev java
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(if $(CHECK),--check)
 
 simulate: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -15,7 +16,7 @@ from .appending import append_together
 from .bulk import bulk
 from .columns import columns
 from .copying import copy
-from .figure import Measured, Result, Skipped, as_json, show
+from .figure import Result, Skipped
 from .group_state import apply
 from .idling import idle
 from .joining import join
@@ -23,6 +24,8 @@ from .naming import name
 from .notifying import notify
 from .reading import iterate, read_batch
 from .recipes import bounded, recipes
+from .report import Measured, compared, run_of, show
+from .results import STORED, load, save
 from .sharing import share
 from .spark import spark
 from .spark_plain import spark_plain
@@ -84,19 +87,26 @@ def main(
     stores: Annotated[
         list[str] | None, typer.Option("--store", metavar="STORE", help=f"{', '.join(STORES)}; all without this option")
     ] = None,
-    as_: Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of the table.")] = False,
+    file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures to this file, for benchmarks.page.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 1 if a ratio fell by more than 15 % from the stored one.")
+    ] = False,
 ) -> None:
     """Measure how fast the project is, beside what else does the same job."""
     _check_known(names or (), BENCHMARKS)
     _check_known(stores or (), STORES)
-    results: list[Measured] = []
+    stored, runs, results = load(STORED), [], []
     for store in stores or STORES:
-        results += _run_on(store, names or (BENCHMARKS if store == "sqlite" else ON_SERVERS))
-    if as_:
-        print(as_json(results))
-    else:
-        show(results)
-    if any(isinstance(each.result, Skipped) and each.result.failed for each in results):
+        measured = list(_run_on(store, names or (BENCHMARKS if store == "sqlite" else ON_SERVERS)))
+        runs.append(run_of(store, measured))
+        results += compared(store, measured, stored)
+    if file is not None:
+        save(file, runs)
+    show(results)
+    failed = any(isinstance(each.result, Skipped) and each.result.failed for each in results)
+    if failed or (check and any(each.fell_from is not None for each in results)):
         raise typer.Exit(1)
 
 

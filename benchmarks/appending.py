@@ -1,22 +1,27 @@
-"""Durable appends of several processes at once, beside a stream of Valkey and a table of PostgreSQL."""
+"""Durable appends of several processes at once, beside Valkey, ZooKeeper and a table of PostgreSQL."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
+from pathlib import Path
 from statistics import mean, median
 from typing import Any, Final, NamedTuple
 
 from synchronizer import open_store
+from tests.servers.postgres import PostgresServer
+from tests.servers.unavailable import ServerUnavailable
 
+from . import postgres_peers, valkey, zookeeper
 from .figure import Figure, Result, Skipped
 from .measuring import SPAWN, alternate, folder, percentile, process
-from .stores import Store
-from .valkey import NoValkey, server
+from .stores import PostgresStore, Store
+from .valkey import NoValkey
+from .zookeeper import NoZooKeeper
 
 PROCESSES: Final = (1, 2, 8)
 SECONDS: Final = 2.0
@@ -35,37 +40,69 @@ class Together(NamedTuple):
     latencies: list[float]  # of all processes, in seconds
 
 
+class Peer(NamedTuple):
+    """What else makes an append durable before it answers, and what opens it in each process."""
+
+    name: str
+    open_append: Callable[..., AbstractContextManager[Append]]
+    where: object
+    processes: Sequence[int] = PROCESSES
+
+
 def append_together(store: Store) -> Iterator[Result]:
-    """1, 2 and 8 processes that append 48 bytes each, durably, to segments of their own."""
-    with store.fresh() as url, folder() as place, ExitStack() as opened:
-        valkey = None
-        try:
-            client = opened.enter_context(server(place, "always"))
-            options = client.connection_pool.connection_kwargs
-            valkey = {name: options[name] for name in ("host", "port") if name in options}
-        except NoValkey as error:
-            yield Skipped("Valkey", str(error))
-        one: float | None = None
+    """1, 2 and 8 processes that append 48 bytes each, durably, to segments of their own; peers by turns with them."""
+    with store.fresh() as url, ExitStack() as opened:
+        peers: list[Peer] = []
+        for name, open_peer in _PEERS.items():
+            try:
+                peers.append(opened.enter_context(open_peer(store, url, opened.enter_context(folder()))))
+            except (NoValkey, NoZooKeeper, ServerUnavailable) as error:
+                yield Skipped(f"durable appends compared with {name}", str(error))
+        alone: list[Together] = []
         for processes in PROCESSES:
-            runs = [partial(_together, processes, _on_store, url)]
-            if valkey is not None:
-                runs.append(partial(_together, processes, _on_valkey, valkey))
-            ours, *peers = alternate(ROUNDS, *runs)
-            rate = median(each.a_second for each in ours)
-            one = one or rate
-            slowest = min(each.slowest_share for each in ours)
-            beside = [f"{rate / one:.2f} times one; the slowest {slowest:.0%} of the mean"]
-            latencies = [latency for each in ours for latency in each.latencies]
-            beside.append(f"median {median(latencies) * 1e3:.2f} ms, p99 {percentile(latencies, 99) * 1e3:.1f} ms")
-            for peer in peers:
-                beside.append(f"XADD on Valkey, appendfsync always: {median(each.a_second for each in peer):,.0f}/s")
-            yield Figure(
-                what=f"durable appends of 48 bytes, {processes} process{'es' if processes > 1 else ''}",
-                value=rate,
-                unit="/s",
-                target=2 * one if processes == PROCESSES[-1] and store.title == "SQLite" else None,
-                beside="; ".join(beside),
-            )
+            present = [peer for peer in peers if processes in peer.processes]
+            runs = [partial(_together, processes, peer.open_append, peer.where) for peer in present]
+            ours, *theirs = alternate(ROUNDS, partial(_together, processes, _on_store, url), *runs)
+            alone = alone or ours
+            yield from _figures(processes, ours, alone)
+            for peer, rates in zip(present, theirs, strict=True):
+                yield Figure(
+                    what=f"durable appends of 48 bytes, {_written(processes)}, compared with {peer.name}",
+                    value=_ratio(ours, rates),
+                    unit="×",
+                    beside=f"{_a_second(ours):,.0f}/s, the other {_a_second(rates):,.0f}/s",
+                )
+
+
+def _figures(processes: int, ours: Sequence[Together], alone: Sequence[Together]) -> Iterator[Figure]:
+    latencies = [latency for each in ours for latency in each.latencies]
+    yield Figure(
+        what=f"durable appends of 48 bytes, {_written(processes)}",
+        value=_a_second(ours),
+        unit="/s",
+        beside=f"median {median(latencies) * 1e3:.2f} ms, p99 {percentile(latencies, 99) * 1e3:.1f} ms; "
+        f"the slowest {min(each.slowest_share for each in ours):.0%} of the mean",
+    )
+    if processes > 1:
+        yield Figure(
+            what=f"durable appends of 48 bytes, {_written(processes)} compared with one",
+            value=_ratio(ours, alone),
+            unit="×",
+            target=2 if processes == PROCESSES[-1] else None,
+        )
+
+
+def _written(processes: int) -> str:
+    return f"{processes} process{'es' if processes > 1 else ''}"
+
+
+def _a_second(rounds: Sequence[Together]) -> float:
+    return median(each.a_second for each in rounds)
+
+
+def _ratio(ours: Sequence[Together], theirs: Sequence[Together]) -> float:
+    """The median of the ratios of each round; with two at least, as `alternate` makes."""
+    return median(one.a_second / other.a_second for one, other in zip(ours, theirs, strict=False))
 
 
 def _together(processes: int, open_append: Callable[..., AbstractContextManager[Append]], *where: Any) -> Together:
@@ -112,3 +149,55 @@ def _on_valkey(number: int, connection: dict[str, Any]) -> Iterator[Append]:
 
     with redis.Redis(**connection) as client:
         yield lambda: client.xadd(f"bench-{number}", {"data": DATA})
+
+
+@contextmanager
+def _on_postgres(number: int, url: str) -> Iterator[Append]:
+    with postgres_peers.rows(url, number) as insert:
+        yield lambda: insert(DATA)
+
+
+@contextmanager
+def _on_zookeeper(number: int, hosts: str) -> Iterator[Append]:
+    from kazoo.client import KazooClient
+
+    client = KazooClient(hosts=hosts)
+    client.start(timeout=60)
+    try:
+        client.ensure_path(f"/bench-{number}")
+        yield lambda: client.create(f"/bench-{number}/n", DATA, sequence=True)
+    finally:
+        client.stop()
+        client.close()
+
+
+@contextmanager
+def _valkey(store: Store, url: str, place: Path) -> Iterator[Peer]:
+    with valkey.server(place, "always") as client:
+        options = client.connection_pool.connection_kwargs
+        where = {name: options[name] for name in ("host", "port") if name in options}
+        yield Peer("XADD on Valkey, appendfsync always", _on_valkey, where)
+
+
+@contextmanager
+def _zookeeper(store: Store, url: str, place: Path) -> Iterator[Peer]:
+    with zookeeper.server(place) as client:
+        host, port = client.hosts[0]
+        yield Peer("create of a node of ZooKeeper", _on_zookeeper, f"{host}:{port}", processes=(1, PROCESSES[-1]))
+
+
+@contextmanager
+def _postgres(store: Store, url: str, place: Path) -> Iterator[Peer]:
+    """A table on the server of the store; where the store has none, on one for this benchmark."""
+    with ExitStack() as running:
+        if not isinstance(store, PostgresStore):
+            url = running.enter_context(PostgresServer()).url
+        yield Peer("INSERT into PostgreSQL", _on_postgres, url, processes=(1, PROCESSES[-1]))
+
+
+#: In the order of the rows. Each is a server on the same disk, which syncs before it answers.
+_PEERS: Final[Mapping[str, Callable[[Store, str, Path], AbstractContextManager[Peer]]]] = {
+    "Valkey": _valkey,
+    "PostgreSQL": _postgres,
+    "ZooKeeper": _zookeeper,
+}

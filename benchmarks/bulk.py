@@ -50,7 +50,7 @@ def bulk(store: Store) -> Iterator[Result]:
         )
     for what, rates in zip(runs, ours, strict=True):
         yield Figure(
-            what=f"batch client: {what}, {store.title}",
+            what=f"batch client: {what}",
             value=median(rates),
             unit="events/s",
             beside=f"{median(rates) / median(file):.2f} times readlines of a file, {median(file):,.0f} lines/s",

@@ -39,7 +39,7 @@ def apply(_: Store) -> Iterator[Result]:
         yield Figure(
             what=f"{name}, {LARGE[0]:,} segments and {LARGE[1]:,} readers beside 10 and 2",
             value=ratio(in_small, in_large),
-            unit="x",
+            unit="×",
             target=3,
             better="less",
             beside=f"{_microseconds(in_large)}, and {_microseconds(in_small)}",

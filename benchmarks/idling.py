@@ -54,7 +54,9 @@ def idle(store: Store) -> Iterator[Result]:
         what=f"an idle reader's process, one of {FEW}: requests to the server",
         value=few.requests,
         unit="/s",
-        beside="each a statement of PostgreSQL, or a message to NATS",
+        note="Each is a statement of PostgreSQL, or a message to NATS. The group has two readers with one segment "
+        "each. On NATS each segment that a reader waits for adds one request every two seconds ([table for 16 "
+        "segments](operations.md#what-one-process-uses)).",
     )
 
 

@@ -57,7 +57,7 @@ def join(store: Store) -> Iterator[Result]:
     yield Figure(
         what="the longest pause of a segment that stays, compared with the longest before the other joined",
         value=median(each.longest_pause / each.longest_before for each in rounds),
-        unit="x",
+        unit="×",
         target=2,
         better="less",
         beside=f"{during:.0f} ms, and {before:.0f} ms before; one writer writes to all {SEGMENTS} segments",

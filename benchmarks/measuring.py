@@ -53,6 +53,11 @@ def ratio(numerators: Sequence[Rate], denominators: Sequence[Rate]) -> float:
     return median(a.wall / b.wall for a, b in zip(numerators, denominators, strict=True))
 
 
+def processor_ratio(numerators: Sequence[Rate], denominators: Sequence[Rate]) -> float:
+    """The same by the time that this process had a processor, which a busy machine hardly changes."""
+    return median(a.processor / b.processor for a, b in zip(numerators, denominators, strict=True))
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     """The smallest value that at least so many percent of the values do not exceed."""
     ordered = sorted(values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import parse_qs, urlsplit
 
@@ -102,3 +102,15 @@ class Queue:
 def queue(url: str) -> Iterator[Queue]:
     with psycopg.connect(urlsplit(url)._replace(query="").geturl(), autocommit=True) as connection:
         yield Queue(connection)
+
+
+@contextmanager
+def rows(url: str, number: int) -> Iterator[Callable[[bytes], object]]:
+    """What inserts a row into a table of this client's own, and returns when it is durable."""
+    with psycopg.connect(urlsplit(url)._replace(query="").geturl(), autocommit=True) as connection:
+        table = f"bench_rows_{number}"
+        connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {table} (id bigint PRIMARY KEY GENERATED ALWAYS AS IDENTITY, data bytea)"
+        )
+        cursor, insert = connection.cursor(binary=True), f"INSERT INTO {table} (data) VALUES (%s::bytea)"
+        yield lambda data: cursor.execute(insert, (data,), prepare=True)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count, islice
+from statistics import median
 from typing import NamedTuple
 
 import readergroup as rg
 
 from . import nats_peers, postgres_peers, valkey
 from .figure import Figure, Result, Skipped
-from .measuring import PAYLOAD, Rate, alternate, described, folder, rate, ratio, wall
+from .measuring import PAYLOAD, Rate, alternate, described, folder, processor_ratio, rate, ratio, wall
 from .stores import NatsStore, PostgresStore, SqliteStore, Store
 
 EVENTS = 1_000_000
@@ -20,6 +21,8 @@ VALKEY_EVENTS = 100_000
 QUEUE_EVENTS = 50_000
 NATS_EVENTS = 10_000
 ROUNDS = 7
+#: As many events as `for event in reader` takes at a time.
+BARE_BATCH = 4096
 #: ``async for`` of aiokafka 0.14 over 100-byte events in one process, with librdkafka's mock broker on the same two
 #: cores (Xeon, Python 3.11). Measured once, and not in this run: a broker is no dependency of this project.
 AIOKAFKA_ASYNC_FOR = 230_000
@@ -47,13 +50,13 @@ def read_batch(store: Store) -> Iterator[Result]:
             yield Figure(
                 what=f"read_batch({valkey.COUNT}) compared with {peer.name}",
                 value=ratio(ours, rates),
-                unit="x",
+                unit="×",
                 target=peer.target,
                 beside=f"read_batch {wall(ours):,.0f} events/s, the other {wall(rates):,.0f} events/s",
             )
         few, many = alternate(ROUNDS, partial(stream.batches, 1000), partial(stream.batches, 10_000))
         yield Figure(
-            what=f"read_batch(1000), events of 100 bytes, {store.title}",
+            what="read_batch(1000), events of 100 bytes",
             value=wall(few),
             unit="events/s",
             target=3_000_000 if isinstance(store, SqliteStore) else None,
@@ -85,26 +88,68 @@ def _peers_on_the_server(store: Store, url: str) -> Iterator[list[Peer]]:
             yield []
 
 
+class SmallEvent:
+    """The least that an event can be."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+def small_events(columns: Iterable[Iterable[bytes]]) -> Iterator[SmallEvent]:
+    """The least that hands out events one by one."""
+    for column in columns:
+        for data in column:
+            yield SmallEvent(data)
+
+
 def iterate(store: Store) -> Iterator[Result]:
-    """`for event in reader`."""
+    """`for event in reader`, and a bare generator that makes one small object for each event."""
+    memory = [[PAYLOAD] * BARE_BATCH] * (EVENTS // BARE_BATCH + 1)
     with store.fresh() as url, stream_of_events(url) as stream:
-        (ours,) = alternate(ROUNDS, stream.events)
-    beside = f"aiokafka: {AIOKAFKA_ASYNC_FOR:,} events/s on a machine of this size, not measured in this run"
+        ours, bare, in_memory = alternate(
+            ROUNDS, stream.events, stream.small_events, lambda: rate(EVENTS, partial(use, small_events(memory)))
+        )
+    processor = median(each.processor for each in ours)
+    for what, theirs, target in (("read_batch", bare, 50), ("a list in memory", in_memory, None)):
+        yield Figure(
+            what="for event in reader, compared with a bare generator that makes one small object for each event of "
+            f"{what}, by processor time",
+            value=processor_ratio(ours, theirs) * 100,
+            unit="%",
+            target=target,
+            beside=f"{1e9 / processor:.0f} ns an event; the generator "
+            f"{median(1e9 / each.processor for each in theirs):.0f} ns",
+            held_back_by="a look at the clock and the lease before each event",
+        )
+    yield Figure(
+        what="for event in reader, by processor time",
+        value=processor,
+        unit="events/s",
+        target=1_000_000 if isinstance(store, SqliteStore) else None,
+    )
     yield Figure(
         what="for event in reader, compared with async for of aiokafka",
         value=wall(ours) / AIOKAFKA_ASYNC_FOR,
-        unit="x",
+        unit="×",
         target=3,
-        beside=beside,
+        note=f"Compared with {AIOKAFKA_ASYNC_FOR:,} events/s: aiokafka 0.14 on librdkafka's mock broker, on two shared "
+        "cores, in another run.",
+        one_run=False,
     )
     yield Figure(
-        what=f"for event in reader, events of 100 bytes, {store.title}",
+        what="for event in reader, events of 100 bytes",
         value=wall(ours),
         unit="events/s",
         target=1_000_000 if isinstance(store, SqliteStore) else None,
         beside=described(ours),
-        held_back_by="about 1 µs of Python for each event: an object, a position, a look at the lease",
     )
+
+
+def use(events: Iterator[rg.Event[bytes] | SmallEvent]) -> None:
+    for event in islice(events, EVENTS):
+        event.data  # noqa: B018  # it is decoded when it is asked for
 
 
 class StreamOfEvents:
@@ -126,12 +171,12 @@ class StreamOfEvents:
 
     def events(self) -> Rate:
         with self._reader() as reader:
+            return rate(EVENTS, lambda: use(iter(reader)))
 
-            def run() -> None:
-                for event in islice(reader, EVENTS):
-                    event.data  # noqa: B018  # it is decoded when it is asked for
-
-            return rate(EVENTS, run)
+    def small_events(self) -> Rate:
+        with self._reader() as reader:
+            batches = (batch.data for batch in reader.batches(BARE_BATCH))
+            return rate(EVENTS, lambda: use(small_events(batches)))
 
     @contextmanager
     def _reader(self) -> Iterator[rg.Reader[bytes]]:

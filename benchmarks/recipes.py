@@ -55,7 +55,7 @@ def recipes(store: Store) -> Iterator[Result]:
             yield Figure(
                 what=what,
                 value=wall(rates),
-                unit="a second",
+                unit="/s",
                 beside=", ".join(f"{name} {wall(each):,.0f}" for name, each in zip(beside, theirs, strict=True)),
             )
 

@@ -40,11 +40,17 @@ def share(store: Store) -> Iterator[Result]:
                 rates[processes].append(_read_all(client, f"group-{number}-{processes}", processes))
     one = median(rates[1])
     for processes, together in rates.items():
+        rounds = f"{min(together):,.0f} to {max(together):,.0f} events/s"
+        if processes == 1:
+            what = f"1 reader process on {SEGMENTS} segments"
+            yield Figure(what=what, value=one, unit="events/s", beside=f"the rounds: {rounds}")
+            continue
         yield Figure(
-            what=f"{processes} reader process{'es' if processes > 1 else ''} on {SEGMENTS} segments, together",
-            value=median(together),
-            unit="events/s",
-            beside=f"{median(together) / one:.2f} times one; the rounds: {min(together):,.0f} to {max(together):,.0f}",
+            what=f"{processes} reader processes on {SEGMENTS} segments, together, compared with one",
+            value=median(together) / one,
+            unit="×",
+            beside=f"{median(together):,.0f} events/s; the rounds: {rounds}",
+            note="The total stops growing when all cores are in use, by the readers and the server.",
         )
 
 

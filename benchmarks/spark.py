@@ -57,18 +57,20 @@ def _reading(run: _Runs, store: Store) -> Iterator[Result]:
     parquet, ours, tuples = seconds(run.read_parquet, run.read_source, run.read_tuples)
     read = f"Spark reads {EVENTS:,} events"
     yield Figure(
-        what=f"{read}, beside spark.read.parquet of them, {store.title}",
+        what=f"{read}, beside spark.read.parquet of them",
         value=median(ours) / median(parquet),
-        unit="x",
+        unit="×",
         target=1.5,
         better="less",
         beside=f"{median(ours):.2f} s; Parquet {median(parquet):.2f} s",
         held_back_by="each event goes through a pipe from Python to Java",
+        note="The time of Parquet differs from run to run (0.38 to 0.6 s), and with it the ratio. A task costs 15 to "
+        "30 ms, so there is one per core here (`maxBytesPerPartition` of 512 MB).",
     )
     yield Figure(
-        what=f"{read}, beside a source that yields tuples, {store.title}",
+        what=f"{read}, beside a source that yields tuples",
         value=median(tuples) / median(ours),
-        unit="x",
+        unit="×",
         target=3.0,
         beside=f"tuples {median(tuples):.2f} s",
     )
@@ -78,19 +80,22 @@ def _writing(run: _Runs, store: Store) -> Iterator[Result]:
     parquet, ours, durable = seconds(run.write_parquet, run.write_stream, run.write_parquet_to_disk)
     written = f"Spark writes {EVENTS:,} events"
     yield Figure(
-        what=f"{written}, beside writing them as Parquet, {store.title}",
+        what=f"{written}, beside writing them as Parquet",
         value=median(ours) / median(parquet),
-        unit="x",
+        unit="×",
         target=1.5,
         better="less",
         beside=f"{median(ours):.2f} s; Parquet {median(parquet):.2f} s",
         held_back_by="SQLite writes each byte to its log, then to its place, for one task at a time, and waits for the "
         "disk, which Parquet does not",
+        note="Rows are staged in the store, and the commit takes references to them "
+        "([why](adr/0031-copy-inside-sqlite-by-reference.md)), so that readers see all of them or none. SQLite writes "
+        "each page twice and waits for the disk, which Parquet does not.",
     )
     yield Figure(
-        what=f"{written}, beside Parquet that is on the disk as well when it is done, {store.title}",
+        what=f"{written}, beside Parquet that is on the disk as well when it is done",
         value=median(ours) / median(durable),
-        unit="x",
+        unit="×",
         better="less",
         beside=f"Parquet with a flush of its files {median(durable):.2f} s",
     )
@@ -99,9 +104,9 @@ def _writing(run: _Runs, store: Store) -> Iterator[Result]:
 def _copying(run: _Runs, store: Store) -> Iterator[Result]:
     plain, ours = seconds(run.copy_plainly, run.copy_in_tasks)
     yield Figure(
-        what=f"Spark copies {EVENTS:,} events in its tasks, beside a loop of reads and appends, {store.title}",
+        what=f"Spark copies {EVENTS:,} events in its tasks, beside a loop of reads and appends",
         value=median(ours) / median(plain),
-        unit="x",
+        unit="×",
         target=1.2,
         better="less",
         beside=f"{median(ours):.2f} s; the loop {median(plain):.2f} s",

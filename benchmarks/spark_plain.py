@@ -44,7 +44,7 @@ def spark_plain(store: Store) -> Iterator[Result]:
         runs = _Runs(session, client, url, place)
         runs.write_parquet_of_rows()
         for what, target, ours, theirs, name in runs.pairs():
-            yield _figure(f"{what}, {store.title}", target, ours, theirs, name)
+            yield _figure(what, target, ours, theirs, name)
 
 
 def _event(number: int, rng: random.Random) -> bytes:
@@ -60,7 +60,7 @@ def _figure(what: str, target: float | None, ours: Run, theirs: Run, name: str) 
     return Figure(
         what=what,
         value=median(ratios),
-        unit="x",
+        unit="×",
         target=target,
         better="less",
         beside=f"{mine.wall:.2f} s; {name} {other.wall:.2f} s; the rounds: {min(ratios):.2f} to {max(ratios):.2f}; by "

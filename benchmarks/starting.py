@@ -69,7 +69,7 @@ def start(store: Store) -> Iterator[Result]:
         yield Figure(
             what=f"{what}: processor time of the process compared with that of one model of pydantic",
             value=median(a / b for a, b in zip(seconds, pydantic, strict=True)),
-            unit="x",
+            unit="×",
             target=target,
             better="less",
             beside=f"{_ms(seconds)}, the model {_ms(pydantic)}",

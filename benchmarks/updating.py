@@ -68,13 +68,14 @@ def update(store: Store) -> Iterator[Result]:
     is_compared = True
     for what, rates in theirs.items():
         yield Figure(
-            what=f"update_state compared with {what}, {store.title}",
+            what=f"update_state compared with {what}",
             value=ratio(updates, rates) * 100,
             unit="%",
             target=70 if is_compared else None,
             beside=f"update_state {wall(updates):,.0f}/s, the other {wall(rates):,.0f}/s",
             held_back_by=f"the update's own work, {cost * 1e6:.0f} µs and twice that after a sync of the disk, beside "
             f"an append of {1e6 / wall(appends):.0f} µs: the slower the disk, the less it matters",
+            note="The slower the disk, the smaller the difference." if is_compared else "",
         )
         is_compared = False
     yield Figure(

@@ -34,14 +34,19 @@ def wait(store: Store) -> Iterator[Result]:
                 client.store.append(SEGMENT, bytes(100), expected_offset=number * 100)
                 stored.append(time.monotonic() - begin)
                 woken.append(receive(ours, "the return of wait") - begin)
+    what = "from a write in one process to the return of wait in another"
     yield Figure(
-        what="from a write in one process to the return of wait in another, 99 of 100",
+        what=f"{what}, 99 of 100",
         value=percentile(woken, 99) * 1000,
         unit="ms",
         target=20,
         better="less",
-        beside=f"half of them {percentile(woken, 50) * 1000:.2f} ms; until append returned, "
-        f"half of them {percentile(stored, 50) * 1000:.2f} ms, 99 of 100 {percentile(stored, 99) * 1000:.1f} ms",
+        beside=f"until append returned, 99 of 100 {percentile(stored, 99) * 1000:.1f} ms",
+        note="On an overloaded machine nearly all of it is the append.",
+    )
+    yield Figure(what=f"{what}, half of them", value=percentile(woken, 50) * 1000, unit="ms", better="less")
+    yield Figure(
+        what="until append returned, half of them", value=percentile(stored, 50) * 1000, unit="ms", better="less"
     )
 
 

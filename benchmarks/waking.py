@@ -39,8 +39,10 @@ def wake(store: Store) -> Iterator[Result]:
         what="from write to the event in a reader of another process, half of them",
         value=percentile(woken, 50) * 1000,
         unit="ms",
+        better="less",
         beside=f"99 of 100 {percentile(woken, 99) * 1000:.1f} ms; "
         f"until flush returned, half of them {percentile(stored, 50) * 1000:.1f} ms",
+        note="Most of it is the writer's: gathering, and the flush of the disk.",
     )
 
 

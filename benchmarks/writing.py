@@ -23,7 +23,7 @@ ROUNDS = 7
 KEYS = [f"key-{number}" for number in range(1000)]
 #: What is appended in one round, and in what pieces.
 BLOCK_BYTES, BLOCKS = 16 * 1024 * 1024, (64 * 1024, 1024 * 1024)
-_WHAT: Final = "write with a routing key until flush returns, one writer, four segments, {}"
+_WHAT: Final = "write with a routing key until flush returns, one writer, four segments"
 HELD_BACK_BY = "about 1.5 µs of Python for each call of write; XADD costs its client three times that"
 
 
@@ -35,7 +35,7 @@ def write(store: Store) -> Iterator[Result]:
     with store.fresh() as url, rg.connect(url) as client:
         write = _writer(client)
         rates, *blocks = alternate(ROUNDS, write, *(partial(append_blocks, client.store, size) for size in BLOCKS))
-    yield Figure(what=_WHAT.format(store.title), value=wall(rates), unit="events/s", beside=described(rates))
+    yield Figure(what=_WHAT, value=wall(rates), unit="events/s", beside=described(rates))
     for size, appended in zip(BLOCKS, blocks, strict=True):
         yield Figure(
             what=f"appends of {size // 1024} KB, one after the other",
@@ -60,13 +60,13 @@ def _compared_with_xadd(store: Store) -> Iterator[Result]:
                 yield Figure(
                     what=f"write compared with XADD in pipelines of {valkey.PIPELINE}, {what}",
                     value=ratio(rates, theirs),
-                    unit="x",
+                    unit="×",
                     target=2.5,
                     beside=f"write {wall(rates):,.0f} events/s, XADD {wall(theirs):,.0f} events/s",
                     held_back_by=HELD_BACK_BY,
                 )
         yield Figure(
-            what=_WHAT.format(store.title),
+            what=_WHAT,
             value=wall(rates),
             unit="events/s",
             target=500_000,
