@@ -1,10 +1,11 @@
-"""Durable appends of several processes at once, beside Valkey, ZooKeeper and a table of PostgreSQL."""
+"""Durable appends of several processes at once, beside Valkey, PostgreSQL, ZooKeeper and etcd."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
@@ -16,7 +17,8 @@ from synchronizer import open_store
 from tests.servers.postgres import PostgresServer
 from tests.servers.unavailable import ServerUnavailable
 
-from . import postgres_peers, valkey, zookeeper
+from . import etcd, postgres_peers, valkey, zookeeper
+from .etcd import NoEtcd
 from .figure import Figure, Result, Skipped
 from .measuring import SPAWN, alternate, folder, percentile, process
 from .stores import PostgresStore, Store
@@ -40,11 +42,12 @@ class Together(NamedTuple):
     latencies: list[float]  # of all processes, in seconds
 
 
-class Peer(NamedTuple):
-    """What else makes an append durable before it answers, and what opens it in each process."""
+@dataclass(frozen=True, eq=False)
+class Peer:
+    """What makes an append durable before it answers: the store, or another server."""
 
     name: str
-    open_append: Callable[..., AbstractContextManager[Append]]
+    open_append: Callable[..., AbstractContextManager[Append]]  # in each process, with its number and ``where``
     where: object
     processes: Sequence[int] = PROCESSES
 
@@ -52,26 +55,31 @@ class Peer(NamedTuple):
 def append_together(store: Store) -> Iterator[Result]:
     """1, 2 and 8 processes that append 48 bytes each, durably, to segments of their own; peers by turns with them."""
     with store.fresh() as url, ExitStack() as opened:
-        peers: list[Peer] = []
+        peers = []
         for name, open_peer in _PEERS.items():
             try:
                 peers.append(opened.enter_context(open_peer(store, url, opened.enter_context(folder()))))
-            except (NoValkey, NoZooKeeper, ServerUnavailable) as error:
+            except (NoEtcd, NoValkey, NoZooKeeper, ServerUnavailable) as error:
                 yield Skipped(f"durable appends compared with {name}", str(error))
-        alone: list[Together] = []
-        for processes in PROCESSES:
-            present = [peer for peer in peers if processes in peer.processes]
-            runs = [partial(_together, processes, peer.open_append, peer.where) for peer in present]
-            ours, *theirs = alternate(ROUNDS, partial(_together, processes, _on_store, url), *runs)
-            alone = alone or ours
-            yield from _figures(processes, ours, alone)
-            for peer, rates in zip(present, theirs, strict=True):
-                yield Figure(
-                    what=f"durable appends of 48 bytes, {_written(processes)}, compared with {peer.name}",
-                    value=_ratio(ours, rates),
-                    unit="×",
-                    beside=f"{_a_second(ours):,.0f}/s, the other {_a_second(rates):,.0f}/s",
-                )
+        ours = Peer("", _on_store, url)
+        runs = {
+            (peer, processes): partial(_together, processes, peer.open_append, peer.where)
+            for processes in PROCESSES
+            for peer in (ours, *peers)
+            if processes in peer.processes
+        }
+        rounds = dict(zip(runs, alternate(ROUNDS, *runs.values()), strict=True))
+    for (peer, processes), rates in rounds.items():
+        together = rounds[ours, processes]
+        if peer is ours:
+            yield from _figures(processes, together, rounds[ours, 1])
+            continue
+        yield Figure(
+            what=f"durable appends of 48 bytes, {_written(processes)}, compared with {peer.name}",
+            value=_ratio(together, rates),
+            unit="×",
+            beside=f"{_a_second(together):,.0f}/s, the other {_a_second(rates):,.0f}/s",
+        )
 
 
 def _figures(processes: int, ours: Sequence[Together], alone: Sequence[Together]) -> Iterator[Figure]:
@@ -101,8 +109,8 @@ def _a_second(rounds: Sequence[Together]) -> float:
 
 
 def _ratio(ours: Sequence[Together], theirs: Sequence[Together]) -> float:
-    """The median of the ratios of each round; with two at least, as `alternate` makes."""
-    return median(one.a_second / other.a_second for one, other in zip(ours, theirs, strict=False))
+    """The median of the ratios of each round."""
+    return median(one.a_second / other.a_second for one, other in zip(ours, theirs, strict=True))
 
 
 def _together(processes: int, open_append: Callable[..., AbstractContextManager[Append]], *where: Any) -> Together:
@@ -187,6 +195,18 @@ def _zookeeper(store: Store, url: str, place: Path) -> Iterator[Peer]:
 
 
 @contextmanager
+def _on_etcd(number: int, port: int) -> Iterator[Append]:
+    with etcd.puts(port, f"bench-{number}") as put:
+        yield lambda: put(DATA)
+
+
+@contextmanager
+def _etcd(store: Store, url: str, place: Path) -> Iterator[Peer]:
+    with etcd.server(place) as port:
+        yield Peer("put to etcd by HTTP", _on_etcd, port, processes=(1, PROCESSES[-1]))
+
+
+@contextmanager
 def _postgres(store: Store, url: str, place: Path) -> Iterator[Peer]:
     """A table on the server of the store; where the store has none, on one for this benchmark."""
     with ExitStack() as running:
@@ -200,4 +220,5 @@ _PEERS: Final[Mapping[str, Callable[[Store, str, Path], AbstractContextManager[P
     "Valkey": _valkey,
     "PostgreSQL": _postgres,
     "ZooKeeper": _zookeeper,
+    "etcd": _etcd,
 }
