@@ -97,6 +97,8 @@ def main(
     """Measure how fast the project is, beside what else does the same job."""
     _check_known(names or (), BENCHMARKS)
     _check_known(stores or (), STORES)
+    if file is not None:
+        save(file, [])  # a file that cannot be written fails now, not after an hour
     stored, runs, results = load(STORED), [], []
     for store in stores or STORES:
         measured = list(_run_on(store, names or (BENCHMARKS if store == "sqlite" else ON_SERVERS)))

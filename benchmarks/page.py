@@ -69,9 +69,8 @@ def _table(stores: Sequence[str], benchmarks: Sequence[str], runs: Sequence[Run]
     lines.append(["---"] * len(lines[0]))
     lines += [_cells(what, row, stores, notes) for (_, what), row in rows.items()]
     table = "\n".join(f"| {' | '.join(each.replace('|', '/') for each in line)} |" for line in lines)
-    return (
-        "\n\n".join([table, *(f"{_number(notes, note)} {note}" for note in notes), *_sources(used, benchmarks)]) + "\n"
-    )
+    footnotes = [f"{_number(notes, note)} {note}" for note in notes]
+    return "\n\n".join([table, *footnotes, *_sources(used, benchmarks)]) + "\n"
 
 
 def _cells(what: str, row: Mapping[str, Figure], stores: Sequence[str], notes: Sequence[str]) -> list[str]:

@@ -121,7 +121,7 @@ def iterate(store: Store) -> Iterator[Result]:
             target=target,
             beside=f"{1e9 / processor:.0f} ns an event; the generator "
             f"{median(1e9 / each.processor for each in theirs):.0f} ns",
-            held_back_by="a look at the clock and the lease before each event",
+            held_back_by="the clock and the lease are checked before each event",
         )
     yield Figure(
         what="for event in reader, by processor time",

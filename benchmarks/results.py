@@ -85,6 +85,7 @@ def _run(fields: dict[str, object]) -> Run:
 
 
 def save(path: Path, runs: Iterable[Run]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([asdict(each) for each in runs], indent=2, ensure_ascii=False) + "\n")
 
 

@@ -45,7 +45,7 @@ class SystemClock:
 
     # A lease must look old after a laptop was suspended; CLOCK_MONOTONIC stands still during suspension. A reader asks
     # for the time before each event, so it is no function of Python.
-    monotonic: Final[Callable[[], float]] = staticmethod(
+    monotonic: Callable[[], float] = staticmethod(
         partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
     )
 

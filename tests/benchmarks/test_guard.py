@@ -74,9 +74,9 @@ def test_the_command_fails_for_a_ratio_that_fell_only_when_asked(
     monkeypatch.setattr(command, "BENCHMARKS", {"iterate": measure})
     app = command.typer.Typer()
     app.command()(command.main)
-    arguments = ["iterate", "--store", "sqlite", "--json", str(tmp_path / "run.json")]
+    arguments = ["iterate", "--store", "sqlite", "--json", str(tmp_path / "new" / "run.json")]
     done = CliRunner().invoke(app, arguments)
     assert (done.exit_code, "fell from 10 ×" in done.output) == (0, says), done.output
     assert CliRunner().invoke(app, [*arguments, "--check"]).exit_code == int(says)
-    (written,) = json.loads((tmp_path / "run.json").read_text())
+    (written,) = json.loads((tmp_path / "new" / "run.json").read_text())
     assert written["figures"]["iterate"][0]["value"] == 2
