@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import QueryTerminatedEvent
 
 import readergroup as rg
 from readergroup.spark import ProgressListener, QueryProgress, copy, register
@@ -33,13 +35,20 @@ def main(remote: str, url: str, folder: Path) -> None:
     spark.sql("INSERT INTO w VALUES ('{}')").collect()
     seen["written"] = spark.read.format("readergroup").option("url", url).load("shop/written").count()
     told: list[QueryProgress] = []
-    listener = ProgressListener(told.append)
+    terminated = Event()
+
+    class Listener(ProgressListener):
+        def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+            terminated.set()
+
+    listener = Listener(told.append)
     spark.streams.addListener(listener)
     stream = spark.readStream.format("readergroup").options(url=url, startingOffsets="earliest").load(STREAM)
     writer = stream.select("event").writeStream.format("readergroup").option("url", url).trigger(availableNow=True)
     query = writer.option("checkpointLocation", str(folder / "checkpoint")).start("shop/streamed")
     seen["ended"] = query.awaitTermination(200)
-    spark.streams.removeListener(listener)  # waits for what is on its way
+    assert terminated.wait(60), "the listener was not told that the query ended"
+    spark.streams.removeListener(listener)  # blocks for good where an event comes meanwhile: PySpark 4.3
     seen["streamed"] = spark.read.format("readergroup").option("url", url).load("shop/streamed").count()
     seen["told"] = [sum(each.events for each in told), told[-1].lag_bytes] if told else None
     seen["copied"] = copy(spark, url, STREAM, "archive/orders").sealed
