@@ -148,7 +148,9 @@ def _url_of(store: Any) -> str:
     return str(getattr(store, "url", type(store).__name__))
 
 
-_APPENDING: Final = frozenset({"append", "append_unread", "append_together", "concat", "concat_unread"})
+_APPENDING: Final = frozenset(
+    {"append", "append_unread", "append_unflushed", "append_together", "concat", "concat_unread"}
+)
 _GUARDS: Final[dict[str, Callable[[Verb], Verb]]] = {
     **dict.fromkeys(
         (

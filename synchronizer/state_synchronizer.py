@@ -39,11 +39,15 @@ class Proposal(NamedTuple, Generic[S, R]):
     of the log segment's attributes, which are stored in the same step as the updates.
 
     A compared attribute must not return to an earlier value: after a lost answer, that value would let the lost append
-    land late."""
+    land late.
+
+    Without ``flushes``, the loss of power may undo the updates until another change of the store is acknowledged. See
+    `SegmentStore.append_unflushed`."""
 
     updates: Sequence[Update[S]]
     value: R
     attributes: Mapping[str, AttributeChange] = NO_ATTRIBUTES
+    flushes: bool = True
 
 
 class StateSynchronizer(Generic[S]):
@@ -396,7 +400,8 @@ class StateSynchronizer(Generic[S]):
                     "the generator must return a Proposal", found=type(proposal).__name__
                 ) from error
             if updates:
-                return Decision(proposal.value, self._codec.encode_updates(updates), proposal.attributes)
+                body = self._codec.encode_updates(updates)
+                return Decision(proposal.value, body, proposal.attributes, proposal.flushes)
             if proposal.attributes:
                 raise InvalidArgumentError(
                     "attributes change only together with updates; to change them alone, append to the store"

@@ -225,6 +225,22 @@ class SegmentStore(ABC):
         """
         return self.append(segment, data, expected_offset=expected_offset)
 
+    def append_unflushed(
+        self,
+        segment: str,
+        data: bytes,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        """Append as `append` does, for a change that does no harm if the loss of power undoes it.
+
+        A store may answer before the change is durable if all processes that can have seen it end when it is lost, as
+        on one machine. A change that is acknowledged later, by any verb and for any process, is never durable without
+        it. By default it is the same as `append`.
+        """
+        return self.append(segment, data, expected_offset=expected_offset, attributes=attributes)
+
     @abstractmethod
     def read(self, segment: str, offset: int, max_bytes: int) -> bytes:
         """Return up to ``max_bytes`` bytes from ``offset`` on, as many as there are; empty exactly at the end.

@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.places import ROOT, product_files
 
 #: The verbs of a store whose answers may be lost, in a way that only a comparison finds out.
-VERBS = {"append", "append_unread", "append_together", "concat", "concat_unread"}
+VERBS = {"append", "append_unread", "append_unflushed", "append_together", "concat", "concat_unread"}
 ALLOWED = {
     "synchronizer/compare_and_set.py",
     "synchronizer/log/entries.py",  # an update is found again in the log by the number of its call

@@ -36,6 +36,7 @@ class NewEntry(Generic[S]):
     after: Replica[S]
     transition: Transition[S]
     attributes: Mapping[str, AttributeChange]
+    flushes: bool
     previous: NewEntry[S] | None = None
 
 
@@ -140,11 +141,12 @@ class EntryBatcher(Batcher[EntryBatch[S]], Generic[S]):
         entries = batch.entries
         data = b"".join([entry.data for entry in entries])
         attributes = entries[0].attributes if len(entries) == 1 else batch.attributes
+        flushes = any(entry.flushes for entry in entries)
         backoff: Backoff | None = None
         while True:
             problem: BaseException
             try:
-                answer = self._follower.log.append(data, batch.base.next_offset, attributes)
+                answer = self._follower.log.append(data, batch.base.next_offset, attributes, flushes=flushes)
             except StoreUnavailableError as error:
                 problem = error
             except ReaderGroupError as error:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from ..clock import Deadline
 from ..errors import DeadlineExceededError, InvalidArgumentError
@@ -32,6 +32,7 @@ class Decision(NamedTuple, Generic[R]):
     value: R
     body: bytes | None = None
     attributes: Mapping[str, AttributeChange] = NO_ATTRIBUTES
+    flushes: bool = True
 
 
 #: What a call does: given the newest state (None: there is none), it decides.
@@ -111,7 +112,7 @@ class Decider(Generic[S]):
             under, base = self._batcher.tip()
         try:
             decision = decide(base.state)
-            entry = None if decision.body is None else self._new_entry(decision.body, base, decision.attributes)
+            entry = None if decision.body is None else self._new_entry(decision.body, base, decision)
         except Exception as error:
             return Attempt(under, error=error)
         if entry is None:
@@ -119,7 +120,7 @@ class Decider(Generic[S]):
         batch = self._batcher.join(entry, call, deadline)
         return None if batch is None else Attempt(batch, decision, state=entry.after.state)
 
-    def _new_entry(self, body: bytes, base: Replica[S], attributes: Mapping[str, AttributeChange]) -> NewEntry[S]:
+    def _new_entry(self, body: bytes, base: Replica[S], decision: Decision[Any]) -> NewEntry[S]:
         if len(body) > MAX_BATCH_BYTES:
             raise InvalidArgumentError(
                 "the updates of one call are too large; split them over several calls",
@@ -132,7 +133,7 @@ class Decider(Generic[S]):
         # Apply the body as it is read back, as every other process does.
         after, transition = base.apply(entry, self._follower.codec.read_back(body))
         self._check_size(base, after)
-        return NewEntry(base, call, data, after, transition, attributes)
+        return NewEntry(base, call, data, after, transition, decision.attributes, decision.flushes)
 
     def _check_size(self, before: Replica[S], after: Replica[S]) -> None:
         """Raise `StateTooLargeError` for an entry that makes a state larger and leaves it over the limit.

@@ -214,9 +214,15 @@ class EntryLog:
             if is_all or len(data) > _MAX_ENTRY_BYTES:
                 raise _damaged(self.segment, offset)
 
-    def append(self, data: bytes, offset: int, attributes: Mapping[str, AttributeChange]) -> AppendResult:
-        """Append encoded entries if the log ends at ``offset`` and the attributes are as expected."""
-        return self.store.append(self.segment, data, expected_offset=offset, attributes=attributes)
+    def append(
+        self, data: bytes, offset: int, attributes: Mapping[str, AttributeChange], *, flushes: bool = True
+    ) -> AppendResult:
+        """Append encoded entries if the log ends at ``offset`` and the attributes are as expected.
+
+        Without ``flushes``, see `SegmentStore.append_unflushed`.
+        """
+        append = self.store.append if flushes else self.store.append_unflushed
+        return append(self.segment, data, expected_offset=offset, attributes=attributes)
 
     def truncate(self, offset: int) -> None:
         """Delete the entries before ``offset``."""

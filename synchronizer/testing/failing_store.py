@@ -143,6 +143,20 @@ class FailingStore(SegmentStore, translate_errors=False):
             lambda: self.inner.append(segment, data, expected_offset=expected_offset, attributes=attributes),
         )
 
+    def append_unflushed(
+        self,
+        segment: str,
+        data: bytes,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        return self._appended(
+            "append",
+            segment,
+            lambda: self.inner.append_unflushed(segment, data, expected_offset=expected_offset, attributes=attributes),
+        )
+
     def append_together(
         self, appends: Sequence[Append]
     ) -> tuple[Appended, ...] | Mapping[str, Conflict] | UnknownOutcome:

@@ -389,6 +389,24 @@ class SegmentStoreConformance:
         with pytest.raises(NotFoundError):
             store.append_unread("unknown", b"x")
 
+    def test_an_append_that_need_not_be_flushed_is_as_any_other(self, store: SegmentStore) -> None:
+        _segment(store)
+        assert store.append_unflushed("s", b"one", attributes={"a": AttributeChange(None, b"1")}) == Appended(0, 3)
+        assert store.wait({"s": 0}, 0) == {"s"}
+        lost = store.append_unflushed("s", b"lost", attributes={"a": AttributeChange(b"0", b"2")})
+        assert lost == Conflict(3, b"", {"a": b"1"})
+        assert store.append("s", b"two!", expected_offset=3) == Appended(3, 7)
+        assert store.append_unflushed("s", b"lost", expected_offset=3) == Conflict(7, b"two!")
+        last = store.append_unflushed("s", b"!", expected_offset=7, attributes={"a": AttributeChange(b"1", None)})
+        assert last == Appended(7, 8)
+        assert store.read("s", 0, 100) == b"onetwo!!"
+        assert store.attributes("s") == {}
+        store.seal("s")
+        with pytest.raises(SealedError):
+            store.append_unflushed("s", b"late")
+        with pytest.raises(NotFoundError):
+            store.append_unflushed("unknown", b"x")
+
     def test_a_conflict_holds_the_first_bytes_that_were_not_seen(self, store: SegmentStore) -> None:
         data = _pattern(3 * MAX_DELTA_BYTES)
         _segment(store, data[:1000])
@@ -438,6 +456,7 @@ class SegmentStoreConformance:
         if wrong is not None:
             calls.append(lambda: store.append("s", b"x", expected_offset=wrong))
             calls.append(lambda: store.append_unread("s", b"x", expected_offset=wrong))
+            calls.append(lambda: store.append_unflushed("s", b"x", expected_offset=wrong))
             calls.append(lambda: store.append_together([Append("s", b"x", wrong)]))
         if wrong != -1:
             calls.append(lambda: store.wait({"s": wrong}, 0))
@@ -472,6 +491,8 @@ class SegmentStoreConformance:
             (lambda wrong: store.append("s", b"data", expected_offset=wrong), ["5", 0.0, True, [], object(), int]),
             (lambda wrong: store.append("s", b"data", attributes=wrong), [*no_mapping, {5: 5}, {"a": b"1"}]),
             (lambda wrong: store.append_unread("s", wrong), [5, 0, "", "data", [], [1], object(), bytes, None]),
+            (lambda wrong: store.append_unflushed("s", wrong), [5, 0, "", "data", [], [1], object(), bytes, None]),
+            (lambda wrong: store.append_unflushed("s", b"x", attributes=wrong), [*no_mapping, {5: 5}, {"a": b"1"}]),
             (lambda wrong: store.read(wrong, 0, 1), [*no_name, None]),
             (lambda wrong: store.read("s", 0, wrong), ["5", 0.5, True, [], object(), int, None]),
             (lambda wrong: store.read_starts(wrong, 1), [5, 0, "", "s", object(), [5], [None], list]),

@@ -85,6 +85,7 @@ def test_a_store_that_any_call_of_its_opening_or_closing_fails_can_be_opened_aga
             answers = {
                 b"x": store.append("s", b"x", attributes={"a": AttributeChange(ANY, b"1")}),
                 b"y": store.append_unread("s", b"y"),
+                b"z": store.append_unflushed("s", b"z"),
             }
             for data, answer in answers.items():  # what failed before may come to the server between them
                 assert isinstance(answer, UnknownOutcome) or store.read("s", answer.offset, 1) == data

@@ -127,6 +127,7 @@ ERRORS = [ValueError("a"), OSError(24, "b"), KeyError("c"), MemoryError(), Runti
 APPENDING: dict[str, Callable[[SegmentStore], object]] = {
     "append": lambda store: store.append("s", b"x"),
     "append_unread": lambda store: store.append_unread("s", b"x"),
+    "append_unflushed": lambda store: store.append_unflushed("s", b"x"),
     "append_together": lambda store: store.append_together([Append("s", b"x")]),
     "concat": lambda store: store.concat("s", "t"),
     "concat_unread": lambda store: store.concat_unread("s", "t"),

@@ -126,7 +126,11 @@ class Lock:
         self._clock = self.synchronizer.clock
         #: One for each caller in this process that waits or holds.
         self._participants = Participants(
-            self.synchronizer, member_timeout_seconds, changed=self._end_lingering, threads=threads
+            self.synchronizer,
+            member_timeout_seconds,
+            changed=self._end_lingering,
+            threads=threads,
+            flushes_leaving=False,  # no token depends on it, and the join of the next holder is flushed
         )
         self._lock = threading.Lock()
         self._holding: dict[Participant, int] = {}  # with the id of the thread that holds the lock

@@ -61,6 +61,8 @@ class Participant:
 
     ``left_behind`` holds the leases of stays that this process could not end, or did not learn whether they began.
     Several participants may share it. Joining and leaving end those stays as well.
+
+    Without ``flushes_leaving``, the loss of power may undo `leave`, as if the process had died: the lease expires.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Participant:
         changed: Callable[[], object],
         threads: bool,
         left_behind: set[str] | None = None,
+        flushes_leaving: bool = True,
     ) -> None:
         if not 0 < len(member) <= MAX_MEMBER_LENGTH:
             raise InvalidArgumentError("the id of a member must have 1 to 250 characters", member=member)
@@ -81,6 +84,7 @@ class Participant:
         self._wished_timeout_seconds = timeout_seconds
         self._changed = changed
         self._threaded = threads
+        self._flushes_leaving = flushes_leaving
         #: True from the beginning of `join` to the beginning of `leave`, also after the place was lost.
         self.wanted = False
         self._process_id = os.getpid()
@@ -276,7 +280,8 @@ class Participant:
 
     def _leave(self, leases: Collection[str], timeout: float | None) -> Sequence[Member]:
         def leave(state: Members) -> Proposal[Members, Sequence[Member]]:
-            return removing([each for each in state.members if each.lease in leases], "left")
+            gone = removing([each for each in state.members if each.lease in leases], "left")
+            return gone._replace(flushes=self._flushes_leaving)
 
         try:
             gone = self._synchronizer.update_state_with_attributes(leave, timeout=timeout)
@@ -411,11 +416,18 @@ class Participants:
         *,
         changed: Callable[[], object],
         threads: bool,
+        flushes_leaving: bool = True,
     ) -> None:
         self._participants: set[Participant] = set()
         self._left_behind: set[str] = set()
         self._new: Callable[[str], Participant] = lambda member: Participant(
-            synchronizer, member, timeout_seconds, changed=changed, threads=threads, left_behind=self._left_behind
+            synchronizer,
+            member,
+            timeout_seconds,
+            changed=changed,
+            threads=threads,
+            left_behind=self._left_behind,
+            flushes_leaving=flushes_leaving,
         )
 
     def add(self, member: str) -> Participant:

@@ -27,7 +27,7 @@ import ctypes
 import mmap
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from enum import IntEnum
 from io import FileIO
@@ -240,19 +240,18 @@ class CommitSlots:
         self._words[base + _ANSWERS_BYTES] = len(answers)
         self._words[base + _ANSWERS_CHECKSUM] = _checksum(answers, self._words[base + _REPLY] >> _FLAG_BITS)
 
-    def settle(self, all_taken: Iterable[Taken], reply: Reply) -> None:
+    def settle(self, all_taken: Collection[Taken], reply: Reply) -> None:
         """Under the gate: write what became of the requests."""
-        if self._is_whole():
+        if all_taken and self._is_whole():
             for taken in all_taken:
                 self._settle(taken.slot, reply)
 
     def wake(self) -> None:
         """After releasing the gate: wake the owners of settled requests, and one that waits to lead."""
         settled, self._settled = self._settled, []
-        if not self._is_whole():
-            return
-        for slot in settled:
-            self._wake(slot)
+        if settled and self._is_whole():
+            for slot in settled:
+                self._wake(slot)
         for slot, base, request in self._posted():
             if self._is_waiting(base, request):
                 return self._wake(slot)

@@ -22,8 +22,8 @@ class Step(Generic[C]):
     """One thread's part of a commit. ``run`` checks before it writes: a `ReaderGroupError` means that it wrote nothing.
 
     ``wakes``: a thread or process may be waiting for the change. ``alone``: a commit that begins with this step admits
-    no other. ``essential``: the step must succeed on a full disk. ``request``: the same as data, for another process;
-    None if this process must run it.
+    no other, and is not flushed. ``essential``: the step must succeed on a full disk. ``request``: the same as data,
+    for another process; None if this process must run it.
     """
 
     def __init__(

@@ -211,11 +211,35 @@ class SqliteStore(SegmentStore):
         expected_offset: int | None = None,
         attributes: Mapping[str, AttributeChange] | None = None,
     ) -> AppendResult:
+        return self._append(segment, data, expected_offset, attributes, flushes=True)
+
+    def append_unflushed(
+        self,
+        segment: str,
+        data: bytes,
+        *,
+        expected_offset: int | None = None,
+        attributes: Mapping[str, AttributeChange] | None = None,
+    ) -> AppendResult:
+        # Without power no process runs that has seen it. The next flush, of any process, is of the whole log.
+        return self._append(segment, data, expected_offset, attributes, flushes=False)
+
+    def _append(
+        self,
+        segment: str,
+        data: bytes,
+        expected_offset: int | None,
+        attributes: Mapping[str, AttributeChange] | None,
+        *,
+        flushes: bool,
+    ) -> AppendResult:
         check_append(segment, data, expected_offset, attributes)
         append = Append(segment, data, expected_offset, dict(attributes or {}))
         essential = not data or (expected_offset is not None and len(data) <= _MAX_ESSENTIAL_BYTES)
         try:
-            answer: AppendResult = self._write_request(Request((append,), is_together=False), essential=essential)
+            answer: AppendResult = self._write_request(
+                Request((append,), is_together=False), essential=essential, alone=not flushes
+            )
             return answer
         except OutcomeUnknownError as error:
             return UnknownOutcome(error)
@@ -352,13 +376,14 @@ class SqliteStore(SegmentStore):
         self._check_open()
         return self._commits.run(run, weight=weight, wakes=wakes, alone=alone, essential=essential, request=request)
 
-    def _write_request(self, request: Request, *, essential: bool = False) -> Any:
+    def _write_request(self, request: Request, *, essential: bool = False, alone: bool = False) -> Any:
         weight = request.weight
         is_small = weight <= sqlite_requests.MAX_BYTES and len(request.appends) <= sqlite_requests.MAX_APPENDS
         return self._write(
             request.run,
             weight=weight,
             wakes=request.wakes,
+            alone=alone,
             essential=essential,
             request=request if is_small else None,
         )
@@ -418,7 +443,9 @@ class SqliteStore(SegmentStore):
 
         If it fails, run each step in a transaction of its own.
         """
-        connection = self._writer_of_unread() if batch.steps[0].alone else self._writer
+        # Steps that were offered to another process together with this one may need a flush.
+        is_unflushed = all(step.alone for step in batch.steps)
+        connection = self._writer_of_unread() if is_unflushed else self._writer
         failure = self._try_to_commit(batch, batch.newcomers(), connection, with_others=True)
         is_shared = self._others.has_taken or len(batch.steps) > 1
         if failure and (failure.is_full or (is_shared and not failure.may_be_stored)):

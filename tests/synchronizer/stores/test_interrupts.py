@@ -76,6 +76,9 @@ CALLS: dict[str, Call] = {
     "create_together": lambda store, fresh: store.create_together({fresh: b"first", f"{fresh}/0": b""}),
     "append": lambda store, fresh: store.append("s", b"data", attributes={"a": AttributeChange(ANY, b"value")}),
     "append_unread": lambda store, fresh: store.append_unread("s", b"data"),
+    "append_unflushed": lambda store, fresh: store.append_unflushed(
+        "s", b"data", attributes={"a": AttributeChange(ANY, b"v")}
+    ),
     "append_together": lambda store, fresh: store.append_together([Append("s", b"one"), Append("t", b"two")]),
     "concat": lambda store, fresh: store.concat("t", "sealed"),
     "concat_unread": lambda store, fresh: store.concat_unread("t", "sealed"),
@@ -206,6 +209,7 @@ def all_go_on(store: SegmentStore) -> bool:
         with store.fair_lock("s", 5.0) as is_held:
             assert is_held
         assert isinstance(store.append_unread("s", b"unread"), Appended)
+        assert isinstance(store.append_unflushed("s", b"unflushed"), Appended)
         answer = store.append("s", b"by another")
         assert isinstance(answer, Appended)
         assert store.wait({"s": answer.offset}, 5.0) == {"s"}

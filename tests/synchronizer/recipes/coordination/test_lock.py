@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -332,6 +332,28 @@ def test_a_lock_that_is_released_soon_costs_no_thread(store: SegmentStore, monke
     for _ in range(20):
         lock.acquire().release()
     assert [name for name in started if name.startswith("lock/")] == []
+    lock.close()
+
+
+@pytest.mark.parametrize("opened", [a_lock, lambda store: a_semaphore(store, "a")], ids=["lock", "semaphore"])
+def test_acquiring_and_releasing_is_two_appends_of_which_the_first_is_flushed(
+    store: SegmentStore, opened: Callable[[SegmentStore], Lock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = FailingStore(store)
+    lock = opened(failing)
+    flushed, unflushed = [], []
+    for calls, verb in ((flushed, "append"), (unflushed, "append_unflushed")):
+        call = getattr(failing, verb)
+        monkeypatch.setattr(
+            failing, verb, lambda *args, calls=calls, call=call, **kw: calls.append(args) or call(*args, **kw)
+        )
+    del failing.operations[:]
+    for number in range(1, 6):
+        with lock.acquire():
+            assert len(flushed) == number
+        assert len(unflushed) == number
+    assert {each.verb for each in failing.operations} <= {"append", "fair_lock"}
+    assert failing.count("append") == 10
     lock.close()
 
 

@@ -1,5 +1,7 @@
 """The power fails: what was acknowledged is on the disk, also if another process has committed it.
 
+An unflushed append may be lost, but not if the same process has had a later one acknowledged.
+
 Processes that append record in one file what they write and flush, and what is acknowledged. The state of the disk
 after a power cut is made from that: what was flushed by then, and of the rest nothing, or any part.
 """
@@ -14,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -32,6 +34,10 @@ SHIM: Final = ROOT / "tests" / "servers" / "recorded_writes.c"
 #: Kind, file, thread, offset, and the length of the data that follow.
 ENTRY: Final = struct.Struct("<cc2xIQQ")
 WRITERS: Final = 4
+#: The numbers of writers that also append in another way.
+UNREAD_WRITER, UNFLUSHED_WRITER = 0, 2
+#: By the file that an acknowledgement names.
+SEGMENTS: Final = {b"s": "s", b"u": "unread", b"f": "unflushed"}
 DATABASE, LOG = b"d", b"w"
 
 
@@ -46,7 +52,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Entry(NamedTuple):
-    """``kind``: w(rite), t(runcation), b(egin) and e(nd) of a flush, a(cknowledgement), or s(een) length."""
+    """``kind``: w(rite), t(runcation), b(egin) and e(nd) of a flush, a(cknowledgement), or s(een) length.
+
+    ``thread``: of an acknowledgement, the number of the writer.
+    """
 
     kind: bytes
     file: bytes
@@ -71,13 +80,48 @@ def read_entries(path: Path) -> Iterator[Entry]:
 def test_what_was_acknowledged_survives_a_power_cut(appends: int, cuts: int, library: Path, tmp_path: Path) -> None:
     path, recorded = tmp_path / "store.db", tmp_path / "recorded"
     with SqliteStore(str(path)) as store:
-        for segment in ("s", "unread"):
+        for segment in SEGMENTS.values():
             store.create(segment)
     empty = path.read_bytes()
+    with SqliteStore(str(path)) as store:
+        reading = Reading(store, recorded)
+        write(range(WRITERS), appends, library, path, recorded)
+        reading.end()
+        print("SHARED", sqlite_rows.last_shared_commit(store._writer) >> commit_slots._RANDOM_BITS)
+        assert sqlite_rows.last_shared_commit(store._writer) >> commit_slots._RANDOM_BITS > appends // 10
+    entries = list(read_entries(recorded))
+    assert sum(entry.kind == b"a" for entry in entries) == WRITERS * appends
+    assert any(entry.kind == b"e" and entry.file == DATABASE for entry in entries), "there was a checkpoint"
+    check_cuts(entries, empty, cuts, tmp_path / "after")
+
+
+def test_an_unflushed_append_does_not_wait_for_the_disk_and_the_next_append_flushes_both(
+    library: Path, tmp_path: Path
+) -> None:
+    path, recorded = tmp_path / "store.db", tmp_path / "recorded"
+    with SqliteStore(str(path)) as store:
+        for segment in SEGMENTS.values():
+            store.create(segment)
+    empty = path.read_bytes()
+    write([UNFLUSHED_WRITER], 40, library, path, recorded)
+    entries = list(read_entries(recorded))
+    flushes = 0
+    per_kind: dict[bytes, list[int]] = defaultdict(list)
+    for entry in entries:
+        flushes += entry.kind == b"b" and entry.file == LOG
+        if entry.kind == b"a":
+            per_kind[entry.file].append(flushes)
+            flushes = 0
+    assert per_kind[b"s"] == [1] * 20
+    assert per_kind[b"f"][1:] == [0] * 19  # before the first one the file was opened
+    check_cuts(entries, empty, 40, tmp_path / "after")
+
+
+def write(numbers: Iterable[int], appends: int, library: Path, path: Path, recorded: Path) -> None:
+    """Run a process for each number, all at the same time, which appends and records what it does."""
     environment = {**os.environ, "LD_PRELOAD": str(library), "RECORDED_WRITES": str(recorded)}
     module = "tests.synchronizer.stores.sqlite.test_power_cut"
-    with SqliteStore(str(path)) as store, ExitStack() as processes:
-        reading = Reading(store, recorded)
+    with ExitStack() as processes:
         writers = [
             processes.enter_context(
                 subprocess.Popen(
@@ -86,19 +130,13 @@ def test_what_was_acknowledged_survives_a_power_cut(appends: int, cuts: int, lib
                     stdin=subprocess.PIPE,
                 )
             )
-            for number in range(WRITERS)
+            for number in numbers
         ]
         for writer in writers:
             assert writer.stdin
             writer.stdin.write(b"go\n")
             writer.stdin.flush()
-        assert [writer.wait(PATIENCE_SECONDS) for writer in writers] == [0] * WRITERS
-        reading.end()
-        assert sqlite_rows.last_shared_commit(store._writer) >> commit_slots._RANDOM_BITS > appends // 4
-    entries = list(read_entries(recorded))
-    assert sum(entry.kind == b"a" for entry in entries) == WRITERS * appends
-    assert any(entry.kind == b"e" and entry.file == DATABASE for entry in entries), "there was a checkpoint"
-    check_cuts(entries, empty, cuts, tmp_path / "after")
+        assert [writer.wait(PATIENCE_SECONDS) for writer in writers] == [0] * len(writers)
 
 
 class Reading:
@@ -188,12 +226,16 @@ class Promised:
     """What appends have answered so far."""
 
     def __init__(self) -> None:
-        self._records: dict[str, dict[int, bytes]] = {"s": {}, "unread": {}}
+        self._records: dict[str, dict[int, bytes]] = {segment: {} for segment in SEGMENTS.values()}
+        self._unflushed: dict[int, dict[int, bytes]] = defaultdict(dict)  # by the number of the writer
         self._seen = 0
 
     def add(self, entry: Entry) -> None:
-        if entry.kind == b"a":
-            self._records["s" if entry.file == b"s" else "unread"][entry.offset] = entry.data
+        if entry.kind == b"a" and entry.file == b"f":
+            self._unflushed[entry.thread][entry.offset] = entry.data
+        elif entry.kind == b"a":
+            self._records[SEGMENTS[entry.file]][entry.offset] = entry.data
+            self._records["unflushed"] |= self._unflushed.pop(entry.thread, {})
         elif entry.kind == b"s":
             self._seen = max(self._seen, entry.offset)
 
@@ -213,12 +255,16 @@ def main(path: str, recorded: str, number: int, appends: int) -> None:
         sys.stdin.readline()
         for count in range(appends):
             record = b"%03d:%07d;" % (number, count)
-            is_unread = number == 0 and count % 3 == 0
             if number == 1 and count % 20 == 10:
                 store._log._since_checkpoint = 1 << 40  # a checkpoint is due
-            answer = store.append_unread("unread", record) if is_unread else store.append("s", record)
+            if number == UNREAD_WRITER and count % 3 == 0:
+                kind, answer = b"u", store.append_unread("unread", record)
+            elif number == UNFLUSHED_WRITER and count % 2 == 0:
+                kind, answer = b"f", store.append_unflushed("unflushed", record)
+            else:
+                kind, answer = b"s", store.append("s", record)
             assert isinstance(answer, Appended)
-            os.write(log, ENTRY.pack(b"a", b"u" if is_unread else b"s", 0, answer.offset, len(record)) + record)
+            os.write(log, ENTRY.pack(b"a", kind, number, answer.offset, len(record)) + record)
 
 
 if __name__ == "__main__":

@@ -506,6 +506,33 @@ def test_an_interrupted_commit_is_never_reported_as_stored(line: Line, monkeypat
     assert other.result(PATIENCE_SECONDS) == Appended(1, 2)
 
 
+def test_an_append_that_was_offered_together_with_an_unflushed_one_is_flushed(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = line.stores[0]
+    flushed = []
+
+    def offer_in_vain(batch: StepBatch[sqlite3.Connection]) -> bool:
+        until(lambda: len(store._commits._queue) == 2)
+        batch.admit_while(lambda step: True)
+        store._gate.acquire(PATIENCE_SECONDS)
+        return False
+
+    def writer_of_unread() -> sqlite3.Connection:
+        flushed.append(False)
+        return store._writer
+
+    monkeypatch.setattr(store, "_is_committed_by_another", offer_in_vain)
+    monkeypatch.setattr(store, "_writer_of_unread", writer_of_unread)
+    line.gate.acquire(1.0)
+    first = line.call(lambda: store.append_unflushed("s", b"1"))
+    until(lambda: len(store._commits._queue) == 1)
+    second = line.call(lambda: store.append("s", b"2"))
+    line.gate.release()
+    assert {first.result(PATIENCE_SECONDS), second.result(PATIENCE_SECONDS)} == {Appended(0, 1), Appended(1, 2)}
+    assert not flushed
+
+
 def test_whatever_happens_to_the_file_each_append_has_one_outcome(impatient_line: Line) -> None:
     """Another program overwrites parts of it, while four stores append."""
     chance = random.Random(1)
