@@ -1,8 +1,9 @@
 """Write events in batches, in the background, each stored once, those of a key in order.
 
 Batches. A write puts the event into the open batch of its segment. One thread takes the gathered events, round by
-round, and appends each batch in one step, so batches grow while an append is running. Batches of different segments are
-sent at the same time, so that a store with group commit stores them in one commit.
+round, and appends each batch in one step, so batches grow while an append is running. An event that finds the thread
+idle does not wait for others. Batches of different segments are sent at the same time, so that a store with group
+commit stores them in one commit.
 
 Stored once. Every append also moves the writer's event number, an attribute of the segment, from the last event that it
 stored there to the last one in this batch, or does nothing. After a lost answer the writer repeats the same append; the
@@ -68,7 +69,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 T = TypeVar("T")
 
-#: How long the sending thread lets events gather, if no flush waits and there is less than a batch.
+#: How long the sending thread lets events gather that came while it was sending, if no flush waits and there is less
+#: than a batch. An event that finds it idle is sent at once.
 LINGER_SECONDS: Final = 0.002
 
 #: How many appends to different segments can run at the same time.
@@ -528,11 +530,12 @@ class EventWriter(Generic[T]):
     def _take_round(self) -> bool:
         """Take all events written since the last round. Return False when the writer stops."""
         with self._lock:
+            was_idle = not self._unstored
             while not self._unstored and not self._stop.is_set():
                 self._sender_waits = True
                 self._work.wait()
                 self._sender_waits = False
-            if not self._flushing and self._unstored < BATCH_BYTES:
+            if not was_idle and not self._flushing and self._unstored < BATCH_BYTES:
                 self._work.wait(LINGER_SECONDS)
             self._rounds_taken += 1
             self._round = self._lanes.take()

@@ -181,6 +181,31 @@ def test_an_empty_key_is_a_key(streams: StreamManager, writer: EventWriter[bytes
     assert all_events(streams) == numbered(10)
 
 
+def test_an_event_that_finds_the_writer_idle_is_sent_at_once_and_those_that_come_meanwhile_gather(
+    streams: StreamManager, failing: FailingStore, writer: EventWriter[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "LINGER_SECONDS", threading.TIMEOUT_MAX)
+    sent, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        sent.set()
+        assert go_on.wait(SECONDS)
+
+    once(failing, "append", hold)
+    before = failing.count("append")
+    writer.write(b"first", "key")
+    assert sent.wait(SECONDS)
+    for event in (b"second", b"third"):
+        writer.write(event, "key")
+    go_on.set()
+    until(lambda: all_events(streams) == [b"first"])
+    writer.flush()
+    assert all_events(streams) == [b"first", b"second", b"third"]
+    assert failing.count("append") == before + 2
+    writer.write(b"fourth", "key")
+    until(lambda: len(all_events(streams)) == 4)
+
+
 def test_write_many_is_one_append_with_nothing_between(
     streams: StreamManager, failing: FailingStore, writer: EventWriter[bytes]
 ) -> None:
