@@ -113,6 +113,7 @@ class Batcher(ABC, Generic[B]):
         """End a call that has its outcome, or gives up. It may be called twice."""
         batch = call.batch
         if batch is None or (batch.status is not Status.UNDECIDED and self.leader is not call):
+            call.batch = None  # each refers to the other, and would wait for the garbage collector
             return
         self._end_leading(call)
         with self.lock:

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from synchronizer.arguments import check_duration
 from synchronizer.clock import Deadline
@@ -51,6 +51,13 @@ OnDuplicateId = Literal["keep", "replace", "yield"]
 R = TypeVar("R")
 
 _logger = logging.getLogger(__name__)
+
+
+class _Keepers(NamedTuple):
+    """The one renews the lease, the other follows the log."""
+
+    renewing: Keeper
+    following: Keeper
 
 
 class Participant:
@@ -94,9 +101,7 @@ class Participant:
         self._leaving: set[str] = set()  # stays that ended here, until the store knows it
         self._kept: Lease | None = None  # the last one whose threads have started
         self._watch = MemberWatch(synchronizer)
-        keeper = partial(Keeper, clock=self._clock, logger=_logger, on_end=self._end)
-        self._renewing = keeper(self._renew, name=f"{synchronizer.name}-lease")
-        self._following = keeper(self.work, name=f"{synchronizer.name}-members", wait=synchronizer.wait_for_growth)
+        self._keepers: _Keepers | None = None
         self._news = Bell()  # for the callers that wait
         self._ended: ClosedError | None = None
 
@@ -186,7 +191,7 @@ class Participant:
                 return False
             self._left_behind -= left_behind  # a lost request for one of these cannot arrive any more
             self._leaving -= left_behind
-            for keeper in (self._renewing, self._following):
+            for keeper in self._keepers or ():
                 keeper.forget_troubles()
             lease.begin(sent_at, synchronizer.state.timeout_seconds)
             with self._lock:
@@ -211,7 +216,7 @@ class Participant:
         wanted = self.wanted
         try:
             if self._synchronizer.state.timeout_seconds > _LONG_LEASE_SECONDS:
-                delayed_calls.add(self, lambda: self._following.attempt(self._start_threads) is not None)
+                delayed_calls.add(self, lambda: self._begun.following.attempt(self._start_threads) is not None)
             else:
                 self._start_threads()
         except BaseException:
@@ -222,10 +227,25 @@ class Participant:
     def _start_threads(self) -> None:
         """Start the threads of the present stay. After an error or an interrupt, call it again."""
         lease = self._lease
-        if self._threaded and lease is not None and lease is not self._kept:
-            self._renewing.start()
-            self._following.start()
+        if self._threaded and lease is not None and lease is not self._kept and os.getpid() == self._process_id:
+            for keeper in self._begun:
+                keeper.start()
             self._kept = lease
+
+    @property
+    def _begun(self) -> _Keepers:
+        """The keepers, made at their first use: most locks are released before, and need none."""
+        with self._lock:
+            if self._keepers is None:
+                name, keeper = (
+                    self._synchronizer.name,
+                    partial(Keeper, clock=self._clock, logger=_logger, on_end=self._end),
+                )
+                self._keepers = _Keepers(
+                    keeper(self._renew, name=f"{name}-lease"),
+                    keeper(self.work, name=f"{name}-members", wait=self._synchronizer.wait_for_growth),
+                )
+            return self._keepers
 
     def leave(self, *, timeout: float | None = None) -> Member | None:
         """Leave, so that the others continue at once; return the member in its last state, or None.
@@ -255,7 +275,7 @@ class Participant:
             return  # a forked child: the lease belongs to the parent
         leases = self._withdraw()
         try:
-            if leases and (self._renewing.is_cut_off or self._following.is_cut_off):
+            if leases and any(keeper.is_cut_off for keeper in self._keepers or ()):
                 self._left_behind.update(leases)
                 raise StoreUnavailableError("the store does not answer")
             if leases:
@@ -274,7 +294,8 @@ class Participant:
             self._lease = None
             # With the lock held: a thread that joins from now on adds its call after this.
             delayed_calls.remove(self)
-        self._renewing.wake()
+        if self._keepers is not None:
+            self._keepers.renewing.wake()
         self.tell()
         return {*self._left_behind, *self._leaving}
 
@@ -334,7 +355,7 @@ class Participant:
 
     def step(self) -> float:
         """Do the work that is due; return when, on the clock, more is due. Raises nothing but `ClosedError`."""
-        return min((due for due in (self._renewing.step(), self.work()) if due is not None), default=float("inf"))
+        return min((due for due in (self._begun.renewing.step(), self.work()) if due is not None), default=float("inf"))
 
     def _renew(self) -> float | None:
         """Renew the lease if that is due; return when it is due next."""
@@ -349,8 +370,9 @@ class Participant:
     def work(self) -> float | None:
         """Follow the log and remove dead members; return when that is due again. Raises nothing but `ClosedError`."""
         lease = self._lease
-        due = self._following.attempt(self._follow, lease)
-        again_at = self._following.attempt(self.tell)
+        following = self._begun.following
+        due = following.attempt(self._follow, lease)
+        again_at = following.attempt(self.tell)
         if lease is None or lease.lost:
             return again_at
         return due if again_at is None else min(due, again_at)
@@ -366,7 +388,7 @@ class Participant:
             return float("inf")
         if state.find(lease.name) is None:
             lease.lose()
-            self._renewing.wake()
+            self._begun.renewing.wake()
             return float("inf")
         return self._watch.look(state, lease)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -18,7 +20,10 @@ from synchronizer import (
     SegmentStore,
     open_store,
 )
+from synchronizer.log.batches import EntryBatch
+from synchronizer.log.replica import Replica
 from synchronizer.recipes.coordination.lock import HeldLock, Lock, Semaphore
+from synchronizer.recipes.coordination.members import Members
 from synchronizer.recipes.coordination.participant import Participant
 from synchronizer.testing import FailingStore
 from tests.waiting import CallInThread, until
@@ -354,6 +359,30 @@ def test_acquiring_and_releasing_is_two_appends_of_which_the_first_is_flushed(
         assert len(unflushed) == number
     assert {each.verb for each in failing.operations} <= {"append", "fair_lock"}
     assert failing.count("append") == 10
+    lock.close()
+
+
+def test_a_lock_that_is_released_soon_leaves_nothing_for_the_garbage_collector(
+    store: SegmentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = a_lock(store)
+    batches: list[weakref.ref[EntryBatch[Members]]] = []
+    create = EntryBatch.__init__
+
+    def created(batch: EntryBatch[Members], base: Replica[Members]) -> None:
+        create(batch, base)
+        batches.append(weakref.ref(batch))
+
+    monkeypatch.setattr(EntryBatch, "__init__", created)
+    gc.disable()
+    try:
+        with lock.acquire() as held:
+            participant = weakref.ref(held._participant)
+        del held
+        assert participant() is None
+        assert len(batches) == 2 and all(batch() is None for batch in batches)
+    finally:
+        gc.enable()
     lock.close()
 
 
