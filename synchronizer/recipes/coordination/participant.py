@@ -216,7 +216,7 @@ class Participant:
         wanted = self.wanted
         try:
             if self._synchronizer.state.timeout_seconds > _LONG_LEASE_SECONDS:
-                delayed_calls.add(self, lambda: self._begun.following.attempt(self._start_threads) is not None)
+                delayed_calls.add(self, lambda: self._made_keepers.following.attempt(self._start_threads) is not None)
             else:
                 self._start_threads()
         except BaseException:
@@ -228,19 +228,17 @@ class Participant:
         """Start the threads of the present stay. After an error or an interrupt, call it again."""
         lease = self._lease
         if self._threaded and lease is not None and lease is not self._kept and os.getpid() == self._process_id:
-            for keeper in self._begun:
+            for keeper in self._made_keepers:
                 keeper.start()
             self._kept = lease
 
     @property
-    def _begun(self) -> _Keepers:
+    def _made_keepers(self) -> _Keepers:
         """The keepers, made at their first use: most locks are released before, and need none."""
         with self._lock:
             if self._keepers is None:
-                name, keeper = (
-                    self._synchronizer.name,
-                    partial(Keeper, clock=self._clock, logger=_logger, on_end=self._end),
-                )
+                name = self._synchronizer.name
+                keeper = partial(Keeper, clock=self._clock, logger=_logger, on_end=self._end)
                 self._keepers = _Keepers(
                     keeper(self._renew, name=f"{name}-lease"),
                     keeper(self.work, name=f"{name}-members", wait=self._synchronizer.wait_for_growth),
@@ -355,7 +353,9 @@ class Participant:
 
     def step(self) -> float:
         """Do the work that is due; return when, on the clock, more is due. Raises nothing but `ClosedError`."""
-        return min((due for due in (self._begun.renewing.step(), self.work()) if due is not None), default=float("inf"))
+        return min(
+            (due for due in (self._made_keepers.renewing.step(), self.work()) if due is not None), default=float("inf")
+        )
 
     def _renew(self) -> float | None:
         """Renew the lease if that is due; return when it is due next."""
@@ -370,7 +370,7 @@ class Participant:
     def work(self) -> float | None:
         """Follow the log and remove dead members; return when that is due again. Raises nothing but `ClosedError`."""
         lease = self._lease
-        following = self._begun.following
+        following = self._made_keepers.following
         due = following.attempt(self._follow, lease)
         again_at = following.attempt(self.tell)
         if lease is None or lease.lost:
@@ -388,7 +388,7 @@ class Participant:
             return float("inf")
         if state.find(lease.name) is None:
             lease.lose()
-            self._begun.renewing.wake()
+            self._made_keepers.renewing.wake()
             return float("inf")
         return self._watch.look(state, lease)
 

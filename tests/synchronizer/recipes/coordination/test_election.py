@@ -240,7 +240,7 @@ def test_a_leader_that_was_deposed_cannot_renew_its_lease(world: World) -> None:
     a, b = candidate(world, "a"), candidate(world, "b")
     world.kill(a)
     world.pass_time(TIMEOUT + 2)
-    a._participant._begun.renewing.step()  # before it has heard of anything
+    a._participant._made_keepers.renewing.step()  # before it has heard of anything
     assert leaders(a, b) == ["b"]
 
 

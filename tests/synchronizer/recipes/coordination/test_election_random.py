@@ -65,7 +65,7 @@ class History:
         election = self.rng.choice(idle)
         self.acting.add(election)
         try:
-            actions = [election._participant._begun.renewing.step, election._participant.work, election.step]
+            actions = [election._participant._made_keepers.renewing.step, election._participant.work, election.step]
             others = [lambda: election.campaign(wait=False), lambda: election.campaign(wait=False), election.resign]
             self.rng.choice([*actions, *others])()
         except ReaderGroupError:
