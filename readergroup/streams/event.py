@@ -15,7 +15,7 @@ from synchronizer.threads.loading import loading
 from .config import SegmentId
 from .data.block import Headers
 from .data.block_slice import BlockSlice
-from .serializers import BytesSerializer, Serializer
+from .serializers import BytesSerializer, Serializer, keeps_bytes
 
 if TYPE_CHECKING:
     import pyarrow
@@ -220,7 +220,7 @@ class EventBatch(Sequence[Event[T]]):
 
     def __iter__(self) -> Iterator[Event[T]]:
         # Without a call of Python for each event.
-        new, is_decoded = object.__new__, type(self.serializer) is BytesSerializer
+        new, is_decoded = object.__new__, keeps_bytes(self.serializer)
         for index, raw in enumerate(self.raw):
             event: Event[Any] = new(Event)
             event._batch = self
