@@ -93,7 +93,7 @@ class AssignedSegment(Generic[T]):
     def take_slices(self, max_events: int, max_bytes: int | None = None) -> list[BlockSlice]:
         """Return the slices that hold the next events, at most ``max_events``; an empty list if there are none now.
 
-        With ``max_bytes``, they take at most so many bytes in the store, except a single event that has more.
+        They take at most ``max_bytes`` in the store, if it is given. A single event may take more.
 
         Raises `TruncatedError` once where data is gone; the next call continues where the remaining data starts.
         """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from readergroup.errors import EventTooLargeError
@@ -80,7 +80,7 @@ def _pieces_of_lists(events: Sequence[bytes], keys: Sequence[str | None] | None)
 def pieces_of_table(
     table: Any, data: str, routing_key: str | None, headers: str | None, stream: str
 ) -> Iterator[PackedRows]:
-    """Check these columns of an Arrow table, or of what exports one, and return an iterator over pieces, in order."""
+    """Check the columns of the table with these names, and return an iterator over pieces of its rows, in order."""
     found = _as_table(table)
     events = _column(found, data, "data")
     keys = None if routing_key is None else _column(found, routing_key, "routing_key")
@@ -94,30 +94,33 @@ def pieces_of_table(
         keys = _checked_keys(keys, str(routing_key))
     if maps is not None:
         maps = _checked_headers(maps, str(headers))
+    windows = []
     for first in range(0, len(events), _WINDOW):
         sizes = _lengths(events.slice(first, _WINDOW))
         if maps is not None:
             sizes = sizes + sizes_of_headers(_one_array(maps, first, first + _WINDOW, _HEADERS))
         if int(sizes.max()) > MAX_EVENT_BYTES:
             raise _too_large(int(sizes.max()), stream)
-    return _pieces_of_table(events, keys, maps)
+        windows.append(sizes if keys is None else sizes + _lengths(keys.slice(first, _WINDOW)))
+    return _pieces_of_table(events, keys, maps, windows)
 
 
 def _pieces_of_table(
-    events: pyarrow.ChunkedArray, keys: pyarrow.ChunkedArray | None, maps: pyarrow.ChunkedArray | None
+    events: pyarrow.ChunkedArray,
+    keys: pyarrow.ChunkedArray | None,
+    maps: pyarrow.ChunkedArray | None,
+    windows: Iterable[NDArray[numpy.int64]],
 ) -> Iterator[PackedRows]:
-    for first in range(0, len(events), _WINDOW):
-        sizes = _lengths(events.slice(first, _WINDOW))
-        if keys is not None:
-            sizes = sizes + _lengths(keys.slice(first, _WINDOW))
-        if maps is not None:
-            sizes = sizes + sizes_of_headers(_one_array(maps, first, first + _WINDOW, _HEADERS))
+    """Divide the columns. Each window has the sizes of its events, with their keys and headers."""
+    first = 0
+    for sizes in windows:
         for start, end in _runs(sizes):
             start, end = first + start, first + end
             part = _one_array(events, start, end, pyarrow.binary())
             found = None if maps is None else _one_array(maps, start, end, _HEADERS)
             named = None if keys is None else _one_array(keys, start, end, pyarrow.string())
             yield PackedRows.of(part, *numbered_keys(named), found)
+        first += len(sizes)
 
 
 def _as_table(table: Any) -> pyarrow.Table:

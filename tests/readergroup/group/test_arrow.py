@@ -1,4 +1,4 @@
-"""Events as Arrow through a group: the same events, and the same rules of what is processed."""
+"""Events as Arrow through a group: they are the same, and are processed, as those of `read_batch`."""
 
 from __future__ import annotations
 
