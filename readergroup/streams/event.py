@@ -15,7 +15,7 @@ from synchronizer.threads.loading import loading
 from .config import SegmentId
 from .data.block import Headers
 from .data.block_slice import BlockSlice
-from .serializers import BytesSerializer, Serializer, keeps_bytes
+from .serializers import Serializer, keeps_bytes
 
 if TYPE_CHECKING:
     import pyarrow
@@ -141,8 +141,8 @@ class EventBatch(Sequence[Event[T]]):
     @cached_property
     def data(self) -> Sequence[T]:
         """The values of the events. Damaged data raises here, not in the reader."""
-        if isinstance(self.serializer, BytesSerializer):
-            return self.raw
+        if keeps_bytes(self.serializer):
+            return self.raw  # type: ignore[return-value]
         return list(map(self.serializer.loads, self.raw))
 
     @cached_property

@@ -80,3 +80,18 @@ def test_bytes_need_no_decoding() -> None:
             first, second = reader.read_batch()
             assert first.data is first.raw
             assert (second.data, second.routing_key, second.next_offset > second.offset) == (b"b", "k", True)
+
+
+class Upper(rg.BytesSerializer):
+    def loads(self, data: bytes, /) -> bytes:
+        return data.upper()
+
+
+def test_a_serializer_derived_from_that_of_bytes_decodes_events_and_batches() -> None:
+    with rg.connect("memory://") as client:
+        client.streams.create("shop/orders", scaling=rg.ScalingPolicy.fixed(1))
+        with client.writer("shop/orders") as writer:
+            writer.write_many([b"a", b"b"], routing_key="k")
+        with client.groups.create("billing", streams=["shop/orders"]).reader("r1", serializer=Upper()) as reader:
+            batch = reader.read_batch()
+            assert [event.data for event in batch] == batch.data == [b"A", b"B"]
