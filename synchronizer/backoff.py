@@ -12,8 +12,8 @@ from .threads.flag import Flag
 
 R = TypeVar("R")
 
-_FIRST_PAUSE_SECONDS: Final = 0.005
-_MAX_PAUSE_SECONDS: Final = 0.5
+FIRST_PAUSE_SECONDS: Final = 0.005
+MAX_PAUSE_SECONDS: Final = 0.5
 
 
 class Backoff:
@@ -26,13 +26,13 @@ class Backoff:
         self._clock = clock
         self._deadline = deadline
         self._stop = stop or Flag()
-        self._pause = _FIRST_PAUSE_SECONDS
+        self._pause = FIRST_PAUSE_SECONDS
 
     def wait(self) -> bool:
         """Pause, and return whether to try again."""
         if self._deadline.passed:
             return False
-        pause, self._pause = self._pause, min(2 * self._pause, _MAX_PAUSE_SECONDS)
+        pause, self._pause = self._pause, min(2 * self._pause, MAX_PAUSE_SECONDS)
         return not self._clock.wait(self._stop, self._deadline.remaining(pause))
 
     def retry(self, attempt: Callable[[], R]) -> R:

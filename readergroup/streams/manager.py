@@ -28,6 +28,7 @@ from synchronizer.arguments import check_count, check_duration, check_type
 from synchronizer.clock import clock_or_system
 from synchronizer.state_synchronizer import DEFAULT_STATE_LIMIT_BYTES
 from synchronizer.store import MAX_CREATED
+from synchronizer.threads.task_threads import TaskThreads
 
 from ..closable import Closable
 from ..errors import StreamExistsError
@@ -78,7 +79,9 @@ class StreamManager:
         self.copies = Copies(self.metadata, self._data, self._pending)
         #: For transactions.
         self.finished_keys = FinishedKeys(self.metadata)
-        #: Writers to close with this manager. The thread of each keeps it alive until it is closed.
+        #: Shared by the writers of this manager.
+        self.writer_threads: Final = TaskThreads("writers", self.clock)
+        #: Writers to close with this manager. Their threads keep them alive until they are closed.
         self.open_writers: WeakSet[Closable] = WeakSet()
         self._process_id = os.getpid()
 

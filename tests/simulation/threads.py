@@ -455,22 +455,6 @@ class Thread:
         return hash(self.ident)
 
 
-class Executor:
-    """``ThreadPoolExecutor``, as far as the product uses it: each call in a thread of the simulation."""
-
-    def __init__(self, simulation: Simulation, name: str) -> None:
-        self._simulation = simulation
-        self._name = name
-        self._submitted = 0
-
-    def submit(self, call: Callable[[], object]) -> None:
-        Thread(self._simulation, call, name=f"{self._name}-{self._submitted}").start()
-        self._submitted += 1
-
-    def shutdown(self, wait: bool = True) -> None:
-        """Nothing is left to be done."""
-
-
 class Threading:
     """What the product uses of the module ``threading``, in a simulation."""
 

@@ -34,7 +34,7 @@ from synchronizer.stores.memory import MemoryStore
 from synchronizer.threads.background import keep_running
 from tests.places import ROOT, product_files
 
-from .threads import Executor, SimThread, Simulation, Thread, Threading
+from .threads import SimThread, Simulation, Thread, Threading
 
 R = TypeVar("R")
 
@@ -705,7 +705,6 @@ def simulated(simulation: Simulation) -> Iterator[None]:
         "SHARED": _Jobs(simulation),
         "BackgroundThread": partial(_background_thread, simulation),
         "new_reader_id": lambda: f"worker-{secrets.token_hex(4)}",
-        "ThreadPoolExecutor": lambda size, thread_name_prefix: Executor(simulation, thread_name_prefix),
     }
     replaced: list[tuple[Any, str, object]] = []
     _load_product()

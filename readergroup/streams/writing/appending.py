@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import Protocol
 
 from synchronizer import Deadline, NotFoundError, OutcomeUnknownError, ReaderGroupError, SealedError, SegmentStore
-from synchronizer.backoff import Backoff
+from synchronizer.backoff import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS
 from synchronizer.clock import Clock
 from synchronizer.compare_and_set import Cell, Outcome, remove_attributes
 from synchronizer.threads.background import survive
-from synchronizer.threads.flag import Flag
 
 from ..data.write_batch import Batch
 from ..state import StreamState
 from . import event_numbers
-
-R = TypeVar("R")
-
-
-class WriterClosedError(Exception):
-    """The writer was closed while the store was away. ``__cause__`` is the store's last error."""
 
 
 class OnTrouble(Protocol):
@@ -31,34 +23,27 @@ class OnTrouble(Protocol):
 
 
 class Effort:
-    """Retries until the store answers or the writer stops. For one thread."""
+    """Attempts at one thing until the store answers. A failed attempt is repeated after a pause."""
 
-    def __init__(self, name: str, clock: Clock, stop: Flag, timeout: float, on_trouble: OnTrouble) -> None:
-        self.name: Final = name
-        self._backoff = Backoff(clock, Deadline(clock, None), stop)
+    def __init__(self, name: str, clock: Clock, timeout: float, on_trouble: OnTrouble) -> None:
+        self._name = name
+        self._clock = clock
         self._late = Deadline(clock, timeout)
         self._on_trouble = on_trouble
+        self._pause = FIRST_PAUSE_SECONDS
 
-    def pause(self, error: BaseException) -> None:
-        """Wait after a failed attempt."""
+    def failed(self, error: Exception) -> None:
+        """Note a failed attempt. Raise the error if no retry can solve it."""
+        if not isinstance(error, ReaderGroupError):
+            survive(error, self._name)
+        elif not error.retryable and not isinstance(error, OutcomeUnknownError):
+            raise error
         self._on_trouble(error, is_late=self._late.passed)
-        if not self._backoff.wait():
-            raise WriterClosedError from error
 
-    def until_answered(self, attempt: Callable[[], R]) -> R:
-        """Return the answer to a call that is safe to repeat. Raise errors that no retry can solve."""
-        while True:
-            try:
-                return attempt()
-            except OutcomeUnknownError as error:
-                self.pause(error)
-            except ReaderGroupError as error:
-                if not error.retryable:
-                    raise
-                self.pause(error)
-            except Exception as error:
-                survive(error, self.name)
-                self.pause(error)
+    def next_attempt(self) -> float:
+        """Return when the next attempt is due. The pauses grow with each call."""
+        pause, self._pause = self._pause, min(2 * self._pause, MAX_PAUSE_SECONDS)
+        return self._clock.monotonic() + pause
 
 
 class BatchAppender:
@@ -71,6 +56,7 @@ class BatchAppender:
         self._clock = clock
         self._state: StreamState | None = None
         self._cells: dict[int, Cell] = {}  # the writer's event number on each segment
+        self._unanswered: dict[int, tuple[bytes, bytes]] = {}  # the encoded batch of each segment, and its last number
         self._unsettled: set[int] = set()  # segments where an append with a lost answer may still arrive
         self._numbering = threading.Lock()
         self._last_number = 0
@@ -88,10 +74,15 @@ class BatchAppender:
         self._cells = {number: self._cells[number] for number in state.current if number in self._cells}
         self._unsettled.intersection_update(state.current)
 
-    def append(self, batch: Batch, effort: Effort) -> bool:
-        """Store the batch and return True; False if its segment is sealed or deleted and does not have it."""
+    def append(self, batch: Batch, effort: Effort) -> bool | None:
+        """Store the batch and return True; False if its segment is sealed or deleted and does not have it.
+
+        None: the store did not answer. Append the same batch again, before any other batch of the segment.
+        """
         cell = self._cell(batch.segment)
-        data, new_number = self._encode(batch)
+        if batch.segment not in self._unanswered:
+            self._unanswered[batch.segment] = self._encode(batch)
+        data, new_number = self._unanswered[batch.segment]
         while True:
             batch.in_doubt = True  # until there is an answer
             number, answer_lost = cell.stored, cell.is_in_doubt(new_number)
@@ -99,28 +90,28 @@ class BatchAppender:
                 outcome = cell.change(new_number, data)
             except SealedError:
                 is_stored = answer_lost and _has(cell, new_number, effort)
-                batch.in_doubt = False
-                return is_stored
+                if is_stored is None:
+                    return None
+                return self._answered(batch, is_stored=is_stored)
             except NotFoundError as error:
                 if answer_lost:
                     raise _outcome_unknown(cell.segment, "was deleted") from error
-                batch.in_doubt = False
-                return False
+                return self._answered(batch, is_stored=False)
             except ReaderGroupError as error:
                 batch.in_doubt = cell.is_in_doubt(new_number)
                 if batch.in_doubt:
                     self._unsettled.add(batch.segment)
                 if not error.retryable:
                     raise
-                effort.pause(error)
+                effort.failed(error)
+                return None
             except Exception as error:  # an unknown error: the append may have arrived
-                survive(error, effort.name)
                 self._unsettled.add(batch.segment)
-                effort.pause(error)
+                effort.failed(error)
+                return None
             else:
                 if outcome is Outcome.STORED or cell.stored == new_number:
-                    batch.in_doubt = False
-                    return True
+                    return self._answered(batch, is_stored=True)
                 if cell.stored is None and number is not None and not answer_lost:
                     continue  # another writer swept the event number of this one after a long silence
                 batch.in_doubt = answer_lost
@@ -129,6 +120,11 @@ class BatchAppender:
                     "are stored before you write them again",
                     segment=cell.segment,
                 )
+
+    def _answered(self, batch: Batch, *, is_stored: bool) -> bool:
+        batch.in_doubt = False
+        del self._unanswered[batch.segment]
+        return is_stored
 
     def remove_event_numbers(self) -> None:
         """Remove the writer's event numbers, except where one still keeps out a late append of this writer."""
@@ -160,12 +156,18 @@ class BatchAppender:
         return data, event_numbers.encode(last_number, now)
 
 
-def _has(cell: Cell, new_number: bytes, effort: Effort) -> bool:
-    """Return whether a sealed segment has the batch that ends at ``new_number``. No append can arrive there."""
+def _has(cell: Cell, new_number: bytes, effort: Effort) -> bool | None:
+    """Return whether a sealed segment has the batch that ends at ``new_number``; None: the store did not answer.
+
+    No append can arrive there.
+    """
     try:
-        return effort.until_answered(cell.load) == new_number
+        return cell.load() == new_number
     except NotFoundError as error:
         raise _outcome_unknown(cell.segment, "was deleted") from error
+    except Exception as error:
+        effort.failed(error)
+        return None
 
 
 def _outcome_unknown(segment: str, happened: str) -> OutcomeUnknownError:

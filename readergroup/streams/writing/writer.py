@@ -1,9 +1,13 @@
 """Write events in batches, in the background, each stored once, those of a key in order.
 
-Batches. A write puts the event into the open batch of its segment. One thread takes the gathered events, round by
-round, and appends each batch in one step, so batches grow while an append is running. An event that finds the thread
-idle does not wait for others. Batches of different segments are sent at the same time, so that a store with group
-commit stores them in one commit.
+Batches. A write puts the event into the open batch of its segment. A thread takes the gathered events, round by round,
+and appends each batch in one step, so batches grow while an append is running. An event that finds the writer idle does
+not wait for others. Batches of different segments are sent at the same time, so that a store with group commit stores
+them in one commit.
+
+Threads. All writers of a client share its threads (`TaskThreads`). An idle writer has none, and no thread waits for a
+writer: after a failed attempt the writer is due again later, and the thread that gets the last answer of several goes
+on with the round.
 
 Stored once. Every append also moves the writer's event number, an attribute of the segment, from the last event that it
 stored there to the last one in this batch, or does nothing. After a lost answer the writer repeats the same append; the
@@ -24,10 +28,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, Self, TypeVar
 
 from synchronizer import (
     ClosedError,
@@ -39,11 +42,10 @@ from synchronizer import (
     SealedError,
 )
 from synchronizer.arguments import check_duration, check_type
-from synchronizer.backoff import Backoff
-from synchronizer.clock import wait_on
-from synchronizer.threads.background import BackgroundThread
-from synchronizer.threads.flag import Bell, Flag
+from synchronizer.clock import is_manual, wait_on
+from synchronizer.threads.flag import Bell
 from synchronizer.threads.loading import loading
+from synchronizer.threads.task_threads import Task
 
 from ..data.block import MAX_EVENT_BYTES, Headers
 from ..data.write_batch import (
@@ -59,26 +61,49 @@ from ..manager import StreamManager
 from ..serializers import Serializer, check_takes_bytes, checked_dumps, checked_lists
 from ..state import StreamState
 from ..transactions.transaction import Transaction
-from .appending import BatchAppender, Effort, WriterClosedError
+from .appending import BatchAppender, Effort
 from .lanes import Lane, Lanes
 from .open_writers import closed, opened
 
 if TYPE_CHECKING:
     from ..data.packed_rows import PackedRows
 
-R = TypeVar("R")
 T = TypeVar("T")
 
-#: How long the sending thread lets events gather that came while it was sending, if no flush waits and there is less
-#: than a batch. An event that finds it idle is sent at once.
+#: How long events gather that came while the writer was sending, if no flush waits and there is less than a batch.
+#: An event that finds it idle is sent at once.
 LINGER_SECONDS: Final = 0.002
 
-#: How many appends to different segments can run at the same time.
+#: How many appends of a writer to different segments can run at the same time.
 _SENDERS: Final = 16
 #: How long closing waits for a running append, after the deadline.
 _JOIN_SECONDS: Final = 1.0
 
 _logger = logging.getLogger(__name__)
+
+
+class _Sending:
+    """The first batch of each segment on its way."""
+
+    def __init__(self, batches: Sequence[Batch], effort: Effort) -> None:
+        self.batches = batches
+        self.effort = effort
+        self.waiting: deque[Batch] = deque()
+        self.under_way = 0
+        #: True: stored; False: refused by the segment; None: not answered, to be sent again.
+        self.outcomes: dict[Batch, bool | Exception | None] = dict.fromkeys(batches)
+
+    @property
+    def unanswered(self) -> list[Batch]:
+        return [batch for batch, outcome in self.outcomes.items() if outcome is None]
+
+
+class _Rerouting(NamedTuple):
+    """The segments of these batches take no more events, and the newest epoch is looked for."""
+
+    refused: Sequence[Batch]
+    effort: Effort
+    deadline: Deadline
 
 
 class EventWriter(Generic[T]):
@@ -111,10 +136,13 @@ class EventWriter(Generic[T]):
         self._serializer = serializer
         self._dumps = checked_dumps(serializer)
         self._appender = BatchAppender(manager.store, self._clock)
-        self._stop = Flag()
+        self._name = f"writer of {stream}"
+        self._task = Task(manager.writer_threads, self._send)
         self._fresh_locks()
         self._unstored = 0  # bytes
         self._round: list[Batch] = []  # batches that are being sent and are not stored
+        self._sending: _Sending | None = None
+        self._rerouting: _Rerouting | None = None
         self._rounds_taken = 0
         self._rounds_done = 0
         self._closed = False  # takes no more events
@@ -133,13 +161,11 @@ class EventWriter(Generic[T]):
         self._lanes = Lanes(state)
         self._lane_of_key = self._lanes.of_key  # for `write`
         self._appender.begin(state)
-        self._senders = ThreadPoolExecutor(_SENDERS, thread_name_prefix=f"writer of {stream}")
-        self._thread = BackgroundThread(self._run, name=f"writer of {stream}", clock=self._clock)
         # Before the start: if an interrupt follows, closing the client still ends the thread.
         opened(self)
         manager.open_writers.add(self)
         try:
-            self._thread.start()
+            self._task.begin()
         except BaseException:
             self._end()
             raise
@@ -151,9 +177,9 @@ class EventWriter(Generic[T]):
 
     def _fresh_locks(self) -> None:
         self._lock = threading.Lock()  # guards the lanes and all counters
-        self._work = threading.Condition(self._lock)  # there are events to send, or the writer stops
-        self._progress = Bell()  # a batch is stored, a round is done, or the writer failed
-        self._sender_waits = False
+        self._progress = Bell()  # a thread has sent what it could, or the writer failed
+        self._is_idle = True  # nothing is to be sent: the next write schedules it
+        self._is_stepping = False  # threads are in `_send`
         self._flushing: set[object] = set()  # calls that wait for everything to be stored
 
     # ------------------------------------------------------------------ writing
@@ -201,8 +227,8 @@ class EventWriter(Generic[T]):
                 if batch.size >= BATCH_BYTES:
                     lane.next_batch()
                 self._unstored += size
-                if self._sender_waits:
-                    self._work.notify()
+                if self._is_idle:
+                    self._schedule()
             except BaseException:  # such as Ctrl-C between two of these lines
                 self._mend(lane)
                 raise
@@ -241,8 +267,8 @@ class EventWriter(Generic[T]):
                 self._unstored += lane.batch.size - before
                 if lane.batch.size >= BATCH_BYTES:
                     lane.next_batch()
-                if self._sender_waits and events:
-                    self._work.notify()
+                if self._is_idle and events:
+                    self._schedule()
             except BaseException:
                 self._mend(lane, count)
                 raise
@@ -331,8 +357,8 @@ class EventWriter(Generic[T]):
                 try:
                     self._lanes.add(batches)
                     self._unstored += sum(batch.size for batch in batches)
-                    if self._sender_waits:
-                        self._work.notify()
+                    if self._is_idle and self._unstored:
+                        self._schedule()
                 except BaseException:
                     self._lanes.remove(batches)
                     self._count_unstored()
@@ -347,7 +373,20 @@ class EventWriter(Generic[T]):
     def _count_unstored(self) -> None:
         """Count the bytes that are not stored anew, after an interrupt. Lock held."""
         self._unstored = sum(batch.size for batch in self._round + self._lanes.batches)
-        self._work.notify()
+        if self._is_idle and self._unstored:
+            self._schedule()
+
+    def _schedule(self) -> None:
+        """Let the events be sent that were written while the writer was idle. Lock held."""
+        self._task.schedule(self._clock.monotonic())
+        self._is_idle = False
+
+    def _next_round_at(self) -> float:
+        """Return when the events that came while the writer was sending are to be sent. Lock held."""
+        now = self._clock.monotonic()
+        # On a clock that stands still, events that gather would never be sent.
+        gathers = not self._flushing and self._unstored < BATCH_BYTES and not is_manual(self._clock)
+        return now + LINGER_SECONDS if gathers else now
 
     def _find_lane(self, routing_key: str | None) -> Lane:
         """Return the lane of a new key, or raise. A writer with an error to raise has no known keys. Lock held."""
@@ -408,7 +447,8 @@ class EventWriter(Generic[T]):
                 self._raise_failure()
                 round_number = self._rounds_taken + self._lanes.have_events
                 self._flushing.add(call)
-                self._work.notify()
+                if self._lanes.have_events and not self._round:
+                    self._schedule()
             while True:
                 with self._lock:
                     self._raise_failure()
@@ -457,15 +497,17 @@ class EventWriter(Generic[T]):
             self._lanes.forget_keys()
             is_failed = self._failure_told
         if has_ended:
-            if self._thread.is_alive():  # the close that ended it was interrupted
+            if self in self._manager.open_writers:  # the close that ended it was interrupted
                 self._end()
+                if self._unstored:
+                    self._give_up()
             return
         try:
             if not is_failed:
                 self._store_until(deadline)
         except ReaderGroupError:
             self._end()
-            self._give_up()  # does nothing if the writer failed, or its thread gave up
+            self._give_up()  # does nothing if the writer failed
             with self._lock:
                 self._raise_failure()
         self._end()
@@ -474,16 +516,17 @@ class EventWriter(Generic[T]):
             self._manager.finished_keys.forget_now(self.stream)
 
     def _end(self) -> None:
-        """End the thread, after a running append."""
+        """Send nothing more, after a running append."""
         self._ended = True
-        self._stop.set()
-        with self._lock:
-            self._work.notify()
-        with suppress(RuntimeError):  # it has not started: it ends as soon as it does
-            self._thread.join(_JOIN_SECONDS)
-        self._senders.shutdown(wait=False)
-        self._manager.open_writers.discard(self)
+        for _ in range(2):  # a failure rings before the step ends
+            with self._lock:
+                if not self._is_stepping:
+                    break
+                progress = self._progress.next_ring()
+            progress.wait(_JOIN_SECONDS)
+        self._task.end(0.0 if self._is_stepping else _JOIN_SECONDS)
         closed(self)
+        self._manager.open_writers.discard(self)
 
     def _deadline(self, timeout: float | None) -> Deadline:
         return Deadline(self._clock, self.timeout if timeout is None else timeout)
@@ -511,102 +554,103 @@ class EventWriter(Generic[T]):
             self._failure_told = True
             raise type(self._failure)(self._failure.message, **self._failure.facts) from self._failure
 
-    # ------------------------------------------------------------------ the sending thread
+    # ------------------------------------------------------------------ the sending threads
 
-    def _run(self) -> None:
-        while self._take_round():
-            try:
-                self._send_round()
-            except WriterClosedError:
-                self._give_up()
-                return
-            except Exception as error:
-                self._fail(error)
-                return
-            with self._lock:
-                self._rounds_done += 1
-                self._progress.ring()
+    def _send(self) -> float | None:
+        """Send what is due, and return when more is; None: when another call of this writer schedules it."""
+        with self._lock:
+            if self._is_stepping or self._ended or self._failure is not None or not self._take_round():
+                return None
+            self._is_stepping = True
+        try:
+            if self._rerouting is not None:
+                return self._reroute(self._rerouting)
+            return self._send_firsts()
+        except Exception as error:
+            self._fail(error)
+            return self._stepped(None)
 
     def _take_round(self) -> bool:
-        """Take all events written since the last round. Return False when the writer stops."""
-        with self._lock:
-            was_idle = not self._unstored
-            while not self._unstored and not self._stop.is_set():
-                self._sender_waits = True
-                self._work.wait()
-                self._sender_waits = False
-            if not was_idle and not self._flushing and self._unstored < BATCH_BYTES:
-                self._work.wait(LINGER_SECONDS)
+        """Take all events written since the last round. Return False if there are none. Lock held."""
+        if not self._round:
+            self._is_idle = not self._unstored
+            if self._is_idle:
+                return False
             self._rounds_taken += 1
             self._round = self._lanes.take()
-            return bool(self._round)
+        return True
 
-    def _send_round(self) -> None:
-        """Store the batches of the round, those of a segment in order. Batches not stored yet stay in the round."""
-        while self._round:
-            if self._stop.is_set():
-                raise WriterClosedError
-            refused = self._send_first()
-            if refused:
-                self._reroute(refused)
+    def _send_firsts(self) -> float | None:
+        """Send the first batch of each segment, all at once, for a store that can put them into one commit."""
+        sending = self._sending
+        if sending is None:
+            firsts = list({batch.segment: batch for batch in reversed(self._round)}.values())
+            sending = self._sending = _Sending(firsts, self._effort())
+        unanswered = sending.unanswered
+        sending.under_way = len(unanswered)
+        sending.waiting.extend(unanswered)
+        work = partial(self._attempt_each, sending)
+        if len(unanswered) > 1:
+            self._task.help(work, min(len(unanswered), _SENDERS) - 1)
+        return work()
 
-    def _send_first(self) -> list[Batch]:
-        """Store the first batch of each segment, and return the batches that their segments refuse.
-
-        Sends all at once, for a store that can put them into one commit.
-        """
-        firsts = list({batch.segment: batch for batch in reversed(self._round)}.values())
-        attempts = {firsts[0]: self._attempt(firsts[0])} if len(firsts) == 1 else self._attempt_all(firsts)
-        stored = {batch for batch, outcome in attempts.items() if outcome is True}
-        with self._lock:
-            self._round = [batch for batch in self._round if batch not in stored]
-            self._unstored -= sum(batch.size for batch in stored)
-            if stored:
-                self._trouble, self._is_late, self._late_told = None, False, False
-            self._progress.ring()
-        errors = [outcome for outcome in attempts.values() if isinstance(outcome, BaseException)]
-        if errors:
-            raise _worst(errors)
-        return [batch for batch, outcome in attempts.items() if outcome is False]
-
-    def _attempt_all(self, batches: Sequence[Batch]) -> dict[Batch, bool | BaseException]:
-        """`_attempt` all batches at once, with as many threads as can start; at the end of a process, only this one."""
-        waiting = deque(batches)
-        outcomes: dict[Batch, bool | BaseException] = {}
-
-        def work() -> None:
-            while waiting:
-                try:
-                    batch = waiting.popleft()
-                except IndexError:  # another thread was faster
-                    return
-                outcome = self._attempt(batch)
-                with self._lock:
-                    outcomes[batch] = outcome
-                    self._progress.ring()
-
-        for _ in batches[1:_SENDERS]:
-            try:
-                self._senders.submit(work)
-            except RuntimeError:  # no thread can start
-                break
-        work()
+    def _attempt_each(self, sending: _Sending) -> float | None:
+        """Send batches until none is left; the thread that gets the last answer goes on with the round."""
         while True:
+            try:
+                batch = sending.waiting.popleft()
+            except IndexError:
+                return None
+            try:
+                outcome: bool | Exception | None = self._appender.append(batch, sending.effort)
+            except Exception as error:
+                outcome = error
             with self._lock:
-                if len(outcomes) == len(batches):
-                    return outcomes
-                progress = self._progress.next_ring()
-            progress.wait()
+                sending.outcomes[batch] = outcome
+                sending.under_way -= 1
+                is_last = not sending.under_way
+            if is_last:
+                try:
+                    return self._on_answers(sending)
+                except Exception as error:
+                    self._fail(error)
+                    return self._stepped(None)
 
-    def _attempt(self, batch: Batch) -> bool | BaseException:
-        """Return the result of `BatchAppender.append`, or its error."""
-        try:
-            return self._appender.append(batch, self._effort())
-        except BaseException as error:
-            return error
+    def _on_answers(self, sending: _Sending) -> float | None:
+        """Go on with the round. Batches not stored yet stay in it."""
+        outcomes = sending.outcomes
+        if sending.unanswered:  # the others wait: a reroute must not meet a batch in doubt
+            return self._stepped(sending.effort.next_attempt())
+        stored = {batch for batch, outcome in outcomes.items() if outcome is True}
+        with self._lock:
+            self._sending = None
+            if self._failure is None:
+                self._round = [batch for batch in self._round if batch not in stored]
+                self._unstored -= sum(batch.size for batch in stored)
+                if stored:
+                    self._trouble, self._is_late, self._late_told = None, False, False
+        if errors := [outcome for outcome in outcomes.values() if isinstance(outcome, Exception)]:
+            raise _worst(errors)
+        refused = [batch for batch, outcome in outcomes.items() if outcome is False]
+        if refused:
+            self._rerouting = _Rerouting(refused, self._effort(), self._deadline(None))
+        return self._stepped(self._clock.monotonic())
+
+    def _stepped(self, due: float | None) -> float | None:
+        """End the step, and return when the next is due: at ``due``, or for a new round later."""
+        with self._lock:
+            self._is_stepping = False
+            self._progress.ring()
+            if self._ended or self._failure is not None:
+                return None
+            if self._round:
+                return due
+            self._rounds_done += 1
+            self._is_idle = not self._unstored
+            return None if self._is_idle else self._next_round_at()
 
     def _effort(self) -> Effort:
-        return Effort(self._thread.name, self._clock, self._stop, self.timeout, self._is_in_trouble)
+        return Effort(self._name, self._clock, self.timeout, self._is_in_trouble)
 
     def _is_in_trouble(self, error: BaseException, *, is_late: bool) -> None:
         """Note that the store has not taken an append; ``is_late``: for longer than the timeout."""
@@ -625,29 +669,30 @@ class EventWriter(Generic[T]):
 
     # ------------------------------------------------------------------ across a scale
 
-    def _reroute(self, refused: list[Batch]) -> None:
+    def _reroute(self, rerouting: _Rerouting) -> float | None:
         """Send the rest of the round, and the events in the lanes, to the segments of the newest epoch."""
-        deadline = self._deadline(None)
-        backoff = Backoff(self._clock, deadline, self._stop)
-        while True:
-            state = self._effort().until_answered(
-                lambda: self._manager.finish_pending(self.stream, timeout=self.timeout)
-            )
-            if state.incarnation != self._state.incarnation:
-                raise NotFoundError("the stream was deleted and created again; open another writer", stream=self.stream)
-            if state.sealed:
-                raise SealedError("the stream is sealed and takes no more events", stream=self.stream)
-            if not any(batch.segment in state.current for batch in refused):
-                break
-            if not backoff.wait():
-                raise SealedError(
-                    "the segment is sealed and has no successors", segment=state.segment(refused[0].segment)
-                )
+        try:
+            state = self._manager.finish_pending(self.stream, timeout=self.timeout)
+        except Exception as error:
+            rerouting.effort.failed(error)
+            return self._stepped(rerouting.effort.next_attempt())
+        if state.incarnation != self._state.incarnation:
+            raise NotFoundError("the stream was deleted and created again; open another writer", stream=self.stream)
+        if state.sealed:
+            raise SealedError("the stream is sealed and takes no more events", stream=self.stream)
+        if any(batch.segment in state.current for batch in rerouting.refused):
+            if rerouting.deadline.passed:
+                segment = state.segment(rerouting.refused[0].segment)
+                raise SealedError("the segment is sealed and has no successors", segment=segment)
+            return self._stepped(rerouting.effort.next_attempt())
         with self._lock:
-            waiting = self._lanes.take()
-            self._follow(state)
-            self._lanes.put_back(self._lanes.split(waiting))
-            self._round = self._lanes.split(self._round)
+            self._rerouting = None
+            if self._failure is None:
+                waiting = self._lanes.take()
+                self._follow(state)
+                self._lanes.put_back(self._lanes.split(waiting))
+                self._round = self._lanes.split(self._round)
+        return self._stepped(self._clock.monotonic())
 
     def _follow(self, state: StreamState) -> None:
         """Write to the segments of this epoch from now on. The lanes are empty. Lock held."""
@@ -683,22 +728,19 @@ class EventWriter(Generic[T]):
             self._progress.ring()
 
     def _abandon(self) -> None:
-        """Refuse all calls in a forked child. The parent's thread sends the events."""
+        """Refuse all calls in a forked child. The parent's threads send the events."""
         self._fresh_locks()
         self._lanes.forget_keys()
+        self._unstored = 0
         self._failure = ClosedError(
             "the writer belongs to the parent process; open another in this process", stream=self.stream
         )
         self._closed = self._ended = self._failure_told = True
 
 
-def _worst(errors: Iterable[BaseException]) -> BaseException:
-    """Return the error to report: an error that ends the thread first, then an unknown outcome, then one of the SDK."""
+def _worst(errors: Iterable[Exception]) -> Exception:
+    """Return the error to report: an unknown outcome first, then one of the SDK."""
     return min(
         errors,
-        key=lambda error: (
-            isinstance(error, Exception),
-            not isinstance(error, OutcomeUnknownError),
-            not isinstance(error, ReaderGroupError),
-        ),
+        key=lambda error: (not isinstance(error, OutcomeUnknownError), not isinstance(error, ReaderGroupError)),
     )

@@ -43,7 +43,7 @@ from synchronizer import (
 from synchronizer.testing import FailingStore, Operation
 from tests.clean_processes import CLEAN
 from tests.servers.proxy import TcpProxy
-from tests.waiting import until
+from tests.waiting import STARTS_A_THREAD, until
 
 pytestmark = pytest.mark.stores(round_robin=True)
 NAME = "shop/orders"
@@ -620,15 +620,21 @@ def raise_interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_batch_of_each_segment_is_stored_where_no_thread_can_start(
-    streams: StreamManager, failing: FailingStore
+def test_a_batch_of_each_segment_is_stored_where_no_further_thread_can_start(
+    streams: StreamManager, failing: FailingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = open_writer(failing)
-    writer._senders.shutdown()
+    writer.write(b"first")
+    writer.flush()  # the store may start threads of its own
+
+    def start(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading, STARTS_A_THREAD, start)
     for number in range(100):
         writer.write(b"%d" % number, QUARTERS[number % 4])
     writer.close()
-    assert len(all_events(streams)) == 100
+    assert len(all_events(streams)) == 101
 
 
 def test_a_flush_that_comes_to_its_deadline_says_so_and_the_writer_goes_on(
