@@ -120,7 +120,7 @@ class Client:
         # On a clock that is moved by hand nothing runs in the background, as in groups.
         self._in_background = not is_manual(self.clock)
         self._address: str | None = None  # set if `connect` opened the store: the client then closes it
-        # Weak references forget closed writers. The thread of an open writer keeps it alive.
+        # Weak references forget closed writers. The threads of the writers keep an open one alive.
         self._opened: WeakValueDictionary[int, Closable] = WeakValueDictionary()
         # The locks that a thread of this process holds or waits for.
         self._locks: WeakValueDictionary[tuple[type[sync.Lock], str], sync.Lock] = WeakValueDictionary()

@@ -86,6 +86,7 @@ class TaskThreads:
         """Forget the tasks and threads, as in a forked child, which has none of these threads."""
         self._lock = threading.Lock()  # guards what follows
         self._threads: set[threading.Thread] = set()
+        self._starting: list[threading.Thread] = []  # each moves to `_threads` by itself
         self._tasks: set[Task] = set()
         self._due: list[tuple[float, int, Task]] = []  # a heap. An entry counts if `_due_of` has the same time
         self._due_of: dict[Task, float] = {}
@@ -102,12 +103,11 @@ class TaskThreads:
         with self._lock:
             self._tasks.add(task)
             is_served = bool(self._idle)
-            has_threads = bool(self._threads)
         if not is_served:
             try:
                 self._start_thread()
             except StoreUnavailableError:
-                if not has_threads:
+                if not self._threads:
                     raise
 
     def schedule(self, task: Task, at: float) -> None:
@@ -122,7 +122,7 @@ class TaskThreads:
             self._help.extend([_Work(task, call, is_help=True)] * helpers)
             for idle in self._idle[-helpers:] if helpers > 0 else ():
                 idle.set()
-            is_short = helpers > len(self._idle) and len(self._threads) < MAX_THREADS
+            is_short = helpers > len(self._idle)
         if is_short:
             self._try_to_start_thread()  # which starts the next one
 
@@ -132,6 +132,7 @@ class TaskThreads:
             self._due_of.pop(task, None)
             threads = [] if self._tasks else [*self._threads]
             if not self._tasks:
+                self._due.clear()
                 for idle in self._idle:
                     idle.set()
         deadline = Deadline(SystemClock(), wait_seconds)
@@ -141,8 +142,23 @@ class TaskThreads:
     # ------------------------------------------------------------------ the threads
 
     def _start_thread(self) -> None:
-        # The thread adds itself to `_threads`: an interrupt could keep this one from doing it.
-        BackgroundThread(self._run, name=self._name, clock=self._clock).start()
+        """Start a thread if there are fewer than `MAX_THREADS`. An interrupt may end it anywhere."""
+        thread = BackgroundThread(self._run, name=self._name, clock=self._clock)
+        try:
+            with self._lock:
+                if len(self._threads) + len(self._starting) >= MAX_THREADS:
+                    return
+                self._starting.append(thread)
+            thread.start()
+        except BaseException:
+            with self._lock:
+                self._is_started(thread)
+            raise
+
+    def _is_started(self, thread: threading.Thread) -> None:
+        """Note that the thread begins, or never will. Lock held."""
+        if thread in self._starting:
+            self._starting.remove(thread)
 
     def _try_to_start_thread(self) -> None:
         try:
@@ -154,15 +170,10 @@ class TaskThreads:
 
     def _run(self) -> None:
         with self._lock:
-            thread = threading.current_thread()
-            if thread not in self._threads and len(self._threads) >= MAX_THREADS:
-                return
-            self._threads.add(thread)
-        due, work = None, None
-        while True:
-            work = self._next(work, due)
-            if work is None:
-                return
+            self._is_started(threading.current_thread())
+            self._threads.add(threading.current_thread())
+        due = work = None
+        while work := self._next(work, due):
             try:
                 due = work.call()
             except Exception as error:
@@ -243,7 +254,7 @@ class TaskThreads:
             if self._help or (is_left and self._due[0][0] < self._watching_until):
                 self._idle[-1].set()
             return False
-        return (is_left or len(self._tasks) > 1) and len(self._threads) < MAX_THREADS
+        return is_left or len(self._tasks) > 1
 
 
 _all: Final[weakref.WeakSet[TaskThreads]] = weakref.WeakSet()
