@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 
@@ -187,3 +188,17 @@ def test_an_interrupted_call_of_a_task_holds_up_no_other(threads: TaskThreads) -
     steps.end()
     # Python lists a thread for ever that an interrupt within its `Thread.start` kept from beginning: it is not alive.
     until(lambda: not any(each.is_alive() and each.name == "tasks" for each in threading.enumerate()))
+
+
+def test_a_forked_child_starts_threads_of_its_own(steps: Steps) -> None:
+    steps.begin("of the parent").schedule(0)
+    until(lambda: steps.called == ["of the parent"])
+    until(lambda: steps.threads._idle, "the parent's thread waits")
+    child = os.fork()
+    if child == 0:
+        called = threading.Event()
+        task = Task(steps.threads, called.set)
+        task.begin()
+        task.schedule(0)
+        os._exit(0 if called.wait(20) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
