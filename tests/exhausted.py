@@ -172,8 +172,8 @@ def _calls(client: rg.Client, url: str) -> list[Callable[[], object]]:
             pass
 
     def write() -> None:
-        with client.writer("shop/orders", timeout=1.0):
-            pass
+        with rg.Client(store) as another, another.writer("shop/orders", timeout=1.0):
+            pass  # the writers of each client have a thread
 
     def lock_fairly() -> None:
         with store.fair_lock("probe", 0.1):
