@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
@@ -84,8 +85,8 @@ def _driven_client(store: SegmentStore, clock: InstantClock) -> Iterator[Client]
 def drain(pool: ReaderPool[Any]) -> int:
     """Handle all available events in this thread, as a worker of ``pool`` does, and return how many there were.
 
-    A failed attempt is retried, or its event set aside, by the pool's `RetryPolicy`. The delays between attempts move
-    the clock.
+    They are handled one at a time, whatever the ``concurrency`` of the pool. A failed attempt is retried, or its event
+    set aside, by the pool's `RetryPolicy`. The delays between attempts move the clock.
 
     Args:
         pool: The pool whose handler and retries apply. The clock of its client ``is_manual``.
@@ -102,9 +103,9 @@ def drain(pool: ReaderPool[Any]) -> int:
     assert isinstance(group, ReaderGroup)
     if not is_manual(task.client.clock):
         raise InvalidArgumentError("a pool can be drained only with a manual clock; otherwise call pool.run")
-    worker = Worker(task, new_reader_id())
+    worker = Worker(replace(task, concurrency=1), new_reader_id())
     handled = looks_in_vain = 0
-    with group.reader(worker.reader_id, serializer=task.serializer) as reader:
+    with closing(worker), group.reader(worker.reader_id, serializer=task.serializer) as reader:
         while looks_in_vain < 2:  # after the first empty read, segments may complete and successors follow
             group.coordinator.step()
             try:

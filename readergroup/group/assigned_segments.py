@@ -171,6 +171,7 @@ class AssignedSegments(Generic[T]):
         self.ending: list[AssignedSegment[T]] = []
         self._ready: deque[AssignedSegment[T]] = deque()
         self._idle: dict[str, AssignedSegment[T]] = {}  # by name in the store
+        self._held: dict[SegmentId, AssignedSegment[T]] = {}
         self._look_at_idle_at = 0.0
         self._is_idle_known = False  # the current call has just waited for the idle ones
         self._max_bytes: int | None = None  # of the batch that the current call returns
@@ -199,7 +200,22 @@ class AssignedSegments(Generic[T]):
         self.by_id = {segment: each for segment, each in self.by_id.items() if segment not in dropped}
         self._ready = deque(each for each in self._ready if each.segment not in dropped)
         self._idle = {name: each for name, each in self._idle.items() if each.segment not in dropped}
+        self._held = {segment: each for segment, each in self._held.items() if segment not in dropped}
         self.ending = [each for each in self.ending if each.segment not in dropped]
+
+    def hold(self, segment: SegmentId) -> None:
+        """Take no events from the segment until `resume`. No effect on a segment that was taken to its end."""
+        assigned = self.by_id.get(segment)
+        if assigned is None or assigned in self.ending:
+            return
+        self._held[segment] = assigned
+        self._ready = deque(each for each in self._ready if each is not assigned)
+        self._idle.pop(assigned.data_segment, None)
+
+    def resume(self, segment: SegmentId) -> None:
+        assigned = self._held.pop(segment, None)
+        if assigned is not None:
+            self._ready.append(assigned)
 
     def take(self, max_events: int, stops: Callable[[], bool]) -> tuple[AssignedSegment[T], EventBatch[T]] | None:
         """Return the next batch; None if there is none, or ``stops()`` is true before one is found.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, TypeVar, cast
 
 from synchronizer import Deadline, Revision
@@ -35,6 +35,8 @@ class GroupFollower(Generic[T]):
         on_assign: Called before a segment's first event.
         on_release: Called before a segment is given up.
         on_checkpoint: Called once per checkpoint.
+        is_settled: Asked whether the reader may pass a checkpoint or release the segment as far as the segment is
+            concerned. Until it answers yes, it is asked at each call, and `frozen` has the segment. Default: always.
         timeout: The longest wait, in seconds, for one answer of the store.
     """
 
@@ -48,6 +50,7 @@ class GroupFollower(Generic[T]):
         on_assign: SegmentCallback | None,
         on_release: SegmentCallback | None,
         on_checkpoint: CheckpointCallback | None,
+        is_settled: Callable[[SegmentId], bool] | None,
         timeout: float,
     ) -> None:
         self._updater = updater
@@ -58,7 +61,10 @@ class GroupFollower(Generic[T]):
         self._on_assign = None if on_assign is None else checked(on_assign, "on_assign")
         self._on_release = None if on_release is None else checked(on_release, "on_release")
         self._on_checkpoint = None if on_checkpoint is None else checked(on_checkpoint, "on_checkpoint")
+        self._is_settled = is_settled
         self._timeout = timeout
+        #: The segments of which no further event may be started now.
+        self.frozen: frozenset[SegmentId] = frozenset()
         #: The checkpoint last announced to the application, and the reader's positions then.
         self._kept_at: tuple[int, Positions] | None = None
         self._followed: Revision | None = None
@@ -99,15 +105,26 @@ class GroupFollower(Generic[T]):
             assigned = self._segments
             assigned.drop(s for s, each in assigned.by_id.items() if s not in owned or owned[s].token != each.token)
             if ahead := state.checkpoints_ahead_of(self._member.reader_id):
+                if len(self._settled(assigned.by_id)) < len(assigned.by_id):
+                    return
                 self._pass(ahead[0], deadline)
                 continue
             handing_over = {segment: found for segment, found in owned.items() if found.target is not None}
-            if handing_over:
-                self._release(handing_over, deadline)
+            if settled := self._settled(handing_over):
+                self._release({segment: handing_over[segment] for segment in settled}, deadline)
                 continue
             self._acquire(state)
             self._member.has_read_news()
-            self._followed = revision
+            if not handing_over:
+                self._followed = revision
+            return
+
+    def _settled(self, segments: Iterable[SegmentId]) -> list[SegmentId]:
+        """Freeze the segments, and return those that are settled."""
+        if self._is_settled is None:
+            return list(segments)
+        self.frozen = frozenset(segments)
+        return [segment for segment in self.frozen if self._is_settled(segment)]
 
     def _pass(self, checkpoint: CheckpointState, deadline: Deadline) -> None:
         """Call ``on_checkpoint`` once per checkpoint, and report it as passed. The state shows when it is done."""

@@ -59,6 +59,8 @@ class GroupMember:
         reader_id: The reader's name in the group.
         positions: Returns the positions that a renewal commits. Called from several threads.
         keeps_checkpoints: Whether the application does something at checkpoints.
+        busy_since: Returns when the event that runs for longest was started, None if none runs. Called from several
+            threads. Default: the application has the reading thread while it handles an event.
         timeout: The longest wait, in seconds, for one answer of the store.
     """
 
@@ -70,6 +72,7 @@ class GroupMember:
         positions: Callable[[], Positions],
         *,
         keeps_checkpoints: bool,
+        busy_since: Callable[[], float | None] | None = None,
         timeout: float,
     ) -> None:
         self.reader_id = reader_id
@@ -79,6 +82,7 @@ class GroupMember:
         self._synchronizer = updater.synchronizer
         self._clock = updater.synchronizer.clock
         self._positions = positions
+        self._busy_since = busy_since
         self._timeout = timeout
         self._feed: TransitionFeed[ReaderGroupState] = self._synchronizer.transitions()
         self.lease = self._new_lease()
@@ -281,7 +285,7 @@ class GroupMember:
             return float("inf")  # until the reader has joined, or joined again
         now, config = self._clock.monotonic(), self._config
         interval = config.reader_timeout_seconds / RENEWALS
-        left_at = self.left_at
+        left_at = self.left_at if self._busy_since is None else self._busy_since()
         if left_at is not None and now - left_at > config.max_processing_seconds:
             self._note_overdue(now - left_at)
             return now + interval  # no renewal: liveness decides

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Generic, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, NoReturn, Protocol, Self, TypeVar, runtime_checkable
 
 from synchronizer import (
     ClosedError,
@@ -62,6 +62,19 @@ _ARROW_BYTES: Final = 1024 * 1024
 _PAUSE_SECONDS: Final = 0.02
 
 
+@runtime_checkable
+class EventsInFlight(Protocol):
+    """The events of a reader whose application runs many at once."""
+
+    def is_settled(self, segment: SegmentId) -> bool:
+        """Start no further event of the segment, and return whether those that were started are processed."""
+        ...
+
+    def busy_since(self) -> float | None:
+        """Return when the event that runs for longest was started; None if none runs. Any thread may call it."""
+        ...
+
+
 class Reader(Generic[T]):
     """One reader of a group. It belongs to one thread; only ``stop`` and ``close`` may be called from others.
 
@@ -80,6 +93,7 @@ class Reader(Generic[T]):
         on_assign: SegmentCallback | None = None,
         on_release: SegmentCallback | None = None,
         on_checkpoint: CheckpointCallback | None = None,
+        in_flight: EventsInFlight | None = None,
         timeout: float = 30.0,
         on_close: Callable[[Reader[T]], object] | None = None,
     ) -> None:
@@ -110,6 +124,7 @@ class Reader(Generic[T]):
             self.reader_id,
             self._progress.positions,
             keeps_checkpoints=on_checkpoint is not None,
+            busy_since=None if in_flight is None else in_flight.busy_since,
             timeout=timeout,
         )
         self._follower = GroupFollower(
@@ -120,6 +135,7 @@ class Reader(Generic[T]):
             on_assign=on_assign,
             on_release=on_release,
             on_checkpoint=on_checkpoint,
+            is_settled=None if in_flight is None else in_flight.is_settled,
             timeout=timeout,
         )
         try:

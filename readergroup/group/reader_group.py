@@ -25,7 +25,7 @@ from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import step_each
 
 from ..record import defaults
-from ..scaling.handlers import HandleArrow, HandleBatch, HandleEvent
+from ..scaling.handlers import HandleArrow, HandleBatch, HandleEvent, Order
 from ..scaling.scaled_group import PoolClient
 from ..streams.config import SegmentId, StreamCut, check_name
 from ..streams.event import Position
@@ -39,7 +39,7 @@ from .model.config import ReaderGroupConfig, new_reader_id
 from .model.state import ReaderGroupState
 from .model.updates import ConfigureGroup
 from .notifiers import CheckpointNotifier, EndOfDataNotifier, ReaderNotifier, SegmentNotifier
-from .reader import Reader
+from .reader import EventsInFlight, Reader
 from .starting import ResetTarget, reset
 from .updater import GroupUpdater
 
@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # each method loads what it starts
     from ..scaling.pool import ReaderPool
     from ..scaling.retry import RetryPolicy
     from ..scaling.scaler import Scaler
+    from .concurrent_reader import ConcurrentReader
 
 T = TypeVar("T")
 
@@ -166,10 +167,35 @@ class ReaderGroup:
             timeout=self._client.timeout,
             on_close=self._forget,
         )
+        self._close_at_end(reader)
+        return reader
+
+    def concurrent_reader(
+        self, reader_id: str, serializer: Serializer[T], in_flight: EventsInFlight
+    ) -> ConcurrentReader[T]:
+        """Open the reader of a worker that handles many events at once. Pools use it."""
+        with loading():
+            from .concurrent_reader import ConcurrentReader
+
+        check_type(in_flight, EventsInFlight, "in_flight")
+        reader = ConcurrentReader(
+            self._updater,
+            self.coordinator,
+            reader_id,
+            serializer,
+            auto_commit=False,
+            in_flight=in_flight,
+            timeout=self._client.timeout,
+            on_close=self._forget,
+        )
+        self._close_at_end(reader)
+        return reader
+
+    def _close_at_end(self, reader: Reader[Any]) -> None:
         with self._lock:
             if not self._closed:
                 self._readers.add(reader)
-                return reader
+                return
         reader.close()
         raise ClosedError("the group's client is closed; open another", group=self.name)
 
@@ -189,6 +215,9 @@ class ReaderGroup:
         retry: RetryPolicy | None = None,
         handle_batch: HandleBatch[bytes] | None = None,
         handle_arrow: HandleArrow | None = None,
+        concurrency: int = 1,
+        order: Order | None = None,
+        handler_timeout_seconds: float | None = None,
     ) -> ReaderPool[bytes]: ...
     @overload
     def pool(
@@ -200,6 +229,9 @@ class ReaderGroup:
         workers: Literal["thread", "process"] = "thread",
         retry: RetryPolicy | None = None,
         handle_batch: HandleBatch[T] | None = None,
+        concurrency: int = 1,
+        order: Order | None = None,
+        handler_timeout_seconds: float | None = None,
     ) -> ReaderPool[T]: ...
     def pool(
         self,
@@ -211,17 +243,20 @@ class ReaderGroup:
         retry: RetryPolicy | None = None,
         handle_batch: HandleBatch[Any] | None = None,
         handle_arrow: HandleArrow | None = None,
+        concurrency: int = 1,
+        order: Order | None = None,
+        handler_timeout_seconds: float | None = None,
     ) -> ReaderPool[Any]:
         """Return a pool of workers that hand each event to ``handle``, or each batch to another handler.
 
-        ``run`` runs it. While an event or a batch is retried, all segments of its worker wait. With dead letters, a
-        batch that failed its last attempt is handled once more event by event, and the events that fail alone are set
-        aside. An event that kills its worker processes is set aside after as many deaths as ``retry`` allows attempts,
-        at least three.
+        ``run`` runs it. With ``concurrency`` 1, all segments of a worker wait while an event or a batch is retried;
+        otherwise only the events that ``order`` puts behind it. With dead letters, a batch that failed its last attempt
+        is handled once more event by event, and the events that fail alone are set aside. An event that kills its
+        worker processes is set aside after as many deaths as ``retry`` allows attempts, at least three.
 
         Args:
-            handle: A plain function. If it returns an awaitable, the pool stops with `InvalidArgumentError` and leaves
-                the event unprocessed.
+            handle: A plain function or an ``async def``. If a plain function returns an awaitable, the pool stops with
+                `InvalidArgumentError` and leaves the event unprocessed.
             serializer: Decodes the events. Default: bytes.
             readers: Their number, or a policy that sets it by segments and lag. Its bounds are those of this pool.
             workers: "thread" or "process". Processes are spawned: all arguments must pickle, and a worker may not start
@@ -230,9 +265,17 @@ class ReaderGroup:
             handle_batch: Like ``handle``, for batches of up to 1,000 events; give one handler.
             handle_arrow: Like ``handle``, for Arrow record batches of up to 32,768 events of one segment, about 1 MiB,
                 as `EventBatch.to_arrow` returns them. Takes no ``serializer``.
+            concurrency: How many events, or batches, each worker handles at once, from 1 to 10,000: plain functions in
+                threads, an ``async def`` on one event loop per worker. Default: 1, in the order of each segment.
+            order: "key" handles events of one routing key one after the other, "segment" those of a segment, "none"
+                has no order. Default: "key"; for batches "segment", because a batch mixes keys. Without effect if
+                ``concurrency`` is 1.
+            handler_timeout_seconds: Cancel an ``async def`` after this time, which counts as a failed attempt. It is
+                waited for until it ends. Default: never.
 
         Raises:
-            InvalidArgumentError: A handler is an ``async def``, or there are several.
+            InvalidArgumentError: There are several handlers, or a plain function has a timeout, because a thread cannot
+                be cancelled.
             UnsupportedError: ``handle_arrow`` was given, and pyarrow is not installed.
             ClosedError: The client is closed.
         """
@@ -250,6 +293,9 @@ class ReaderGroup:
             workers=workers,
             retry=retry,
             serializer=serializer_or_bytes(serializer),
+            concurrency=concurrency,
+            order=order,
+            handler_timeout_seconds=handler_timeout_seconds,
         )
         self._close_before_readers(pool)
         return pool

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from synchronizer.callables import is_async
+
 
 from ..streams.event import Event, EventBatch
 
@@ -13,16 +16,31 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: A plain function, or an ``async def``.
 HandleEvent = Callable[[Event[T]], object]
 HandleBatch = Callable[[EventBatch[T]], object]
 HandleArrow = Callable[["pyarrow.RecordBatch"], object]
+
+#: Which events a worker handles one after the other: those of a routing key, those of a segment, or none.
+Order = Literal["key", "segment", "none"]
 
 
 @dataclass(frozen=True)
 class ArrowHandler:
     """Handles a batch by calling a function with its events as Arrow."""
 
-    handle_arrow: HandleArrow
+    handle_arrow: Callable[[pyarrow.RecordBatch], Any]
+
+    @classmethod
+    def of(cls, handle_arrow: HandleArrow) -> ArrowHandler:
+        return (_AsyncArrowHandler if is_async(handle_arrow) else cls)(handle_arrow)
 
     def __call__(self, batch: EventBatch[Any], /) -> object:
         return self.handle_arrow(batch.to_arrow())
+
+
+class _AsyncArrowHandler(ArrowHandler):
+    """So that it is seen to be async."""
+
+    async def __call__(self, batch: EventBatch[Any], /) -> object:
+        return await self.handle_arrow(batch.to_arrow())

@@ -3,12 +3,16 @@
 The worker writes the batch that it begins into memory shared with its parent, which survives a kill. Only after a
 worker has died over a batch does the next worker write down each of its events. So events cost nothing as long as no
 worker dies, and from the second death on the parent knows which event it was.
+
+A worker that handles many events at once has a slot for each. After a death, the next worker handles these events while
+it handles nothing else.
 """
 
 from __future__ import annotations
 
 import ctypes
 import multiprocessing
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from ..group.model.positions import Positions, SegmentPosition
@@ -58,47 +62,68 @@ class SharedHand:
     only a little time.
     """
 
-    def __init__(self) -> None:
-        self._numbers = _spawn.RawArray(ctypes.c_longlong, [_NOTHING, 0, 0])
-        self._names = _spawn.RawArray(ctypes.c_char, _NAMES_BYTES)
+    def __init__(self, slots: int = 1) -> None:
+        self._slots = slots
+        self._numbers = _spawn.RawArray(ctypes.c_longlong, [_NOTHING, 0, 0] * slots)
+        self._names = _spawn.RawArray(ctypes.c_char, _NAMES_BYTES * slots)
 
     # ------------------------------------------------------------------ in the child
 
     def open(self) -> Hand:
-        return Hand(memoryview(self._numbers).cast("B").cast("q"), self._names)
+        return self.open_all()[0]
+
+    def open_all(self) -> Sequence[Hand]:
+        """Return one hand per slot."""
+        numbers = memoryview(self._numbers).cast("B").cast("q")
+        names = memoryview(self._names).cast("B")
+        return [
+            Hand(numbers[3 * slot : 3 * slot + 3], names[_NAMES_BYTES * slot : _NAMES_BYTES * (slot + 1)])
+            for slot in range(self._slots)
+        ]
 
     # ------------------------------------------------------------------ in the parent, when the child has ended
 
     @property
-    def found(self) -> InHand | None:
-        """The events that the child was handling when it ended; None if there were none."""
-        offset, end, _ = self._numbers
-        if offset == _NOTHING:
-            return None
-        segment, incarnation = self._names.value.decode().split("\n")
-        return InHand(SegmentId(segment), incarnation, offset, end)
+    def found(self) -> Sequence[InHand]:
+        """What the child was handling when it ended. Of several, none looks like a single event."""
+        found = []
+        for slot in range(self._slots):
+            offset, end, _ = self._numbers[3 * slot : 3 * slot + 3]
+            if offset != _NOTHING:
+                names = self._names.raw[_NAMES_BYTES * slot : _NAMES_BYTES * (slot + 1)].partition(b"\0")[0]
+                segment, incarnation = names.decode().split("\n")
+                found.append(InHand(SegmentId(segment), incarnation, offset, end))
+        if len(found) > 1:
+            found = [each._replace(end=each.end or each.offset + 1) for each in found]
+        return found
 
     @property
     def reached(self) -> Positions:
-        """The position of the child in that segment: the events before it are processed."""
-        found = self.found
-        return {} if found is None else {found.segment: SegmentPosition(self._numbers[2], found.offset)}
+        """The position of a child with one slot, in that segment: the events before it are processed."""
+        found = self.found if self._slots == 1 else ()
+        return {each.segment: SegmentPosition(self._numbers[2], each.offset) for each in found}
 
 
 class Hand:
     """The child's side of `SharedHand`."""
 
-    def __init__(self, numbers: memoryview, names: Any) -> None:
+    def __init__(self, numbers: memoryview, names: memoryview) -> None:
         self._numbers = numbers
         self._names = names
 
-    def take(self, batch: EventBatch[Any]) -> None:
-        """Record that the worker begins the batch."""
+    def take(self, what: Event[Any] | EventBatch[Any]) -> None:
+        """Record that the worker begins the event or the batch."""
         self.put_down()  # the parent never sees an offset with half-written names
-        self._names.value = f"{batch.segment}\n{batch.incarnation}".encode()
-        self._numbers[1] = batch.end if len(batch) > 1 else 0
-        self._numbers[2] = batch.fencing_token
-        self._numbers[0] = batch.start
+        if isinstance(what, Event):
+            (segment, incarnation, start), end = what.pointer, 0
+        else:
+            segment, incarnation, start = what.segment, what.incarnation, what.start
+            end = what.end if len(what) > 1 else 0
+        names = f"{segment}\n{incarnation}\0".encode()
+        self._names[: len(names)] = names
+        self._numbers[1] = end
+        self._numbers[2] = what.fencing_token
+        self._numbers[0] = start
 
     def take_one(self, event: Event[Any]) -> None:
         """Record that the worker begins this event of the batch."""

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final, Generic, Literal, Protocol, TypeVar
+from typing import Final, Generic, Literal, Protocol, TypeVar, get_args
 
 from synchronizer import (
     ClosedError,
@@ -25,7 +25,7 @@ from synchronizer import (
     StoreUnavailableError,
 )
 from synchronizer.arguments import check_count, check_duration, check_type
-from synchronizer.callables import check_callable
+from synchronizer.callables import check_callable, is_async
 from synchronizer.clock import growing_pause
 from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
@@ -34,7 +34,7 @@ from ..errors import ReaderNotInGroupError
 from ..group.model.config import new_reader_id
 from ..group.updater import GroupUpdater
 from ..streams.serializers import Serializer, check_serializer, keeps_bytes
-from .handlers import ArrowHandler, HandleArrow, HandleBatch, HandleEvent
+from .handlers import ArrowHandler, HandleArrow, HandleBatch, HandleEvent, Order
 from .in_hand import InHand
 from .policy import ReaderScalingPolicy
 from .retry import RetryPolicy
@@ -47,6 +47,7 @@ from .worker_thread import ThreadWorker
 T = TypeVar("T")
 
 DRAIN_SECONDS: Final = 25.0
+MAX_CONCURRENCY: Final = 10_000
 #: How often the pool checks its workers if nothing wakes it.
 TICK_SECONDS: Final = 0.1
 #: The pause before a dead worker is replaced; it doubles with each other death in the last minute.
@@ -74,7 +75,7 @@ class PoolWorker(Protocol):
     @property
     def failure(self) -> BaseException | None: ...
     @property
-    def left_in_hand(self) -> InHand | None: ...
+    def left_in_hand(self) -> Sequence[InHand]: ...
 
     def stop(self) -> None: ...
     def end(self) -> None: ...
@@ -99,13 +100,19 @@ class ReaderPool(Generic[T]):
         workers: Literal["thread", "process"],
         retry: RetryPolicy | None,
         serializer: Serializer[T],
+        concurrency: int = 1,
+        order: Order | None = None,
+        handler_timeout_seconds: float | None = None,
     ) -> None:
         handlers = [each for each in (handle, handle_batch, handle_arrow) if each is not None]
         if len(handlers) != 1:
             raise InvalidArgumentError(
                 "pass one handler: either handle or handle_batch, or handle_arrow", group=group.name
             )
-        check_callable(handlers[0], "a handler", group=group.name)
+        check_callable(handlers[0], "a handler", may_await=True, group=group.name)
+        check_count(concurrency, "concurrency", at_most=MAX_CONCURRENCY)
+        order = _checked_order(order, of_batches=handle is None)
+        _check_handler_timeout(handler_timeout_seconds, handlers[0])
         check_type(retry, RetryPolicy, "retry", or_none=True)
         check_serializer(serializer)
         if handle_arrow is not None:
@@ -118,7 +125,7 @@ class ReaderPool(Generic[T]):
             with loading():
                 from ..streams.data.columns import COLUMNS as COLUMNS  # raises if pyarrow is not installed
 
-            handle_batch = ArrowHandler(handle_arrow)
+            handle_batch = ArrowHandler.of(handle_arrow)
         if workers not in ("thread", "process"):
             raise InvalidArgumentError("workers must be 'thread' or 'process'", workers=workers)
         if not isinstance(readers, ReaderScalingPolicy):
@@ -132,7 +139,17 @@ class ReaderPool(Generic[T]):
         self._scaler = Scaler(group, readers)
         self._retry = retry or RetryPolicy(attempts=1)
         self._check_dead_letters()
-        self.task = Task(client, group, handle, handle_batch, serializer, self._retry)
+        self.task = Task(
+            client,
+            group,
+            handle,
+            handle_batch,
+            serializer,
+            self._retry,
+            concurrency=int(concurrency),
+            order=order,
+            handler_timeout_seconds=handler_timeout_seconds,
+        )
         self._pickled_task = pickled(self.task) if workers == "process" else None
 
         self._process_id = os.getpid()
@@ -320,7 +337,7 @@ class ReaderPool(Generic[T]):
         reader_id = new_reader_id()
         if self._pickled_task is not None:
             deaths = [Deaths(*each) for each in self._died_over.items()]
-            return ProcessWorker(self._pickled_task, reader_id, deaths)
+            return ProcessWorker(self._pickled_task, reader_id, deaths, slots=self.task.concurrency)
         return ThreadWorker(self.task, reader_id, self._wake.set)
 
     def _reap(self) -> None:
@@ -358,22 +375,20 @@ class ReaderPool(Generic[T]):
 
     def _count_death(self, worker: PoolWorker) -> None:
         """Tell all workers which events this one died over, before one of them gets these events."""
-        what = worker.left_in_hand
-        if what is None:
-            return
-        deaths = self._died_over.pop(what, 0) + 1
-        self._died_over[what] = deaths
-        if len(self._died_over) > _MOST_REMEMBERED:
+        for what in worker.left_in_hand:
+            deaths = self._died_over.pop(what, 0) + 1
+            self._died_over[what] = deaths
+            _logger.warning(
+                "worker %s died while it handled %s; %d workers died at this event so far",
+                worker.reader_id,
+                what.pointer,
+                deaths,
+            )
+            for other in self._workers:
+                if isinstance(other, ProcessWorker):
+                    other.tell(Deaths(what, deaths))
+        while len(self._died_over) > max(_MOST_REMEMBERED, 10 * self.task.concurrency):
             del self._died_over[next(iter(self._died_over))]
-        _logger.warning(
-            "worker %s died while it handled %s; %d workers died at this event so far",
-            worker.reader_id,
-            what.pointer,
-            deaths,
-        )
-        for other in self._workers:
-            if isinstance(other, ProcessWorker):
-                other.tell(Deaths(what, deaths))
 
     def _take_out(self, worker: ProcessWorker) -> None:
         """Release the segments of a dead worker process at once: no other process can continue as this reader."""
@@ -408,6 +423,30 @@ class ReaderPool(Generic[T]):
                         ending.callback(self._take_out, worker)  # runs after `worker.end`
                     ending.callback(worker.end)
                 self._workers = []
+
+
+def _checked_order(order: Order | None, *, of_batches: bool) -> Order:
+    if order is None:
+        return "segment" if of_batches else "key"
+    if order not in get_args(Order):
+        raise InvalidArgumentError("order must be 'key', 'segment' or 'none'", order=order)
+    if order == "key" and of_batches:
+        raise InvalidArgumentError(
+            "a batch holds events of many keys, so batches of a segment cannot run at once in the order of keys; use "
+            "order='segment', or handle instead of handle_batch",
+            order=order,
+        )
+    return order
+
+
+def _check_handler_timeout(seconds: float | None, handler: object) -> None:
+    check_duration(seconds, "handler_timeout_seconds", above_zero=True, or_none=True)
+    if seconds is not None and not is_async(handler):
+        raise InvalidArgumentError(
+            "handler_timeout_seconds needs an async def as handler, because a plain function in a thread cannot be "
+            "cancelled; let the function limit its own calls",
+            handler_timeout_seconds=seconds,
+        )
 
 
 def _may_pass(failure: BaseException) -> bool:

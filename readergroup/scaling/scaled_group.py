@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from synchronizer import Clock, StateSynchronizer
 
@@ -10,9 +10,12 @@ from ..group.lag import GroupLag
 from ..group.model.config import ReaderGroupConfig
 from ..group.model.state import ReaderGroupState
 from ..group.notifiers import EndOfDataNotifier, SegmentNotifier
-from ..group.reader import Reader
+from ..group.reader import EventsInFlight, Reader
 from ..streams.manager import StreamManager
 from ..streams.serializers import Serializer
+
+if TYPE_CHECKING:  # only workers that handle many events at once load it
+    from ..group.concurrent_reader import ConcurrentReader
 
 T = TypeVar("T")
 
@@ -29,6 +32,9 @@ class ScaledGroup(Protocol):
     def config(self) -> ReaderGroupConfig: ...
     def lag(self) -> GroupLag: ...
     def reader(self, reader_id: str, *, serializer: Serializer[T]) -> Reader[T]: ...
+    def concurrent_reader(
+        self, reader_id: str, serializer: Serializer[T], in_flight: EventsInFlight
+    ) -> ConcurrentReader[T]: ...
 
 
 class PoolClient(Protocol):

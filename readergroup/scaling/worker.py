@@ -9,21 +9,25 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from synchronizer import HandlerError, TruncatedError
-from synchronizer.callables import check_returned
+from synchronizer.callables import check_returned, is_async
 from synchronizer.threads.flag import Flag
+from synchronizer.threads.loading import loading
 
 from ..errors import EventTooLargeError
 from ..group.reader import Reader
 from ..streams.event import Event, EventBatch
 from ..streams.serializers import PydanticSerializer, Serializer
 from ..streams.writing.writer import EventWriter
-from .handlers import ArrowHandler, HandleBatch, HandleEvent
+from .handlers import ArrowHandler, HandleBatch, HandleEvent, Order
 from .in_hand import Hand, InHand
 from .retry import DeadLetter, RetryPolicy
 from .scaled_group import PoolClient, ScaledGroup
+
+if TYPE_CHECKING:
+    from .awaiting import Awaiting
 
 T = TypeVar("T")
 
@@ -46,6 +50,16 @@ class Task(Generic[T]):
     handle_batch: HandleBatch[T] | None
     serializer: Serializer[T]
     retry: RetryPolicy
+    concurrency: int = 1
+    order: Order = "key"
+    handler_timeout_seconds: float | None = None
+
+    @property
+    def handler(self) -> Callable[[Any], object]:
+        """The one of the two handlers that there is."""
+        found = self.handle_batch if self.handle is None else self.handle
+        assert found is not None
+        return found
 
     @property
     def max_events(self) -> int:
@@ -71,6 +85,14 @@ class Worker(Generic[T]):
         self._stopping = Flag()
         self._reader: Reader[T] | None = None
         self._dead_letters: EventWriter[DeadLetter] | None = None
+        self._handler, self._batch_handler = task.handle, task.handle_batch
+        self._awaiting: Awaiting | None = None
+        if task.concurrency == 1 and is_async(task.handler):
+            with loading():
+                from .awaiting import Awaiting
+            self._awaiting = Awaiting(task.handler, task.handler_timeout_seconds)
+            self._handler = None if task.handle is None else self._awaiting
+            self._batch_handler = None if task.handle_batch is None else self._awaiting
 
     def run(self, on_ready: Callable[[], object]) -> None:
         """Join the group, call ``on_ready``, and work. Leave the group at the end, however that comes.
@@ -79,13 +101,24 @@ class Worker(Generic[T]):
         the reader.
         """
         try:
-            with self._task.group.reader(self.reader_id, serializer=self._task.serializer) as reader:
-                self._reader = reader
-                on_ready()
-                while not self._stopping.is_set() and not self._work(reader):
-                    pass
+            self._run(on_ready)
         except _WorkerStoppedError:
             _logger.info("worker %s was stopped before another attempt", self.reader_id)
+        finally:
+            self.close()
+
+    def _run(self, on_ready: Callable[[], object]) -> None:
+        with self._task.group.reader(self.reader_id, serializer=self._task.serializer) as reader:
+            self._reader = reader
+            on_ready()
+            while not self._stopping.is_set() and not self._work(reader):
+                pass
+
+    def close(self) -> None:
+        """Close what `handle` has opened. `run` does it at its end."""
+        try:
+            if self._awaiting is not None:
+                self._awaiting.close()
         finally:
             if self._dead_letters is not None:
                 self._dead_letters.close()
@@ -98,6 +131,8 @@ class Worker(Generic[T]):
 
     def leave(self) -> None:
         """Leave the group now, even in the middle of `run`. The events in hand are not processed."""
+        if self._awaiting is not None:
+            self._awaiting.cancel()
         if self._reader is not None:
             self._reader.close()
 
@@ -108,18 +143,18 @@ class Worker(Generic[T]):
     def _work(self, reader: Reader[T]) -> bool:
         """Handle events until the end; False if data was truncated before it was read, and reading can continue."""
         try:
-            if self._task.handle_batch is not None:
+            if self._batch_handler is not None:
                 for batch in reader.batches(self._task.max_events):
                     if self._hand is None:
-                        self._handle_batch(self._task.handle_batch, batch)
+                        self._handle_batch(self._batch_handler, batch)
                     else:
-                        self._handle_batch_in_sight(self._hand, self._task.handle_batch, batch)
-            elif self._task.handle is not None:
+                        self._handle_batch_in_sight(self._hand, self._batch_handler, batch)
+            elif self._handler is not None:
                 if self._hand is None:
                     for event in reader:
-                        self._handle_event(self._task.handle, event)
+                        self._handle_event(self._handler, event)
                 else:
-                    self._handle_events_in_sight(self._hand, self._task.handle, reader)
+                    self._handle_events_in_sight(self._hand, self._handler, reader)
         except TruncatedError as error:
             _logger.warning("worker %s continues after truncated data: %s", self.reader_id, error)
             return False
@@ -127,11 +162,11 @@ class Worker(Generic[T]):
 
     def handle(self, batch: EventBatch[T]) -> None:
         """Handle these events as the task says, together or one by one."""
-        if self._task.handle_batch is not None:
-            self._handle_batch(self._task.handle_batch, batch)
-        elif self._task.handle is not None:
+        if self._batch_handler is not None:
+            self._handle_batch(self._batch_handler, batch)
+        elif self._handler is not None:
             for event in batch:
-                self._handle_event(self._task.handle, event)
+                self._handle_event(self._handler, event)
 
     # ------------------------------------------------------------------ visible to the parent process
 
@@ -179,11 +214,14 @@ class Worker(Generic[T]):
             return 0
         return self._deaths[found] + any(found.is_among(each) for each in tuple(self._deaths))
 
+    def _is_deadly(self, event: Event[T]) -> bool:
+        return self._deaths_over(event) >= max(self._task.retry.attempts, LEAST_DEATHS)
+
     def _set_aside_if_deadly(self, event: Event[T]) -> bool:
         """Set the event aside if too many workers have died over it; return whether it was."""
-        deaths = self._deaths_over(event)
-        if deaths < max(self._task.retry.attempts, LEAST_DEATHS):
+        if not self._is_deadly(event):
             return False
+        deaths = self._deaths_over(event)
         error = ChildProcessError(f"{deaths} worker processes died while they handled the event")
         self._set_aside(event, error, attempts=deaths)
         return True
@@ -197,7 +235,7 @@ class Worker(Generic[T]):
             self._retry(partial(handle, event), event, error)
         else:
             if returned is not None:
-                _check_handled(returned, event)
+                check_handled(returned, event)
 
     def _handle_batch(self, handle: HandleBatch[T], batch: EventBatch[T]) -> None:
         try:
@@ -216,9 +254,9 @@ class Worker(Generic[T]):
                 except Exception as alone:
                     self._set_aside(event, alone)
                 else:
-                    _check_handled(returned, event)
+                    check_handled(returned, event)
         else:
-            _check_handled(returned, batch[0])
+            check_handled(returned, batch[0])
 
     def _retry(self, call: Callable[[], object], event: Event[T], error: Exception) -> None:
         last = self._try_again(call, event, error)
@@ -229,16 +267,7 @@ class Worker(Generic[T]):
         """Retry after a first attempt that raised ``error``; return the error of the last attempt, None on success."""
         retry = self._task.retry
         for attempt in range(1 + self._deaths_over(event), retry.attempts):
-            delay = retry.delay_after(attempt)
-            _logger.warning(
-                "attempt %d of %d at %s failed; the next is in %.3g s: %s: %s",
-                attempt,
-                retry.attempts,
-                event.pointer,
-                delay,
-                type(error).__name__,
-                error,
-            )
+            delay = self._delay_after(attempt, event, error)
             if self._clock.wait(self._stopping, delay):
                 raise _WorkerStoppedError
             self._go_on()
@@ -247,9 +276,23 @@ class Worker(Generic[T]):
             except Exception as raised:
                 error = raised
             else:
-                _check_handled(returned, event)
+                check_handled(returned, event)
                 return None
         return error
+
+    def _delay_after(self, attempt: int, event: Event[T], error: Exception) -> float:
+        """Log the failed attempt, and return the seconds until the next."""
+        delay = self._task.retry.delay_after(attempt)
+        _logger.warning(
+            "attempt %d of %d at %s failed; the next is in %.3g s: %s: %s",
+            attempt,
+            self._task.retry.attempts,
+            event.pointer,
+            delay,
+            type(error).__name__,
+            error,
+        )
+        return delay
 
     def _go_on(self) -> None:
         """Restart the time that the group gives a reader to handle events, so that each attempt has all of it."""
@@ -287,7 +330,7 @@ class Worker(Generic[T]):
         )
 
 
-def _check_handled(returned: object, event: Event[T]) -> None:
+def check_handled(returned: object, event: Event[T]) -> None:
     """Stop the pool if the handler returned an awaitable, which has not run yet.
 
     The event has not failed. A retry would end with setting every event aside.

@@ -26,6 +26,7 @@ from synchronizer.threads.flag import Flag
 from ..errors import WorkerError
 from ..group.model.positions import Positions
 from .in_hand import InHand, SharedHand
+from .starting_worker import new_worker
 from .worker import Task, Worker
 
 #: How long a worker whose parent died may take to finish the events in hand.
@@ -94,9 +95,9 @@ def _picklable(error: BaseException) -> BaseException:
 class ProcessWorker:
     """A worker process that starts at once. Reading `alive` also receives the messages of the process."""
 
-    def __init__(self, task: bytes, reader_id: str, deaths: Sequence[Deaths]) -> None:
+    def __init__(self, task: bytes, reader_id: str, deaths: Sequence[Deaths], slots: int = 1) -> None:
         self.reader_id = reader_id
-        self._hand = SharedHand()
+        self._hand = SharedHand(slots)
         self.stopping = False
         self._failure: BaseException | None = None
         self._ready = False
@@ -145,7 +146,7 @@ class ProcessWorker:
         )
 
     @property
-    def left_in_hand(self) -> InHand | None:
+    def left_in_hand(self) -> Sequence[InHand]:
         return self._hand.found
 
     @property
@@ -202,7 +203,7 @@ def work_in_process(task: bytes, reader_id: str, pipe: Connection, hand: SharedH
     try:
         unpickled: Task[Any] = pickle.loads(task)
         with unpickled.client:
-            worker = Worker(unpickled, reader_id, hand.open())
+            worker = new_worker(unpickled, reader_id, hand)
             for each in deaths:
                 worker.note_deaths(*each)
             parent.work_for(worker)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from synchronizer import ClosedError, ReaderGroupError
 from synchronizer.threads.background import BackgroundThread
 
-from .worker import Task, Worker
+from .in_hand import InHand
+from .starting_worker import new_worker
+from .worker import Task
 
 _logger = logging.getLogger(__name__)
 
@@ -26,7 +28,7 @@ class ThreadWorker:
         self.failure: BaseException | None = None
         self._left = False
         self._on_end = on_end
-        self._worker = Worker(task, reader_id)
+        self._worker = new_worker(task, reader_id)
         self._thread = BackgroundThread(self._run, name=f"worker {reader_id}")
         self._thread.start()
 
@@ -35,8 +37,9 @@ class ThreadWorker:
         return self._thread.is_alive()
 
     @property
-    def left_in_hand(self) -> None:
-        """None: an event cannot kill a thread without killing the process."""
+    def left_in_hand(self) -> Sequence[InHand]:
+        """Nothing: an event cannot kill a thread without killing the process."""
+        return ()
 
     def stop(self) -> None:
         """Ask the worker to end after the event in hand."""

@@ -1,0 +1,95 @@
+"""Runs ``async def`` handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+_logger = logging.getLogger(__name__)
+
+#: How long a handler may take to end after it was cancelled, before the worker complains.
+CANCEL_SECONDS: Final = 5.0
+
+
+async def attempt(handle: Callable[[Any], Any], what: Any, timeout_seconds: float | None) -> object:
+    """Return what the handler returns. Raise `TimeoutError` if it does not return in time, even if it does later.
+
+    A handler that suppresses its cancellation is waited for, so that its events never run twice at once.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    late = _Lateness(task, timeout_seconds, what)
+    try:
+        returned = await handle(what)
+    except asyncio.CancelledError as error:
+        if late.passed:
+            task.uncancel()
+        if task.cancelling():
+            raise  # the worker ends
+        if not late.passed:
+            raise RuntimeError("the handler raised asyncio.CancelledError, although nothing cancelled it") from error
+        returned = None
+    finally:
+        late.stop()
+    if late.passed:
+        raise TimeoutError(f"the handler did not return within handler_timeout_seconds={timeout_seconds:.6g}")
+    return returned
+
+
+class _Lateness:
+    """Cancels the task after the timeout, if there is one, and complains if that does not end it."""
+
+    def __init__(self, task: asyncio.Task[Any], timeout_seconds: float | None, what: object) -> None:
+        self.passed = False
+        self._task = task
+        self._timeout_seconds = timeout_seconds
+        self._what = what
+        self._timer: asyncio.TimerHandle | None = None
+        if timeout_seconds is not None:
+            self._timer = task.get_loop().call_later(timeout_seconds, self._cancel)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _cancel(self) -> None:
+        self.passed = True
+        self._task.cancel()
+        self._timer = self._task.get_loop().call_later(CANCEL_SECONDS, self._complain)
+
+    def _complain(self) -> None:
+        _logger.error(
+            "a handler still runs %.3g s after it was cancelled for handler_timeout_seconds=%.6g, and later events of "
+            "its key wait for it; let asyncio.CancelledError pass: %r",
+            *(CANCEL_SECONDS, self._timeout_seconds, self._what),
+        )
+
+
+class Awaiting:
+    """Calls an ``async def`` like a plain function, on a loop of its own that lasts until `close`."""
+
+    def __init__(self, handle: Callable[[Any], Any], timeout_seconds: float | None) -> None:
+        self._handle = handle
+        self._timeout_seconds = timeout_seconds
+        self._runner = asyncio.Runner()
+        self._task: asyncio.Task[object] | None = None
+
+    def __call__(self, what: Any) -> object:
+        return self._runner.run(self._attempt(what))
+
+    async def _attempt(self, what: Any) -> object:
+        self._task = asyncio.current_task()
+        return await attempt(self._handle, what, self._timeout_seconds)
+
+    def cancel(self) -> None:
+        """Cancel the present call, which then raises `asyncio.CancelledError`. Any thread may call it."""
+        task = self._task
+        if task is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                task.get_loop().call_soon_threadsafe(task.cancel)
+
+    def close(self) -> None:
+        self._runner.close()

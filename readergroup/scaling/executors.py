@@ -1,0 +1,254 @@
+"""Run the items of a worker: in threads that start on demand, or as tasks of one event loop.
+
+Both take items from a `Source`, and tell it how each ended, under its lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+from synchronizer import StoreUnavailableError
+from synchronizer.threads.background import BackgroundThread
+
+from ..streams.event import Event, EventBatch
+from .awaiting import attempt
+from .in_flight import Item
+
+#: How many items the loop takes at a time, between which other tasks run.
+_LOOP_ITEMS: Final = 100
+#: How long an idle thread or loop waits before it looks again, if nothing wakes it.
+_LOOK_SECONDS: Final = 0.25
+
+_logger = logging.getLogger(__name__)
+
+
+class FailedAloneError(Exception):
+    """Of a batch that was handled one by one, these events failed."""
+
+    def __init__(self, failures: Sequence[tuple[Event[Any], Exception]]) -> None:
+        super().__init__(f"{len(failures)} events failed")
+        self.failures = failures
+
+
+class Source(Protocol):
+    """What has the items. The lock of ``condition`` is held during each call."""
+
+    condition: threading.Condition
+
+    def take(self, most: int) -> list[Item[Any]]:
+        """Return items to run now; none once the worker ends."""
+        ...
+
+    def finish(self, item: Item[Any], error: BaseException | None) -> None:
+        """Note how the item ended. An error that is no `Exception` ends the worker."""
+        ...
+
+    def seconds_until_due(self) -> float | None:
+        """Return when a retry is due."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs items until it is closed. The lock is not held during a call."""
+
+    def wake(self, ready: int) -> None:
+        """Look for items: about so many are ready."""
+        ...
+
+    def close(self) -> None:
+        """Take no more items. Tasks are cancelled; threads end with their items."""
+        ...
+
+
+class ThreadExecutor:
+    """Up to ``concurrency`` threads, each of which runs one item at a time."""
+
+    def __init__(self, source: Source, handle: Callable[[Any], object], concurrency: int, name: str) -> None:
+        self._source = source
+        self._handle = handle
+        self._concurrency = concurrency
+        self._name = name
+        self._closed = False
+        self._threads = 0
+        self._idle = 0
+
+    def wake(self, ready: int) -> None:
+        condition = self._source.condition
+        with condition:
+            condition.notify(max(1, ready))
+            missing = min(ready - self._idle, self._concurrency - self._threads)
+        for _ in range(missing):
+            thread = BackgroundThread(self._run, name=f"{self._name} handler {self._threads + 1}")
+            with condition:
+                self._threads += 1
+            try:
+                thread.start()
+            except StoreUnavailableError as error:
+                with condition:
+                    self._threads -= 1
+                    if not self._threads:
+                        raise
+                _logger.warning("%s continues with %d threads: %s", self._name, self._threads, error)
+                return
+
+    def close(self) -> None:
+        with self._source.condition:
+            self._closed = True
+            self._source.condition.notify_all()
+
+    def _run(self) -> None:
+        source, condition = self._source, self._source.condition
+        while True:
+            with condition:
+                while not (taken := [] if self._closed else source.take(1)):
+                    if self._closed:
+                        self._threads -= 1
+                        return
+                    due = source.seconds_until_due()
+                    self._idle += 1
+                    try:
+                        condition.wait(_LOOK_SECONDS if due is None else min(due, _LOOK_SECONDS))
+                    finally:
+                        self._idle -= 1
+            (item,) = taken
+            error: BaseException | None = None
+            try:
+                self._call(item)
+            except BaseException as raised:
+                error = raised
+            with condition:
+                source.finish(item, error)
+
+    def _call(self, item: Item[Any]) -> None:
+        if not item.singly:
+            self._handle(item.what)
+            return
+        batch: EventBatch[Any] = item.what
+        failures = []
+        for index, event in enumerate(batch):
+            try:
+                self._handle(batch.only(index))
+            except Exception as error:
+                failures.append((event, error))
+        if failures:
+            raise FailedAloneError(failures)
+
+
+class LoopExecutor:
+    """One thread with an event loop, which runs up to ``concurrency`` items as tasks."""
+
+    def __init__(
+        self,
+        source: Source,
+        handle: Callable[[Any], Any],
+        concurrency: int,
+        timeout_seconds: float | None,
+        name: str,
+    ) -> None:
+        self._source = source
+        self._handle = handle
+        self._concurrency = concurrency
+        self._timeout_seconds = timeout_seconds
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended: list[tuple[Item[Any], BaseException | None]] = []
+        self._is_pump_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.new_event_loop()
+        try:
+            BackgroundThread(self._run, name=f"{name} loop").start()
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def wake(self, ready: int) -> None:
+        self._call_in_loop(self._pump_soon)
+
+    def close(self) -> None:
+        self._closed = True
+        self._call_in_loop(self._cancel)
+
+    def _call_in_loop(self, call: Callable[[], object]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+
+    # ------------------------------------------------------------------ in the loop's thread
+
+    def _run(self) -> None:
+        loop = self._loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    def _cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if not self._tasks:
+            self._loop.stop()
+
+    def _pump_soon(self) -> None:
+        if not self._is_pump_due:
+            self._is_pump_due = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Report the items that have ended, and start others in their place."""
+        self._is_pump_due = False
+        source, ended = self._source, self._ended
+        with source.condition:
+            for item, error in ended:
+                source.finish(item, error)
+            ended.clear()
+            free = self._concurrency - len(self._tasks)
+            taken = [] if self._closed else source.take(min(free, _LOOP_ITEMS))
+            due = None if taken else source.seconds_until_due()
+        for item in taken:
+            task = self._loop.create_task(self._handle_item(item))
+            self._tasks.add(task)
+            task.add_done_callback(self._on_end)
+        if self._closed:
+            if not self._tasks:
+                self._loop.stop()
+        elif taken and len(self._tasks) < self._concurrency:
+            self._pump_soon()
+        elif due is not None:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_later(min(due, _LOOK_SECONDS), self._pump_soon)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._pump_soon()
+
+    async def _handle_item(self, item: Item[Any]) -> None:
+        error: BaseException | None = None
+        try:
+            await self._call(item)
+        except BaseException as raised:
+            error = raised
+        self._ended.append((item, error))
+
+    async def _call(self, item: Item[Any]) -> None:
+        if not item.singly:
+            await attempt(self._handle, item.what, self._timeout_seconds)
+            return
+        batch: EventBatch[Any] = item.what
+        failures = []
+        for index, event in enumerate(batch):
+            try:
+                await attempt(self._handle, batch.only(index), self._timeout_seconds)
+            except Exception as error:
+                failures.append((event, error))
+        if failures:
+            raise FailedAloneError(failures)

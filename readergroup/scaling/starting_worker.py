@@ -1,0 +1,22 @@
+"""Which kind of worker a task needs."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from synchronizer.threads.loading import loading
+
+from .in_hand import SharedHand
+from .worker import Task, Worker
+
+T = TypeVar("T")
+
+
+def new_worker(task: Task[T], reader_id: str, hand: SharedHand | None = None) -> Worker[T]:
+    """Return a worker that shows in ``hand`` what it handles."""
+    if task.concurrency == 1:
+        return Worker(task, reader_id, None if hand is None else hand.open())
+    with loading():
+        from .concurrent_worker import ConcurrentWorker
+
+    return ConcurrentWorker(task, reader_id, () if hand is None else hand.open_all())
