@@ -83,6 +83,8 @@ class ConcurrentWorker(Worker[T]):
     # ------------------------------------------------------------------ for the pool
 
     def stop(self) -> None:
+        with self.condition:
+            self._flight.stop()
         super().stop()
         self._changed.set()
 

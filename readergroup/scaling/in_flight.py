@@ -114,6 +114,7 @@ class InFlight(Generic[W]):
             if lane is not None:
                 self.drop(lane)
             lane = self.lanes[segment] = Lane(segment, token)
+            lane.frozen = self._stopping
         for work in works:
             item = Item(lane, work)
             lane.items.append(item)

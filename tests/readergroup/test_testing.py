@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -617,3 +618,28 @@ def test_the_tests_of_the_page_pass_as_printed(tmp_path: Path) -> None:
 def test_an_application_runs_without_pytest() -> None:
     code = "import sys; sys.modules['pytest'] = None; import readergroup, notifications, synchronizer"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_a_pool_with_concurrency_is_drained_one_event_at_a_time(
+    reader_group_client: rg.Client, concurrency: int
+) -> None:
+    client = reader_group_client
+    seen: list[bytes] = []
+    failed: list[bytes] = []
+
+    async def handle(event: rg.Event[bytes]) -> None:
+        await asyncio.sleep(0)
+        if not failed:
+            failed.append(event.raw)
+            raise ValueError("once")
+        seen.append(event.raw)
+
+    client.streams.create(STREAM)
+    group = client.groups.create("billing", streams=[STREAM])
+    with client.writer(STREAM) as writer:
+        for number in range(10):
+            writer.write(b"%d" % number, routing_key="a")
+    retry = rg.RetryPolicy(attempts=2, first_delay_seconds=100, max_delay_seconds=100)
+    assert testing.drain(group.pool(handle, concurrency=concurrency, retry=retry)) == 10
+    assert seen == [b"%d" % number for number in range(10)]
