@@ -138,6 +138,14 @@ class Case(NamedTuple):
         return f"{self.parameter}={bad!r} returns {answer!r}"
 
 
+class NothingInFlight:
+    def is_settled(self, segment: str) -> bool:
+        return True
+
+    def busy_since(self) -> float | None:
+        return None
+
+
 class World:
     """One of each object, on a memory store."""
 
@@ -212,7 +220,7 @@ class World:
             "retention_seconds": 5.0, "retention_bytes": 5, "threads": True, "limit_bytes": 10, "fields": {},
             "scaling": rg.ScalingPolicy.fixed(1), "prefix": "data/", "is_given_up": lambda name: False, "place": "tail",
             "numbers": [0], "offsets": {f"{STREAM}/0": 0},
-            "updater": self.group._updater,
+            "updater": self.group._updater, "in_flight": NothingInFlight(),
             "table": pyarrow.table({"event": [b"event"]}), "data": "event", "handle_arrow": None,
             "thread": False, "on_failure": print, "start": client.streams.info(STREAM).head,
         }  # fmt: skip

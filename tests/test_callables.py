@@ -435,12 +435,16 @@ THE_SAME: Final = {
     "Reader.__init__(on_checkpoint)": "ReaderGroup.reader(on_checkpoint)",
     "Reader.__init__(on_release)": "ReaderGroup.reader(on_release)",
     "Reader.__init__(serializer)": "ReaderGroup.reader(serializer)",
+    "ReaderGroup.concurrent_reader(serializer)": "ReaderGroup.reader(serializer)",
     "ReaderPool.__init__(handle)": "ReaderGroup.pool(handle)",
     "ReaderPool.__init__(handle_arrow)": "ReaderGroup.pool(handle_arrow)",
     "ReaderPool.__init__(handle_batch)": "ReaderGroup.pool(handle_batch)",
     "ReaderPool.__init__(serializer)": "ReaderGroup.pool(serializer)",
     "Staging.__init__(serializer)": "Transactions.stage(serializer)",
 }
+
+#: The entries that await what an ``async def`` returns.
+AWAITED: Final = {entry for entry in USES if entry.startswith("ReaderGroup.pool(handle")}
 
 # ---------------------------------------------------------------------- callables of which nothing would run
 
@@ -498,8 +502,10 @@ def test_every_entry_that_takes_a_callable_is_among_these(ground: Ground) -> Non
 
 
 @pytest.mark.filterwarnings("error:coroutine .* was never awaited:RuntimeWarning")
-@pytest.mark.parametrize("kind", ASYNC)
-@pytest.mark.parametrize("entry", USES)
+@pytest.mark.parametrize(
+    ("entry", "kind"),
+    [(entry, kind) for entry in USES for kind in ASYNC if entry not in AWAITED or kind == "generator"],
+)
 def test_an_async_callable_is_refused(ground: Ground, entry: str, kind: str) -> None:
     with pytest.raises(InvalidArgumentError, match="async|await|yield|generator"):
         USES[entry](ground, ASYNC[kind])

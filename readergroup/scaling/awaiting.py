@@ -21,39 +21,38 @@ async def attempt(handle: Callable[[Any], Any], what: Any, timeout_seconds: floa
     """
     task = asyncio.current_task()
     assert task is not None
-    late = _Lateness(task, timeout_seconds, what)
+    late = None if timeout_seconds is None else _Lateness(task, timeout_seconds, what)
     try:
         returned = await handle(what)
     except asyncio.CancelledError as error:
-        if late.passed:
+        is_late = late is not None and late.passed
+        if is_late:
             task.uncancel()
         if task.cancelling():
             raise  # the worker ends
-        if not late.passed:
+        if not is_late:
             raise RuntimeError("the handler raised asyncio.CancelledError, although nothing cancelled it") from error
         returned = None
     finally:
-        late.stop()
-    if late.passed:
+        if late is not None:
+            late.stop()
+    if late is not None and late.passed:
         raise TimeoutError(f"the handler did not return within handler_timeout_seconds={timeout_seconds:.6g}")
     return returned
 
 
 class _Lateness:
-    """Cancels the task after the timeout, if there is one, and complains if that does not end it."""
+    """Cancels the task after the timeout, and complains if that does not end it."""
 
-    def __init__(self, task: asyncio.Task[Any], timeout_seconds: float | None, what: object) -> None:
+    def __init__(self, task: asyncio.Task[Any], timeout_seconds: float, what: object) -> None:
         self.passed = False
         self._task = task
         self._timeout_seconds = timeout_seconds
         self._what = what
-        self._timer: asyncio.TimerHandle | None = None
-        if timeout_seconds is not None:
-            self._timer = task.get_loop().call_later(timeout_seconds, self._cancel)
+        self._timer = task.get_loop().call_later(timeout_seconds, self._cancel)
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
 
     def _cancel(self) -> None:
         self.passed = True

@@ -64,7 +64,10 @@ class ConcurrentWorker(Worker[T]):
         super().__init__(task, reader_id)
         self.condition = threading.Condition()
         self._flight: InFlight[Any] = InFlight()
-        self._window = max(MIN_WINDOW_EVENTS, WINDOW_EVENTS_PER_SLOT * task.concurrency)
+        if task.handle is not None:
+            self._window = max(MIN_WINDOW_EVENTS, WINDOW_EVENTS_PER_SLOT * task.concurrency)
+        else:  # one more batch than can run at once
+            self._window = (2 if task.order == "segment" else task.concurrency + 1) * task.max_events
         self._most_ready = max(READY_EVENTS, 2 * task.concurrency)
         self._most_taken = task.max_events if task.handle is None else self._window // 4
         self._hands = hands
@@ -133,10 +136,10 @@ class ConcurrentWorker(Worker[T]):
         """Take events until the end of the data or `stop`, and raise what ended the worker."""
         pause, ended = _SHORT_SECONDS, 0
         while not self._stopping.is_set():
+            self._changed.clear()
             self._settle(reader)
             pause = _SHORT_SECONDS if self._ended != ended else min(_LONG_SECONDS, 2 * pause)
             ended = self._ended
-            self._changed.clear()
             if self._is_overdue():
                 self._changed.wait(_LONG_SECONDS)  # the next call would renew the lease
                 continue
@@ -145,7 +148,8 @@ class ConcurrentWorker(Worker[T]):
                 self._changed.wait(pause)
                 continue
             try:
-                batch = reader.take(self._most_taken, 0.0 if reader.frozen else pause)
+                # A segment that is held has events for which an end makes room, and nothing new in the store.
+                batch = reader.take(self._most_taken, 0.0 if self._held or reader.frozen else pause)
             except EndOfDataError:
                 return
             except TruncatedError as error:
@@ -153,8 +157,8 @@ class ConcurrentWorker(Worker[T]):
                 continue
             if batch is not None:
                 self._add(batch)
-            elif reader.frozen:
-                self._changed.wait(_SHORT_SECONDS)
+            elif self._held or reader.frozen:
+                self._changed.wait(pause)
 
     def _settle(self, reader: ConcurrentReader[T]) -> None:
         """Act on what ended, and on what the group decided."""
@@ -229,7 +233,7 @@ class ConcurrentWorker(Worker[T]):
         order, segment = self._task.order, batch.segment
         if self._task.handle is None and not is_suspect:
             key = segment if order == "segment" else None
-            yield Work(batch, key, batch.end, len(batch), sum(map(len, batch.raw)))
+            yield Work(batch, key, batch.end, len(batch), batch.end - batch.start)
             return
         stream = stream_of(segment)
         ends = (*batch.offsets[1:], batch.end)

@@ -214,9 +214,7 @@ class LoopExecutor:
             taken = [] if self._closed else source.take(min(free, _LOOP_ITEMS))
             due = None if taken else source.seconds_until_due()
         for item in taken:
-            task = self._loop.create_task(self._handle_item(item))
-            self._tasks.add(task)
-            task.add_done_callback(self._on_end)
+            self._tasks.add(self._loop.create_task(self._handle_item(item)))
         if self._closed:
             if not self._tasks:
                 self._loop.stop()
@@ -227,10 +225,6 @@ class LoopExecutor:
                 self._timer.cancel()
             self._timer = self._loop.call_later(min(due, _LOOK_SECONDS), self._pump_soon)
 
-    def _on_end(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self._pump_soon()
-
     async def _handle_item(self, item: Item[Any]) -> None:
         error: BaseException | None = None
         try:
@@ -238,6 +232,10 @@ class LoopExecutor:
         except BaseException as raised:
             error = raised
         self._ended.append((item, error))
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.discard(task)
+        self._pump_soon()
 
     async def _call(self, item: Item[Any]) -> None:
         if not item.singly:

@@ -40,6 +40,7 @@ from .policy import ReaderScalingPolicy
 from .retry import RetryPolicy
 from .scaled_group import PoolClient, ScaledGroup
 from .scaler import LOOK_SECONDS, Scaler
+from .starting_worker import load_worker
 from .worker import Task
 from .worker_process import Deaths, ProcessWorker, pickled
 from .worker_thread import ThreadWorker
@@ -150,6 +151,7 @@ class ReaderPool(Generic[T]):
             order=order,
             handler_timeout_seconds=handler_timeout_seconds,
         )
+        load_worker(self.task)
         self._pickled_task = pickled(self.task) if workers == "process" else None
 
         self._process_id = os.getpid()

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from synchronizer.callables import is_async
 from synchronizer.threads.loading import loading
 
 from .in_hand import SharedHand
 from .worker import Task, Worker
 
 T = TypeVar("T")
+
+
+def load_worker(task: Task[T]) -> None:
+    """Load the modules that the workers of the task need, because a worker's thread loads none."""
+    with loading():
+        if task.concurrency > 1:
+            from . import concurrent_worker  # noqa: F401
+        elif is_async(task.handler):
+            from . import awaiting  # noqa: F401
 
 
 def new_worker(task: Task[T], reader_id: str, hand: SharedHand | None = None) -> Worker[T]:
