@@ -54,7 +54,7 @@ _logger = logging.getLogger(__name__)
 #: How long one wait at the store lasts before the reader checks whether it was stopped.
 _WAIT_SECONDS: Final = 0.25
 #: How many events the reader takes from a segment at a time when it hands them out one by one.
-_EVENTS_AHEAD: Final = 4096
+EVENTS_AHEAD: Final = 4096
 #: The size of an Arrow batch, by default.
 _ARROW_BYTES: Final = 1024 * 1024
 
@@ -168,7 +168,7 @@ class Reader(Generic[T]):
         if batch is not None and progress.handed < len(batch) and not self._finish_and_look():
             progress.handed += 1
         else:
-            batch = self._next_batch(_EVENTS_AHEAD, deadline)
+            batch = self._next_batch(EVENTS_AHEAD, deadline)
             if batch is None:
                 return None
             progress.handed = 1
@@ -241,29 +241,35 @@ class Reader(Generic[T]):
 
     def __iter__(self) -> Iterator[Event[T]]:
         """Iterate over events, waiting for more, until the end of the data or `stop`."""
-        monotonic, progress, member = self._clock.monotonic, self._progress, self._member
         self._enter(None)
         while not self._stopped:
             self._check_thread()
             try:
-                batch = self._next_batch(_EVENTS_AHEAD, Deadline(self._clock, self._timeout))
+                batch = self._next_batch(EVENTS_AHEAD, Deadline(self._clock, self._timeout))
             except EndOfDataError:
                 return
-            if batch is None:
-                continue
-            lease = member.lease  # replaced during a call only
-            for count, event in enumerate(batch, 1):
-                member.left_at = now = monotonic()
-                if now >= lease.expires_at:
-                    break
-                progress.handed = count
-                yield event
-                if progress.batch is not batch:  # another read was called in between
-                    break
-                # The application asked for the next event, so this one is processed.
-                progress.done = count
-                if member.has_news:
-                    break
+            if batch is not None:
+                yield from self.hand_out(batch)
+
+    def hand_out(self, batch: EventBatch[T]) -> Iterator[Event[T]]:
+        """Hand out the events of the batch in hand, until the reader must look at its group or its lease has expired.
+
+        An event is processed when the next one is asked for.
+        """
+        monotonic, progress, member = self._clock.monotonic, self._progress, self._member
+        lease = member.lease  # replaced during a call only
+        for count, event in enumerate(batch, 1):
+            member.left_at = now = monotonic()
+            if now >= lease.expires_at:
+                break
+            progress.handed = count
+            yield event
+            if progress.batch is not batch:  # another read was called in between
+                break
+            # The application asked for the next event, so this one is processed.
+            progress.done = count
+            if member.has_news:
+                break
 
     def stop(self) -> None:
         """End the iteration after the event in hand. May be called from any thread or a signal handler."""

@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # each method loads what it starts
     from ..scaling.scaler import Scaler
     from .concurrent_reader import ConcurrentReader
 
+R = TypeVar("R", bound=Reader[Any])
 T = TypeVar("T")
 
 
@@ -155,7 +156,29 @@ class ReaderGroup:
             ClosedError: The client is closed.
             InvalidArgumentError: An exclusive reader has the group.
         """
-        reader = Reader(
+        return self.open_reader(
+            Reader,
+            reader_id,
+            serializer=serializer,
+            auto_commit=auto_commit,
+            on_assign=on_assign,
+            on_release=on_release,
+            on_checkpoint=on_checkpoint,
+        )
+
+    def open_reader(
+        self,
+        kind: type[R],
+        reader_id: str | None,
+        *,
+        serializer: Serializer[Any] | None,
+        auto_commit: bool,
+        on_assign: SegmentCallback | None,
+        on_release: SegmentCallback | None,
+        on_checkpoint: CheckpointCallback | None,
+    ) -> R:
+        """`reader`, of this class."""
+        reader = kind(
             self._updater,
             self.coordinator,
             new_reader_id() if reader_id is None else reader_id,

@@ -413,6 +413,15 @@ class EventWriter(Generic[T]):
                 progress = self._progress.next_ring()
             wait_on(self._clock, progress, deadline.remaining(1.0))
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a write would not wait for room."""
+        return self._unstored <= MAX_UNSTORED_BYTES
+
+    def wait_for_room(self) -> None:
+        """Wait for room, as `write` does, without writing. Returns also if the writer has failed."""
+        self._wait_for_room()
+
     def transaction(self) -> Transaction[T]:
         """Begin a transaction: ``with writer.transaction() as txn: txn.write(...)`` stores all its events or none.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Unpack
 
 from synchronizer.arguments import check_count, check_type
@@ -25,7 +26,7 @@ from synchronizer.store import SegmentStore
 
 from ..collections.shared import SynchronizerOptions
 from .members import BROKEN, UPDATES, Break, Member, empty_members
-from .participant import ASK_SECONDS, Participant, Participants
+from .participant import ASK_SECONDS, Participants
 
 
 class Barrier:
@@ -98,13 +99,18 @@ class Barrier:
             OutcomeUnknownError: The store is unavailable at the deadline; the others may have passed.
             ClosedError: Another thread closed the barrier.
         """
-        self._check_open()
         deadline = Deadline(self._clock, self.synchronizer.timeout if timeout is None else timeout)
-        participant = self._participants.add(self.party or f"{socket.gethostname()}/{os.getpid()}")
+        arrival = self.arrival()
         try:
-            return self._wait(participant, deadline)
+            arrival.join(timeout=deadline.remaining())
+            return arrival.index(in_time=arrival.wait(deadline))
         finally:
-            self._participants.leave(participant)
+            arrival.leave()
+
+    def arrival(self) -> Arrival:
+        """Return a party that no thread waits for, for a caller that must not block. Waits for nothing."""
+        self.check_open()
+        return Arrival(self, self._participants, self.party or f"{socket.gethostname()}/{os.getpid()}")
 
     @property
     def n_waiting(self) -> int:
@@ -128,40 +134,83 @@ class Barrier:
     def __repr__(self) -> str:
         return f"Barrier({self.name!r}, {self.synchronizer.store.url!r}, parties={self.parties})"
 
-    def _wait(self, participant: Participant, deadline: Deadline) -> int:
-        participant.join(
-            on_duplicate_id="replace" if self.party else "keep", timeout=max(ASK_SECONDS, deadline.remaining())
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the barrier is closed; open another", name=self.name)
+
+
+class Arrival:
+    """One party in one wait, without a thread that waits. `Barrier.arrival` returns it.
+
+    `join` it, and ask `is_over` after each call of the listener of `on_news`. Then, or at the deadline, ask for the
+    `index`; `leave` in any case, also if another thread has not finished `join`.
+    """
+
+    def __init__(self, barrier: Barrier, participants: Participants, party: str) -> None:
+        self._barrier = barrier
+        self._participants = participants
+        self._participant = participants.add(party)
+
+    def join(self, *, timeout: float) -> None:
+        """Arrive. The store has at least 1 s to answer."""
+        self._participant.join(
+            on_duplicate_id="replace" if self._barrier.party else "keep", timeout=max(ASK_SECONDS, timeout)
         )
-        in_time = participant.wait_until(
-            lambda: self._closed or not participant.joined or _place(participant.find()) is not None, deadline
-        )
+
+    def on_news(self, listener: Callable[[], object]) -> None:
+        """Call ``listener`` whenever something may have changed, from any thread. It must be fast."""
+        self._participant.on_news(listener)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the round has ended for this party. Raises `ClosedError` if the store is closed."""
+        if self._barrier.closed or not self._participant.joined or _place(self._participant.find()) is not None:
+            return True
+        self._participant.check_open()
+        return False
+
+    def wait(self, deadline: Deadline) -> bool:
+        """Wait until the round is over; return whether it was in time."""
+        return self._participant.wait_until(lambda: self.is_over, deadline)
+
+    def index(self, *, in_time: bool) -> int:
+        """Return the arrival index, or raise as `Barrier.wait` does. Ends a wait that is not over.
+
+        Args:
+            in_time: False if the deadline passed before the round was over.
+        """
+        barrier, participant = self._barrier, self._participant
         place = _place(participant.find())
         if place is None:  # all may arrive before the leave is stored
             try:
                 place = _place(participant.leave(timeout=ASK_SECONDS))
             except ReaderGroupError as error:
-                self._check_open()  # `close` may have interrupted the call
+                barrier.check_open()  # `close` may have interrupted the call
                 raise OutcomeUnknownError(
                     "the store did not confirm in time whether all parties arrived; the others may have passed "
                     "the barrier",
-                    name=self.name,
+                    name=barrier.name,
                 ) from error
         if place is not None and place != BROKEN:
             return place
-        self._check_open()
+        barrier.check_open()
         if not in_time:
             raise DeadlineExceededError(
                 "not all parties arrived in time; wait again, or use a longer timeout",
-                name=self.name,
-                parties=self.parties,
+                name=barrier.name,
+                parties=barrier.parties,
             )
         raise BrokenBarrierError(
-            "a waiting party left, died or was declared dead, or the barrier was reset; wait again", name=self.name
+            "a waiting party left, died or was declared dead, or the barrier was reset; wait again", name=barrier.name
         )
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the barrier is closed; open another", name=self.name)
+    def leave(self) -> None:
+        """Give up the place. If the round is not over, that breaks it."""
+        self._participants.leave(self._participant)
 
 
 def _place(found: Member | None) -> int | None:

@@ -109,7 +109,7 @@ class LeaderElection:
 
     def _campaign(self, deadline: Deadline, wait: bool, timeout: float | None) -> bool:
         with self._lock:
-            self._check_open()
+            self.check_open()
             if not self._participant.stays:
                 self._elected = False
                 self._participant.join(timeout=max(ASK_SECONDS, deadline.remaining(self.synchronizer.timeout)))
@@ -137,6 +137,11 @@ class LeaderElection:
     def member_timeout_seconds(self) -> float:
         """The timeout of all leases of the election, as the first candidate present decided it."""
         return self.synchronizer.state.timeout_seconds
+
+    @property
+    def is_candidate(self) -> bool:
+        """Whether this candidate leads or waits to be elected: its campaign has not ended."""
+        return self._participant.wanted
 
     @property
     def is_leader(self) -> bool:
@@ -211,6 +216,13 @@ class LeaderElection:
         self._start_telling()
         return listener
 
+    def on_news(self, listener: Callable[[], object]) -> None:
+        """Call ``listener`` whenever a campaign may have ended, from any thread: for a caller that must not block.
+
+        It must be fast. `check_open` says whether more can change.
+        """
+        self._participant.on_news(listener)
+
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
@@ -258,7 +270,7 @@ class LeaderElection:
 
     def _start_telling(self) -> None:
         with self._lock:
-            self._check_open()
+            self.check_open()
             if self._threads:
                 self._telling.start()
 
@@ -286,9 +298,11 @@ class LeaderElection:
             for on_elected in self._on_elected:
                 _call(on_elected, token)
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise `ClosedError` if the election or its store is closed."""
         if self._closed:
             raise ClosedError("the election is closed; open another", election=self.name)
+        self._participant.check_open()
 
 
 def _leader_of(state: Members) -> str | None:

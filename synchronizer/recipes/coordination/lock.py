@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Final, NamedTuple, Self, Unpack
 
 from synchronizer.arguments import check_count, check_type
@@ -68,6 +68,53 @@ class HeldLock:
 
     def __exit__(self, *exc_info: object) -> None:
         self.release()
+
+
+class LockRequest:
+    """A caller's place in the queue for a lock, without a thread that waits in it. `Lock.request` returns it.
+
+    `join` takes the place. `on_news` says when to ask `take` again, and when to `join` again because the lease has
+    expired. A request that was not granted ends with `leave` or `give_up`.
+    """
+
+    def __init__(self, lock: Lock, participant: Participant) -> None:
+        self._lock = lock
+        self._participant = participant
+
+    @property
+    def has_joined(self) -> bool:
+        return self._participant.joined
+
+    def join(self, *, timeout: float | None) -> None:
+        """Wait in the queue from now on, last. The store has at least 1 s to answer."""
+        self._participant.join(timeout=None if timeout is None else max(ASK_SECONDS, timeout))
+
+    def on_news(self, listener: Callable[[], object]) -> None:
+        """Call ``listener`` whenever something may have changed, from any thread. It must be fast."""
+        self._participant.on_news(listener)
+
+    def take(self) -> HeldLock | None:
+        """Return the lock if it is held now, else None. Makes no call to the store.
+
+        Raises:
+            ClosedError: The lock is closed.
+        """
+        self._lock.check_open()
+        self._participant.check_open()
+        found = self._participant.among(self._lock.permits)
+        return None if found is None else HeldLock(self._lock, self._participant, found.incarnation)
+
+    def leave(self) -> None:
+        """Give up the place, or the lock, so that the next caller continues at once."""
+        self._lock._release(self._participant)
+
+    def give_up(self) -> None:
+        """`leave` at a deadline. One of those that give up keeps watching in the background for a dead holder."""
+        self._lock._linger_or_leave(self._participant)
+
+    def holders(self) -> Sequence[str]:
+        """Return the ``owner`` of each holder, as far as this process knows."""
+        return [each.member for each in self._participant.members()[: self._lock.permits]]
 
 
 class _Lingering(NamedTuple):
@@ -149,8 +196,7 @@ class Lock:
             InvalidArgumentError: This thread holds the lock already, and would wait for itself.
             ClosedError: The lock is closed, or another thread closed it.
         """
-        if self._closed:
-            raise ClosedError(f"the {self.kind} is closed; open another", name=self.name)
+        self.check_open()
         if threading.get_ident() in self._holding.copy().values():
             raise InvalidArgumentError(
                 f"this thread already holds the {self.kind}; use the object that acquiring it returned", name=self.name
@@ -167,6 +213,15 @@ class Lock:
         except BaseException:
             self._release(participant)
             raise
+
+    def request(self) -> LockRequest:
+        """Return a place in the queue that no thread waits in, for a caller that must not block. Waits for nothing."""
+        self.check_open()
+        return LockRequest(self, self._participants.add(self.owner))
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the {self.kind} is closed; open another", name=self.name)
 
     def holders(self, *, timeout: float | None = None) -> Sequence[str]:
         """Return the ``owner`` of each holder in the newest state."""

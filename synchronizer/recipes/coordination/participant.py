@@ -103,6 +103,7 @@ class Participant:
         self._watch = MemberWatch(synchronizer)
         self._keepers: _Keepers | None = None
         self._news = Bell()  # for the callers that wait
+        self._on_news: Callable[[], object] | None = None
         self._ended: ClosedError | None = None
 
     # ------------------------------------------------------------------ joining and leaving
@@ -324,11 +325,23 @@ class Participant:
             if condition():
                 return True
             self._start_threads()
-            if self._ended is not None:
-                raise self._ended.with_traceback(None)
+            self.check_open()
             if deadline.passed:
                 return False
             self._clock.wait(news, deadline.remaining())
+
+    def on_news(self, listener: Callable[[], object]) -> None:
+        """Call ``listener`` whenever something may have changed, from any thread: for a caller that blocks no thread.
+
+        `check_open` says whether more can change. Starts the threads, as `wait_until` does. The listener must be fast.
+        """
+        self._on_news = listener
+        self._start_threads()
+
+    def check_open(self) -> None:
+        """Raise `ClosedError` if the synchronizer is closed, because nothing changes any more."""
+        if self._ended is not None:
+            raise self._ended.with_traceback(None)
 
     def tell(self) -> None:
         """Call ``changed`` and wake the waiting callers."""
@@ -340,6 +353,8 @@ class Participant:
     def _wake_waiting(self) -> None:
         with self._lock:
             self._news.ring()
+        if self._on_news is not None:
+            self._on_news()
 
     def _end(self, error: ClosedError | None) -> None:
         """Note that the store or the synchronizer is closed, and that nothing changes any more."""

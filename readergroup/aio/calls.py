@@ -1,0 +1,320 @@
+"""Runs blocking calls in threads, and brings their outcomes back to the event loop.
+
+Two bounded pools for each client. Calls whose time the store's timeouts bound share the first one. Calls that wait for
+other processes or tasks, such as a checkpoint for its readers, share the second one, so that they cannot keep the
+others from running. A call that has begun in a thread cannot be cancelled: it runs to its end, and its result is
+dropped, or undone if something was opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, Generic, TypeVar
+from weakref import WeakSet
+
+from synchronizer import ClosedError
+from synchronizer.threads.background import BackgroundThread
+
+R = TypeVar("R")
+
+#: The number of threads for calls that the store's timeouts bound, and for calls that wait for others.
+CALL_THREADS: Final = 16
+WAIT_THREADS: Final = 16
+#: A thread without work ends after this time.
+IDLE_SECONDS: Final = 5.0
+#: How long closing waits for calls that run.
+CLOSE_SECONDS: Final = 5.0
+
+_logger = logging.getLogger(__name__)
+
+
+class _Call(Generic[R]):
+    """One call, from the loop to a thread and back."""
+
+    def __init__(
+        self, function: Callable[[], R], threads: Threads, undo: Callable[[R], object] | None, *, is_certain: bool
+    ) -> None:
+        self._function = function
+        self._threads = threads
+        self._undo = undo
+        self._is_certain = is_certain
+        self._context = contextvars.copy_context()
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[R] = self._loop.create_future()
+
+    def run(self) -> None:
+        """Run in a thread. Raises nothing."""
+        if self.future.cancelled() and not self._is_certain:
+            return
+        result: R | None = None
+        error: BaseException | None = None
+        try:
+            result = self._context.run(self._function)
+        except StopIteration as stopped:  # a future does not take it
+            error = RuntimeError("the call raised StopIteration")
+            error.__cause__ = stopped
+        except BaseException as raised:
+            error = raised
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, result, error)
+        except RuntimeError:  # the loop is closed
+            self._drop(result, error)
+
+    def fail(self, error: Exception) -> None:
+        """Let the call raise ``error`` instead of running."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._deliver, None, error)
+
+    def _deliver(self, result: R | None, error: BaseException | None) -> None:
+        """Give the outcome to the task that waits. Runs on the loop."""
+        if self.future.cancelled():
+            if self._undo is not None and error is None:
+                self._threads.submit(lambda: self._drop(result, error))
+        elif error is not None:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)  # type: ignore[arg-type]
+
+    def _drop(self, result: R | None, error: BaseException | None) -> None:
+        if self._undo is not None and error is None:
+            try:
+                self._undo(result)  # type: ignore[arg-type]
+            except Exception as failed:
+                _logger.warning("what a cancelled call has opened could not be closed: %s", failed)
+
+
+class Threads:
+    """Up to ``most`` daemon threads that run calls in the order of their arrival. They start when they are needed.
+
+    With one thread, calls run one after the other. With ``idle_seconds=inf`` it is always the same thread.
+    """
+
+    def __init__(self, name: str, most: int, *, idle_seconds: float = IDLE_SECONDS) -> None:
+        self._name = name
+        self._most = most
+        self._idle_seconds = idle_seconds
+        self._work = threading.Condition(threading.Lock())  # guards all that follows
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._idle = 0
+        self._threads: set[threading.Thread] = set()
+        self._closed = False
+        self._process_id = os.getpid()
+
+    def start(
+        self, function: Callable[[], R], *, undo: Callable[[R], object] | None = None, is_certain: bool = False
+    ) -> asyncio.Future[R]:
+        """Run ``function`` in a thread; return a future of the running loop.
+
+        Args:
+            function: Takes no arguments.
+            undo: Called with the result, in a thread, if the future was cancelled meanwhile.
+            is_certain: Run ``function`` even if the future is cancelled before it begins.
+        """
+        call = _Call(function, self, undo, is_certain=is_certain)
+        self.submit(call.run)
+        return call.future
+
+    def run(self, function: Callable[[], object]) -> None:
+        """Run ``function`` in a thread, and log its error. Does nothing if the client is closed."""
+
+        def run() -> None:
+            try:
+                function()
+            except Exception as error:
+                _logger.warning("a call that no task waits for failed: %s", error)
+
+        with suppress(ClosedError):
+            self.submit(run)
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run ``job``, which raises nothing, in a thread.
+
+        Raises:
+            ClosedError: The client is closed, or belongs to the parent of this process.
+            StoreUnavailableError: The system has no thread for the first call.
+        """
+        if os.getpid() != self._process_id:
+            raise ClosedError("the client belongs to the parent process; open another in this process")
+        with self._work:
+            if self._closed:
+                raise ClosedError("the client is closed; open another")
+            self._waiting.append(job)
+            if len(self._waiting) <= self._idle:
+                self._work.notify()
+                return
+            if len(self._threads) == self._most:
+                return
+            thread = BackgroundThread(self._run, name=self._name)
+            self._threads.add(thread)
+            try:
+                thread.start()
+            except BaseException:
+                self._threads.discard(thread)
+                if not self._threads:
+                    self._waiting.remove(job)
+                    raise
+
+    def _run(self) -> None:
+        me = threading.current_thread()
+        try:
+            while (job := self._next_job()) is not None:
+                job()
+                del job  # it may hold a large result
+        finally:
+            with self._work:
+                self._threads.discard(me)
+
+    def _next_job(self) -> Callable[[], None] | None:
+        with self._work:
+            self._idle += 1
+            try:
+                while not self._waiting:
+                    is_woken = not self._closed and self._work.wait(min(self._idle_seconds, threading.TIMEOUT_MAX))
+                    if not self._waiting and not is_woken:
+                        # With the lock held, so that no job arrives for a thread that ends.
+                        self._threads.discard(threading.current_thread())
+                        return None
+                return self._waiting.popleft()
+            finally:
+                self._idle -= 1
+
+    def close(self) -> None:
+        """Take no more calls. Those that arrived still run; then the threads end. Does not wait."""
+        with self._work:
+            self._closed = True
+            self._work.notify_all()
+
+    @property
+    def running(self) -> int:
+        """The number of threads that have not ended."""
+        return len(self._threads)
+
+
+class Calls:
+    """The threads of one client: pools for its calls, and single threads for its readers and transactions."""
+
+    def __init__(self) -> None:
+        self._calls = Threads("readergroup.aio call", CALL_THREADS)
+        self._waits = Threads("readergroup.aio wait", WAIT_THREADS)
+        self._single: WeakSet[Threads] = WeakSet()
+        self._news: WeakSet[News] = WeakSet()
+        #: Whether the client is closed, so that tasks that wait for news end.
+        self.closed = False
+
+    async def run(
+        self,
+        function: Callable[[], R],
+        *,
+        undo: Callable[[R], object] | None = None,
+        waits: bool = False,
+        is_certain: bool = False,
+    ) -> R:
+        """Return what ``function`` returns in a thread. The arguments are those of `Threads.start`.
+
+        Args:
+            function: Takes no arguments.
+            undo: Called with the result if this task was cancelled meanwhile.
+            waits: Whether the call waits for other processes or tasks.
+            is_certain: Run ``function`` even if this task is cancelled before it begins.
+        """
+        threads = self._waits if waits else self._calls
+        return await threads.start(function, undo=undo, is_certain=is_certain)
+
+    def start(self, function: Callable[[], object]) -> None:
+        """Run ``function`` in a thread, and log its error. Does nothing if the client is closed."""
+        self._calls.run(function)
+
+    def single(self, name: str, *, is_same: bool = False) -> Threads:
+        """Return one thread for calls that must not run at the same time; ``is_same``: always the same thread."""
+        self.check_open()
+        threads = Threads(f"readergroup.aio {name}", 1, idle_seconds=float("inf") if is_same else IDLE_SECONDS)
+        self._single.add(threads)
+        return threads
+
+    def news(self) -> News:
+        """Return news for tasks of the running loop. Closing the client rings it."""
+        self.check_open()
+        news = News()
+        self._news.add(news)
+        return news
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise ClosedError("the client is closed; open another")
+
+    def end_waits(self) -> None:
+        """End the tasks that wait for news."""
+        self.closed = True
+        for news in list(self._news):
+            news.ring()
+
+    def end_threads(self) -> None:
+        """Take no more calls. Does not wait for those that arrived."""
+        self.end_waits()
+        for threads in (self._calls, self._waits, *self._single):
+            threads.close()
+
+    async def close(self) -> None:
+        """Take no more calls, and wait up to 5 s until the running ones and the threads have ended."""
+        self.end_waits()
+        await close_threads([self._calls, self._waits, *self._single])
+
+
+async def close_threads(groups: list[Threads]) -> None:
+    """Close these, and wait up to 5 s until their threads have ended."""
+    for threads in groups:
+        threads.close()
+    loop = asyncio.get_running_loop()
+    deadline, pause = loop.time() + CLOSE_SECONDS, 0.0005
+    while running := sum(threads.running for threads in groups):
+        if loop.time() >= deadline:
+            _logger.warning("%d calls still wait for the store; their threads end when it answers", running)
+            return
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 0.05)
+
+
+class News:
+    """Wakes tasks of the running loop when something may have changed. Any thread may `ring`.
+
+    Take `next_ring` before you look, and await it after.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        self._is_ringing = False  # a ring is on its way to the loop
+
+    def ring(self) -> None:
+        if not self._is_ringing:
+            self._is_ringing = True
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._ring)
+
+    def _ring(self) -> None:
+        self._is_ringing = False
+        self._event.set()
+        self._event = asyncio.Event()
+
+    def next_ring(self) -> asyncio.Event:
+        return self._event
+
+
+async def wait_until_set(event: asyncio.Event, timeout: float | None) -> bool:
+    """Return whether ``event`` was set within ``timeout`` seconds; None or infinity waits as long as it takes."""
+    if timeout is None or timeout == float("inf"):
+        await event.wait()
+        return True
+    try:
+        async with asyncio.timeout(timeout):
+            await event.wait()
+    except TimeoutError:
+        return event.is_set()
+    return True

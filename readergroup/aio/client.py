@@ -1,0 +1,346 @@
+"""`connect` opens a store for asyncio; its `Client` has the names of `readergroup.Client`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from functools import partial
+from types import TracebackType, UnionType
+from typing import Any, Self, TypeVar, Unpack, overload
+
+from pydantic import BaseModel
+
+import synchronizer as sync
+from synchronizer import Clock, InvalidArgumentError, SegmentStore, State, Update
+from synchronizer.clock import is_manual
+from synchronizer.threads.background import starting
+
+from ..client import DEFAULT_TIMEOUT_SECONDS
+from ..client import Client as SyncClient
+from ..client import connect as connect_sync
+from ..streams.serializers import Serializer, serializer_or_bytes
+from ..streams.writing.writer import EventWriter as SyncWriter
+from .calls import Calls
+from .coordination import Barrier, HeldLock, LeaderElection, Membership, TaskLock
+from .facade import Opening
+from .groups import ReaderGroupManager
+from .listeners import on_loop
+from .queues import EventProcessor, EventQueue
+from .state import SharedConfig, SharedCounter, SharedMap, SharedSet, StateSynchronizer
+from .streams import BatchClient, StreamManager
+from .writer import EventWriter
+
+F = TypeVar("F")
+M = TypeVar("M", bound=BaseModel)
+S = TypeVar("S", bound=State)
+T = TypeVar("T")
+W = TypeVar("W")
+
+
+def connect(url: str | None = None, **options: Any) -> Opening[Client]:
+    """Open a client for asyncio: ``async with connect(url) as client``, or ``client = await connect(url)``.
+
+    Args:
+        url: The address of the store, as for `readergroup.connect`. Default: the environment variable READERGROUP_URL.
+        **options: The other arguments of `readergroup.connect`. A ``clock`` must run by itself.
+
+    Raises:
+        ReaderGroupError: As `readergroup.connect`.
+
+    Example:
+        >>> async with connect("memory://") as client:
+        ...     await (await client.counter("visits")).add(1)
+    """
+    return Opening(partial(_connect, url, options))
+
+
+async def _connect(url: str | None, options: dict[str, Any]) -> Client:
+    calls = Calls()
+    client = None
+    try:
+        client = await calls.run(partial(connect_sync, url, **options), undo=lambda client: client.close())
+        return Client.of(client, calls)
+    except BaseException:
+        if client is not None:
+            calls.start(client.close)
+        calls.end_threads()
+        raise
+
+
+class Client:
+    """A store with its streams (``streams``), reader groups (``groups``) and bulk reads (``batch``), for one loop.
+
+    Tasks may share it. Closing the client closes all objects that it opened, and ends its threads; it closes the store
+    only if `connect` opened it.
+
+    Args:
+        store: The store, borrowed from the caller.
+        timeout: Seconds that a call may take unless it has its own ``timeout``. Default: 30.
+        **options: The other arguments of `readergroup.Client`. A ``clock`` must run by itself.
+
+    Raises:
+        InvalidArgumentError: An argument has the wrong type or is out of range.
+    """
+
+    def __init__(self, store: SegmentStore, *, timeout: float = DEFAULT_TIMEOUT_SECONDS, **options: Any) -> None:
+        self._begin(SyncClient(store, timeout=timeout, **options), Calls())
+
+    @classmethod
+    def of(cls, client: SyncClient, calls: Calls) -> Self:
+        """Return a face of this client, which it owns."""
+        made = cls.__new__(cls)
+        made._begin(client, calls)
+        return made
+
+    def _begin(self, client: SyncClient, calls: Calls) -> None:
+        if is_manual(client.clock):
+            raise InvalidArgumentError(
+                "asyncio needs a clock that runs by itself; use the synchronous client with a manual clock"
+            )
+        self._sync = client
+        self._calls = calls
+        self._locks: dict[tuple[type[sync.Lock], str], TaskLock] = {}
+        self._closing: asyncio.Future[None] | None = None
+        self.streams = StreamManager(client.streams, calls)
+        self.groups = ReaderGroupManager(client.groups, calls)
+        self.batch = BatchClient(client.batch, calls)
+
+    @property
+    def store(self) -> SegmentStore:
+        """The store. Its methods block."""
+        return self._sync.store
+
+    @property
+    def timeout(self) -> float:
+        """Seconds that a call may take unless it has its own ``timeout``."""
+        return self._sync.timeout
+
+    @property
+    def state_limit_bytes(self) -> int:
+        """The largest size of one state."""
+        return self._sync.state_limit_bytes
+
+    @property
+    def clock(self) -> Clock:
+        """The clock for leases, pauses and deadlines."""
+        return self._sync.clock
+
+    def _opening(self, open: Callable[[], W], facade: Callable[[W, Calls], F]) -> Opening[F]:
+        return Opening(partial(self._open, open, facade))
+
+    async def _open(self, open: Callable[[], W], facade: Callable[[W, Calls], F]) -> F:
+        opened = await self._calls.run(open, undo=_close)
+        return facade(opened, self._calls)
+
+    # ------------------------------------------------------------------ streams
+
+    @overload
+    def writer(self, stream: str, *, timeout: float | None = None) -> Opening[EventWriter[bytes]]: ...
+    @overload
+    def writer(
+        self, stream: str, *, serializer: Serializer[T], timeout: float | None = None
+    ) -> Opening[EventWriter[T]]: ...
+    def writer(
+        self, stream: str, *, serializer: Serializer[Any] | None = None, timeout: float | None = None
+    ) -> Opening[EventWriter[Any]]:
+        """Open a writer of the stream. Leaving its ``async with`` block stores all events that were written.
+
+        Args:
+            stream: The stream, ``scope/name``.
+            serializer: Turns values into bytes, on the event loop. Default: events are bytes.
+            timeout: Seconds that a ``flush`` or a ``write`` without space waits. Default: the client's.
+
+        Raises:
+            NotFoundError: The stream does not exist.
+            SealedError: The stream is sealed and takes no events.
+        """
+        streams = self._sync.streams
+        open = partial(SyncWriter, streams, stream, serializer=serializer_or_bytes(serializer), timeout=timeout)
+        return self._opening(open, EventWriter)
+
+    # ------------------------------------------------------------------ shared state
+
+    def synchronizer(
+        self, name: str, *, initial: S, updates: Iterable[type[Update[S]]]
+    ) -> Opening[StateSynchronizer[S]]:
+        """Open the shared state ``name``; store ``initial`` if it has no value yet. See `Client.synchronizer`."""
+        open = partial(self._sync.synchronizer, name, initial=initial, updates=updates)
+        return self._opening(open, StateSynchronizer)
+
+    def shared_map(self, name: str, value_type: type[T] | UnionType) -> Opening[SharedMap[T]]:
+        """Open the shared mapping ``name`` from ``str`` to values of ``value_type``. See `Client.shared_map`."""
+        open: Callable[[], sync.SharedMap[T]] = partial(self._sync.shared_map, name, value_type)
+        return self._opening(open, SharedMap)
+
+    def shared_set(self, name: str, item_type: type[T] | UnionType) -> Opening[SharedSet[T]]:
+        """Open the shared set ``name`` of items of ``item_type``. See `Client.shared_set`."""
+        open: Callable[[], sync.SharedSet[T]] = partial(self._sync.shared_set, name, item_type)
+        return self._opening(open, SharedSet)
+
+    def shared_config(self, name: str, model: type[M]) -> Opening[SharedConfig[M]]:
+        """Open the shared configuration ``name``, with the fields of a pydantic model. See `Client.shared_config`."""
+        open: Callable[[], sync.SharedConfig[M]] = partial(self._sync.shared_config, name, model)
+        return self._opening(open, SharedConfig)
+
+    def counter(self, name: str) -> Opening[SharedCounter]:
+        """Open the shared counter ``name``: a 64-bit integer that starts at 0."""
+        return self._opening(partial(self._sync.counter, name), SharedCounter)
+
+    # ------------------------------------------------------------------ queues
+
+    def event_queue(self, name: str, **options: Any) -> Opening[EventQueue]:
+        """Open the durable queue ``name`` to add events. The options are those of `Client.event_queue`."""
+        return self._opening(partial(self._sync.event_queue, name, **options), EventQueue)
+
+    def event_processor(
+        self,
+        name: str,
+        handler: Callable[[sync.QueuedEvent], object] | None = None,
+        **options: Unpack[sync.EventProcessorOptions],
+    ) -> Opening[EventProcessor]:
+        """Open a processor that calls ``handler`` with each event of the durable queue ``name``, in order.
+
+        Args:
+            name: The name of the queue in the store.
+            handler: Takes one event. An ``async def`` runs on this event loop, any other function in a thread.
+            **options: As for `Client.event_processor`. A ``batch_handler`` may be an ``async def``, too.
+        """
+        return Opening(partial(self._open_processor, name, handler, options))
+
+    async def _open_processor(self, name: str, handler: Any, options: Any) -> EventProcessor:
+        handler = None if handler is None else on_loop(handler)
+        if options.get("batch_handler") is not None:
+            options = {**options, "batch_handler": on_loop(options["batch_handler"])}
+        return await self._open(partial(self._sync.event_processor, name, handler, **options), EventProcessor)
+
+    # ------------------------------------------------------------------ coordination
+
+    def membership(self, name: str, member_id: str, *, member_timeout_seconds: float = 10.0) -> Opening[Membership]:
+        """Open a member of the membership ``name``, which joins when its ``async with`` block starts.
+
+        Awaited without a block, it joins with ``join``. The arguments are those of `Client.membership`.
+        """
+        open = partial(self._sync.membership, name, member_id, member_timeout_seconds=member_timeout_seconds)
+        return self._opening(open, Membership)
+
+    def leader_election(
+        self, name: str, candidate_id: str, *, member_timeout_seconds: float = 10.0
+    ) -> Opening[LeaderElection]:
+        """Open a candidate in the election ``name``. It competes once it campaigns. See `Client.leader_election`."""
+        open = partial(self._sync.leader_election, name, candidate_id, member_timeout_seconds=member_timeout_seconds)
+        return self._opening(open, LeaderElection)
+
+    def barrier(
+        self, name: str, parties: int, *, party: str | None = None, member_timeout_seconds: float = 10.0
+    ) -> Opening[Barrier]:
+        """Open the barrier ``name``, at which ``parties`` tasks or processes wait for each other."""
+        open = partial(self._sync.barrier, name, parties, party=party, member_timeout_seconds=member_timeout_seconds)
+        return self._opening(open, Barrier)
+
+    @asynccontextmanager
+    async def lock(
+        self, name: str, *, timeout: float | None = None, member_timeout_seconds: float = 10.0
+    ) -> AsyncIterator[HeldLock]:
+        """Hold the lock ``name`` during the block. A task that is cancelled while it waits gives up its place.
+
+        Tasks of this client wait in order, and the first of them waits in the queue that all processes share.
+
+        Args:
+            name: The name of the lock in the store.
+            timeout: Seconds to wait for the lock; ``math.inf`` waits as long as it takes. Default: the client's.
+            member_timeout_seconds: The lease, as for `Client.lock`. Default: 10.
+
+        Raises:
+            DeadlineExceededError: Others held the lock until the timeout; the error names them.
+            InvalidArgumentError: This task holds the lock already.
+        """
+        async with self._hold(sync.Lock, name, timeout, member_timeout_seconds=member_timeout_seconds) as held:
+            yield held
+
+    @asynccontextmanager
+    async def semaphore(
+        self, name: str, *, permits: int, timeout: float | None = None, member_timeout_seconds: float = 10.0
+    ) -> AsyncIterator[HeldLock]:
+        """Hold one permit of the semaphore ``name`` during the block. Waits as `lock` does.
+
+        Args:
+            name: The name of the semaphore in the store.
+            permits: How many may hold it at a time; all processes give the same number.
+            timeout: Seconds to wait for a permit; ``math.inf`` waits as long as it takes. Default: the client's.
+            member_timeout_seconds: The lease, as for `Client.lock`. Default: 10.
+
+        Raises:
+            DeadlineExceededError: Others held all permits until the timeout.
+            InvalidArgumentError: This task holds a permit already, or the semaphore has another number of permits.
+        """
+        options = {"permits": permits, "member_timeout_seconds": member_timeout_seconds}
+        async with self._hold(sync.Semaphore, name, timeout, **options) as held:
+            yield held
+
+    @asynccontextmanager
+    async def _hold(
+        self, kind: type[sync.Lock], name: str, timeout: float | None, **options: Any
+    ) -> AsyncIterator[HeldLock]:
+        opened = await self._calls.run(partial(self._sync.open_lock, kind, name, **options))
+        held = await self._locks.setdefault((kind, name), TaskLock(opened, self._calls)).acquire(timeout)
+        try:
+            yield held
+        finally:
+            await held.release()
+
+    # ------------------------------------------------------------------ the end
+
+    async def close(self) -> None:
+        """Close all objects that this client opened, and end its threads. Closing twice is no error.
+
+        Waits up to 5 s for calls that wait for the store. A cancelled call goes on in its thread.
+        """
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        self._calls.end_waits()
+        loop = asyncio.get_running_loop()
+        closed: asyncio.Future[None] = loop.create_future()
+
+        def close() -> None:
+            error: BaseException | None = None
+            try:
+                self._sync.close()
+            except BaseException as raised:
+                error = raised
+            loop.call_soon_threadsafe(_end, closed, error)
+
+        # A thread of its own, because the others may all wait for the store.
+        with starting("readergroup.aio close"):
+            threading.Thread(target=close, name="readergroup.aio close", daemon=True).start()
+        try:
+            await closed
+        finally:
+            await self._calls.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"aio.{self._sync!r}"
+
+
+def _close(opened: Any) -> None:
+    opened.close()
+
+
+def _end(closed: asyncio.Future[None], error: BaseException | None) -> None:
+    if not closed.done():
+        if error is None:
+            closed.set_result(None)
+        else:
+            closed.set_exception(error)

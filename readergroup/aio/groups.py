@@ -1,0 +1,163 @@
+"""Reader groups on the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar, overload
+
+from ..group.manager import ReaderGroupManager as SyncReaderGroupManager
+from ..group.model.checkpoint import Checkpoint
+from ..group.model.config import ReaderGroupConfig
+from ..group.model.state import ReaderGroupState
+from ..group.notifiers import (
+    CheckpointNotification,
+    EndOfDataNotification,
+    ReaderNotification,
+    SegmentNotification,
+)
+from ..group.reader_group import ReaderGroup as SyncReaderGroup
+from ..streams.config import SegmentId
+from ..streams.serializers import Serializer
+from .calls import Calls
+from .facade import AwaitedProperty, Facade, Opening, Plain, awaited, iterated
+from .notifiers import Notifier
+from .reader import Reader, open_reader
+from .state import StateSynchronizer
+
+T = TypeVar("T")
+
+SegmentCallback = Callable[[SegmentId], object]
+CheckpointCallback = Callable[[str], object]
+
+
+class ReaderGroup(Facade[SyncReaderGroup]):
+    """A reader group. Tasks may share it."""
+
+    def __init__(self, wrapped: SyncReaderGroup, calls: Calls) -> None:
+        super().__init__(wrapped, calls)
+        self.synchronizer: StateSynchronizer[ReaderGroupState] = StateSynchronizer(wrapped.synchronizer, calls)
+        self.segment_notifier: Notifier[SegmentNotification] = Notifier(wrapped.segment_notifier, calls)
+        self.end_of_data_notifier: Notifier[EndOfDataNotification] = Notifier(wrapped.end_of_data_notifier, calls)
+        self.reader_notifier: Notifier[ReaderNotification] = Notifier(wrapped.reader_notifier, calls)
+        self.checkpoint_notifier: Notifier[CheckpointNotification] = Notifier(wrapped.checkpoint_notifier, calls)
+
+    name = Plain(lambda group: str(group.name))
+    online_readers = awaited(SyncReaderGroup.online_readers)
+    distribution = awaited(SyncReaderGroup.distribution)
+    lag = awaited(SyncReaderGroup.lag)
+    stream_cuts = awaited(SyncReaderGroup.stream_cuts)
+    remove_reader = awaited(SyncReaderGroup.remove_reader)
+    scaling_decision = awaited(SyncReaderGroup.scaling_decision)
+    checkpoint = awaited(SyncReaderGroup.checkpoint, waits=True)
+    generate_stream_cuts = awaited(SyncReaderGroup.generate_stream_cuts, waits=True)
+    reset = awaited(SyncReaderGroup.reset)
+    checkpoints: AwaitedProperty[Mapping[str, Checkpoint]] = AwaitedProperty(lambda group: group.checkpoints)
+
+    @property
+    def state(self) -> ReaderGroupState:
+        """The replicated state as far as this process has applied its log. Immutable."""
+        return self._wrapped.state
+
+    @property
+    def config(self) -> ReaderGroupConfig:
+        return self._wrapped.config
+
+    async def configure(self, **changes: Any) -> ReaderGroupConfig:
+        """Change fields of the config while the group runs, and return the new config.
+
+        Args:
+            **changes: Fields of `ReaderGroupConfig`. ``streams``, ``start`` and ``end`` are fixed.
+        """
+        return await self._calls.run(partial(self._wrapped.configure, **changes))
+
+    @overload
+    def reader(
+        self,
+        reader_id: str | None = None,
+        *,
+        auto_commit: bool = True,
+        on_assign: SegmentCallback | None = None,
+        on_release: SegmentCallback | None = None,
+        on_checkpoint: CheckpointCallback | None = None,
+    ) -> Opening[Reader[bytes]]: ...
+    @overload
+    def reader(
+        self,
+        reader_id: str | None = None,
+        *,
+        serializer: Serializer[T],
+        auto_commit: bool = True,
+        on_assign: SegmentCallback | None = None,
+        on_release: SegmentCallback | None = None,
+        on_checkpoint: CheckpointCallback | None = None,
+    ) -> Opening[Reader[T]]: ...
+    def reader(
+        self,
+        reader_id: str | None = None,
+        *,
+        serializer: Serializer[Any] | None = None,
+        auto_commit: bool = True,
+        on_assign: SegmentCallback | None = None,
+        on_release: SegmentCallback | None = None,
+        on_checkpoint: CheckpointCallback | None = None,
+    ) -> Opening[Reader[Any]]:
+        """Open a reader, which joins the group: ``async with group.reader() as reader``, or await it.
+
+        The callbacks, plain functions or ``async def``, run on this event loop, between two events and only while a
+        task awaits a read. No event is handed out until they return.
+
+        Args:
+            reader_id: Replaces a reader of the same id. Default: host, process and a random part.
+            serializer: Decodes the events. Default: bytes.
+            auto_commit: False: only `Reader.commit` counts events as processed.
+            on_assign: Called with a segment before its first event is handed out.
+            on_release: Called with a segment before the reader releases or completes it.
+            on_checkpoint: Called with the name of a checkpoint.
+
+        Raises:
+            ReaderGroupError: As `ReaderGroup.reader`.
+        """
+        return Opening(
+            partial(
+                open_reader,
+                self._wrapped,
+                self._calls,
+                reader_id,
+                serializer=serializer,
+                auto_commit=auto_commit,
+                on_assign=on_assign,
+                on_release=on_release,
+                on_checkpoint=on_checkpoint,
+            )
+        )
+
+
+class ReaderGroupManager(Facade[SyncReaderGroupManager]):
+    """Creates, finds and deletes the reader groups of a store."""
+
+    list = iterated(SyncReaderGroupManager.list)
+    states = iterated(SyncReaderGroupManager.states)
+    delete = awaited(SyncReaderGroupManager.delete)
+
+    async def create(
+        self, name: str, *, streams: Sequence[str] | None = None, config: ReaderGroupConfig | None = None, **fields: Any
+    ) -> ReaderGroup:
+        """Create the group and return it. If it exists with the same config, return it.
+
+        Args:
+            name: Letters, digits, ".", "-" and "_".
+            streams: The streams to read, each "scope/name".
+            config: The whole config, instead of ``streams`` and ``fields``.
+            **fields: Other fields of `ReaderGroupConfig`.
+
+        Raises:
+            ReaderGroupExistsError: A group of this name exists with another config.
+            NotFoundError: One of the streams does not exist.
+        """
+        create = partial(self._wrapped.create, name, streams=streams, config=config, **fields)
+        return ReaderGroup(await self._calls.run(create), self._calls)
+
+    async def get(self, name: str) -> ReaderGroup:
+        """Return the group. Raise `NotFoundError` if there is none of this name."""
+        return ReaderGroup(await self._calls.run(partial(self._wrapped.get, name)), self._calls)

@@ -1,0 +1,212 @@
+"""Writers and transactions on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from synchronizer import ReaderGroupError
+
+from ..streams.data.block import Headers
+from ..streams.transactions.transaction import Transaction as SyncTransaction
+from ..streams.writing.writer import EventWriter as SyncWriter
+from .calls import Calls
+from .facade import ClosableFacade, Opening, Plain
+
+T = TypeVar("T")
+
+
+class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
+    """Writes events to a stream. Tasks may share it. An async context manager that stores everything at its end."""
+
+    def __init__(self, wrapped: SyncWriter[T], calls: Calls) -> None:
+        super().__init__(wrapped, calls)
+        self._room = asyncio.Lock()  # first come, first served
+        self._without_room = 0  # tasks that wait
+        self._flushing: asyncio.Task[None] | None = None
+        self._next_flush: asyncio.Task[None] | None = None
+
+    stream = Plain(lambda writer: str(writer.stream))
+    timeout = Plain(lambda writer: float(writer.timeout))
+
+    @property
+    def failure(self) -> ReaderGroupError | None:
+        """Why the writer takes no more events for good; None while it does, or if it was closed without an error."""
+        return self._wrapped.failure
+
+    async def write(
+        self, event: T, routing_key: str | None = None, headers: Headers | None = None, *, wait: bool = False
+    ) -> None:
+        """Write one event, in the background. Events of one routing key are read in the order of their writes.
+
+        Returns at once while there is room, and otherwise waits in order of arrival. If the call raises before the
+        event is written, or is cancelled while it waits for room, the event is not written.
+
+        Args:
+            event: A value that the serializer takes, at most 8 MiB with its headers. It is serialized on the loop.
+            routing_key: Selects the segment; at most 4096 characters. Default: none; the event goes to any segment.
+            headers: Stored with the event.
+            wait: Return when the event is durable. Calls that wait at the same time share commits. If such a call
+                raises or is cancelled, the event may be stored later.
+
+        Raises:
+            ReaderGroupError: As `EventWriter.write`, and with ``wait`` as `flush`.
+        """
+        await self._write(partial(self._wrapped.write, event, routing_key, headers), wait)
+
+    async def write_many(
+        self,
+        events: Iterable[T],
+        routing_key: str | None = None,
+        headers: Headers | None = None,
+        *,
+        wait: bool = False,
+    ) -> None:
+        """Write these events together: all are stored or none, with no other event between them.
+
+        Args:
+            events: Values that the serializer takes, at most 8 MiB together, with the headers of each.
+            routing_key: The key of each of them.
+            headers: The headers of each of them.
+            wait: As of `write`.
+
+        Raises:
+            ReaderGroupError: As `write`.
+        """
+        await self._write(partial(self._wrapped.write_many, events, routing_key, headers), wait)
+
+    async def _write(self, write: Callable[[], None], wait: bool) -> None:
+        writer = self._wrapped
+        if writer.has_room and not self._without_room:
+            write()
+        else:
+            self._without_room += 1
+            try:
+                async with self._room:  # one task of the writer waits in a thread
+                    while not writer.has_room and writer.failure is None:
+                        await self._calls.run(writer.wait_for_room)
+                    write()
+            finally:
+                self._without_room -= 1
+        if wait:
+            await self._stored()
+
+    async def _stored(self) -> None:
+        """Return when all events written before are stored, by one flush for all calls that wait."""
+        if self._next_flush is None:
+            self._next_flush = asyncio.create_task(self._flush_after(self._flushing))
+            self._next_flush.add_done_callback(_retrieve)
+        await asyncio.shield(self._next_flush)
+
+    async def _flush_after(self, running: asyncio.Task[None] | None) -> None:
+        """Flush once for all calls that wait when it begins: those that come later wait for the next one."""
+        if running is not None:
+            await asyncio.wait([running])
+        await asyncio.sleep(0)  # other tasks that are ready write first
+        self._flushing, self._next_flush = self._next_flush, None
+        await self._calls.run(self._wrapped.flush, is_certain=True)
+
+    async def flush(self, *, timeout: float | None = None) -> None:
+        """Return when all events written before are stored.
+
+        Args:
+            timeout: Seconds to wait. Default: the writer's.
+
+        Raises:
+            DeadlineExceededError: It takes longer. The writer continues, and you can flush again.
+        """
+        await self._calls.run(partial(self._wrapped.flush, timeout=timeout))
+
+    def transaction(self) -> Opening[Transaction[T]]:
+        """Begin a transaction: ``async with writer.transaction() as txn: await txn.write(...)`` stores all or none."""
+        return Opening(self._transaction)
+
+    async def _transaction(self) -> Transaction[T]:
+        transaction: Transaction[T] = Transaction(self._calls, self._wrapped.stream)
+        return await transaction.begin(self._wrapped)
+
+    async def close(self, *, timeout: float | None = None) -> None:
+        """Store all events and close the writer. Closing twice is no error. A cancelled call goes on in its thread.
+
+        Args:
+            timeout: Seconds to wait; then events that are not stored are given up. Default: the writer's.
+
+        Raises:
+            DeadlineExceededError: Some events were not stored in time.
+            OutcomeUnknownError: Some events were sent without an answer and may be stored.
+        """
+        await self._calls.run(partial(self._wrapped.close, timeout=timeout), is_certain=True)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        except ReaderGroupError as failure:
+            if error is None:
+                raise
+            error.add_note(f"Closing the writer also failed: {failure}")
+
+
+def _retrieve(flush: asyncio.Task[None]) -> None:
+    """Take the error of a flush whose callers were all cancelled."""
+    if not flush.cancelled():
+        flush.exception()
+
+
+class Transaction(Generic[T]):
+    """The events of one writer that are stored all or not at all. It has a thread of its own.
+
+    Leaving the block commits; an exception, or a cancellation, aborts.
+    """
+
+    def __init__(self, calls: Calls, stream: str) -> None:
+        self.stream = stream
+        self._calls = calls
+        self._thread = calls.single(f"transaction on {stream}", is_same=True)
+
+    async def begin(self, writer: SyncWriter[T]) -> Self:
+        try:
+            self._transaction: SyncTransaction[T] = await self._thread.start(writer.transaction)
+        except BaseException:
+            self._thread.close()
+            raise
+        return self
+
+    async def write(self, event: T, routing_key: str | None = None, headers: Headers | None = None) -> None:
+        """Write one event of the transaction, as `EventWriter.write`. It enters the stream at the commit."""
+        await self._thread.start(partial(self._transaction.write, event, routing_key, headers))
+
+    async def commit(self, *, timeout: float | None = None) -> None:
+        """Put the events into the stream, and return when they are there. Committing twice is no error.
+
+        A cancelled call goes on in its thread: the events may enter the stream.
+
+        Args:
+            timeout: Seconds to wait. Default: the writer's.
+
+        Raises:
+            ReaderGroupError: As `Transaction.commit`.
+        """
+        await self._thread.start(partial(self._transaction.commit, timeout=timeout), is_certain=True)
+
+    async def abort(self) -> None:
+        """Give up the events. Aborting twice is no error. A committed transaction raises `InvalidArgumentError`."""
+        await self._thread.start(self._transaction.abort, is_certain=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._thread.start(partial(self._transaction.__exit__, kind, error, traceback), is_certain=True)
+        finally:
+            self._thread.close()
+
+    def __repr__(self) -> str:
+        return f"aio.Transaction({self.stream!r})"
