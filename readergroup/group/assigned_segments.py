@@ -243,6 +243,16 @@ class AssignedSegments(Generic[T]):
                 return None
         return None
 
+    def put_back(self, assigned: AssignedSegment[T], batch: EventBatch[T], handed_out: int) -> None:
+        """Put back what was not handed out of the batch. It comes next, also if the segment had nothing more."""
+        assigned.put_back(batch.slices_after(handed_out))
+        if self._idle.get(assigned.data_segment) is assigned:
+            del self._idle[assigned.data_segment]
+            self._ready.append(assigned)
+        elif assigned in self.ending:
+            self.ending.remove(assigned)
+            self._ready.append(assigned)
+
     def wake(self, names: Collection[str]) -> None:
         """Ask these idle segments again: they have grown."""
         for name in sorted(names):  # a set has another order in each process

@@ -75,7 +75,7 @@ class PrefetchingReader(Reader[T]):
             raise error
         if self._ahead is not None:
             (assigned, batch), self._ahead = self._ahead, None
-            assigned.put_back(batch.slices_after(0))
+            self._segments.put_back(assigned, batch, 0)
         return self._next_batch(max_events, deadline) is not None
 
     def prefetch(self, max_events: int) -> None:

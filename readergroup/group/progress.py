@@ -41,7 +41,7 @@ class Progress(Generic[T]):
         self.batch = None
         self.handed = self.done = 0
         if batch is not None and assigned is not None and handed < len(batch):
-            assigned.put_back(batch.slices_after(handed))
+            self._segments.put_back(assigned, batch, handed)
 
     def carry_over(self) -> None:
         """Tell the segment of the batch in hand how far the batch was handed out and processed."""
