@@ -1,0 +1,247 @@
+"""Locks, elections, memberships and barriers on the event loop: a cancelled wait leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+import readergroup as rg
+from readergroup import aio
+from tests.readergroup.aio.loops import HangingStore, run, until
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.stores(round_robin=True)
+def test_a_lock_has_one_holder_and_serves_waiting_tasks_in_order(store_url: str) -> None:
+    async def test() -> None:
+        async with aio.connect(store_url) as client:
+            served: list[int] = []
+            tokens: list[int] = []
+
+            async def work(number: int) -> None:
+                async with client.lock("lock", timeout=100) as held:
+                    held.check()
+                    served.append(number)
+                    tokens.append(held.fencing_token)
+                    await asyncio.sleep(0)
+                    assert served[-1] == number
+
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(50):
+                    tasks.create_task(work(number))
+            assert served == list(range(50))
+            assert tokens == sorted({*tokens})
+
+    run(test())
+
+
+def test_more_tasks_wait_for_locks_than_there_are_threads() -> None:
+    """A holder that releases its lock needs a thread, too."""
+
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            async with asyncio.TaskGroup() as tasks:
+                for number in range(120):
+                    tasks.create_task(self_contained(client, f"lock-{number % 40}"))
+                await asyncio.sleep(0.1)
+            assert threading.active_count() < 400
+
+    async def self_contained(client: aio.Client, name: str) -> None:
+        async with client.lock(name, timeout=1000):
+            await (await client.counter("done")).add(1)
+
+    run(test())
+
+
+def test_a_cancelled_wait_for_a_lock_leaves_nothing_behind() -> None:
+    async def test() -> None:
+        store = HangingStore()
+        async with aio.Client(store) as client, aio.Client(store.inner) as other:
+            async with other.lock("lock"):
+                for pause in (0, 0, 0.001, 0.01, 0.05):
+                    waiting = asyncio.create_task(hold(client))
+                    await asyncio.sleep(pause)
+                    waiting.cancel()
+                    await asyncio.wait([waiting])
+                with pytest.raises(rg.DeadlineExceededError, match="other participants"):
+                    async with client.lock("lock", timeout=0.05):
+                        pass
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.05), client.lock("lock"):
+                        pass
+            lock = rg.Lock(store.inner, "lock") if False else None
+            assert lock is None
+            async with other.lock("lock", timeout=100):
+                members = other._locks[next(iter(other._locks))]._lock.synchronizer
+                await until(lambda: len(members.fetch_updates().members) == 1)
+
+    async def hold(client: aio.Client) -> None:
+        async with client.lock("lock", timeout=1000):
+            raise AssertionError
+
+    run(test())
+
+
+def test_a_cancelled_holder_releases_its_lock_at_once() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            holding = asyncio.Event()
+
+            async def hold() -> None:
+                async with client.lock("lock", member_timeout_seconds=1000):
+                    holding.set()
+                    await asyncio.sleep(1000)
+
+            holder = asyncio.create_task(hold())
+            await holding.wait()
+            holder.cancel()
+            async with client.lock("lock", member_timeout_seconds=1000, timeout=100) as held:
+                assert holder.cancelled() or holder.done()
+                await held.release()
+                await held.release()
+                with pytest.raises(rg.LeaseLostError):
+                    held.check()
+                async with client.lock("lock", member_timeout_seconds=1000):  # the same task, after the release
+                    with pytest.raises(rg.InvalidArgumentError, match="this task already holds"):
+                        async with client.lock("lock", member_timeout_seconds=1000):
+                            pass
+
+    run(test())
+
+
+def test_a_semaphore_has_as_many_holders_as_permits() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            holding, most = 0, 0
+
+            async def work() -> None:
+                nonlocal holding, most
+                async with client.semaphore("semaphore", permits=3, timeout=100):
+                    holding += 1
+                    most = max(most, holding)
+                    await asyncio.sleep(0.005)
+                    holding -= 1
+
+            await asyncio.gather(*(work() for _ in range(20)))
+            assert most == 3
+            with pytest.raises(rg.InvalidArgumentError):
+                async with client.semaphore("semaphore", permits=4):
+                    pass
+
+    run(test())
+
+
+@pytest.mark.stores(round_robin=True)
+def test_a_campaign_waits_for_the_election(store_url: str) -> None:
+    async def test() -> None:
+        async with aio.connect(store_url) as client:
+            first = await client.leader_election("election", "first")
+            second = await client.leader_election("election", "second")
+            told: list[str] = []
+
+            async def on_elected(token: int) -> None:
+                assert threading.current_thread() is threading.main_thread()
+                told.append(f"elected {token == second.fencing_token}")
+
+            await second.on_elected(on_elected)
+            await second.on_lost(lambda: told.append("lost"))
+            assert await first.campaign(timeout=100)
+            campaign = asyncio.create_task(second.campaign())
+            await until(lambda: second.is_candidate)
+            assert await second.leader() == "first" and not campaign.done()
+            leaders = second.observe()
+            assert await anext(leaders) == "first"
+            await first.resign()
+            assert await campaign and second.is_leader
+            assert await anext(leaders) == "second"
+            await until(lambda: told == ["elected True"])
+            await second.close()
+            await until(lambda: told == ["elected True", "lost"])
+
+    run(test())
+
+
+def test_a_cancelled_campaign_withdraws() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            leader = await client.leader_election("election", "leader")
+            await leader.campaign()
+            follower = await client.leader_election("election", "follower")
+            for pause in (0, 0.001, 0.01, 0.05):
+                campaign = asyncio.create_task(follower.campaign())
+                await asyncio.sleep(pause)
+                campaign.cancel()
+                await asyncio.wait([campaign])
+            with pytest.raises(rg.DeadlineExceededError):
+                await follower.campaign(timeout=0.05)
+            await until(lambda: not follower.is_candidate)
+            assert not await follower.campaign(wait=False)  # from now on it takes part, also after this:
+            waiting = asyncio.create_task(follower.campaign())
+            await asyncio.sleep(0.02)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            waiting = asyncio.create_task(follower.campaign())
+            await leader.resign()
+            assert await waiting
+
+    run(test())
+
+
+@pytest.mark.stores(round_robin=True)
+def test_a_barrier_lets_all_parties_pass_together(store_url: str) -> None:
+    async def test() -> None:
+        async with aio.connect(store_url) as client:
+            barrier = await client.barrier("barrier", 5)
+            for _ in range(3):
+                arrivals = await asyncio.gather(*(barrier.wait(timeout=100) for _ in range(5)))
+                assert sorted(arrivals) == [0, 1, 2, 3, 4]
+            assert await barrier.n_waiting == 0
+            with pytest.raises(rg.DeadlineExceededError):
+                await barrier.wait(timeout=0.05)
+
+    run(test())
+
+
+def test_a_cancelled_party_breaks_the_round() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            barrier = await client.barrier("barrier", 3)
+            others = [asyncio.create_task(barrier.wait(timeout=1000)) for _ in range(2)]
+            await asyncio.sleep(0.02)
+            while await barrier.n_waiting < 2:
+                await asyncio.sleep(0.01)
+            others[0].cancel()
+            with pytest.raises(rg.BrokenBarrierError):
+                await others[1]
+            assert sorted(await asyncio.gather(*(barrier.wait(timeout=100) for _ in range(3)))) == [0, 1, 2]
+
+    run(test())
+
+
+def test_a_membership_joins_and_tells_its_listeners() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            told: list[str] = []
+
+            async def on_joined(member: str) -> None:
+                told.append(member)
+
+            async with client.membership("members", "a") as membership:
+                await membership.on_joined(on_joined)
+                assert membership.is_member
+                async with client.membership("members", "b"):
+                    assert await membership.members() == ["a", "b"]
+                    await until(lambda: told == ["b"])
+                await until(lambda: True)
+                other = await client.membership("members", "c")
+                joining = asyncio.create_task(other.join())
+                await asyncio.sleep(0)
+                joining.cancel()
+                await asyncio.wait([joining])
+                while await membership.members() != ["a"]:
+                    await asyncio.sleep(0.01)
+
+    run(test())

@@ -1,0 +1,300 @@
+"""The event loop never waits for the store, and nothing of ours is left after the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import readergroup as rg
+from readergroup import aio
+from readergroup.aio.calls import CALL_THREADS, WAIT_THREADS, Threads
+from tests.readergroup.aio.loops import STREAM, HangingStore, fill, run, until
+from tests.waiting import until as wait_until
+
+#: The most that one step of the loop may compute. Processor time: others may have the machine.
+STEP_SECONDS = 0.005
+
+
+def own_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("readergroup.aio")]
+
+
+def test_the_loop_turns_while_the_store_hangs() -> None:
+    async def test() -> None:
+        store = HangingStore()
+        async with aio.Client(store, timeout=1000) as client:
+            await fill(client, 100)
+            group = await client.groups.create("billing", streams=[STREAM])
+            async with group.reader("reader") as reader, client.writer(STREAM, timeout=1000) as writer:
+                counter = await client.counter("visits")
+                assert await reader.read() is not None
+                with store.hangs():
+                    async with asyncio.TaskGroup() as tasks:
+                        waiting = [
+                            tasks.create_task(call)  # type: ignore[arg-type]
+                            for call in (
+                                counter.add(1),
+                                writer.write(b"durable", wait=True),
+                                reader.read_batch(5000),
+                                client.streams.info(STREAM),
+                                hold(client, "lock"),
+                                group.segment_notifier.wait(timeout=1000),
+                                group.synchronizer.wait_for(lambda state: True, timeout=1000),
+                                *(client.streams.create(f"shop/{number}") for number in range(2 * CALL_THREADS)),
+                            )
+                        ]
+                        await until(lambda: store.hanging > CALL_THREADS)
+                        for turn in range(300):  # the loop would not get here
+                            await asyncio.sleep(0.001)
+                            if turn % 50 == 0:
+                                await writer.write(b"in the background")
+                                assert reader.position() and counter.value == 0
+                        assert not waiting[0].done() and not waiting[1].done()
+                        assert len(own_threads()) <= CALL_THREADS + WAIT_THREADS + 2
+                        store._answers.set()
+
+    run(test())
+
+
+async def hold(client: aio.Client, name: str) -> None:
+    async with client.lock(name, timeout=1000):
+        pass
+
+
+def test_no_step_of_the_loop_computes_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[tuple[float, str]] = []
+    original = asyncio.Handle._run
+
+    def timed(handle: asyncio.Handle) -> None:
+        begun = time.thread_time()
+        original(handle)
+        steps.append((time.thread_time() - begun, repr(handle)[:300]))
+
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            await fill(client, 1, segments=4)
+            group = await client.groups.create("billing", streams=[STREAM])
+            async with client.writer(STREAM) as writer, group.reader("reader") as reader:
+                monkeypatch.setattr(asyncio.Handle, "_run", timed)
+
+                async def write() -> None:
+                    for number in range(30_000):
+                        await writer.write(b"x" * 100, routing_key=str(number % 50))
+                        if number % 50 == 0:
+                            await asyncio.sleep(0)
+
+                async def read() -> None:
+                    left = 30_000
+                    async for _ in reader:
+                        left -= 1
+                        if not left:
+                            return
+
+                async with asyncio.TaskGroup() as tasks:
+                    for each in (write(), read(), *(client.counter(f"c-{n}").__aenter__() for n in range(20))):
+                        tasks.create_task(each)  # type: ignore[arg-type]
+        monkeypatch.undo()
+
+    run(test())
+    assert len(steps) > 300
+    # The slowest may have met a collection of garbage, which takes as long as the whole test run has objects.
+    slowest = sorted(steps, reverse=True)
+    assert slowest[3][0] < STEP_SECONDS, slowest[:5]
+
+
+def test_closing_ends_all_threads() -> None:
+    before = {*threading.enumerate()}
+
+    async def test() -> None:
+        client = await aio.connect("memory://")
+        await fill(client, 100)
+        group = await client.groups.create("billing", streams=[STREAM])
+        reader = await group.reader("reader")
+        await reader.read()
+        writer = await client.writer(STREAM)
+        await writer.write(b"event")
+        transaction = await writer.transaction()
+        await transaction.write(b"event")
+        await (await client.membership("members", "me")).join()
+        await (await client.leader_election("election", "me")).campaign()
+        waits = [
+            asyncio.create_task(each)  # type: ignore[arg-type]
+            for each in (
+                group.segment_notifier.wait(timeout=1000),
+                reader.read_batch(timeout=1000),
+                first(group.reader_notifier),
+                group.synchronizer.wait_for(lambda state: False, timeout=1000),
+                (await client.barrier("barrier", 2)).wait(timeout=1000),
+                (await client.leader_election("election", "other")).campaign(),
+            )
+        ]
+        await asyncio.sleep(0.05)
+        await client.close()
+        await asyncio.wait(waits)
+        assert own_threads() == []
+        for each in waits:
+            each.exception()
+        for call in (client.streams.exists(STREAM), reader.read(), client.counter("c")):
+            with pytest.raises(rg.ClosedError):
+                await call
+
+    run(test())
+    shared = {"delayed-calls", "APScheduler"}
+    wait_until(lambda: not [t for t in {*threading.enumerate()} - before if t.name not in shared])
+
+
+async def first(notifier: aio.Notifier) -> None:  # type: ignore[type-arg]
+    async for _ in notifier:
+        pass
+
+
+OPEN_AT_THE_END = """
+import asyncio, readergroup as rg, readergroup.aio as aio
+
+async def main():
+    client = await aio.connect("sqlite:///shop.db")
+    await client.streams.create("shop/orders")
+    group = await client.groups.create("billing", streams=["shop/orders"])
+    writer = await client.writer("shop/orders")
+    await writer.write(b"event")
+    reader = await group.reader()
+    tasks = [asyncio.create_task(each) for each in (
+        reader.read(timeout=1000), group.segment_notifier.wait(timeout=1000),
+        (await client.leader_election("e", "a")).campaign(), (await client.leader_election("e", "b")).campaign(),
+        (await client.barrier("b", 2)).wait(timeout=1000), hold(client), hold(client),
+    )]
+    await asyncio.sleep(0.3)
+    print("open", flush=True)
+    {end}
+
+async def hold(client):
+    async with client.lock("l", timeout=1000):
+        await asyncio.sleep(1000)
+
+try:
+    asyncio.run(main())
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_the_process_ends_with_all_things_open(tmp_path: object, is_interrupted: bool) -> None:
+    program = OPEN_AT_THE_END.replace("{end}", "await asyncio.sleep(1000)" if is_interrupted else "")
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=str(tmp_path)
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "open\n"
+    if is_interrupted:
+        os.kill(process.pid, signal.SIGINT)
+    rest, errors = process.communicate(timeout=60)
+    assert (rest, process.returncode) == ("interrupted\n" if is_interrupted else "", 0), errors
+    assert "Traceback" not in errors
+    with rg.connect(f"sqlite:///{tmp_path}/shop.db") as client:
+        (part,) = client.batch.segment_ranges("shop/orders")
+        assert [event.data for event in client.batch.read(part)] == [b"event"]
+
+
+def test_a_closed_client_does_not_wait_for_a_store_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("readergroup.aio.calls.CLOSE_SECONDS", 0.05)
+
+    async def test() -> None:
+        store = HangingStore()
+        client = aio.Client(store)
+        with store.hangs():
+            call = asyncio.create_task(client.streams.exists(STREAM))
+            await until(lambda: store.hanging)
+            await client.close()
+            assert not call.done()
+        await asyncio.wait([call])
+
+    run(test())
+
+
+def test_a_call_that_is_cancelled_before_it_begins_does_not_run_and_what_it_opened_is_closed() -> None:
+    async def test() -> None:
+        threads = Threads("readergroup.aio test", 1)
+        begun, go_on, ran, undone = threading.Event(), threading.Event(), [], []
+
+        def open() -> str:
+            begun.set()
+            go_on.wait()
+            return "opened"
+
+        first = threads.start(open, undo=undone.append)
+        second = threads.start(lambda: ran.append(2))
+        third = threads.start(lambda: ran.append(3), is_certain=True)
+        await until(begun.is_set)
+        for future in (first, second, third):
+            future.cancel()
+        go_on.set()
+        await until(lambda: undone)
+        assert (ran, undone) == ([3], ["opened"])
+        threads.close()
+        with pytest.raises(rg.ClosedError):
+            threads.start(print)
+
+    run(test())
+
+
+def test_threads_are_bounded_and_end_when_they_are_idle() -> None:
+    async def test() -> None:
+        threads = Threads("readergroup.aio test", 3, idle_seconds=0.01)
+        running, most, lock = 0, 0, threading.Lock()
+
+        def work() -> None:
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            time.sleep(0.001)
+            with lock:
+                running -= 1
+
+        await asyncio.gather(*(threads.start(work) for _ in range(100)))
+        assert most == 3
+        await until(lambda: threads.running == 0)
+        assert await threads.start(lambda: 5) == 5
+        threads.close()
+
+    run(test())
+
+
+def test_a_manual_clock_is_refused() -> None:
+    async def test() -> None:
+        with pytest.raises(rg.InvalidArgumentError, match="clock"):
+            await aio.connect("memory://", clock=rg.ManualClock())
+        with pytest.raises(rg.InvalidArgumentError):
+            await aio.connect("memory://", timeout=-1)
+        with pytest.raises(rg.UnsupportedError):
+            async with aio.connect("nosuch://"):
+                pass
+
+    run(test())
+    wait_until(lambda: own_threads() == [])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_cannot_use_the_client() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            await client.streams.create(STREAM)
+            threads = client._calls._calls
+            child = os.fork()
+            if child == 0:
+                try:
+                    threads.submit(lambda: None)
+                except rg.ClosedError:
+                    os._exit(7)
+                os._exit(1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+    run(test())

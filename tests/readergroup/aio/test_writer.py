@@ -1,0 +1,140 @@
+"""Writers on the event loop: backpressure, durable writes that share commits, and transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import tracemalloc
+
+import pytest
+
+import readergroup as rg
+from readergroup import aio
+from readergroup.streams.data.write_batch import MAX_UNSTORED_BYTES
+from tests.readergroup.aio.loops import STREAM, HangingStore, run, until
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+async def stored(client: aio.Client) -> list[bytes]:
+    ranges = await client.batch.segment_ranges(STREAM)
+    return [event.data for each in ranges async for event in client.batch.read(each)]
+
+
+@pytest.mark.stores(round_robin=True)
+def test_a_write_that_waits_returns_when_the_event_is_durable(store_url: str) -> None:
+    async def test() -> None:
+        async with aio.connect(store_url) as client:
+            await client.streams.create(STREAM)
+            async with client.writer(STREAM) as writer:
+                for number in range(5):
+                    await writer.write(b"%d" % number, wait=True)
+                    assert await stored(client) == [b"%d" % each for each in range(number + 1)]
+                await writer.write_many([b"5", b"6"], routing_key="a", wait=True)
+                assert len(await stored(client)) == 7
+
+    run(test())
+
+
+def test_durable_writes_in_flight_at_once_share_commits() -> None:
+    async def test() -> None:
+        store = HangingStore()
+        async with aio.Client(store) as client:
+            await client.streams.create(STREAM)
+            async with client.writer(STREAM) as writer:
+                before = store.count("append")
+                await asyncio.gather(*(writer.write(b"%d" % number, wait=True) for number in range(1000)))
+                assert store.count("append") - before < 10
+                assert sorted(await stored(client)) == sorted(b"%d" % number for number in range(1000))
+
+    run(test())
+
+
+def test_writes_wait_for_room_in_the_order_of_their_calls() -> None:
+    async def test() -> None:
+        store = HangingStore()
+        async with aio.Client(store) as client:
+            await client.streams.create(STREAM)
+            async with client.writer(STREAM, timeout=1000) as writer:
+                block = bytes(1024 * 1024)
+                with store.hangs():
+                    tracemalloc.start()
+                    writes = [
+                        asyncio.create_task(writer.write(b"%04d" % number + block, routing_key="key"))
+                        for number in range(100)
+                    ]
+                    await until(lambda: not writer._wrapped.has_room)
+                    await asyncio.sleep(0.05)
+                    written = sum(write.done() for write in writes)
+                    assert written * len(block) <= MAX_UNSTORED_BYTES + 2 * len(block)
+                    assert tracemalloc.get_traced_memory()[0] < 3 * MAX_UNSTORED_BYTES
+                    tracemalloc.stop()
+                    writes[50].cancel()  # it is not written
+                    assert not writes[99].done()
+                await asyncio.wait(writes)
+            expected = [number for number in range(100) if number != 50]
+            assert [int(data[:4]) for data in await stored(client)] == expected
+
+    run(test())
+
+
+def test_a_failed_flush_raises_in_each_call_that_waits() -> None:
+    async def test() -> None:
+        store = HangingStore()
+        async with aio.Client(store, timeout=0.2) as client:
+            await client.streams.create(STREAM)
+            async with client.writer(STREAM) as writer:
+                store.unavailable = True
+                writes = [writer.write(b"%d" % number, wait=True) for number in range(3)]
+                found = await asyncio.gather(*writes, return_exceptions=True)
+                assert [type(each) for each in found] == [rg.DeadlineExceededError] * 3
+                store.unavailable = False
+                await writer.flush(timeout=100)
+                assert len(await stored(client)) == 3
+
+    run(test())
+
+
+def test_bad_events_raise_at_the_call() -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            await client.streams.create(STREAM)
+            with pytest.raises(rg.NotFoundError):
+                await client.writer("shop/none")
+            async with client.writer(STREAM) as writer:
+                for event, key in (("text", None), (b"x", 5), (bytes(9 * 1024 * 1024), None)):
+                    with pytest.raises(rg.ReaderGroupError):
+                        await writer.write(event, key)  # type: ignore[arg-type]
+                await client.streams.seal(STREAM)
+            assert await stored(client) == []
+            with pytest.raises(rg.SealedError):
+                await client.writer(STREAM)
+
+    run(test())
+
+
+@pytest.mark.stores(round_robin=True)
+def test_a_transaction_is_stored_all_or_not_at_all(store_url: str) -> None:
+    async def test() -> None:
+        async with aio.connect(store_url) as client:
+            await client.streams.create(STREAM)
+            async with client.writer(STREAM) as writer:
+                async with writer.transaction() as transaction:
+                    await transaction.write(b"1")
+                    await transaction.write(b"2", "key")
+                with pytest.raises(ZeroDivisionError):
+                    async with writer.transaction() as transaction:
+                        await transaction.write(b"3")
+                        raise ZeroDivisionError
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.01), writer.transaction() as transaction:
+                        await transaction.write(b"4")
+                        await asyncio.sleep(100)
+                transaction = await writer.transaction()
+                await transaction.write(b"5")
+                await transaction.commit()
+                await transaction.commit()
+                with pytest.raises(rg.ClosedError):
+                    await transaction.write(b"6")
+            assert await stored(client) == [b"1", b"2", b"5"]
+
+    run(test())
