@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType, UnionType
 from typing import Any, Self, TypeVar, Unpack, overload
+from weakref import WeakValueDictionary
 
 from pydantic import BaseModel
 
 import synchronizer as sync
 from synchronizer import Clock, InvalidArgumentError, SegmentStore, State, Update
+from synchronizer.arguments import check_type
 from synchronizer.clock import is_manual
 from synchronizer.threads.background import starting
 
@@ -101,7 +103,8 @@ class Client:
             )
         self._sync = client
         self._calls = calls
-        self._locks: dict[tuple[type[sync.Lock], str], TaskLock] = {}
+        # The locks that a task holds or waits for.
+        self._locks: WeakValueDictionary[tuple[type[sync.Lock], str], TaskLock] = WeakValueDictionary()
         self._closing: asyncio.Future[None] | None = None
         self.streams = StreamManager(client.streams, calls)
         self.groups = ReaderGroupManager(client.groups, calls)
@@ -283,8 +286,9 @@ class Client:
     async def _hold(
         self, kind: type[sync.Lock], name: str, timeout: float | None, **options: Any
     ) -> AsyncIterator[HeldLock]:
-        opened = await self._calls.run(partial(self._sync.open_lock, kind, name, **options))
-        held = await self._locks.setdefault((kind, name), TaskLock(opened, self._calls)).acquire(timeout)
+        check_type(name, str, "name")
+        lock = self._locks.setdefault((kind, name), TaskLock(self._calls))
+        held = await lock.acquire(partial(self._sync.open_lock, kind, name, **options), timeout)
         try:
             yield held
         finally:

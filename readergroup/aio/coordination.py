@@ -62,28 +62,35 @@ class TaskLock:
     gives up its place at once.
     """
 
-    def __init__(self, lock: sync.Lock, calls: Calls) -> None:
-        self._lock = lock
+    def __init__(self, calls: Calls) -> None:
         self._calls = calls
+        self._opening = asyncio.Lock()  # keeps the order of the tasks while threads open the lock
         self._queue = asyncio.Lock()  # first come, first served
         self._holders: dict[HeldLock, asyncio.Task[Any] | None] = {}
 
-    async def acquire(self, timeout: float | None) -> HeldLock:
+    async def acquire(self, open: Callable[[], sync.Lock], timeout: float | None) -> HeldLock:
+        """Wait for the lock and return it, held.
+
+        Args:
+            open: Returns the lock that all threads of the client share. It blocks.
+            timeout: Seconds to wait. Default: the client's.
+        """
         check_duration(timeout, "timeout", or_none=True)
+        async with self._opening:
+            lock = await self._calls.run(open)
         task = asyncio.current_task()
         if task in self._holders.values():
             raise InvalidArgumentError(
-                f"this task already holds the {self._lock.kind}; use the object that acquiring it returned",
-                name=self._lock.name,
+                f"this task already holds the {lock.kind}; use the object that acquiring it returned", name=lock.name
             )
-        deadline = _deadline(self._lock.synchronizer.timeout if timeout is None else timeout)
+        deadline = _deadline(lock.synchronizer.timeout if timeout is None else timeout)
         try:
             async with asyncio.timeout(None if deadline == float("inf") else _remaining(deadline)):
                 await self._queue.acquire()
         except TimeoutError:
-            raise self._not_in_time() from None
+            raise _not_in_time(lock) from None
         try:
-            held = HeldLock(await self._wait(deadline), self._calls, self._forget)
+            held = HeldLock(await self._wait(lock, deadline), self._calls, self._forget)
         finally:
             self._queue.release()
         self._holders[held] = task
@@ -92,8 +99,8 @@ class TaskLock:
     def _forget(self, held: HeldLock) -> None:
         self._holders.pop(held, None)
 
-    async def _wait(self, deadline: float) -> sync.HeldLock:
-        request = self._lock.request()
+    async def _wait(self, lock: sync.Lock, deadline: float) -> sync.HeldLock:
+        request = lock.request()
         news = self._calls.news()
         try:
             while True:
@@ -111,15 +118,15 @@ class TaskLock:
         except BaseException:
             self._calls.start(request.leave)
             raise
-        raise self._not_in_time()
+        raise _not_in_time(lock)
 
-    def _not_in_time(self) -> DeadlineExceededError:
-        members = self._lock.synchronizer.state.members[: self._lock.permits]
-        return DeadlineExceededError(
-            f"other participants hold the {self._lock.kind}; wait longer, or try again",
-            name=self._lock.name,
-            holders=[each.member for each in members],
-        )
+
+def _not_in_time(lock: sync.Lock) -> DeadlineExceededError:
+    return DeadlineExceededError(
+        f"other participants hold the {lock.kind}; wait longer, or try again",
+        name=lock.name,
+        holders=[each.member for each in lock.synchronizer.state.members[: lock.permits]],
+    )
 
 
 def _join(request: LockRequest, listener: Callable[[], None], timeout: float) -> None:

@@ -367,6 +367,7 @@ def test_a_lost_segment_hands_out_no_prefetched_event() -> None:
                     if int(event.data) == 10:
                         await until(lambda: reader._wrapped._ahead is not None)
                         await group.reset("tail")
+                        await until(lambda: reader._wrapped._member.has_news)
                         break
                 assert await reader.read(timeout=0.2) is None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tracemalloc
 
 import pytest
 
@@ -57,7 +56,6 @@ def test_writes_wait_for_room_in_the_order_of_their_calls() -> None:
             async with client.writer(STREAM, timeout=1000) as writer:
                 block = bytes(1024 * 1024)
                 with store.hangs():
-                    tracemalloc.start()
                     writes = [
                         asyncio.create_task(writer.write(b"%04d" % number + block, routing_key="key"))
                         for number in range(100)
@@ -66,8 +64,6 @@ def test_writes_wait_for_room_in_the_order_of_their_calls() -> None:
                     await asyncio.sleep(0.05)
                     written = sum(write.done() for write in writes)
                     assert written * len(block) <= MAX_UNSTORED_BYTES + 2 * len(block)
-                    assert tracemalloc.get_traced_memory()[0] < 3 * MAX_UNSTORED_BYTES
-                    tracemalloc.stop()
                     writes[50].cancel()  # it is not written
                     assert not writes[99].done()
                 await asyncio.wait(writes)
