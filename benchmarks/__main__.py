@@ -12,6 +12,7 @@ from rich.console import Console
 
 from tests.servers.unavailable import ServerUnavailable
 
+from .aio import aio
 from .appending import append_together
 from .bulk import bulk
 from .columns import columns
@@ -40,6 +41,7 @@ from .writing import write
 BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "read-batch": read_batch,
     "iterate": iterate,
+    "aio": aio,
     "bulk": bulk,
     "columns": columns,
     "copy": copy,
