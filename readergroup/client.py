@@ -351,7 +351,7 @@ class Client:
             >>> with client.lock("nightly-report", timeout=5) as held:
             ...     write_report(fencing_token=held.fencing_token)
         """
-        yield from _hold(self.open_lock(sync.Lock, name, member_timeout_seconds=member_timeout_seconds), timeout)
+        yield from _hold(self._lock(sync.Lock, name, member_timeout_seconds=member_timeout_seconds), timeout)
 
     @contextmanager
     def semaphore(
@@ -370,7 +370,7 @@ class Client:
             InvalidArgumentError: This thread holds a permit already, or the semaphore has another number of permits.
         """
         check_count(permits, "permits")
-        semaphore = self.open_lock(sync.Semaphore, name, permits=permits, member_timeout_seconds=member_timeout_seconds)
+        semaphore = self._lock(sync.Semaphore, name, permits=permits, member_timeout_seconds=member_timeout_seconds)
         yield from _hold(semaphore, timeout)
 
     def barrier(
@@ -401,8 +401,7 @@ class Client:
             )
         )
 
-    def open_lock(self, kind: type[sync.Lock], name: str, **options: Any) -> sync.Lock:
-        """Return the lock or semaphore ``name``, one object for all threads. `lock` and `semaphore` hold it."""
+    def _lock(self, kind: type[sync.Lock], name: str, **options: Any) -> sync.Lock:
         check_type(name, str, "name")
         check_duration(options["member_timeout_seconds"], "member_timeout_seconds", above_zero=True, finite=True)
         with self._guard:  # all threads share one lock object, which knows which of them hold it

@@ -71,9 +71,9 @@ NOT_TYPED: Mapping[str, frozenset[str]] = {
         "NotificationRecording", "ReaderGroup", "ReaderPool", "Staging", "Subscription", "TransitionFeed",
     }),
     "our own code calls it": frozenset({
-        "BatchClient.ranges_between", "Client.open_lock", "Deadline.remaining", "EventBatch.offset_after",
+        "BatchClient.ranges_between", "Deadline.remaining", "EventBatch.offset_after",
         "EventBatch.only", "EventBatch.slices_after", "LeaderElection.on_news", "PollingNotifier.detect",
-        "Reader.hand_out", "ReaderGroup.open_reader", "Staging.encode", "Staging.write_encoded",
+        "ReaderGroup.open_reader", "Staging.encode", "Staging.write_encoded",
         "StreamManager.delete_staged", "StreamManager.finish_pending", "StreamManager.resolve",
         "StreamManager.segment_lengths", "StreamManager.tail_cut", "Subscription.put", "Subscription.receive",
         "TransitionFeed.put",

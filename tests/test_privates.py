@@ -21,6 +21,9 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     "a worker asks for it with each event, where a property would cost a call": frozenset({
         "readergroup/scaling/worker.py: event._batch",
     }),
+    "the asyncio client shares the locks of its client, which applications hold by `lock` and `semaphore`": frozenset({
+        "readergroup/aio/client.py: self._sync._lock",
+    }),
     "a writer's methods for the end of its process, which are no part of what applications call": frozenset({
         "readergroup/streams/writing/open_writers.py: writer._abandon",
         "readergroup/streams/writing/open_writers.py: writer._close_until",

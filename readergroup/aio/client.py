@@ -288,7 +288,7 @@ class Client:
     ) -> AsyncIterator[HeldLock]:
         check_type(name, str, "name")
         lock = self._locks.setdefault((kind, name), TaskLock(self._calls))
-        held = await lock.acquire(partial(self._sync.open_lock, kind, name, **options), timeout)
+        held = await lock.acquire(partial(self._sync._lock, kind, name, **options), timeout)
         try:
             yield held
         finally:

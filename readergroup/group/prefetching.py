@@ -7,6 +7,7 @@ as neither handed out nor processed, and `fetch` puts them back before it follow
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TypeVar
 
 from synchronizer import Deadline, NotFoundError, ReaderGroupError
@@ -134,6 +135,25 @@ class PrefetchingReader(Reader[T]):
         progress.handed += 1
         self._member.hand_back()
         return batch[progress.handed - 1]
+
+    def hand_out(self, batch: EventBatch[T]) -> Iterator[Event[T]]:
+        """Hand out the events of the batch in hand, until `fetch` must look at the group or the lease has expired.
+
+        An event is processed when the next one is asked for. `Reader.__iter__` has the same loop inlined, because a
+        generator in a generator costs a tenth of its rate.
+        """
+        monotonic, progress, member = self._clock.monotonic, self._progress, self._member
+        for index in range(len(batch)):
+            member.left_at = now = monotonic()
+            if now >= member.lease.valid_until:
+                break
+            progress.handed = index + 1
+            yield Event(batch, index)
+            if progress.batch is not batch:  # another read was called in between
+                break
+            progress.done = index + 1
+            if member.has_news:
+                break
 
     def hand_out_all(self, batch: EventBatch[T]) -> None:
         """Note that all events of the batch in hand are handed out."""

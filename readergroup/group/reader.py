@@ -241,6 +241,7 @@ class Reader(Generic[T]):
 
     def __iter__(self) -> Iterator[Event[T]]:
         """Iterate over events, waiting for more, until the end of the data or `stop`."""
+        monotonic, progress, member = self._clock.monotonic, self._progress, self._member
         self._enter(None)
         while not self._stopped:
             self._check_thread()
@@ -248,28 +249,21 @@ class Reader(Generic[T]):
                 batch = self._next_batch(EVENTS_AHEAD, Deadline(self._clock, self._timeout))
             except EndOfDataError:
                 return
-            if batch is not None:
-                yield from self.hand_out(batch)
-
-    def hand_out(self, batch: EventBatch[T]) -> Iterator[Event[T]]:
-        """Hand out the events of the batch in hand, until the reader must look at its group or its lease has expired.
-
-        An event is processed when the next one is asked for.
-        """
-        monotonic, progress, member = self._clock.monotonic, self._progress, self._member
-        lease = member.lease  # replaced during a call only
-        for count, event in enumerate(batch, 1):
-            member.left_at = now = monotonic()
-            if now >= lease.expires_at:
-                break
-            progress.handed = count
-            yield event
-            if progress.batch is not batch:  # another read was called in between
-                break
-            # The application asked for the next event, so this one is processed.
-            progress.done = count
-            if member.has_news:
-                break
+            if batch is None:
+                continue
+            lease = member.lease  # replaced during a call only
+            for count, event in enumerate(batch, 1):
+                member.left_at = now = monotonic()
+                if now >= lease.expires_at:
+                    break
+                progress.handed = count
+                yield event
+                if progress.batch is not batch:  # another read was called in between
+                    break
+                # The application asked for the next event, so this one is processed.
+                progress.done = count
+                if member.has_news:
+                    break
 
     def stop(self) -> None:
         """End the iteration after the event in hand. May be called from any thread or a signal handler."""

@@ -72,7 +72,7 @@ def test_a_cancelled_wait_for_a_lock_leaves_nothing_behind() -> None:
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.05), client.lock("lock"):
                         pass
-            lock = other._sync.open_lock(rg.Lock, "lock", member_timeout_seconds=10.0)
+            lock = other._sync._lock(rg.Lock, "lock", member_timeout_seconds=10.0)
             await until(lambda: not lock.synchronizer.fetch_updates().members)
 
     async def hold(client: aio.Client) -> None:

@@ -50,8 +50,8 @@ LEFT_OUT: Final[Mapping[str, frozenset[str]]] = {
     }),
     "for other parts of the SDK": frozenset({
         "Barrier.arrival", "Barrier.check_open", "Barrier.closed", "BatchClient.ranges_between",
-        "Client.open_lock", "EventWriter.has_room", "EventWriter.wait_for_room", "LeaderElection.check_open",
-        "LeaderElection.on_news", "Reader.hand_out", "ReaderGroup.open_reader", "StateSynchronizer.wait_for_growth",
+        "EventWriter.has_room", "EventWriter.wait_for_room", "LeaderElection.check_open",
+        "LeaderElection.on_news", "ReaderGroup.open_reader", "StateSynchronizer.wait_for_growth",
         "StateSynchronizer.transitions", "StateSynchronizer.update_state_with_attributes",
         "StreamManager.delete_staged", "StreamManager.fetch_state", "StreamManager.finish_pending",
         "StreamManager.resolve", "StreamManager.segment_lengths", "StreamManager.states",
