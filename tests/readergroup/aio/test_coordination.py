@@ -173,6 +173,7 @@ def test_a_cancelled_campaign_withdraws() -> None:
                 await asyncio.sleep(pause)
                 campaign.cancel()
                 await asyncio.wait([campaign])
+                await until(lambda: not follower.is_candidate)
             with pytest.raises(rg.DeadlineExceededError):
                 await follower.campaign(timeout=0.05)
             await until(lambda: not follower.is_candidate)

@@ -11,6 +11,7 @@ import pytest
 import readergroup as rg
 from readergroup import aio
 from readergroup.aio.facade import Opening
+from readergroup.aio.reader import Callbacks
 from tests.readergroup.aio.loops import STREAM, HangingStore, fill, run, until
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -278,6 +279,42 @@ def test_a_callback_waits_while_no_task_reads() -> None:
                 await checkpoint
 
     run(test())
+
+
+def test_a_callback_that_comes_after_its_read_was_cancelled_waits_for_the_next_read() -> None:
+    async def test() -> None:
+        callbacks, called = Callbacks(), list[str]()
+        in_thread = callbacks.of(called.append, "on_checkpoint")
+        assert in_thread is not None
+        running = asyncio.create_task(asyncio.to_thread(in_thread, "nightly"))
+        await until(lambda: callbacks._running)
+        assert called == []
+        with callbacks.allowed():
+            await running
+        assert called == ["nightly"]
+        running = asyncio.create_task(asyncio.to_thread(in_thread, "late"))
+        await until(lambda: callbacks._running)
+        callbacks.close()
+        with pytest.raises(rg.ClosedError):
+            await running
+        assert called == ["nightly"]
+
+    run(test())
+
+
+def test_an_application_that_reads_slowly_but_steadily_keeps_its_place(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            await fill(client, 100)
+            group = await group_of(client, reader_timeout_seconds=1, max_processing_seconds=1)
+            async with group.reader("reader") as reader:
+                for number in range(8):
+                    event = await reader.read()
+                    assert event is not None and int(event.data) == number
+                    await asyncio.sleep(0.25)
+
+    run(test())
+    assert not [each for each in caplog.messages if "was not called for" in each]
 
 
 def test_a_failed_callback_raises_at_the_read() -> None:

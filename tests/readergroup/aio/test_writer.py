@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -48,6 +49,23 @@ def test_durable_writes_in_flight_at_once_share_commits() -> None:
     run(test())
 
 
+def test_all_durable_writes_wait_in_one_thread() -> None:
+    async def test() -> None:
+        store = HangingStore()
+        async with aio.Client(store) as client:
+            await client.streams.create(STREAM)
+            async with client.writer(STREAM, timeout=1000) as writer:
+                with store.hangs():
+                    writes = []
+                    for number in range(30):
+                        writes.append(asyncio.create_task(writer.write(b"%d" % number, wait=True)))
+                        await asyncio.sleep(0.001)
+                    assert len([t for t in threading.enumerate() if t.name == "readergroup.aio call"]) <= 2
+                await asyncio.gather(*writes)
+
+    run(test())
+
+
 def test_writes_wait_for_room_in_the_order_of_their_calls() -> None:
     async def test() -> None:
         store = HangingStore()
@@ -66,8 +84,10 @@ def test_writes_wait_for_room_in_the_order_of_their_calls() -> None:
                     assert written * len(block) <= MAX_UNSTORED_BYTES + 2 * len(block)
                     writes[50].cancel()  # it is not written
                     assert not writes[99].done()
+                await until(lambda: writer._wrapped.has_room)
+                await writer.write(b"0100", routing_key="key")  # does not overtake those that wait
                 await asyncio.wait(writes)
-            expected = [number for number in range(100) if number != 50]
+            expected = [number for number in range(101) if number != 50]
             assert [int(data[:4]) for data in await stored(client)] == expected
 
     run(test())
