@@ -85,10 +85,9 @@ def iterated(
 
 
 class Plain(Generic[R]):
-    """A property or method of the wrapped object that never blocks."""
+    """An attribute of the wrapped object that never blocks. ``member`` only tells type checkers its type."""
 
     def __init__(self, member: Callable[[Any], R]) -> None:
-        self.__doc__ = member.__doc__
         self._name = ""
 
     def __set_name__(self, owner: type[object], name: str) -> None:
@@ -101,10 +100,12 @@ class Plain(Generic[R]):
 
 
 class AwaitedProperty(Generic[R]):
-    """A property of the wrapped object that asks the store: awaiting it gives its value."""
+    """A property of the wrapped object that asks the store: awaiting it gives its value.
+
+    ``member`` only tells type checkers its type.
+    """
 
     def __init__(self, member: Callable[[Any], R]) -> None:
-        self.__doc__ = member.__doc__
         self._name = ""
 
     def __set_name__(self, owner: type[object], name: str) -> None:
@@ -114,10 +115,10 @@ class AwaitedProperty(Generic[R]):
         if facade is None:
             return cast("Awaitable[R]", self)
         wrapped, calls = facade.__dict__["_wrapped"], facade.__dict__["_calls"]
-        return cast("Awaitable[R]", _later(partial(calls.run, partial(getattr, wrapped, self._name))))
+        return cast("Awaitable[R]", Later(partial(calls.run, partial(getattr, wrapped, self._name))))
 
 
-class _later(Generic[R]):
+class Later(Generic[R]):
     """An awaitable that begins when it is awaited."""
 
     def __init__(self, call: Callable[[], Coroutine[Any, Any, R]]) -> None:

@@ -16,6 +16,7 @@ import readergroup as rg
 from readergroup import aio
 from readergroup.aio.calls import CALL_THREADS, WAIT_THREADS, Threads
 from tests.readergroup.aio.loops import STREAM, HangingStore, fill, run, until
+from tests.waiting import STARTS_A_THREAD
 from tests.waiting import until as wait_until
 
 #: The most that one step of the loop may compute. Processor time: others may have the machine.
@@ -264,6 +265,21 @@ def test_threads_are_bounded_and_end_when_they_are_idle() -> None:
         await until(lambda: threads.running == 0)
         assert await threads.start(lambda: 5) == 5
         threads.close()
+
+    run(test())
+
+
+def test_a_system_without_threads_raises_our_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def test() -> None:
+        async with aio.connect("memory://") as client:
+            monkeypatch.setattr(threading, STARTS_A_THREAD, refuse)
+            with pytest.raises(rg.StoreUnavailableError):
+                await aio.connect("memory://")
+            monkeypatch.undo()
+            assert not await client.streams.exists(STREAM)
 
     run(test())
 
