@@ -143,15 +143,16 @@ class PrefetchingReader(Reader[T]):
         generator in a generator costs a tenth of its rate.
         """
         monotonic, progress, member = self._clock.monotonic, self._progress, self._member
-        for index in range(len(batch)):
+        lease = member.lease  # replaced during a call only
+        for count, event in enumerate(batch, 1):
             member.left_at = now = monotonic()
-            if now >= member.lease.valid_until:
+            if now >= lease.expires_at:
                 break
-            progress.handed = index + 1
-            yield Event(batch, index)
+            progress.handed = count
+            yield event
             if progress.batch is not batch:  # another read was called in between
                 break
-            progress.done = index + 1
+            progress.done = count
             if member.has_news:
                 break
 
