@@ -42,6 +42,7 @@ Call = Callable[..., Any]
 #: Arguments that only this distribution gives, or that are not called.
 INSIDE: Final = {
     "EventBatch.__init__(serializer)",
+    "LeaderElection.on_news(listener)",
     "PollingNotifier.unregister_listener(listener)",
     "Reader.__init__(on_close)",
     "Subscription.__init__(listener)",
@@ -436,6 +437,10 @@ THE_SAME: Final = {
     "Reader.__init__(on_release)": "ReaderGroup.reader(on_release)",
     "Reader.__init__(serializer)": "ReaderGroup.reader(serializer)",
     "ReaderGroup.concurrent_reader(serializer)": "ReaderGroup.reader(serializer)",
+    "ReaderGroup.open_reader(on_assign)": "ReaderGroup.reader(on_assign)",
+    "ReaderGroup.open_reader(on_checkpoint)": "ReaderGroup.reader(on_checkpoint)",
+    "ReaderGroup.open_reader(on_release)": "ReaderGroup.reader(on_release)",
+    "ReaderGroup.open_reader(serializer)": "ReaderGroup.reader(serializer)",
     "ReaderPool.__init__(handle)": "ReaderGroup.pool(handle)",
     "ReaderPool.__init__(handle_arrow)": "ReaderGroup.pool(handle_arrow)",
     "ReaderPool.__init__(handle_batch)": "ReaderGroup.pool(handle_batch)",

@@ -78,6 +78,60 @@ class EventWriter(ClosableFacade[SyncWriter[T]], Generic[T]):
         """
         await self._write(partial(self._wrapped.write_many, events, routing_key, headers), wait)
 
+    async def write_batch(
+        self, events: Iterable[T], routing_keys: Iterable[str | None] | None = None, *, wait: bool = False
+    ) -> None:
+        """Write many events at once, as one `write` for each in this order, in a thread.
+
+        A cancelled call goes on in its thread.
+
+        Args:
+            events: Values that the serializer takes, each at most 8 MiB. They are serialized in the thread.
+            routing_keys: As many keys, or None for an event without one. Default: no event has a key.
+            wait: As of `write`.
+
+        Raises:
+            ReaderGroupError: As `EventWriter.write_batch`, and with ``wait`` as `flush`.
+        """
+        await self._write_columns(partial(self._wrapped.write_batch, events, routing_keys), wait)
+
+    async def write_arrow(
+        self,
+        table: object,
+        *,
+        data: str,
+        routing_key: str | None = None,
+        headers: str | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Write the rows of a table, as one `write` for each in their order, in a thread.
+
+        A cancelled call goes on in its thread.
+
+        Args:
+            table: As of `EventWriter.write_arrow`, with the columns that the other arguments name.
+            data: The column with the events.
+            routing_key: The column with the routing keys. Default: no event has a key.
+            headers: The column with the headers. Default: no event has headers.
+            wait: As of `write`.
+
+        Raises:
+            ReaderGroupError: As `EventWriter.write_arrow`, and with ``wait`` as `flush`.
+        """
+        write = partial(self._wrapped.write_arrow, table, data=data, routing_key=routing_key, headers=headers)
+        await self._write_columns(write, wait)
+
+    async def _write_columns(self, write: Callable[[], None], wait: bool) -> None:
+        """Call ``write``, which waits for room itself, in a thread. The calls of several tasks take turns."""
+        self._without_room += 1  # later events wait, which keeps the order of the calls
+        try:
+            async with self._room:
+                await self._calls.run(write)
+        finally:
+            self._without_room -= 1
+        if wait:
+            await self._stored()
+
     async def _write(self, write: Callable[[], None], wait: bool) -> None:
         writer = self._wrapped
         if writer.has_room and not self._without_room:
@@ -179,6 +233,17 @@ class Transaction(Generic[T]):
     async def write(self, event: T, routing_key: str | None = None, headers: Headers | None = None) -> None:
         """Write one event of the transaction, as `EventWriter.write`. It enters the stream at the commit."""
         await self._thread.start(partial(self._transaction.write, event, routing_key, headers))
+
+    async def write_batch(self, events: Iterable[T], routing_keys: Iterable[str | None] | None = None) -> None:
+        """Write many events of the transaction at once, as `EventWriter.write_batch`."""
+        await self._thread.start(partial(self._transaction.write_batch, events, routing_keys))
+
+    async def write_arrow(
+        self, table: object, *, data: str, routing_key: str | None = None, headers: str | None = None
+    ) -> None:
+        """Write the rows of a table in the transaction, as `EventWriter.write_arrow`."""
+        write = partial(self._transaction.write_arrow, table, data=data, routing_key=routing_key, headers=headers)
+        await self._thread.start(write)
 
     async def commit(self, *, timeout: float | None = None) -> None:
         """Put the events into the stream, and return when they are there. Committing twice is no error.

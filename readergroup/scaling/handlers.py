@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from synchronizer.callables import is_async
 
-
 from ..streams.event import Event, EventBatch
 
 if TYPE_CHECKING:

@@ -51,7 +51,8 @@ LEFT_OUT: Final[Mapping[str, frozenset[str]]] = {
     "for other parts of the SDK": frozenset({
         "Barrier.arrival", "Barrier.check_open", "Barrier.closed", "BatchClient.ranges_between",
         "EventWriter.has_room", "EventWriter.wait_for_room", "LeaderElection.check_open",
-        "LeaderElection.on_news", "ReaderGroup.open_reader", "StateSynchronizer.wait_for_growth",
+        "LeaderElection.on_news", "ReaderGroup.concurrent_reader", "ReaderGroup.open_reader",
+        "StateSynchronizer.wait_for_growth",
         "StateSynchronizer.transitions", "StateSynchronizer.update_state_with_attributes",
         "StreamManager.delete_staged", "StreamManager.fetch_state", "StreamManager.finish_pending",
         "StreamManager.resolve", "StreamManager.segment_lengths", "StreamManager.states",
@@ -64,7 +65,8 @@ LEFT_OUT: Final[Mapping[str, frozenset[str]]] = {
         "EventQueue.clock", "EventQueue.segment", "EventQueue.store", "EventQueue.timeout", "ReaderGroup.coordinator",
         "StateSynchronizer.clock", "StateSynchronizer.store", "StateSynchronizer.timeout", "StreamManager.clock",
         "StreamManager.copies", "StreamManager.finished_keys", "StreamManager.metadata", "StreamManager.open_writers",
-        "StreamManager.store", "PollingNotifier.synchronizer", "Barrier.synchronizer", "LeaderElection.synchronizer",
+        "StreamManager.store", "StreamManager.writer_threads",
+        "PollingNotifier.synchronizer", "Barrier.synchronizer", "LeaderElection.synchronizer",
         "Membership.synchronizer", "SharedConfig.synchronizer", "SharedCounter.synchronizer",
         "SharedMap.synchronizer", "SharedSet.synchronizer",
     }),
@@ -78,6 +80,7 @@ LEFT_OUT: Final[Mapping[str, frozenset[str]]] = {
     "it runs handlers or callbacks in threads or processes of its own: use the synchronous client": frozenset({
         "ReaderGroup.autoscale", "ReaderGroup.pool",
     }),
+    "read_batch, and EventBatch.to_arrow of what it returns": frozenset({"Reader.read_arrow"}),
     "a process records without its loop: use the synchronous client": frozenset({
         "ReaderGroup.notification_record", "ReaderGroup.record_notifications",
     }),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pyarrow
 import pytest
 
 import readergroup as rg
@@ -31,6 +32,32 @@ def test_a_write_that_waits_returns_when_the_event_is_durable(store_url: str) ->
                     assert await stored(client) == [b"%d" % each for each in range(number + 1)]
                 await writer.write_many([b"5", b"6"], routing_key="a", wait=True)
                 assert len(await stored(client)) == 7
+
+    run(test())
+
+
+def test_columns_keep_their_order_among_events_and_in_transactions() -> None:
+    table = pyarrow.table({"event": [b"3", b"4"], "key": ["a", "a"]})
+
+    async def test() -> None:
+        async with aio.Client(HangingStore()) as client:
+            await client.streams.create(STREAM)
+            async with client.writer(STREAM) as writer:
+                calls = [
+                    writer.write(b"0", "a"),
+                    writer.write_batch([b"1", b"2"], ["a", "a"]),
+                    writer.write_arrow(table, data="event", routing_key="key"),
+                    writer.write(b"5", "a", wait=True),
+                ]
+                await asyncio.gather(*calls)
+                assert await stored(client) == [b"%d" % each for each in range(6)]
+                async with writer.transaction() as transaction:
+                    await transaction.write_batch([b"6"], ["a"])
+                    await transaction.write_arrow(table, data="event", routing_key="key")
+                await writer.write_batch([b"7"], wait=True)
+                assert await stored(client) == [b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"3", b"4", b"7"]
+                with pytest.raises(rg.InvalidArgumentError):
+                    await writer.write_arrow(table, data="none")
 
     run(test())
 
