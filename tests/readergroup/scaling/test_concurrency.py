@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 
 import readergroup as rg
@@ -178,6 +179,41 @@ def test_batches_of_segments_run_at_once(client: rg.Client, group: rg.ReaderGrou
     assert sorted(text for each in seen.values() for text in each) == texts(4000)
     if order == "segment":
         assert all(each == sorted(each) for each in seen.values())
+
+
+@pytest.mark.parametrize("kind", ["batch", "arrow", "async arrow"])
+def test_batches_of_one_segment_run_at_once_if_they_need_no_order(client: rg.Client, kind: str) -> None:
+    client.streams.create(STREAM)
+    group = client.groups.create("billing", streams=[STREAM])
+    data = [b"%04d" % number + bytes(1000) for number in range(4000)]  # four batches, also as Arrow
+    with client.writer(STREAM) as writer:
+        writer.write_batch(data)
+    client.streams.seal(STREAM)
+    thread_barrier, barrier = threading.Barrier(3, timeout=60), asyncio.Barrier(3)
+    seen: list[bytes] = []
+    parts: list[int] = []
+
+    def note(events: list[bytes]) -> bool:
+        """Note these events, and return whether the batch is one of the first three."""
+        seen.extend(events)
+        parts.append(len(events))
+        return len(parts) <= 3
+
+    def handle(batch: rg.EventBatch[bytes] | pyarrow.RecordBatch) -> None:
+        if note(batch.raw if isinstance(batch, rg.EventBatch) else batch["event"].to_pylist()):
+            thread_barrier.wait()
+
+    async def handle_async(batch: pyarrow.RecordBatch) -> None:
+        if note(batch["event"].to_pylist()):
+            async with asyncio.timeout(60):
+                await barrier.wait()
+
+    if kind == "batch":
+        group.pool(handle_batch=handle, concurrency=3, order="none").run()
+    else:
+        handler = handle if kind == "arrow" else handle_async
+        group.pool(handle_arrow=handler, concurrency=3, order="none").run()
+    assert sorted(seen) == data
 
 
 # ---------------------------------------------------------------------- failures
