@@ -24,7 +24,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final, NamedTuple
 
-from ..clock import Clock, Deadline, SystemClock, wait_on
+from ..clock import Clock, Deadline, SystemClock
 from ..errors import StoreUnavailableError
 from .background import BackgroundThread, survive
 from .flag import Flag
@@ -206,7 +206,7 @@ class TaskThreads:
                 is_rested, is_watching = False, self._watching is woken
             try:
                 if is_watching and seconds is not None:
-                    wait_on(self._clock, woken, seconds)
+                    self._clock.wait(woken, seconds)
                 else:
                     is_rested = not woken.wait(seconds)
             finally:
