@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from types import TracebackType, UnionType
 from typing import Any, Self, TypeVar, Unpack, overload
@@ -316,7 +316,8 @@ class Client:
                 self._sync.close()
             except BaseException as raised:
                 error = raised
-            loop.call_soon_threadsafe(_end, closed, error)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(_end, closed, error)
 
         # A thread of its own, because the others may all wait for the store.
         with starting("readergroup.aio close"):

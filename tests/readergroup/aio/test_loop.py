@@ -220,6 +220,24 @@ def test_a_closed_client_does_not_wait_for_a_store_that_hangs(monkeypatch: pytes
     run(test())
 
 
+def test_a_loop_that_ends_during_a_close_leaves_no_error_of_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    go_on = threading.Event()
+    close = rg.Client.close
+    monkeypatch.setattr(rg.Client, "close", lambda client: (go_on.wait(), close(client)))
+
+    async def test() -> None:
+        closing = asyncio.create_task(aio.Client(rg.connect("memory://").store).close())
+        await until(lambda: any("close" in name for name in own_threads()))
+        closing.cancel()
+
+    run(test())
+    go_on.set()
+    wait_until(lambda: not own_threads())
+    assert not raised
+
+
 def test_a_call_that_is_cancelled_before_it_begins_does_not_run_and_what_it_opened_is_closed() -> None:
     async def test() -> None:
         threads = Threads("readergroup.aio test", 1)

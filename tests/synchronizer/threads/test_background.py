@@ -128,6 +128,7 @@ def test_where_the_system_has_no_thread_the_error_says_so(monkeypatch: pytest.Mo
 #: Where threads end with one call, are of the demo or of tests, or run a loop that deals with errors itself.
 OTHERS = (
     "notifications/scheduler.py",
+    "readergroup/aio/client.py",
     "readergroup/demo/",
     "synchronizer/stores/nats/loop.py",
     "synchronizer/testing/",
