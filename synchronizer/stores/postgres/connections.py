@@ -255,6 +255,14 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
                 self.execute("ROLLBACK", prepare=False)
             raise
 
+    def release_exclusive_locks(self) -> None:
+        """Release the exclusive advisory locks of the session, after a statement that waited for one and timed out.
+
+        If the server grants such a lock just as the ``lock_timeout`` passes, the statement fails and the session keeps
+        the lock. Locks of a transaction end with it, and cannot be kept in this way.
+        """
+        self.execute(_RELEASE_EXCLUSIVE_LOCKS)
+
     @property
     def is_idle(self) -> bool:
         """Whether the connection is open and in no transaction."""
@@ -270,6 +278,12 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             return bool(self._poll.poll(0))
         except (psycopg.Error, OSError):  # the socket is closed
             return True
+
+
+_RELEASE_EXCLUSIVE_LOCKS: Final = (
+    "SELECT pg_advisory_unlock((classid::bigint << 32) | objid::bigint) FROM pg_locks WHERE locktype = 'advisory'"
+    " AND objsubid = 1 AND mode = 'ExclusiveLock' AND granted AND pid = pg_backend_pid()"
+)
 
 
 def _binary(value: Plain) -> bytes | None:
@@ -330,6 +344,9 @@ class Connections:
         loan = self.loan()
         try:
             return work(self.take(loan))
+        except psycopg.errors.QueryCanceled:  # perhaps just as it had a lock of the session
+            self._close(loan)
+            raise
         finally:
             try:
                 self.look_at(loan)
@@ -373,6 +390,11 @@ class Connections:
                 self._close_unused(connection.idle_since)
         except Exception as error:
             survive(error, f"the connections to {self.address.url}")
+
+    def _close(self, loan: Loan) -> None:
+        connection = self._loans.get(loan)
+        if connection is not None:
+            connection.close()
 
     def _wait_for_place(self, loan: Loan) -> None:
         deadline = Deadline(_CLOCK, self.address.statement_timeout + _GRACE_SECONDS)

@@ -257,8 +257,10 @@ class Listener:
 
     def _register(self, connection: Connection, names: list[str]) -> None:
         connection.execute(self._names.fill(_EXPECT), (names,))
-        with contextlib.suppress(psycopg.errors.LockNotAvailable):  # a long append; waiters poll as well
+        try:
             connection.execute(self._names.fill(_LET_APPENDS_PASS), (names,))
+        except psycopg.errors.LockNotAvailable:  # a long append; waiters poll as well
+            connection.release_exclusive_locks()
 
 
 _EXPECT: Final = "SELECT pg_advisory_lock_shared({interest_slot}) FROM unnest(%s::text[]) AS p_name"

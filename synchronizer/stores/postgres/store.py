@@ -791,6 +791,7 @@ class _FairLock(AbstractContextManager[bool]):
             connection.execute(f"SET lock_timeout = {max(1, int(self._timeout * 1000))}")
             connection.execute(self._filled("SELECT pg_advisory_lock({fair_key})"), (self._segment,))
         except psycopg.errors.LockNotAvailable:
+            connection.release_exclusive_locks()
             return False
         except psycopg.errors.QueryCanceled:
             connection.close()

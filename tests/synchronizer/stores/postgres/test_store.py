@@ -325,6 +325,60 @@ def test_a_fair_lock_that_could_not_be_given_back_ends_with_its_session(
             assert is_held
 
 
+@contextlib.contextmanager
+def shadowed(postgres_url: str, admin: psycopg.Connection, function: str) -> Iterator[SegmentStore]:
+    """A store whose sessions call this function instead of the server's own of the same name."""
+    ((schema,),) = admin.execute("SELECT current_schema()").fetchall()
+    admin.execute(f"CREATE FUNCTION {function}")
+    options = f"options=-c%20search_path={schema},pg_catalog&statement_timeout=1"
+    with open_store(f"{named(postgres_url)}&{options}") as other:
+        yield other
+
+
+#: What the server does if it grants the lock just as the time of the wait runs out: the statement fails, and the
+#: session has the lock.
+GRANTED_TOO_LATE = """
+    pg_advisory_lock(key bigint) RETURNS void LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_catalog.pg_advisory_lock(key); RAISE lock_not_available; END $$
+"""
+
+
+def advisory_locks(admin: psycopg.Connection, mode: str) -> list[object]:
+    query = f"""
+        SELECT 1 FROM pg_locks JOIN pg_stat_activity USING (pid)
+        WHERE locktype = 'advisory' AND mode = '{mode}' AND granted AND {OF_THE_STORE}
+    """
+    return admin.execute(query).fetchall()
+
+
+def test_a_fair_lock_that_is_granted_too_late_is_given_back(
+    postgres_url: str, store: SegmentStore, admin: psycopg.Connection
+) -> None:
+    with shadowed(postgres_url, admin, GRANTED_TOO_LATE) as other:
+        with other.fair_lock("s", LONG) as is_held:
+            assert not is_held
+        with store.fair_lock("s", 0) as is_held:
+            assert is_held
+
+
+def test_a_waiter_whose_lock_is_granted_too_late_holds_up_no_append(
+    postgres_url: str, store: SegmentStore, admin: psycopg.Connection
+) -> None:
+    with shadowed(postgres_url, admin, GRANTED_TOO_LATE) as other:
+        assert other.wait({"s": 0}, 0.1) == set()  # registered, and for some seconds more
+        assert store.append("s", b"data") == Appended(0, 4)
+
+
+def test_a_statement_that_is_cancelled_while_it_has_a_lock_of_its_session_leaves_none(
+    postgres_url: str, store: SegmentStore, admin: psycopg.Connection
+) -> None:
+    sleeping = "pg_advisory_unlock(key bigint) RETURNS boolean LANGUAGE sql AS 'SELECT pg_sleep(1000); SELECT true'"
+    with shadowed(postgres_url, admin, sleeping) as other:
+        with pytest.raises(StoreUnavailableError):
+            other.append("s", b"data")
+        until(lambda: not advisory_locks(admin, "ExclusiveLock"))
+
+
 # Steps that meet
 
 
@@ -433,11 +487,7 @@ def test_an_append_that_nobody_announced_is_found(store: SegmentStore, admin: ps
 
 def interests(admin: psycopg.Connection) -> list[object]:
     """The locks by which the waiters of the store make known what they wait for."""
-    query = f"""
-        SELECT 1 FROM pg_locks JOIN pg_stat_activity USING (pid)
-        WHERE locktype = 'advisory' AND mode = 'ShareLock' AND granted AND {OF_THE_STORE}
-    """
-    return admin.execute(query).fetchall()
+    return advisory_locks(admin, "ShareLock")
 
 
 def test_appends_are_announced_only_while_somebody_waits(
