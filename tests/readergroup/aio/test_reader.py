@@ -242,15 +242,18 @@ def test_callbacks_run_on_the_loop_between_two_events() -> None:
             async with group.reader(
                 "first", on_assign=on_assign, on_release=on_release, on_checkpoint=on_checkpoint, auto_commit=False
             ) as reader:
-                checkpoint: asyncio.Task[rg.Checkpoint] | None = None
+                checkpoint: asyncio.Task[None] | None = None
+
+                async def take_a_checkpoint() -> None:
+                    await group.checkpoint("nightly")
+                    reader.stop()
+
                 async for event in reader:
                     in_hand = int(event.data)
-                    if event.raw and sum(1 for _ in calls) == 2 and checkpoint is None:
-                        checkpoint = asyncio.create_task(group.checkpoint("nightly"))
+                    if len(calls) == 2 and checkpoint is None:
+                        checkpoint = asyncio.create_task(take_a_checkpoint())
                         await until(lambda: group.state.checkpoints)
                         assert not [each for each, _ in calls if each.startswith("checkpoint")]
-                    elif checkpoint is not None:
-                        break
                 assert checkpoint is not None
                 await checkpoint
                 assert {each for each, _ in calls} == {

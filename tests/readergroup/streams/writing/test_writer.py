@@ -467,7 +467,7 @@ def test_an_outage_beyond_the_timeout_is_told_once_and_what_was_refused_is_not_w
 ) -> None:
     writer = open_writer(failing, timeout=0.05)
     writer.write(b"before", "Foo")
-    writer.flush()
+    writer.flush(timeout=SECONDS)
     failing.unavailable = True
     writer.write(b"kept", "Foo")
     until(lambda: "the writer keeps trying" in caplog.text, seconds=SECONDS)
