@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import readergroup as rg
 import synchronizer
 from notifications import Notification, PollingNotifier
-from readergroup.cli import app
+from readergroup.cli.app import app
 from readergroup.group import notifiers
 from synchronizer.stores import opening
 from synchronizer.testing import SegmentStoreConformance

@@ -1,4 +1,15 @@
 """The command ``readergroup``."""
 
-from .app import app as app
-from .app import main as main
+import sys
+
+from .exit_codes import INTERRUPTED
+
+
+def main() -> None:
+    """Run the command in ``sys.argv``, and exit. An interrupt while it loads prints no traceback."""
+    try:
+        from .app import run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

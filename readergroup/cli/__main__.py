@@ -1,6 +1,6 @@
 """``python -m readergroup.cli`` is the command ``readergroup``."""
 
-from .app import main
+from . import main
 
 if __name__ == "__main__":
     main()

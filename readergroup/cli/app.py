@@ -74,7 +74,7 @@ class _Words(logging.Formatter):
         return said if str(error) in said else f"{said}: {error}"
 
 
-def main() -> None:
+def run() -> None:
     """Run the command in ``sys.argv``, and exit."""
     handler = logging.StreamHandler()
     handler.setFormatter(_Words("readergroup: %(message)s"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,7 +64,7 @@ def describe(context: typer.Context, group: Name, as_json: AsJson = False) -> No
     ended = "; it has read its streams to their end" if state.end_of_data else ""
     say(f"{group}: reads {', '.join(state.config.streams)} with {readers}{ended}")
     config = state.config.model_dump(exclude={"streams", "start", "end"}, exclude_none=True)
-    say(textwrap.fill(", ".join(f"{name} {value:g}" for name, value in config.items()), 80))
+    say(", ".join(f"{name} {value:g}" for name, value in config.items()))
     say("")
     rows = [
         (segment, found.owner or "-", f"{positions.get(segment, found.offset):,}", _condition(found))
@@ -125,7 +124,7 @@ def reset(
     ],
     yes: Yes = False,
 ) -> None:
-    """Move a group to another position. Running readers continue there. Asks for confirmation on a terminal."""
+    """Move a group to another position. Running readers continue there."""
     with session(context).connect() as client:
         found = client.groups.get(group)
         place = _reset_target(found, to)
@@ -163,7 +162,7 @@ def _reset_target(group: rg.ReaderGroup, text: str) -> ResetTarget:
 
 @commands.command()
 def delete(context: typer.Context, group: Name, yes: Yes = False) -> None:
-    """Delete a group and its positions, permanently. Asks for confirmation on a terminal."""
+    """Delete a group and its positions, permanently."""
     with session(context).connect() as client:
         client.groups.get(group)
         confirm(f"Delete the reader group {group} and its positions?", yes)

@@ -12,7 +12,7 @@ import typer
 
 import readergroup as rg
 
-from .screen import count, progress, warn
+from .screen import count, progress, stdout_may_end_on_a_terminal, warn
 from .session import Interruption, WrongUsage, check_not_negative, ended_by_signal, session
 from .streams import Name
 
@@ -55,7 +55,7 @@ def read(
         with ended_by_signal(stop) as interruption, found.reader(reader) as opened:
             readers.append(opened)
             # On a terminal the printed events show the progress.
-            with progress(f"reading {stream}", limit, hidden=sys.stdout.isatty()) as advance:
+            with progress(f"reading {stream}", limit, hidden=stdout_may_end_on_a_terminal()) as advance:
                 done = 0
                 for batch in _batches(opened, found, interruption, follow=follow, limit=limit):
                     _print(batch, _json_line if as_json else _raw_line)

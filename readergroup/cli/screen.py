@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -84,6 +86,14 @@ def size(number_of_bytes: int) -> str:
     from rich.filesize import decimal
 
     return decimal(number_of_bytes)
+
+
+def stdout_may_end_on_a_terminal() -> bool:
+    """Whether what is printed may appear on a terminal, also through a pipe, as in ``readergroup read ... | head``."""
+    try:
+        return not stat.S_ISREG(os.fstat(sys.stdout.fileno()).st_mode)
+    except OSError:  # no file behind it
+        return False
 
 
 class Advance(Protocol):

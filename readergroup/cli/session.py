@@ -7,13 +7,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import typer
 from typer.core import TyperGroup
@@ -22,10 +22,11 @@ import readergroup as rg
 from synchronizer import NotFoundError, ReaderGroupError, SegmentStore, open_store
 from synchronizer.threads.background import BackgroundThread
 
+from .exit_codes import INTERRUPTED, USAGE_ERROR
 from .screen import warn
 
-USAGE_ERROR: Final = 2
-_INTERRUPTED: Final = 130
+T = TypeVar("T")
+
 _SHOW_CURSOR: Final = b"\x1b[?25h"
 #: How long an interrupted command ends silently before it reports that it is still ending.
 _PATIENCE_SECONDS: Final = 2.0
@@ -107,7 +108,7 @@ class Commands(TyperGroup):
             _forget_stdout()
             exit_code = 1
         except KeyboardInterrupt:
-            exit_code = _INTERRUPTED
+            exit_code = INTERRUPTED
         except (ReaderGroupError, Failed, OSError) as error:
             exit_code = _fail(_what_failed(error), getattr(error, "exit_code", 1))
         except typer.Abort:
@@ -162,6 +163,44 @@ def check_not_negative(value: int | None) -> int | None:
     return value
 
 
+class _Interrupted(BaseException):
+    """A signal has ended a wait for the next item. No ``except Exception`` on its way may stop it."""
+
+
+class UntilInterrupted(Generic[T]):
+    """Iterates over items until `stop` is called, for signals of the block of `ended_by_signal`.
+
+    A signal ends a wait for the next item, and nothing else: what the loop does with an item is done as a whole.
+    """
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = iter(items)
+        self._is_stopped = self._is_waiting = False
+
+    def stop(self) -> None:
+        self._is_stopped = True
+        if self._is_waiting:
+            self._is_waiting = False
+            raise _Interrupted
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        try:
+            self._is_waiting = True
+            if self._is_stopped:
+                raise StopIteration
+            item = next(self._items)
+            self._is_waiting = False
+        except _Interrupted:
+            raise StopIteration from None
+        except BaseException:
+            self._is_waiting = False
+            raise
+        return item
+
+
 class Interruption:
     """Tells whether a signal has interrupted the command."""
 
@@ -203,7 +242,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
     """End the process without closing anything, since that would wait for a store that does not answer."""
     if os.isatty(sys.stderr.fileno()):
         os.write(sys.stderr.fileno(), _SHOW_CURSOR)  # a progress bar may have hidden it
-    os._exit(_INTERRUPTED)
+    os._exit(INTERRUPTED)
 
 
 def _say_if_it_takes_long(asked: SimpleQueue[bool]) -> None:

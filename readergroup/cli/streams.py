@@ -24,7 +24,7 @@ Name = Annotated[
     str, typer.Argument(metavar="STREAM", help="The name of the stream, as 'scope/name'.", show_default=False)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation. Without a terminal, it is required.")]
 Split = Annotated[list[str], typer.Option(metavar="NUMBERS", help="Segments to split, such as 1,2.")]
 Merge = Annotated[list[str], typer.Option(metavar="NUMBERS", help="Neighbouring segments to merge, such as 1,2.")]
 
@@ -109,9 +109,11 @@ def scale(
 
 
 @commands.command()
-def seal(context: typer.Context, stream: Name, as_json: AsJson = False) -> None:
-    """Seal a stream, which then takes no more events. A group is done when it has read it to the end."""
+def seal(context: typer.Context, stream: Name, yes: Yes = False, as_json: AsJson = False) -> None:
+    """Seal a stream, permanently. It takes no more events, and a group is done when it has read it to the end."""
     with session(context).connect() as client:
+        client.streams.info(stream)
+        confirm(f"Seal the stream {stream}, so that it takes no more events?", yes)
         show_change(client.streams.seal(stream), as_json)
 
 
@@ -129,11 +131,15 @@ def truncate(
             ),
         ),
     ],
+    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete the data before a cut, permanently."""
     with session(context).connect() as client:
-        client.streams.truncate(stream, client.streams.info(stream).tail if cut == "tail" else parse_cut(cut))
+        tail = client.streams.info(stream).tail
+        place = tail if cut == "tail" else parse_cut(cut)
+        confirm(f"Delete the data of the stream {stream} before {'its tail' if cut == 'tail' else place}?", yes)
+        client.streams.truncate(stream, place)
         found = client.streams.info(stream)
     if as_json:
         print_json(found)
@@ -143,7 +149,7 @@ def truncate(
 
 @commands.command()
 def delete(context: typer.Context, stream: Name, yes: Yes = False) -> None:
-    """Delete a stream and its data, permanently. Asks for confirmation on a terminal."""
+    """Delete a stream and its data, permanently."""
     with session(context).connect() as client:
         with suppress(rg.StreamBeingCopiedError):  # deletion discards an unfinished copy
             client.streams.info(stream)
@@ -153,9 +159,12 @@ def delete(context: typer.Context, stream: Name, yes: Yes = False) -> None:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask on a terminal, unless ``yes``."""
-    if not yes and sys.stdin.isatty():
-        typer.confirm(question, abort=True, err=True)
+    """Ask on a terminal, unless ``yes``; raise `WrongUsage` where nobody can answer."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise WrongUsage(f"{question} Nobody can answer without a terminal; add --yes to do it")
+    typer.confirm(question, abort=True, err=True)
 
 
 def show_change(found: rg.StreamInfo, as_json: bool) -> None:

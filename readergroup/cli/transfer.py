@@ -15,11 +15,12 @@ import typer
 
 import readergroup as rg
 
+from .exit_codes import INTERRUPTED
 from .formats import Format, format_of, records, sink
-from .records import Records
-from .screen import Advance, count, print_json, progress, say, size
-from .session import Failed, WrongUsage, check_not_negative, session
-from .streams import AsJson, Name, parse_place, show_change
+from .records import ImportedRecord, Records
+from .screen import Advance, count, print_json, progress, say, size, stdout_may_end_on_a_terminal
+from .session import Failed, UntilInterrupted, WrongUsage, check_not_negative, ended_by_signal, session
+from .streams import AsJson, Name, Yes, confirm, parse_place, show_change
 from .writing import open_source, size_of
 
 #: How many events are written between two updates of the progress bar.
@@ -110,10 +111,12 @@ def export(
     chosen: FormatOption = None,
     start: Start = None,
     end: End = None,
+    yes: Yes = False,
 ) -> None:
     """Write the events of a stream to a file, with their routing keys and headers.
 
-    Events with one routing key keep their order. The file appears when it is complete.
+    Events with one routing key keep their order. The file appears when it is complete, and replaces an existing one
+    only after confirmation.
     """
     chosen = format_of(file, chosen)
     if _is_stream(file) and chosen is not Format.JSONL and sys.stdout.isatty():
@@ -122,10 +125,16 @@ def export(
     with session(context).connect() as client:
         first, last = parse_place(start) or "head", parse_place(end) or "tail"
         ranges = client.batch.segment_ranges(stream, start=first, end=last)
+        if file is not None and file.is_file():
+            confirm(f"Replace the file {file}?", yes)
         with (
             _whole_file(file) as opened,
             sink(opened, chosen) as out,
-            progress(f"exporting {stream}", sum(each.size for each in ranges)) as advance,
+            progress(
+                f"exporting {stream}",
+                sum(each.size for each in ranges),
+                hidden=_is_stream(file) and stdout_may_end_on_a_terminal(),
+            ) as advance,
         ):
             for each in ranges:
                 at = each.start
@@ -190,16 +199,28 @@ def import_events(
     """
     chosen = format_of(file, chosen)
     with session(context).connect() as client, open_source(file) as source, records(source, chosen) as found:
-        with client.writer(stream) as writer, progress(f"importing to {stream}", size_of(source)) as advance:
-            events = _import(writer, found, skip, advance)
+        reading = UntilInterrupted(found)
+        with ended_by_signal(reading.stop) as interruption, client.writer(stream) as writer:
+            with progress(f"importing to {stream}", size_of(source)) as advance:
+                number = _import(writer, found, reading, skip, advance)
+    events = max(0, number - skip)
+    if interruption.came:
+        raise Failed(
+            f"interrupted; {count(events, 'event')} stored in {stream}: continue with --skip {events + skip}",
+            INTERRUPTED,
+        )
+    if number < skip:
+        raise Failed(f"the file has {count(number, 'event')}, fewer than --skip {skip:,}")
     if as_json:
         print_json({"stream": stream, "events": events})
     else:
         say(f"{stream}: {count(events, 'event')} imported")
 
 
-def _import(writer: rg.EventWriter[bytes], found: Records, skip: int, advance: Advance) -> int:
-    reading = iter(found)
+def _import(
+    writer: rg.EventWriter[bytes], found: Records, reading: Iterator[ImportedRecord], skip: int, advance: Advance
+) -> int:
+    """Write the records after the first ``skip``; return how many there were."""
     number = position = 0
     try:
         while (record := next(reading, None)) is not None:
@@ -216,6 +237,4 @@ def _import(writer: rg.EventWriter[bytes], found: Records, skip: int, advance: A
             f"{found.unit} {number + 1:,}: {error}; the {count(number, 'event')} before it are written: correct "
             f"it, and continue with --skip {number}"
         ) from error
-    if number < skip:
-        raise Failed(f"the file has {count(number, 'event')}, fewer than --skip {skip:,}")
-    return number - skip
+    return number

@@ -16,8 +16,9 @@ import typer
 import readergroup as rg
 
 from ..streams.data.block import MAX_EVENT_BYTES
+from .exit_codes import INTERRUPTED
 from .screen import Advance, count, print_json, progress, say
-from .session import Failed, session
+from .session import Failed, UntilInterrupted, ended_by_signal, session
 from .streams import AsJson, Name
 
 #: How many lines are written between two updates of the progress bar.
@@ -43,21 +44,27 @@ def write(
     """Write each line of a file as an event.
 
     Events with one routing key are read in the order in which they were written. Without --key, lines are spread over
-    the segments.
+    the segments. Ctrl-C stores the lines read so far and prints their number.
     """
     key_of: KeyOf = (lambda line, number: None) if key is None else (lambda line, number: _key(line, number, key))
     with session(context).connect() as client, open_source(file) as source:
-        with client.writer(stream) as writer, progress(f"writing to {stream}", size_of(source)) as advance:
-            lines, size = _write_lines(writer, source, key_of, advance)
+        found = UntilInterrupted(_lines(source))
+        with ended_by_signal(found.stop) as interruption, client.writer(stream) as writer:
+            with progress(f"writing to {stream}", size_of(source)) as advance:
+                lines, size = _write_lines(writer, found, key_of, advance)
+    if interruption.came:
+        raise Failed(f"interrupted; {count(lines, 'event')} stored in {stream}", INTERRUPTED)
     if as_json:
         print_json({"stream": stream, "events": lines, "bytes": size})
     else:
         say(f"{stream}: {count(lines, 'event')} written")
 
 
-def _write_lines(writer: rg.EventWriter[bytes], source: BinaryIO, key_of: KeyOf, advance: Advance) -> tuple[int, int]:
+def _write_lines(
+    writer: rg.EventWriter[bytes], lines: Iterator[bytes], key_of: KeyOf, advance: Advance
+) -> tuple[int, int]:
     number = size = done = 0
-    for number, line in enumerate(_lines(source), 1):
+    for number, line in enumerate(lines, 1):
         if len(line) > MAX_EVENT_BYTES:
             raise Failed(
                 f"line {number:,} is longer than the limit of an event ({MAX_EVENT_BYTES:,} bytes); the lines "

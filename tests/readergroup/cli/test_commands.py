@@ -15,6 +15,7 @@ import sys
 import termios
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import pytest
 from typer.testing import CliRunner
 
 import readergroup as rg
-from readergroup.cli import app
+from readergroup.cli.app import app
 from readergroup.cli.session import one_line
 from tests.servers.nats import NatsServer, nats_server_binary
 from tests.servers.unavailable import ServerUnavailable
@@ -159,7 +160,7 @@ def test_streams_are_listed_by_scope(orders: Cli) -> None:
 def test_a_stream_is_split_merged_and_sealed(orders: Cli) -> None:
     assert "(2, 3, 1), epoch 1" in orders.ok("stream", "scale", "shop/orders", "--split", "0")
     assert "(2, 4), epoch 2" in orders.ok("stream", "scale", "shop/orders", "--merge", "3,1")
-    assert "sealed" in orders.ok("stream", "seal", "shop/orders")
+    assert "sealed" in orders.ok("stream", "seal", "shop/orders", "--yes")
     info = orders.json("stream", "info", "shop/orders")
     assert isinstance(info, dict)
     assert info["sealed"] is True and info["epoch"] == 2
@@ -169,15 +170,15 @@ def test_a_stream_is_truncated_at_its_tail_and_at_a_cut(orders: Cli) -> None:
     orders.ok("write", "shop/orders", input="one\ntwo\n")
     cut = json.dumps(rg.StreamCut.model_validate(orders.json("stream", "info", "shop/orders")["tail"]).model_dump())  # type: ignore[index]
     orders.ok("write", "shop/orders", input="three\nfour\n")
-    orders.ok("stream", "truncate", "shop/orders", cut)
+    orders.ok("stream", "truncate", "--yes", "shop/orders", cut)
     assert sorted(orders.ok("read", "shop/orders", "--group", "a").split()) == ["four", "three"]
-    orders.ok("stream", "truncate", "shop/orders", "-", input=cut)
-    orders.ok("stream", "truncate", "shop/orders", "tail")
+    orders.ok("stream", "truncate", "--yes", "shop/orders", "-", input=cut)
+    orders.ok("stream", "truncate", "--yes", "shop/orders", "tail")
     assert orders.ok("read", "shop/orders", "--group", "b") == ""
 
 
 def test_a_deleted_stream_is_gone(orders: Cli) -> None:
-    orders.ok("stream", "delete", "shop/orders")
+    orders.ok("stream", "delete", "shop/orders", "--yes")
     assert "no stream of this name" in orders.fails(1, "stream", "info", "shop/orders")
 
 
@@ -188,6 +189,25 @@ def test_deleting_asks_on_a_terminal(orders: Cli) -> None:
     exit_code, _ = orders.on_terminal("stream", "delete", "shop/orders", input=b"y\n")
     assert exit_code == 0
     assert orders.json("stream", "list") == []
+
+
+@pytest.mark.parametrize(
+    ("command", "question"),
+    [
+        ("stream seal shop/orders", "Seal the stream shop/orders"),
+        ("stream truncate shop/orders tail", "Delete the data of the stream shop/orders before its tail?"),
+        ("stream delete shop/orders", "Delete the stream shop/orders and all its data?"),
+        ("group reset g --to tail", "Reset the reader group g to tail?"),
+        ("group delete g", "Delete the reader group g and its positions?"),
+    ],
+)
+def test_what_cannot_be_undone_is_refused_where_nobody_can_confirm_it(orders: Cli, command: str, question: str) -> None:
+    orders.ok("write", "shop/orders", input="one\n")
+    orders.ok("read", "shop/orders", "--group", "g", "--limit", "0")
+    said = orders.fails(2, *command.split())
+    assert question in said and "add --yes" in said
+    assert orders.ok("read", "shop/orders", "--group", "g") == "one\n"
+    orders.ok(*command.split(), "--yes")
 
 
 # ---------------------------------------------------------------------- writing
@@ -245,7 +265,7 @@ def test_a_line_that_is_too_long_for_an_event_is_refused(orders: Cli, tmp_path: 
 
 
 def test_a_sealed_stream_takes_no_lines(orders: Cli) -> None:
-    orders.ok("stream", "seal", "shop/orders")
+    orders.ok("stream", "seal", "shop/orders", "--yes")
     assert "sealed" in orders.fails(1, "write", "shop/orders", input="one\n")
 
 
@@ -277,14 +297,14 @@ def test_events_in_json_say_all_about_themselves(orders: Cli) -> None:
 def test_reading_ends_at_the_end_of_a_sealed_stream(orders: Cli) -> None:
     orders.ok("write", "shop/orders", input="one\ntwo\n")
     orders.ok("stream", "scale", "shop/orders", "--split", "0")
-    orders.ok("stream", "seal", "shop/orders")
+    orders.ok("stream", "seal", "shop/orders", "--yes")
     assert sorted(orders.ok("read", "shop/orders", "--group", "g", "--follow").split()) == ["one", "two"]
 
 
 def test_what_was_truncated_is_told_and_the_rest_is_read(orders: Cli) -> None:
     orders.ok("read", "shop/orders", "--group", "g")  # which begins before what is written now
     orders.ok("write", "shop/orders", input="gone\ngone\n")
-    orders.ok("stream", "truncate", "shop/orders", "tail")
+    orders.ok("stream", "truncate", "--yes", "shop/orders", "tail")
     orders.ok("write", "shop/orders", input="there\n")
     result = orders("read", "shop/orders", "--group", "g")
     assert (result.exit_code, result.stdout) == (0, "there\n")
@@ -385,7 +405,7 @@ def test_the_cuts_of_a_group_can_be_given_to_truncate(orders: Cli) -> None:
     orders.ok("read", "shop/orders", "--group", "g")
     orders.ok("write", "shop/orders", input="three\n")
     cuts = group_state(orders)["stream_cuts"]
-    orders.ok("stream", "truncate", "shop/orders", json.dumps(cuts["shop/orders"]))
+    orders.ok("stream", "truncate", "--yes", "shop/orders", json.dumps(cuts["shop/orders"]))
     assert orders.ok("read", "shop/orders", "--group", "new") == "three\n"
 
 
@@ -431,7 +451,7 @@ def test_watching_prints_each_notification_as_json_until_the_end_of_data(orders:
     process = orders.process("watch", "g", "--json")
     assert json.loads(read_line(process, saying="SegmentNotification"))["number_of_segments"] == 2
     orders.ok("stream", "scale", "shop/orders", "--split", "0")
-    orders.ok("stream", "seal", "shop/orders")
+    orders.ok("stream", "seal", "shop/orders", "--yes")
     orders.ok("read", "shop/orders", "--group", "g")
     out, err = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, err) == (0, "")
@@ -455,7 +475,7 @@ def test_watching_on_a_terminal_shows_the_segments_and_what_was_told(orders: Cli
     orders.ok("write", "shop/orders", input="one\ntwo\n")
 
     def end() -> None:
-        orders.ok("stream", "seal", "shop/orders")
+        orders.ok("stream", "seal", "shop/orders", "--yes")
         orders.ok("read", "shop/orders", "--group", "g")
 
     exit_code, shown = orders.on_terminal("watch", "g", seeing="events behind", do=end)
@@ -492,6 +512,62 @@ def test_names_are_whole_where_no_terminal_is(cli: Cli) -> None:
     stream = "scope/" + "x" * 200
     cli.ok("stream", "create", stream)
     assert stream + "/0" in cli.ok("stream", "info", stream)
+
+
+def test_an_interrupted_write_says_how_much_is_stored(orders: Cli) -> None:
+    with orders.process("write", "shop/orders", stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write("".join(f"line {number}\n" for number in range(5000)) + "half a line")
+        process.stdin.flush()
+        until(lambda: stored_bytes(orders))
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130
+    (stored,) = re.findall("interrupted; ([0-9,]+) events? stored in shop/orders\n", said)
+    lines = orders.ok("read", "shop/orders", "--group", "g").splitlines()
+    assert len(lines) == int(stored.replace(",", ""))
+    assert sorted(lines) == sorted(f"line {number}" for number in range(len(lines)))
+
+
+def stored_bytes(cli: Cli) -> int:
+    info = cli.json("stream", "info", "shop/orders")
+    return sum(info["tail"]["offsets"].values())  # type: ignore[index]
+
+
+@pytest.mark.parametrize("moment", ["readergroup.cli.app", "pydantic", "readergroup.client"])
+def test_an_interrupt_while_the_command_loads_prints_no_traceback(orders: Cli, moment: str) -> None:
+    program = (
+        "import builtins, sys\n"
+        "load = builtins.__import__\n"
+        "def interrupted(name, globals=None, locals=None, fromlist=(), level=0):\n"
+        f"    if {moment!r}.endswith(name) and {moment!r} not in sys.modules and name:\n"
+        "        raise KeyboardInterrupt\n"
+        "    return load(name, globals, locals, fromlist, level)\n"
+        "from readergroup.cli import main\n"
+        "builtins.__import__ = interrupted\n"
+        "sys.argv = ['readergroup', 'stream', 'list']\n"
+        "main()\n"
+    )
+    process = subprocess.run(
+        [sys.executable, "-c", program],
+        env=orders.environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "")
+
+
+def test_progress_does_not_mix_with_events_in_a_pipe(orders: Cli) -> None:
+    orders.ok("write", "shop/orders", input="y\n" * 3000)
+    controller, terminal = pty.openpty()
+    command = [*COMMAND, "read", "shop/orders", "--group", "g"]
+    with subprocess.Popen(command, env=orders.environment, stdout=subprocess.PIPE, stderr=terminal) as process:
+        os.close(terminal)
+        assert process.stdout is not None and process.stdout.read() == b"y\n" * 3000
+    with open(controller, "rb", buffering=0) as shown, suppress(OSError):  # the other side is closed
+        assert shown.read(1) in (b"", None)
 
 
 def test_a_progress_bar_is_shown_on_a_terminal_only(orders: Cli, tmp_path: Path) -> None:

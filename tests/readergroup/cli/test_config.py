@@ -87,7 +87,7 @@ def test_conditions_fail_with_what_is_there(shop: Cli) -> None:
     assert shop.ok("config", "replace", "shop", "owner", "Bob", "Ada") == "owner = Bob\n"
     assert shop.ok("config", "replace", "shop", "owner", "Cyd") == "owner = Cyd\n"
     assert shop.ok("config", "remove", "shop", "owner", "Cyd") == "owner removed\n"
-    assert shop.ok("config", "clear", "shop") == "all keys removed\n"
+    assert shop.ok("config", "clear", "shop", "--yes") == "all keys removed\n"
     assert shop.ok("config", "get-all", "shop") == "there are no entries\n"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from readergroup.cli.formats import Format, records, sink
 from readergroup.streams.data.block import encode_block
 from tests.golden import golden
 from tests.readergroup.cli.test_commands import PATIENCE_SECONDS, Cli, plain
+from tests.waiting import until
 
 SOURCE, TARGET = "shop/orders", "shop/archive"
 FORMATS = pytest.mark.parametrize("chosen", ["jsonl", "msgpack", "parquet"])
@@ -242,9 +244,38 @@ def test_a_file_is_replaced_when_the_new_one_is_whole(cli: Cli, client: rg.Clien
     file.write_text("before")
     data = client.streams.fetch_state(SOURCE).data_segment(client.streams.fetch_state(SOURCE).routes.segment_of("a"))
     client.store.append(data, b"damaged")
-    cli.fails(1, "stream", "export", SOURCE, str(file))
+    cli.fails(1, "stream", "export", SOURCE, str(file), "--yes")
     assert file.read_text() == "before"
     assert [name for name in os.listdir(cli.folder) if name.startswith(".")] == []
+
+
+def test_an_export_replaces_a_file_only_after_confirmation(cli: Cli, client: rg.Client) -> None:
+    write(client, EVENTS[:2])
+    file = cli.folder / "orders.jsonl"
+    file.write_text("before")
+    assert "add --yes" in cli.fails(2, "stream", "export", SOURCE, str(file))
+    code, shown = cli.on_terminal("stream", "export", SOURCE, str(file), input=b"n\n")
+    assert code == 1 and "Replace the file" in shown
+    assert file.read_text() == "before"
+    cli.ok("stream", "export", SOURCE, str(file), "--yes")
+    assert len(file.read_text().splitlines()) == 2
+
+
+def test_an_interrupted_import_says_where_to_continue(cli: Cli, client: rg.Client) -> None:
+    client.streams.create(TARGET)
+    lines = [f'{{"data": "event {number}"}}\n' for number in range(3000)]
+    with cli.process("stream", "import", TARGET, "--skip", "10", stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.writelines(lines)
+        process.stdin.flush()
+        until(lambda: client.streams.info(TARGET).tail.offsets[f"{TARGET}/0"] > 0)
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+    assert process.returncode == 130
+    stored = int(re.findall("interrupted; ([0-9,]+) events? stored", said)[0].replace(",", ""))
+    assert f"--skip {stored + 10}\n" in said
+    events = [event.raw for each in client.batch.segment_ranges(TARGET) for event in client.batch.read(each)]
+    assert events == [f"event {number}".encode() for number in range(10, 10 + stored)]
 
 
 def test_a_format_for_programs_is_not_shown_on_a_terminal(cli: Cli) -> None:
