@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -170,13 +171,16 @@ def delete(context: typer.Context, group: Name, yes: Yes = False) -> None:
     say(f"{group}: deleted")
 
 
-def lag_table(lag: rg.GroupLag) -> RenderableType:
-    """Return a table with a row for each segment that is not read to its end."""
+def lag_table(lag: rg.GroupLag, rates: Mapping[rg.SegmentId, float] | None = None) -> RenderableType:
+    """Return a table with a row for each segment that is not read to its end, and its ``rates`` in bytes per second."""
     rows = [
-        (segment, each.owner or "-", f"{each.events:,}", size(each.bytes), f"{each.seconds:,.1f}")
+        (
+            *(segment, each.owner or "-", f"{each.events:,}", size(each.bytes), f"{each.seconds:,.1f}"),
+            *(() if rates is None else (f"{size(round(rates[segment]))}/s" if segment in rates else "",)),
+        )
         for segment, each in lag.segments.items()
     ]
-    numbers = ("events", "size", "seconds")
+    numbers = ("events", "size", "seconds", *(() if rates is None else ("read",)))
     return table("segment", "reader", *numbers, numbers=numbers, rows=rows)
 
 

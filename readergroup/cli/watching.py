@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
@@ -90,12 +91,12 @@ def _show_live(group: rg.ReaderGroup, heard: _Heard) -> None:
 
     from synchronizer.liveness.lease import LeaseObserver
 
-    leases = LeaseObserver()
-    with Live(_picture(group, leases), console=out(), auto_refresh=False) as live:
+    leases, rates = LeaseObserver(), _Rates()
+    with Live(_picture(group, leases, rates), console=out(), auto_refresh=False) as live:
         while (taken := heard.take()) is not None:
             for notification in taken:
                 live.console.print(line_of(notification))
-            live.update(_picture(group, leases), refresh=True)
+            live.update(_picture(group, leases, rates), refresh=True)
             if _ended(taken):
                 return
 
@@ -104,9 +105,26 @@ def _ended(taken: list[rg.Notification]) -> bool:
     return any(isinstance(notification, rg.EndOfDataNotification) for notification in taken)
 
 
-def _picture(group: rg.ReaderGroup, leases: LeaseObserver) -> RenderableType:
+class _Rates:
+    """How fast the committed positions move, from one look to the next."""
+
+    def __init__(self) -> None:
+        self._looked_at = 0.0
+        self._offsets: Mapping[rg.SegmentId, int] = {}
+
+    def look(self, lag: rg.GroupLag, now: float) -> Mapping[rg.SegmentId, float]:
+        """Return the bytes per second of the segments that were there at the last look."""
+        offsets = {segment: each.offset for segment, each in lag.segments.items()}
+        before, passed = self._offsets, now - self._looked_at
+        self._offsets, self._looked_at = offsets, now
+        common = offsets.keys() & before.keys() if passed > 0 else ()
+        return {segment: max(0, offsets[segment] - before[segment]) / passed for segment in common}
+
+
+def _picture(group: rg.ReaderGroup, leases: LeaseObserver, rates: _Rates) -> RenderableType:
     try:
         lag = group.lag()
+        read = rates.look(lag, group.synchronizer.clock.monotonic())
         silent = _silent(group, leases)
     except ReaderGroupError as error:
         return str(error)
@@ -114,7 +132,7 @@ def _picture(group: rg.ReaderGroup, leases: LeaseObserver) -> RenderableType:
 
     readers = count(group.state.number_of_readers, "reader")
     without = f" (lease expired: {', '.join(silent)})" if silent else ""
-    return Group("", lag_table(lag), f"\n{group.name}: {readers}{without}, {behind(lag)}")
+    return Group("", lag_table(lag, read), f"\n{group.name}: {readers}{without}, {behind(lag)}")
 
 
 def _silent(group: rg.ReaderGroup, leases: LeaseObserver) -> list[str]:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 import readergroup as rg
 from readergroup import testing
-from readergroup.cli.watching import _picture
+from readergroup.cli.watching import _picture, _Rates
 from readergroup.testing import failing_store, manual_clock, reader_group_client  # noqa: F401
 from synchronizer.liveness.lease import Lease, LeaseObserver
 
@@ -24,11 +24,11 @@ def test_it_says_of_whom_there_is_no_sign_of_life(
     leases = [Lease(client.store, group.synchronizer.segment, name, client.clock) for name in ("r1", "r2")]
     for lease in leases:
         group._updater.add_reader(lease.name, lease)
-    observer = LeaseObserver()
+    observer, rates = LeaseObserver(), _Rates()
 
     def shown() -> str:
         console = Console(width=200, file=io.StringIO())
-        console.print(_picture(group, observer))
+        console.print(_picture(group, observer, rates))
         return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
     for _ in range(4):
@@ -38,3 +38,30 @@ def test_it_says_of_whom_there_is_no_sign_of_life(
     assert "g: 2 readers (lease expired: r2), 0 events behind" in shown()
     leases[1].renew({}, 10)
     assert "g: 2 readers, 0 events behind" in shown()
+
+
+def test_it_says_how_fast_each_segment_is_read(
+    reader_group_client: rg.Client,  # noqa: F811
+    manual_clock: testing.InstantClock,  # noqa: F811
+) -> None:
+    client = reader_group_client
+    client.streams.create("shop/orders")
+    with client.writer("shop/orders") as writer:
+        writer.write(b"x" * 9000)
+    group = client.groups.create("g", streams=["shop/orders"], reader_timeout_seconds=1000)
+    rates = _Rates()
+
+    def shown() -> str:
+        console = Console(width=80, file=io.StringIO())
+        console.print(_picture(group, LeaseObserver(), rates))
+        return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+    assert "B/s" not in shown()
+    with group.reader() as reader:
+        assert reader.read(timeout=1) is not None
+        reader.read(timeout=0)
+        reader.commit()
+        manual_clock.advance(3)
+        assert "3.0 kB/s" in shown()
+        manual_clock.advance(3)
+        assert "0 bytes/s" in shown()
