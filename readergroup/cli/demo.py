@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from synchronizer.extras import install_hint
+
 from .screen import count, out, warn
 from .session import Failed
 
@@ -50,7 +52,7 @@ def demo(
     which reader read what and when.
     """
     if find_spec("matplotlib") is None:
-        raise Failed("the demo needs matplotlib; pip install 'readergroup[demo]'")
+        raise Failed(f"the demo needs matplotlib; {install_hint('demo')}")
     from ..demo import run
     from ..demo.corpus import of_path, standard_library
 

@@ -16,6 +16,7 @@ from typing import Annotated, Final, NamedTuple
 import typer
 
 from synchronizer import ReaderGroupError, UnsupportedError
+from synchronizer.extras import install_hint
 
 from ..java import check_java
 from .screen import say
@@ -125,7 +126,7 @@ def _package(name: str, oldest: tuple[int, ...]) -> Check:
     try:
         version = str(importlib.import_module(name).__version__)
     except ImportError as error:
-        return Check(False, _HERE, f"{name}: {error}; pip install 'readergroup[spark]'")
+        return Check(False, _HERE, f"{name}: {error}; {install_hint('spark')}")
     if tuple(map(int, re.findall(r"\d+", version)[: len(oldest)])) < oldest:
         needed = ".".join(map(str, oldest))
         return Check(False, _HERE, f"{name} {version} is older than {needed}; pip install --upgrade {name}")

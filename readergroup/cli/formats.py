@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final
 import msgpack
 
 import readergroup as rg
+from synchronizer.extras import install_hint
 
 from ..streams.data.block import MAX_EVENT_BYTES, Headers
 from .records import ImportedRecord, Records, Sink
@@ -70,7 +71,7 @@ def _parquet() -> Any:
     try:
         from . import parquet
     except ImportError as error:
-        raise Failed("Parquet needs pyarrow; pip install 'readergroup[arrow]'") from error
+        raise Failed(f"Parquet needs pyarrow; {install_hint('arrow')}") from error
     return parquet
 
 

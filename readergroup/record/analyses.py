@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from synchronizer import InvalidArgumentError, UnsupportedError
+from synchronizer.extras import install_hint
 
 try:
     import pyarrow
     import pyarrow.compute as pc
 except ImportError as error:
-    raise UnsupportedError("Arrow is not installed; pip install 'readergroup[arrow]'") from error
+    raise UnsupportedError(f"Arrow is not installed; {install_hint('arrow')}") from error
 
 HOUR_SECONDS: Final = 3600
 DAY_SECONDS: Final = 24 * HOUR_SECONDS

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from notifications import Notification
 from synchronizer import UnsupportedError
+from synchronizer.extras import install_hint
 
 from ..group.notifiers import EndOfDataNotification, ReaderNotification, SegmentNotification
 from .entries import LagSample, kind_of
@@ -15,7 +16,7 @@ from .entries import LagSample, kind_of
 try:
     import pyarrow
 except ImportError as error:
-    raise UnsupportedError("Arrow is not installed; pip install 'readergroup[arrow]'") from error
+    raise UnsupportedError(f"Arrow is not installed; {install_hint('arrow')}") from error
 
 #: The most rows in one record batch.
 MAX_ROWS: Final = 8192

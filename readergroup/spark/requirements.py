@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from synchronizer import UnsupportedError
+from synchronizer.extras import install_hint
 
 try:
     import msgspec  # noqa: F401
@@ -10,6 +11,6 @@ try:
     import pyspark.sql.streaming.datasource  # noqa: F401  # since 4.2
 except ImportError as error:
     raise UnsupportedError(
-        "PySpark 4.2 or newer, PyArrow or msgspec is not installed; pip install 'readergroup[spark]'",
+        f"PySpark 4.2 or newer, PyArrow or msgspec is not installed; {install_hint('spark')}",
         extra="spark",
     ) from error

@@ -9,6 +9,7 @@ from ..arguments import check_type
 from ..clock import Clock, check_clock
 from ..error_translation import translate_unexpected
 from ..errors import InvalidArgumentError, ReaderGroupError, UnsupportedError
+from ..extras import install_hint
 from ..store import SegmentStore
 from ..threads.loading import loading
 
@@ -154,7 +155,7 @@ def _distribution(entry: EntryPoint) -> str:
 
 def _driver_is_missing(driver: str, extra: str) -> UnsupportedError:
     return UnsupportedError(
-        f"the driver of this store is not installed; pip install 'readergroup[{extra}]'", driver=driver, extra=extra
+        f"the driver of this store is not installed; {install_hint(extra)}", driver=driver, extra=extra
     )
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from synchronizer import InvalidArgumentError, UnsupportedError
 from synchronizer.arguments import check_type
+from synchronizer.extras import install_hint
 
 from ..config import SegmentId, number_of, stream_of
 from .block import Block
@@ -19,7 +20,7 @@ try:
     import pyarrow
     from numpy.typing import NDArray
 except ImportError as error:
-    raise UnsupportedError("Arrow is not installed; pip install 'readergroup[arrow]'") from error
+    raise UnsupportedError(f"Arrow is not installed; {install_hint('arrow')}") from error
 
 #: The most events in one record batch: some megabytes of events of usual size.
 MAX_ROWS: Final = 32_768

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 from readergroup.errors import EventTooLargeError
 from synchronizer import InvalidArgumentError, UnsupportedError
+from synchronizer.extras import install_hint
 
 from .block import MAX_EVENT_BYTES
 from .write_batch import MAX_KEY_LENGTH, check_key
@@ -18,7 +19,7 @@ try:
     from numpy.typing import NDArray
     from pyarrow import types
 except ImportError as error:
-    raise UnsupportedError("Arrow is not installed; pip install 'readergroup[arrow]'") from error
+    raise UnsupportedError(f"Arrow is not installed; {install_hint('arrow')}") from error
 
 from .packed_rows import PackedRows, numbered_keys, runs, sizes_of_headers
 

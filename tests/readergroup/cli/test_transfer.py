@@ -287,7 +287,7 @@ def test_parquet_without_pyarrow_says_what_to_install(cli: Cli, monkeypatch: pyt
     monkeypatch.delitem(sys.modules, "readergroup.cli.parquet", raising=False)
     monkeypatch.delattr("readergroup.cli.parquet", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "pip install 'readergroup[arrow]'" in cli.fails(1, "stream", "export", SOURCE, str(cli.folder / "x.parquet"))
+    assert "pip install '.[arrow]'" in cli.fails(1, "stream", "export", SOURCE, str(cli.folder / "x.parquet"))
 
 
 def test_parquet_has_the_columns_that_spark_reads(cli: Cli, client: rg.Client) -> None:

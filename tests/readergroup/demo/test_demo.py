@@ -471,7 +471,7 @@ def test_without_matplotlib_the_demo_says_how_to_install_it(monkeypatch: pytest.
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     result = CliRunner().invoke(app, ["demo"])
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
-    assert "pip install 'readergroup[demo]'" in result.stderr
+    assert "pip install '.[demo]'" in result.stderr
 
 
 def test_the_corpus_keeps_count_of_what_cannot_be_read(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_without_pyarrow_the_error_names_what_to_install(world: World, monkeypat
     monkeypatch.delitem(sys.modules, "readergroup.record.arrow", raising=False)
     monkeypatch.delattr("readergroup.record.arrow", raising=False)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UnsupportedError, match=re.escape("pip install 'readergroup[arrow]'")):
+    with pytest.raises(UnsupportedError, match=re.escape("pip install '.[arrow]'")):
         world.group.notification_record.table()
 
 

@@ -17,7 +17,7 @@ def test_without_pyspark_the_import_names_the_extra(missing: str) -> None:
     program = f"import sys; sys.modules[{missing!r}] = None; import readergroup; import readergroup.spark"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert "UnsupportedError" in done.stderr
-    assert "pip install 'readergroup[spark]'" in done.stderr
+    assert "pip install '.[spark]'" in done.stderr
 
 
 def java_that_says(folder: Path, text: str) -> None:
