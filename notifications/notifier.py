@@ -123,6 +123,10 @@ class PollingNotifier(ABC, Generic[S, N]):
         self._closed = False
         self._process_id = os.getpid()
 
+    def __repr__(self) -> str:
+        listeners = len(self._subscriptions) + len(self._durables)
+        return f"{type(self).__name__}({self.source!r}, {listeners} listeners)"
+
     # ------------------------------------------------------------------ for subclasses
 
     @abstractmethod

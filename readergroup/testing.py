@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ __all__ = [
     "TwoReplicas",
     "drain",
     "failing_store",
+    "make_batch",
     "make_event",
     "manual_clock",
     "reader_group_client",
@@ -142,17 +143,60 @@ def make_event(
         written_at: The time of writing, in seconds since 1970.
         fencing_token: The fencing token of the owner.
     """
-    serializer = serializer or _serializer_for(data)
+    return make_batch(
+        [data],
+        routing_keys=[routing_key],
+        headers=[headers],
+        serializer=serializer,
+        segment=segment,
+        offset=offset,
+        written_at=written_at,
+        fencing_token=fencing_token,
+    )[0]
+
+
+def make_batch(
+    data: Sequence[T],
+    *,
+    routing_keys: Sequence[str | None] | None = None,
+    headers: Sequence[Mapping[str, bytes] | None] | None = None,
+    serializer: Serializer[T] | None = None,
+    segment: str = "test/stream/0",
+    offset: int = 0,
+    written_at: float = 0.0,
+    fencing_token: int = 1,
+) -> EventBatch[T]:
+    """Return a batch as `Reader.read_batch` returns it, for a test that calls a handler of batches itself.
+
+    Args:
+        data: The data of the events, at least one.
+        routing_keys: The routing key of each event. Default: none.
+        headers: The headers of each event. Default: none.
+        serializer: Encodes ``data``. Default: by the first event; bytes stay bytes, models and all other values are
+            JSON.
+        segment: The segment that the events are in.
+        offset: Where the first event starts in the segment, in bytes.
+        written_at: The time of writing, in seconds since 1970.
+        fencing_token: The fencing token of the owner.
+    """
+    if not data:
+        raise InvalidArgumentError("a batch has at least one event")
+    for name, values in (("routing_keys", routing_keys), ("headers", headers)):
+        if values is not None and len(values) != len(data):
+            raise InvalidArgumentError(
+                "there must be a value for each event", of=name, events=len(data), values=len(values)
+            )
+    serializer = serializer or _serializer_for(data[0])
     block = encode_block(
-        [checked_dumps(serializer)(data)],
+        list(map(checked_dumps(serializer), data)),
         written_at=round(written_at * 1_000_000),
         writer_id=bytes(16),
         first_number=0,
-        keys=[routing_key],
-        headers=[headers],
+        keys=routing_keys,
+        headers=headers,
     )
-    only = BlockSlice(Block(segment, offset, block), 0, 1)
-    return EventBatch([only], SegmentId(segment), "test", fencing_token, serializer)[0]
+    whole = BlockSlice(Block(segment, offset, block), 0, len(data))
+    return EventBatch([whole], SegmentId(segment), "test", fencing_token, serializer)
 
 
 def _serializer_for(data: Any) -> Serializer[Any]:

@@ -29,7 +29,15 @@ from readergroup import (
 )
 from readergroup.client import Client
 from readergroup.streams.config import staging_prefix
-from readergroup.testing import InstantClock, drain, failing_store, make_event, manual_clock, reader_group_client  # noqa: F401
+from readergroup.testing import (  # noqa: F401
+    InstantClock,
+    drain,
+    failing_store,
+    make_batch,
+    make_event,
+    manual_clock,
+    reader_group_client,
+)
 from synchronizer import SystemClock
 from synchronizer.callables import check_callable, check_returned
 from tests.places import PACKAGES
@@ -424,6 +432,7 @@ USES: Final[Mapping[str, Use]] = {
     "Transactions.stage(serializer)": _stage,
     "Update.apply_to": _apply_to,
     "copy(on_progress)": _progress_on_spark,
+    "make_batch(serializer)": lambda ground, call: make_batch([{}], serializer=_serializer_of("dumps", call)),
     "make_event(serializer)": lambda ground, call: make_event({}, serializer=_serializer_of("dumps", call)),
 }
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from synchronizer import NotFoundError, SegmentStore, TruncatedError
 from synchronizer.liveness.lease import lease_value
 
+from ..html import html_table
 from ..streams.config import SegmentId, data_segment, stream_of
 from ..streams.data.block import Block
 from ..streams.data.segment_reader import SegmentReader
@@ -41,6 +42,21 @@ class GroupLag(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     segments: Mapping[SegmentId, SegmentLag]
+
+    def __repr__(self) -> str:
+        total = f"{self.events} events, {self.bytes} bytes, {self.seconds:.3g} s"
+        return f"GroupLag({total}, in {len(self.segments)} segments)"
+
+    __str__ = __repr__
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            ("segment", "reader", "events", "bytes", "seconds"),
+            [
+                (segment, lag.owner or "", lag.events, lag.bytes, f"{lag.seconds:.3g}")
+                for segment, lag in self.segments.items()
+            ],
+        )
 
     @property
     def bytes(self) -> int:

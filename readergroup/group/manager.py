@@ -44,6 +44,9 @@ class ReaderGroupManager:
         self._lock = threading.RLock()
         self._closed = False
 
+    def __repr__(self) -> str:
+        return f"ReaderGroupManager({self._client.store.url!r})"
+
     def create(
         self, name: str, *, streams: Sequence[str] | None = None, config: ReaderGroupConfig | None = None, **fields: Any
     ) -> ReaderGroup:

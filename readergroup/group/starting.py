@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Literal
+from typing import Literal, cast
 
 from synchronizer import Deadline, InvalidArgumentError, Map
 
 from ..streams.config import SegmentId, StreamCut
+from ..streams.data.places import Place
 from ..streams.manager import StreamManager
 from ..streams.state import StreamState
 from ..streams.times import cut_at
@@ -28,12 +29,18 @@ def initial_state(config: ReaderGroupConfig, streams: StreamManager) -> ReaderGr
     segments: dict[SegmentId, SegmentState] = {}
     for stream in config.streams:
         metadata = streams.fetch_state(stream)
-        start = streams.resolve(metadata, config.start.get(stream, "head"))
+        start = _resolve(streams, metadata, config.start.get(stream, "head"))
         end = config.end.get(stream)
         segments.update(_segments(metadata, start, end))
         ended = metadata.sealed or end is not None
         followed[stream] = FollowedStream(incarnation=metadata.incarnation, epoch=metadata.epoch, ended=ended)
     return ReaderGroupState(config=config, streams=Map(followed), segments=Map(segments))
+
+
+def _resolve(streams: StreamManager, metadata: StreamState, place: Start) -> StreamCut:
+    if isinstance(place, str) and place not in ("head", "tail"):
+        return cut_at(streams, metadata.name, datetime.fromisoformat(place))
+    return streams.resolve(metadata, cast(Place, place))
 
 
 def reset(updater: GroupUpdater, to: ResetTarget, *, timeout: float | None = None) -> None:
@@ -56,7 +63,7 @@ def reset(updater: GroupUpdater, to: ResetTarget, *, timeout: float | None = Non
 
 def _starts_at(
     streams: StreamManager, config: ReaderGroupConfig, to: ResetTarget, deadline: Deadline
-) -> Mapping[str, Start]:
+) -> Mapping[str, Place]:
     if isinstance(to, datetime):
         return {each: cut_at(streams, each, to, timeout=deadline.remaining()) for each in config.streams}
     if to == "head" or to == "tail":

@@ -172,6 +172,9 @@ class ReaderPool(Generic[T]):
         self._died_over: dict[InHand, int] = {}  # how many workers died over each; the latest is last
         self._start_at = float("-inf")
 
+    def __repr__(self) -> str:
+        return f"ReaderPool({self._group.name!r}, {len(self._workers)} workers)"
+
     # ------------------------------------------------------------------ for the application
 
     def run(self, drain_timeout: float = DRAIN_SECONDS) -> None:

@@ -14,6 +14,8 @@ from synchronizer import InvalidArgumentError, Map
 from synchronizer.arguments import check_count
 from synchronizer.configuration import Configuration
 
+from ..html import html_table
+
 #: ``scope/stream/number``, for example ``shop/orders/0``.
 SegmentId = NewType("SegmentId", str)
 
@@ -126,6 +128,13 @@ class StreamConfig(Configuration):
 
     scaling: ScalingPolicy = ScalingPolicy(segments=1)
 
+    @field_validator("scaling", mode="before")
+    @classmethod
+    def _refuse_number(cls, scaling: object) -> object:
+        if isinstance(scaling, int):
+            raise ValueError("must be a policy, such as ScalingPolicy.fixed(4)")
+        return scaling
+
 
 class KeyRange(FrozenModel):
     """The part of the key range [0, 1) from ``low`` up to but without ``high``."""
@@ -215,3 +224,12 @@ class StreamInfo(FrozenModel):
     head: StreamCut
     tail: StreamCut
     sealed: bool
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            ("segment", "keys", "starts at", "ends at"),
+            [
+                (segment, keys, self.head.offsets.get(segment, 0), self.tail.offsets[segment])
+                for segment, keys in self.segments.items()
+            ],
+        )

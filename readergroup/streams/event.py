@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -107,7 +108,8 @@ class Event(Generic[T]):
         return self._batch.offset_after(self._index + 1)
 
     def __repr__(self) -> str:
-        return f"Event({str(self.pointer)!r}, {len(self.raw)} bytes)"
+        key = "" if self.routing_key is None else f", routing_key={self.routing_key!r}"
+        return f"Event({reprlib.repr(self.raw)}{key}, pointer={str(self.pointer)!r})"
 
 
 class EventBatch(Sequence[Event[T]]):

@@ -85,6 +85,9 @@ class StreamManager:
         self.open_writers: WeakSet[Closable] = WeakSet()
         self._process_id = os.getpid()
 
+    def __repr__(self) -> str:
+        return f"StreamManager({self.store.url!r})"
+
     @property
     def timeout(self) -> float:
         return self.metadata.timeout

@@ -7,10 +7,11 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
 from readergroup.streams.config import StreamCut, check_stream_name
 from synchronizer import Map
@@ -25,7 +26,22 @@ def new_reader_id() -> str:
 
 MAX_PROCESSING_SECONDS: Final = 300.0
 
-Start = StreamCut | Literal["head", "tail"]
+
+def _check_start(start: object) -> object:
+    """Return a start in the form in which it is stored: a cut, 'head', 'tail', or a time as text, in UTC."""
+    if isinstance(start, (StreamCut, Mapping)) or start in ("head", "tail"):
+        return start
+    try:
+        time = start if isinstance(start, datetime) else datetime.fromisoformat(start)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ValueError("must be 'head', 'tail', a time or a cut") from None
+    if time.tzinfo is None:
+        raise ValueError("a time needs a timezone, such as that of datetime.now(UTC)")
+    return time.astimezone(UTC).isoformat()
+
+
+#: A time stands for the first event written since then.
+Start = Annotated[StreamCut | str, BeforeValidator(_check_start)]
 
 
 def _or_never(seconds: object) -> object:
@@ -38,7 +54,8 @@ _SecondsOrNever = Annotated[float, BeforeValidator(_or_never), Field(strict=True
 class ReaderGroupConfig(Configuration):
     """What a reader group reads, and its intervals and limits. Durations are seconds.
 
-    ``start`` and ``end`` bound single streams. A stream without bounds is read from its head and without end.
+    ``start`` and ``end`` bound single streams. A stream without bounds is read from its head and without end. A start
+    that is no mapping holds for all streams: ``start="tail"``, or a time.
     """
 
     streams: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -59,6 +76,22 @@ class ReaderGroupConfig(Configuration):
     automatic_checkpoint_interval_seconds: _SecondsOrNever = 30.0
     #: At most this many requested checkpoints are outstanding at a time, and this many completed ones are kept.
     max_outstanding_checkpoints: Annotated[int, Field(strict=True, ge=1, le=100)] = 3
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spread_start(cls, fields: Any) -> Any:
+        """Give a start that is meant for all streams to each of them."""
+        if isinstance(fields, Mapping) and isinstance(start := fields.get("start"), (str, datetime)):
+            streams = fields.get("streams")
+            return {**fields, "start": dict.fromkeys(streams if isinstance(streams, Collection) else (), start)}
+        return fields
+
+    @field_validator("streams", mode="before")
+    @classmethod
+    def _refuse_text(cls, streams: object) -> object:
+        if isinstance(streams, str):
+            raise ValueError(f"must be a list of names, such as [{streams!r}]")
+        return streams
 
     @model_validator(mode="after")
     def _check_streams(self) -> ReaderGroupConfig:

@@ -170,6 +170,10 @@ class EventWriter(Generic[T]):
             self._end()
             raise
 
+    def __repr__(self) -> str:
+        state = "failed" if self._failure is not None else "closed" if self._closed else "open"
+        return f"EventWriter({self.stream!r}, {state}, {self._unstored} bytes not stored)"
+
     @property
     def failure(self) -> ReaderGroupError | None:
         """Why the writer takes no more events for good; None while it does, or if it was closed without an error."""
