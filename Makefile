@@ -89,7 +89,7 @@ test-lowest:
 	@$(PYTHON) -m venv $(LOWEST)
 	@$(LOWEST)/bin/python -m pip install -qq --disable-pip-version-check uv
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python --resolution lowest-direct \
-	    --editable '.[nats,postgres,arrow]'
+	    --editable '.[fast,nats,postgres,arrow]'
 	@$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python \
 	    cryptography greenlet hypothesis pytest pytest-timeout pytest-xdist
 	$(LOWEST)/bin/python -m pytest $(LOWEST_TESTS) --quiet -k 'not nats and not postgres and not demo'

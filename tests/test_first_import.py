@@ -10,7 +10,7 @@ import pytest
 
 #: The dependencies, those of the extras included, and modules of Python that take long to load.
 WATCHED: Final = (
-    "apscheduler", "blinker", "immutables", "isal", "matplotlib", "mmh3", "msgpack", "msgspec", "nats", "notifications",
+    "apscheduler", "blinker", "isal", "matplotlib", "mmh3", "msgpack", "msgspec", "nats", "notifications",
     "numpy", "psycopg", "pyarrow", "pydantic", "pyspark", "rich", "typer", "readergroup.client",
     "asyncio", "ctypes", "http", "multiprocessing", "sqlite3", "ssl", "unittest", "xml",
 )  # fmt: skip
@@ -20,7 +20,7 @@ STREAM: Final = f"{CONNECT}; client.streams.create('shop/orders')"
 GROUP: Final = f"{STREAM}; group = client.groups.create('billing', streams=['shop/orders'])"
 WRITE: Final = "writer = client.writer('shop/orders'); writer.write(b'x'); writer.close()"
 
-CLIENT: Final = "blinker immutables isal mmh3 msgpack multiprocessing notifications pydantic readergroup.client"
+CLIENT: Final = "blinker isal mmh3 msgpack multiprocessing notifications pydantic readergroup.client"
 
 #: What a library process loads, by what it does.
 LIBRARY: Final = {

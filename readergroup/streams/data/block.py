@@ -30,11 +30,15 @@ from itertools import accumulate
 from typing import Any, Final
 
 import msgpack
-from isal import isal_zlib
 
 from readergroup.errors import CorruptDataError
 
 from ..routing import key_hash
+
+try:
+    from isal.isal_zlib import crc32  # the same checksum in less time
+except ImportError:
+    from zlib import crc32
 
 #: The most bytes that several events of one block have, with their keys and headers.
 MAX_BLOCK_BYTES: Final = 64 * 1024
@@ -109,7 +113,7 @@ def parts_of_block(
     parts = (fields, packed_columns, *packed_events, _TRAILER.pack(_TRAILER_MARK, length))
     checksum = 0
     for part in parts:
-        checksum = isal_zlib.crc32(part, checksum)
+        checksum = crc32(part, checksum)
     return (_HEAD.pack(MAGIC, checksum), *parts)
 
 
@@ -380,7 +384,7 @@ def length_by_trailer(segment: str, end: int, trailer: bytes) -> int:
 
 def _checked_block(segment: str, offset: int, view: memoryview) -> Block:
     _, checksum = _HEAD.unpack_from(view)
-    if isal_zlib.crc32(view[_HEAD.size :]) != checksum:
+    if crc32(view[_HEAD.size :]) != checksum:
         raise CorruptDataError(
             "the block is damaged: its checksum is wrong; restore the store from a backup",
             segment=segment,
