@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
 import pytest
+
+import readergroup as rg
 
 #: The dependencies, those of the extras included, and modules of Python that take long to load.
 WATCHED: Final = (
@@ -68,6 +71,35 @@ def test_the_first_listener_loads_the_scheduler_and_no_later_step_does(tmp_path:
     before = loaded_by(GROUP, folder=tmp_path)
     after = loaded_by(f"{GROUP}; group.segment_notifier.wait()", folder=tmp_path)
     assert "apscheduler" not in before and "apscheduler" in after
+
+
+@pytest.mark.parametrize("blocked", ["", "import sys; sys.modules['isal'] = None; "])
+def test_events_are_the_same_without_the_extra_for_fast_checksums(blocked: str, tmp_path: Path) -> None:
+    """What one process writes, the other reads, and both refuse a damaged block."""
+    with rg.connect(f"sqlite:///{tmp_path}/x.db") as client:
+        client.streams.create("shop/orders")
+        client.groups.create("billing", streams=["shop/orders"])
+        with client.writer("shop/orders") as writer:
+            writer.write(b"from here")
+        program = f"""{blocked}
+import readergroup as rg
+from readergroup.streams.data import block
+assert block.crc32.__module__ == {"zlib" if blocked else "isal.isal_zlib"!r}
+client = rg.connect("sqlite:///x.db")
+with client.writer("shop/orders") as writer:
+    writer.write(b"from there")
+with client.groups.get("billing").reader() as reader:
+    assert reader.read_batch(10, timeout=60).data[0] == b"from here"
+damaged = bytearray(block.encode_block([b"x"], written_at=1, writer_id=bytes(16), first_number=1))
+damaged[-9] ^= 1
+try:
+    block.parse_blocks("segment", 0, bytes(damaged))
+except rg.CorruptDataError:
+    client.close()
+"""
+        assert "sqlite3" in loaded_by(program, folder=tmp_path)
+        (found,) = client.batch.segment_ranges("shop/orders")
+        assert [event.data for event in client.batch.read(found)] == [b"from here", b"from there"]
 
 
 @pytest.mark.parametrize("words", ["--help", "stream --help", "group checkpoint --help", "config get"])
