@@ -65,9 +65,11 @@ if TYPE_CHECKING:
         CheckpointTimeoutError,
         CorruptDataError,
         EndOfDataError,
+        EventStoredError,
         EventTooLargeError,
         ReaderGroupExistsError,
         ReaderNotInGroupError,
+        SinkBehindError,
         StreamBeingCopiedError,
         StreamExistsError,
         WorkerError,
@@ -125,6 +127,7 @@ __all__ = [
     "EventPointer",
     "EventProcessor",
     "EventQueue",
+    "EventStoredError",
     "EventTooLargeError",
     "EventWriter",
     "GroupLag",
@@ -183,6 +186,7 @@ __all__ = [
     "SharedCounter",
     "SharedMap",
     "SharedSet",
+    "SinkBehindError",
     "StagedPart",
     "Staging",
     "State",
@@ -214,8 +218,9 @@ _MODULES = {
     ".batch.ranges": "SegmentRange",
     ".client": "Client connect",
     ".errors": (
-        "CheckpointFailedError CheckpointTimeoutError CorruptDataError EndOfDataError EventTooLargeError "
-        "ReaderGroupExistsError ReaderNotInGroupError StreamBeingCopiedError StreamExistsError WorkerError"
+        "CheckpointFailedError CheckpointTimeoutError CorruptDataError EndOfDataError EventStoredError "
+        "EventTooLargeError ReaderGroupExistsError ReaderNotInGroupError SinkBehindError StreamBeingCopiedError "
+        "StreamExistsError WorkerError"
     ),
     ".group.lag": "GroupLag SegmentLag",
     ".group.model.checkpoint": "Checkpoint",

@@ -35,6 +35,14 @@ class ReaderNotInGroupError(ReaderGroupError):
     """The reader is not in the group, or does not own the segment any more. The call had no effect."""
 
 
+class EventStoredError(ReaderGroupError):
+    """The sink's database has the event, or all of the batch. The block did not run; continue with the next one."""
+
+
+class SinkBehindError(ReaderGroupError):
+    """The sink's database has stored less than the group has processed. No event was handled."""
+
+
 class CheckpointTimeoutError(DeadlineExceededError):
     """The checkpoint was not completed in time. ``readers`` lists the readers that block it."""
 

@@ -196,7 +196,7 @@ def make_batch(
         headers=headers,
     )
     whole = BlockSlice(Block(segment, offset, block), 0, len(data))
-    return EventBatch([whole], SegmentId(segment), "test", fencing_token, serializer)
+    return EventBatch([whole], SegmentId(segment), "test", fencing_token, serializer, group="test")
 
 
 def _serializer_for(data: Any) -> Serializer[Any]:

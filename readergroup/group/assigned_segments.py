@@ -37,18 +37,24 @@ class AssignedSegment(Generic[T]):
         offset: int,
         end: int | None,
         serializer: Serializer[T],
+        *,
+        group: str = "",
+        stored: int | None = None,
     ) -> None:
+        """``offset`` is the group's position, and ``stored``, if the application knows more, where it continues."""
         self.segment = segment
         self.data_segment = data_segment(segment, incarnation)
         self.token = token
+        start = offset if stored is None else max(offset, stored)
         #: The offset before which all events are processed: the next owner would start here.
-        self.processed = offset
+        self.processed = start
         #: The offset before which all events were handed out.
-        self.handed_out = offset
+        self.handed_out = start
         self._began = offset
+        self._group = group
         self._incarnation = incarnation
         self._serializer = serializer
-        self._reader = SegmentReader(store, self.data_segment, offset)
+        self._reader = SegmentReader(store, self.data_segment, start)
         self._end = end
         self._ahead: deque[BlockSlice] = deque()  # read, and not handed out
         self._at_end = False  # there is nothing more to read
@@ -88,7 +94,7 @@ class AssignedSegment(Generic[T]):
         slices = self.take_slices(max_events, max_bytes)
         if not slices:
             return None
-        return EventBatch(slices, self.segment, self._incarnation, self.token, self._serializer)
+        return EventBatch(slices, self.segment, self._incarnation, self.token, self._serializer, group=self._group)
 
     def take_slices(self, max_events: int, max_bytes: int | None = None) -> list[BlockSlice]:
         """Return the slices that hold the next events, at most ``max_events``; an empty list if there are none now.

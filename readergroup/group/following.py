@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, TypeVar, cast
+from typing import Generic, Protocol, TypeVar, cast
 
 from synchronizer import Deadline, Revision
 from synchronizer.callables import checked
 
-from ..errors import ReaderNotInGroupError
-from ..streams.config import SegmentId, stream_of
+from ..errors import ReaderNotInGroupError, SinkBehindError
+from ..streams.config import SegmentId, data_segment, stream_of
 from ..streams.serializers import Serializer
 from .assigned_segments import AssignedSegment, AssignedSegments
 from .member import GroupMember
@@ -22,6 +22,21 @@ T = TypeVar("T")
 
 SegmentCallback = Callable[[SegmentId], object]
 CheckpointCallback = Callable[[str], object]
+
+
+class Claims(Protocol):
+    """Where the application stores how far each segment is processed."""
+
+    #: Whether it has stored all that the group has processed, so that less than that is an error.
+    knows_all: bool
+
+    def claim(self, group: str, segment: SegmentId, incarnation: str, token: int, offset: int) -> int:
+        """Take the segment over from former owners, and return the stored position.
+
+        ``offset`` is the group's position. Raise `ReaderNotInGroupError` if a newer owner has the segment, and
+        `StoreUnavailableError` to be called again.
+        """
+        ...
 
 
 class GroupFollower(Generic[T]):
@@ -37,6 +52,7 @@ class GroupFollower(Generic[T]):
         on_checkpoint: Called once per checkpoint.
         is_settled: Asked whether the reader may pass a checkpoint or release the segment as far as the segment is
             concerned. Until it answers yes, it is asked at each call, and `frozen` has the segment. Default: always.
+        claims: Asked where the reader continues in a segment that it takes over. Default: at the group's position.
         timeout: The longest wait, in seconds, for one answer of the store.
     """
 
@@ -51,6 +67,7 @@ class GroupFollower(Generic[T]):
         on_release: SegmentCallback | None,
         on_checkpoint: CheckpointCallback | None,
         is_settled: Callable[[SegmentId], bool] | None,
+        claims: Claims | None,
         timeout: float,
     ) -> None:
         self._updater = updater
@@ -62,6 +79,8 @@ class GroupFollower(Generic[T]):
         self._on_release = None if on_release is None else checked(on_release, "on_release")
         self._on_checkpoint = None if on_checkpoint is None else checked(on_checkpoint, "on_checkpoint")
         self._is_settled = is_settled
+        self._claims = claims
+        self._group = updater.synchronizer.name.removeprefix("group/")
         self._timeout = timeout
         #: The segments of which no further event may be started now.
         self.frozen: frozenset[SegmentId] = frozenset()
@@ -181,17 +200,39 @@ class GroupFollower(Generic[T]):
                 if self._on_assign is not None:
                     with self._member.in_callback():
                         self._on_assign(segment)
+                incarnation = state.streams[stream_of(segment)].incarnation
                 taken_over[segment] = AssignedSegment(
                     self._synchronizer.store,
                     segment,
-                    state.streams[stream_of(segment)].incarnation,
+                    incarnation,
                     cast(int, found.token),
                     found.offset,
                     found.end,
                     self._serializer,
+                    group=self._group,
+                    stored=self._claim(segment, incarnation, found),
                 )
         finally:  # keep those that were announced to the application
             self._segments.add(taken_over)
+
+    def _claim(self, segment: SegmentId, incarnation: str, found: SegmentState) -> int | None:
+        """Return where the application continues in the segment, if it stores that."""
+        if self._claims is None:
+            return None
+        with self._member.in_callback():
+            stored = self._claims.claim(self._group, segment, incarnation, cast(int, found.token), found.offset)
+        if stored < found.offset and self._claims.knows_all:
+            name = data_segment(segment, incarnation)
+            if self._synchronizer.store.info(name).start_offset < found.offset:  # else that was truncated
+                raise SinkBehindError(
+                    "the database has stored less of the segment than the group has processed: it was restored from a "
+                    "backup, or events were handled without the sink; continue with sink.reset(group, to=...)",
+                    group=self._group,
+                    segment=segment,
+                    stored=stored,
+                    processed=found.offset,
+                )
+        return stored
 
     def _complete(self, assigned: AssignedSegment[T], deadline: Deadline) -> bool:
         """Report the segment as completed, and return whether it is no longer the reader's."""

@@ -38,7 +38,7 @@ from ..streams.event import Event, EventBatch, Position
 from ..streams.serializers import Serializer, check_serializer
 from .assigned_segments import AssignedSegment, AssignedSegments
 from .coordinator import ReaderCoordinator
-from .following import CheckpointCallback, GroupFollower, SegmentCallback
+from .following import CheckpointCallback, Claims, GroupFollower, SegmentCallback
 from .member import GroupMember
 from .pace import Pace
 from .progress import Progress
@@ -94,6 +94,7 @@ class Reader(Generic[T]):
         on_release: SegmentCallback | None = None,
         on_checkpoint: CheckpointCallback | None = None,
         in_flight: EventsInFlight | None = None,
+        claims: Claims | None = None,
         timeout: float = 30.0,
         on_close: Callable[[Reader[T]], object] | None = None,
     ) -> None:
@@ -136,6 +137,7 @@ class Reader(Generic[T]):
             on_release=on_release,
             on_checkpoint=on_checkpoint,
             is_settled=None if in_flight is None else in_flight.is_settled,
+            claims=claims,
             timeout=timeout,
         )
         try:

@@ -32,7 +32,7 @@ from ..streams.event import Position
 from ..streams.serializers import Serializer, serializer_or_bytes
 from .checkpointing import take_checkpoint
 from .coordinator import ReaderCoordinator, follow_streams
-from .following import CheckpointCallback, SegmentCallback
+from .following import CheckpointCallback, Claims, SegmentCallback
 from .lag import GroupLag, group_lag, positions
 from .model.checkpoint import Checkpoint
 from .model.config import ReaderGroupConfig, new_reader_id
@@ -51,6 +51,7 @@ if TYPE_CHECKING:  # each method loads what it starts
     from ..scaling.pool import ReaderPool
     from ..scaling.retry import RetryPolicy
     from ..scaling.scaler import Scaler
+    from ..sinks.sql_sink import SqlSink
     from .concurrent_reader import ConcurrentReader
 
 R = TypeVar("R", bound=Reader[Any])
@@ -116,6 +117,7 @@ class ReaderGroup:
         on_assign: SegmentCallback | None = None,
         on_release: SegmentCallback | None = None,
         on_checkpoint: CheckpointCallback | None = None,
+        sink: SqlSink | None = None,
     ) -> Reader[bytes]: ...
     @overload
     def reader(
@@ -127,6 +129,7 @@ class ReaderGroup:
         on_assign: SegmentCallback | None = None,
         on_release: SegmentCallback | None = None,
         on_checkpoint: CheckpointCallback | None = None,
+        sink: SqlSink | None = None,
     ) -> Reader[T]: ...
     def reader(
         self,
@@ -137,6 +140,7 @@ class ReaderGroup:
         on_assign: SegmentCallback | None = None,
         on_release: SegmentCallback | None = None,
         on_checkpoint: CheckpointCallback | None = None,
+        sink: SqlSink | None = None,
     ) -> Reader[Any]:
         """Open a reader, which joins the group at once. It is a context manager.
 
@@ -150,6 +154,8 @@ class ReaderGroup:
             on_release: Called with a segment before the reader releases or completes it.
             on_checkpoint: Called with the name of a checkpoint. What the application keeps in this call belongs to the
                 checkpoint. With ``auto_commit=False``, commit in it.
+            sink: A `SqlSink` with a database that is not asynchronous. The reader takes each segment over in its
+                database, and continues behind what is stored there. Use `SqlSink.transaction` for what it reads.
 
         Raises:
             NotFoundError: The group was deleted.
@@ -164,6 +170,7 @@ class ReaderGroup:
             on_assign=on_assign,
             on_release=on_release,
             on_checkpoint=on_checkpoint,
+            claims=None if sink is None else _claims(sink),
         )
 
     def open_reader(
@@ -176,6 +183,7 @@ class ReaderGroup:
         on_assign: SegmentCallback | None,
         on_release: SegmentCallback | None,
         on_checkpoint: CheckpointCallback | None,
+        claims: Claims | None = None,
     ) -> R:
         """`reader`, of this class."""
         reader = kind(
@@ -187,6 +195,7 @@ class ReaderGroup:
             on_assign=on_assign,
             on_release=on_release,
             on_checkpoint=on_checkpoint,
+            claims=claims,
             timeout=self._client.timeout,
             on_close=self._forget,
         )
@@ -194,7 +203,7 @@ class ReaderGroup:
         return reader
 
     def concurrent_reader(
-        self, reader_id: str, serializer: Serializer[T], in_flight: EventsInFlight
+        self, reader_id: str, serializer: Serializer[T], in_flight: EventsInFlight, claims: Claims | None = None
     ) -> ConcurrentReader[T]:
         """Open the reader of a worker that handles many events at once. Pools use it."""
         with loading():
@@ -208,6 +217,7 @@ class ReaderGroup:
             serializer,
             auto_commit=False,
             in_flight=in_flight,
+            claims=claims,
             timeout=self._client.timeout,
             on_close=self._forget,
         )
@@ -605,6 +615,15 @@ class ReaderGroup:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reconnect, (self._client, self.name)
+
+
+def _claims(sink: SqlSink) -> Claims:
+    with loading():
+        from ..sinks.calls import SinkCalls
+        from ..sinks.sql_sink import SqlSink
+
+    check_type(sink, SqlSink, "sink")
+    return SinkCalls(sink)
 
 
 def _reconnect(client: GroupClient, name: str) -> ReaderGroup:

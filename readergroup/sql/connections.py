@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import suppress
+from enum import Enum
 from types import ModuleType
 from typing import Any, Final, Literal, NamedTuple, TypeVar
 
@@ -40,8 +41,18 @@ class Result(NamedTuple):
     changed: int
 
 
+class Control(Enum):
+    """What a script does with its transaction."""
+
+    BEGIN = "begin"
+    COMMIT = "commit"
+    ROLLBACK = "rollback"
+
+
 #: Statements one after the other: a generator that yields each and is sent its result.
-Script = Generator[Statement, Result, R]
+Script = Generator[Statement | Control, Result, R]
+
+_NOTHING: Final = Result([], 0)
 
 _PARAMETER: Final = re.compile(r":(\w+)")
 #: What the modules of drivers are called, without those below them.
@@ -96,8 +107,8 @@ def _is_passing(error: BaseException) -> bool:
     if state is not None:
         return state in _PASSING_STATES or str(state).startswith(_PASSING_CLASSES)
     names = {each.__name__ for each in type(error).__mro__}
-    if driver == "psycopg_pool":
-        return True
+    if driver in ("psycopg_pool", "sqlalchemy"):
+        return bool(names & {"PoolTimeout", "TimeoutError"})
     return driver in ("psycopg", "psycopg2", "pg8000", "asyncpg") and bool(
         names & {"OperationalError", "InterfaceError"}
     )
@@ -138,7 +149,11 @@ def run(connection: SqlConnection, script: Script[R]) -> R:
         statement = next(script)
         while True:
             try:
-                result = connection.execute(*statement)
+                if isinstance(statement, Control):
+                    result = _NOTHING
+                    getattr(connection, statement.value)()
+                else:
+                    result = connection.execute(*statement)
             except BaseException as error:
                 statement = script.throw(error)
             else:
@@ -146,6 +161,21 @@ def run(connection: SqlConnection, script: Script[R]) -> R:
     except StopIteration as ended:
         returned: R = ended.value
         return returned
+
+
+def in_transaction(script: Script[R]) -> Script[R]:
+    """Return the script with a transaction around it."""
+    yield Control.BEGIN
+    try:
+        returned = yield from script
+        yield Control.COMMIT
+        return returned
+    except GeneratorExit:
+        raise
+    except BaseException:
+        with suppress(Exception):
+            yield Control.ROLLBACK
+        raise
 
 
 class _DbApiConnection(SqlConnection):
@@ -178,7 +208,7 @@ class _DbApiConnection(SqlConnection):
     def begin(self) -> None:
         native = self.native
         if getattr(native, "autocommit", False) is True:
-            raise _autocommit()
+            raise autocommit()
         if self.dialect == "sqlite":
             if native.in_transaction:
                 if getattr(native, "autocommit", None) is not False:
@@ -215,15 +245,15 @@ class _SqlAlchemyConnection(SqlConnection):
 
     def begin(self) -> None:
         if self.native.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
-            raise _autocommit()
+            raise autocommit()
         self._transaction = self.native.begin()
         driver = self.native.connection.driver_connection
         if getattr(driver, "autocommit", False) is True:
-            raise _autocommit()
+            raise autocommit()
         # The driver begins with the first change. Without an isolation level it does not, unless the application has
         # let SQLAlchemy begin.
         if self.dialect == "sqlite" and driver.isolation_level is None and not driver.in_transaction:
-            raise _autocommit()
+            raise autocommit()
 
     def commit(self) -> None:
         self._transaction.commit()
@@ -268,9 +298,9 @@ class _DjangoConnection(SqlConnection):
         atomic, self._atomic = self._atomic, None
         if self.native.needs_rollback:
             atomic.__exit__(None, None, None)
-            raise InvalidArgumentError(
-                "the transaction was marked for rollback, for instance by an error in an inner atomic block that the "
-                "handler caught; nothing was stored"
+            raise sys.modules["django.db.transaction"].TransactionManagementError(
+                "the transaction was rolled back, because an error of the database was caught inside it; put the "
+                "statement that may fail into a transaction.atomic() of its own"
             )
         atomic.__exit__(None, None, None)
 
@@ -322,9 +352,20 @@ class Database:
         """Return a connection that nothing else uses until `give_back`."""
         raise NotImplementedError
 
-    def give_back(self, connection: SqlConnection) -> None:
-        """Take back a connection without an open transaction. Raises nothing that matters."""
+    def give_back(self, connection: SqlConnection, *, failed: bool = False) -> None:
+        """Take back a connection. After a failure its transaction may be open, and it may be of no further use."""
         raise NotImplementedError
+
+    def perform(self, script: Callable[[Dialect], Script[R]]) -> R:
+        """Run the script for the dialect on a connection of its own."""
+        connection = self.lend()
+        failed = True
+        try:
+            returned = run(connection, script(connection.dialect))
+            failed = False
+            return returned
+        finally:
+            self.give_back(connection, failed=failed)
 
     def close(self) -> None:
         """Close what this object has opened."""
@@ -338,7 +379,7 @@ class _EngineDatabase(Database):
     def lend(self) -> SqlConnection:
         return _SqlAlchemyConnection(self._engine.connect())
 
-    def give_back(self, connection: SqlConnection) -> None:
+    def give_back(self, connection: SqlConnection, *, failed: bool = False) -> None:
         with suppress(Exception):
             connection.native.close()
 
@@ -350,7 +391,7 @@ class _PsycopgPoolDatabase(Database):
     def lend(self) -> SqlConnection:
         return _DbApiConnection(self._pool.getconn(), "postgresql")
 
-    def give_back(self, connection: SqlConnection) -> None:
+    def give_back(self, connection: SqlConnection, *, failed: bool = False) -> None:
         with suppress(Exception):
             self._pool.putconn(connection.native)
 
@@ -372,8 +413,13 @@ class _OneConnectionDatabase(Database):
             )
         return self._connection
 
-    def give_back(self, connection: SqlConnection) -> None:
-        self._lock.release()
+    def give_back(self, connection: SqlConnection, *, failed: bool = False) -> None:
+        try:
+            if failed:
+                with suppress(Exception):
+                    connection.rollback()
+        finally:
+            self._lock.release()
 
 
 class _Kept:
@@ -423,10 +469,10 @@ class _FactoryDatabase(Database):
         self._of_thread.lent = kept
         return kept.connection
 
-    def give_back(self, connection: SqlConnection) -> None:
+    def give_back(self, connection: SqlConnection, *, failed: bool = False) -> None:
         kept: _Kept = self._of_thread.lent
         self._of_thread.lent = None
-        if connection.broken:
+        if failed or connection.broken:
             kept.close()
         else:
             self._of_thread.kept = kept
@@ -446,7 +492,10 @@ class _DjangoDatabase(Database):
     def lend(self) -> SqlConnection:
         return _DjangoConnection(_django_connection(self._alias))  # that of this thread
 
-    def give_back(self, connection: SqlConnection) -> None:
+    def give_back(self, connection: SqlConnection, *, failed: bool = False) -> None:
+        if failed:
+            with suppress(Exception):
+                connection.rollback()
         if connection.broken:
             connection.native.close()
 
@@ -483,7 +532,11 @@ async def run_async(connection: AsyncSqlConnection, script: Script[R]) -> R:
         statement = next(script)
         while True:
             try:
-                result = await connection.execute(*statement)
+                if isinstance(statement, Control):
+                    result = _NOTHING
+                    await getattr(connection, statement.value)()
+                else:
+                    result = await connection.execute(*statement)
             except BaseException as error:
                 statement = script.throw(error)
             else:
@@ -508,7 +561,7 @@ class _AsyncPsycopgConnection(AsyncSqlConnection):
 
     async def begin(self) -> None:
         if self.native.autocommit:
-            raise _autocommit()
+            raise autocommit()
         if _is_in_transaction(self.native):
             raise _in_transaction()
 
@@ -566,8 +619,19 @@ class AsyncDatabase:
     async def lend(self) -> AsyncSqlConnection:
         raise NotImplementedError
 
-    async def give_back(self, connection: AsyncSqlConnection) -> None:
+    async def give_back(self, connection: AsyncSqlConnection, *, failed: bool = False) -> None:
         raise NotImplementedError
+
+    async def perform(self, script: Callable[[Dialect], Script[R]]) -> R:
+        """Run the script for the dialect on a connection of its own."""
+        connection = await self.lend()
+        failed = True
+        try:
+            returned = await run_async(connection, script(connection.dialect))
+            failed = False
+            return returned
+        finally:
+            await self.give_back(connection, failed=failed)
 
 
 class _AsyncEngineDatabase(AsyncDatabase):
@@ -581,7 +645,7 @@ class _AsyncEngineDatabase(AsyncDatabase):
             self._check_loop()
         return _AsyncSqlAlchemyConnection(await self._engine.connect())
 
-    async def give_back(self, connection: AsyncSqlConnection) -> None:
+    async def give_back(self, connection: AsyncSqlConnection, *, failed: bool = False) -> None:
         with suppress(Exception):
             await connection.native.close()
 
@@ -595,7 +659,7 @@ class _AsyncPsycopgPoolDatabase(AsyncDatabase):
         self._check_loop()
         return _AsyncPsycopgConnection(await self._pool.getconn())
 
-    async def give_back(self, connection: AsyncSqlConnection) -> None:
+    async def give_back(self, connection: AsyncSqlConnection, *, failed: bool = False) -> None:
         with suppress(Exception):
             await self._pool.putconn(connection.native)
 
@@ -615,7 +679,7 @@ class _AsyncFactoryDatabase(AsyncDatabase):
             )
         return _AsyncPsycopgConnection(native)
 
-    async def give_back(self, connection: AsyncSqlConnection) -> None:
+    async def give_back(self, connection: AsyncSqlConnection, *, failed: bool = False) -> None:
         with suppress(Exception):
             await connection.native.close()
 
@@ -637,8 +701,13 @@ class _AsyncOneConnectionDatabase(AsyncDatabase):
             )
         return self._connection
 
-    async def give_back(self, connection: AsyncSqlConnection) -> None:
-        self._lock.release()
+    async def give_back(self, connection: AsyncSqlConnection, *, failed: bool = False) -> None:
+        try:
+            if failed:
+                with suppress(Exception):
+                    await connection.rollback()
+        finally:
+            self._lock.release()
 
 
 def open_database(engine_or_connect: Any) -> Database | AsyncDatabase:
@@ -745,7 +814,7 @@ def _is_in_transaction(native: Any) -> bool:
     return int(status) != 0
 
 
-def _autocommit() -> InvalidArgumentError:
+def autocommit() -> InvalidArgumentError:
     return InvalidArgumentError(
         "the connection commits each statement by itself (autocommit), so that nothing could be stored together; "
         "open it without autocommit"

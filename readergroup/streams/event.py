@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -103,6 +104,11 @@ class Event(Generic[T]):
         return self._batch.fencing_token
 
     @property
+    def group(self) -> str:
+        """The group whose reader handed the event out; empty if none did."""
+        return self._batch.group
+
+    @property
     def next_offset(self) -> int:
         """The reader's offset in the segment once this event is processed."""
         return self._batch.offset_after(self._index + 1)
@@ -125,6 +131,8 @@ class EventBatch(Sequence[Event[T]]):
         incarnation: str,
         fencing_token: int,
         serializer: Serializer[T],
+        *,
+        group: str = "",
     ) -> None:
         self._slices = slices
         self._count = sum(each.size for each in slices)
@@ -132,6 +140,8 @@ class EventBatch(Sequence[Event[T]]):
         self.incarnation = incarnation
         self.fencing_token = fencing_token
         self.serializer = serializer
+        #: The group whose reader handed the batch out; empty if none did.
+        self.group = group
 
     @cached_property
     def raw(self) -> list[bytes]:
@@ -194,9 +204,16 @@ class EventBatch(Sequence[Event[T]]):
             if index < each.size:
                 start = each.start + index
                 one = each._replace(start=start, stop=start + 1)
-                return EventBatch([one], self.segment, self.incarnation, self.fencing_token, self.serializer)
+                return self._of([one])
             index -= each.size
         raise IndexError(index)
+
+    def starting_at(self, offset: int) -> EventBatch[T]:
+        """Return a batch of the events from this offset on."""
+        return self._of(self.slices_after(bisect_left(self.offsets, offset)))
+
+    def _of(self, slices: Sequence[BlockSlice]) -> EventBatch[T]:
+        return EventBatch(slices, self.segment, self.incarnation, self.fencing_token, self.serializer, group=self.group)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pyarrow.RecordBatch:
         """Return the events as an Arrow record batch, without Python code per event.

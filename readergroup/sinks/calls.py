@@ -1,0 +1,90 @@
+"""What a reading thread asks of a sink, also where the sink's database belongs to an event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from synchronizer import StoreUnavailableError
+
+from ..errors import EventStoredError
+from ..sql.connections import Dialect, Script, is_passing
+from ..streams.config import SegmentId
+from ..streams.event import Event
+from .progress import Place
+from .sql_sink import SinkTransaction, SqlSink
+
+R = TypeVar("R")
+
+#: Runs a coroutine on the loop that the database belongs to, and returns its result.
+RunOnLoop = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+class SinkCalls:
+    """The calls of one reader.
+
+    Args:
+        sink: The sink.
+        run: For an asynchronous database.
+        knows_all: Whether each event that the group counts as processed goes through the sink.
+        shared: Whether the events of a segment are stored out of order.
+    """
+
+    def __init__(
+        self, sink: SqlSink, run: RunOnLoop | None = None, *, knows_all: bool = False, shared: bool = False
+    ) -> None:
+        self.knows_all = knows_all
+        self._sink = sink
+        self._run = run
+        self._shared = shared
+        if run is None:
+            sink.plain()
+        else:
+            sink.asynchronous()
+
+    def claim(self, group: str, segment: SegmentId, incarnation: str, token: int, offset: int) -> int:
+        """See `Claims`."""
+        place = Place(group, segment, incarnation)
+        return self._perform(lambda dialect: self._sink.claiming(dialect, place, token, offset))
+
+    def settle(self, places: Sequence[tuple[Place, int, int]]) -> Sequence[Place]:
+        """Move each place, with its token, to a position before which all is stored. Return those that moved."""
+        return self._perform(lambda _: self._sink.settling(places))
+
+    def skip(self, event: Event[Any]) -> None:
+        """Count the event as stored without an effect."""
+        transaction = SinkTransaction(self._sink, event, shared=self._shared)
+        try:
+            if self._run is None:
+                with transaction:
+                    pass
+            else:
+                self._run(_enter(transaction))
+        except EventStoredError:
+            pass
+        except Exception as error:
+            raise _explained(error) from error
+
+    def _perform(self, script: Callable[[Dialect], Script[R]]) -> R:
+        try:
+            if self._run is None:
+                return self._sink.plain().perform(script)
+            returned: R = self._run(self._sink.asynchronous().perform(script))
+            return returned
+        except Exception as error:
+            raise _explained(error) from error
+
+
+async def _enter(transaction: SinkTransaction) -> None:
+    async with transaction:
+        pass
+
+
+def _explained(error: Exception) -> Exception:
+    """Return the error as a reader understands it, which waits for a store that does not answer."""
+    if not is_passing(error) or isinstance(error, StoreUnavailableError):
+        return error
+    return StoreUnavailableError(
+        "the sink's database does not answer, or an earlier owner has a transaction open",
+        error=f"{type(error).__name__}: {error}".strip(),
+    )

@@ -1,0 +1,494 @@
+"""`SqlSink`: effects of events, position and fencing token in one transaction of the application's database."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Protocol
+
+from synchronizer import InvalidArgumentError, ReaderGroupError
+from synchronizer.arguments import check_duration, check_type
+
+from ..errors import EventStoredError
+from ..sql.connections import (
+    AsyncDatabase,
+    AsyncSqlConnection,
+    Control,
+    Database,
+    Dialect,
+    Script,
+    SqlConnection,
+    Statement,
+    autocommit,
+    in_transaction,
+    is_passing,
+    open_database,
+    run,
+    run_async,
+)
+from ..streams.config import stream_of
+from ..streams.event import Event, EventBatch
+from .progress import Place, Row, Tables
+
+DEFAULT_TABLE: Final = "readergroup_progress"
+#: How long a takeover waits for transactions of the former owner before it tries again.
+_LOCK_TIMEOUT_MS: Final = 2000
+#: How many jumps of each segment are remembered.
+_MOST_JUMPS: Final = 1000
+
+
+class ResettableGroup(Protocol):
+    """The parts of a reader group that `SqlSink.reset` uses."""
+
+    name: str
+    synchronizer: Any
+
+    def reset(self, to: Any, *, timeout: float | None = None) -> Any: ...
+
+
+class SqlSink:
+    """Stores the effect of each event once, in SQLite or PostgreSQL. Threads may share it.
+
+    Each transaction also stores the position behind the event, or the batch, and the fencing token. So a repeated event
+    is recognised, and a former owner of the segment is refused.
+
+    Args:
+        engine_or_connect: A SQLAlchemy ``Engine`` or ``AsyncEngine``, a psycopg connection or pool, plain or
+            asynchronous, the alias of a Django connection, or a function that returns a new connection of a driver.
+            Connections must not be in autocommit mode.
+        table: The table of the positions. The sink also has one with "_finished" behind this name.
+        schema: Where both tables are. Default: where the database looks first.
+        create_table: Create the tables when they are missing. Otherwise that is an error; ``readergroup sink ddl``
+            prints how to create them.
+        idle_timeout_seconds: PostgreSQL ends a transaction of the sink in which it gets no statement for this time, so
+            that a stopped process does not hold up its successor for longer. None: as the server says.
+
+    Raises:
+        InvalidArgumentError: An argument is of no use.
+        UnsupportedError: The database is neither SQLite nor PostgreSQL.
+    """
+
+    def __init__(
+        self,
+        engine_or_connect: Any,
+        table: str = DEFAULT_TABLE,
+        *,
+        schema: str | None = None,
+        create_table: bool = True,
+        idle_timeout_seconds: float | None = 60.0,
+    ) -> None:
+        check_type(create_table, bool, "create_table")
+        check_duration(idle_timeout_seconds, "idle_timeout_seconds", above_zero=True, finite=True, or_none=True)
+        self._given = (engine_or_connect, table, schema, create_table, idle_timeout_seconds)
+        self.tables = Tables(table, schema)
+        self.database = open_database(engine_or_connect)
+        self.idle_timeout_ms = None if idle_timeout_seconds is None else max(1, round(idle_timeout_seconds * 1000))
+        self._creates = create_table
+        self._prepared_in: int | None = None
+        self._lock = threading.Lock()
+        #: Events that were jumped over, by segment: the token under which that was, and their offsets.
+        self._jumps: dict[Place, tuple[int, deque[range]]] = {}
+
+    @property
+    def is_async(self) -> bool:
+        """Whether its transactions are entered by ``async with``."""
+        return isinstance(self.database, AsyncDatabase)
+
+    def transaction(self, event: Event[Any] | EventBatch[Any]) -> SinkTransaction:
+        """Return a context manager that stores all or nothing of its block, with the position behind the event.
+
+        Use ``with``, or ``async with`` where the database is asynchronous. Entering returns the connection, in the form
+        in which the application knows it. Run the statements on it, and leave the commit to the sink. Enter the
+        transactions of one segment one after the other, in the order of its events.
+
+        Args:
+            event: An event of a reader, or a batch.
+
+        Raises:
+            EventStoredError: The database has the event. The block does not run. Suppress the error, and go on.
+            ReaderNotInGroupError: A newer owner has the segment, or the sink is being reset. The block does not run.
+            InvalidArgumentError: The event was not read by a reader of a group, comes too late, or the batch is stored
+                in part; or the connection is in autocommit mode; or the block ended the transaction by itself.
+        """
+        return SinkTransaction(self, event)
+
+    def reset(self, group: ResettableGroup, to: Any, *, timeout: float | None = None) -> None:
+        """Reset the group and the sink to another place. The events behind it are stored again.
+
+        From the beginning of the call to its end no event is stored, and none of an earlier owner after it. If the call
+        is interrupted, the sink refuses all events of these streams until another call completes.
+
+        Args:
+            group: The group.
+            to: As of `ReaderGroup.reset`.
+            timeout: As of `ReaderGroup.reset`.
+
+        Raises:
+            InvalidArgumentError: ``to`` is no place in the group's streams, or the database is asynchronous: use
+                `reset_async`.
+        """
+        database = self.plain()
+        state = group.synchronizer.fetch_updates(timeout=timeout)
+        streams = _streams(state, to)
+        database.perform(lambda dialect: self._blocking(dialect, group.name, streams))
+        try:
+            group.reset(to, timeout=timeout)
+        except InvalidArgumentError:  # nothing was reset
+            places, token = _places(group, streams)
+            database.perform(lambda _: in_transaction(self.tables.unblock(group.name, streams, places, token)))
+            raise
+        group.synchronizer.fetch_updates(timeout=timeout)
+        places, token = _places(group, streams)
+        database.perform(lambda _: in_transaction(self.tables.move(group.name, streams, places, token)))
+
+    async def reset_async(self, group: Any, to: Any, *, timeout: float | None = None) -> None:
+        """`reset`, for a group of `readergroup.aio` and an asynchronous database."""
+        database = self.asynchronous()
+        state = await group.synchronizer.fetch_updates(timeout=timeout)
+        streams = _streams(state, to)
+        await database.perform(lambda dialect: self._blocking(dialect, group.name, streams))
+        try:
+            await group.reset(to, timeout=timeout)
+        except InvalidArgumentError:  # nothing was reset
+            places, token = _places(group, streams)
+            await database.perform(lambda _: in_transaction(self.tables.unblock(group.name, streams, places, token)))
+            raise
+        await group.synchronizer.fetch_updates(timeout=timeout)
+        places, token = _places(group, streams)
+        await database.perform(lambda _: in_transaction(self.tables.move(group.name, streams, places, token)))
+
+    def _blocking(self, dialect: Dialect, group: str, streams: Sequence[str]) -> Script[None]:
+        yield from self.prepared(dialect)
+        yield from in_transaction(self.tables.block(group, streams))
+
+    def close(self) -> None:
+        """Close the connection that the sink has opened for this thread. It closes nothing that it was given."""
+        if isinstance(self.database, Database):
+            self.database.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, self._given
+
+    def __repr__(self) -> str:
+        return f"SqlSink({type(self._given[0]).__name__}, table={self.tables.table!r})"
+
+    # ------------------------------------------------------------------ for readers and pools
+
+    def claiming(self, dialect: Dialect, place: Place, token: int, offset: int) -> Script[int]:
+        """Take the segment over from former owners, and return the stored position."""
+        yield from self.prepared(dialect)
+        return (yield from in_transaction(self.tables.claim(dialect, place, token, offset, _LOCK_TIMEOUT_MS)))
+
+    def settling(self, places: Sequence[tuple[Place, int, int]]) -> Script[list[Place]]:
+        """Move each place, with its token, to a position before which all is stored. Return those that moved."""
+        return in_transaction(self.tables.settle(places))
+
+    def plain(self) -> Database:
+        if isinstance(self.database, AsyncDatabase):
+            raise InvalidArgumentError(
+                "the database of the sink is asynchronous: enter transactions with async with, and use async def "
+                "handlers and reset_async"
+            )
+        return self.database
+
+    def asynchronous(self) -> AsyncDatabase:
+        if isinstance(self.database, Database):
+            raise InvalidArgumentError(
+                "the database of the sink blocks, which would stop the event loop: use an AsyncEngine, or an "
+                "asynchronous connection or pool of psycopg"
+            )
+        return self.database
+
+    # ------------------------------------------------------------------ for transactions
+
+    def prepared(self, dialect: Dialect) -> Script[None]:
+        """Check the connection and the tables, and create these if they are missing. Once in each process."""
+        if self._prepared_in == os.getpid():
+            return
+        try:
+            is_transaction = yield from in_transaction(self.tables.check(dialect))
+        except Exception as error:
+            if is_passing(error) or isinstance(error, ReaderGroupError):
+                raise
+            if not self._creates:
+                raise InvalidArgumentError(
+                    "the sink's tables are missing or have another form; 'readergroup sink ddl' prints how to create "
+                    "them",
+                    table=self.tables.table,
+                    error=str(error),
+                ) from error
+            is_transaction = yield from self._create(dialect)
+        if not is_transaction:
+            raise autocommit()
+        self._prepared_in = os.getpid()
+
+    def _create(self, dialect: Dialect) -> Script[bool]:
+        failure: Exception | None = None
+        try:
+            yield from in_transaction(_each(self.tables.ddl()))
+        except Exception as error:  # another process may have created them at the same time
+            failure = error
+        try:
+            return (yield from in_transaction(self.tables.check(dialect)))
+        except Exception as error:
+            if is_passing(error):
+                raise
+            raise InvalidArgumentError(
+                "the sink's tables cannot be created, or have the form of another release; 'readergroup sink ddl' "
+                "prints the form that this release needs",
+                table=self.tables.table,
+                error=str(failure or error),
+            ) from (failure or error)
+
+    def note_jump(self, place: Place, token: int, jumped: range) -> None:
+        """Remember that no transaction was entered for the events at these offsets."""
+        with self._lock:
+            known, jumps = self._jumps.get(place, (0, deque(maxlen=_MOST_JUMPS)))
+            if known != token:
+                jumps = deque(maxlen=_MOST_JUMPS)
+            jumps.append(jumped)
+            self._jumps[place] = (token, jumps)
+
+    def was_jumped(self, place: Place, token: int, offset: int) -> bool:
+        with self._lock:
+            known, jumps = self._jumps.get(place, (0, ()))
+            return known == token and any(offset in jump for jump in jumps)
+
+
+class SinkTransaction:
+    """One transaction of a sink, for one event or one batch. It is entered once.
+
+    Args:
+        sink: The sink.
+        what: The event or batch.
+        shared: Other events of the segment may have transactions at the same time. `SqlSink.settle` moves the position.
+        takes_rest: If the batch is stored in part, ``what`` becomes the rest of it.
+    """
+
+    def __init__(
+        self, sink: SqlSink, what: Event[Any] | EventBatch[Any], *, shared: bool = False, takes_rest: bool = False
+    ) -> None:
+        if isinstance(what, Event):
+            self._start, self._end, incarnation = what.offset, what.next_offset, what.pointer.incarnation
+        elif isinstance(what, EventBatch):
+            if not len(what):
+                raise InvalidArgumentError("the batch is empty; skip it")
+            self._start, self._end, incarnation = what.offsets[0], what.end, what.incarnation
+        else:
+            raise InvalidArgumentError("event must be an Event or an EventBatch", found=type(what).__name__)
+        if not what.group:
+            raise InvalidArgumentError(
+                "the sink needs events that a reader of a group has read: others have no owner", event=repr(what)
+            )
+        #: The event, or the events of the batch that are to be stored.
+        self.what: Event[Any] | EventBatch[Any] = what
+        self._sink = sink
+        self._place = Place(what.group, what.segment, incarnation)
+        self._token = what.fencing_token
+        self._shared = shared
+        self._takes_rest = takes_rest
+        self._row: Row | None = None
+        self._connection: SqlConnection | None = None
+        self._async_connection: AsyncSqlConnection | None = None
+        #: Whether its connection was lost.
+        self.lost = False
+
+    # ------------------------------------------------------------------ plain
+
+    def __enter__(self) -> Any:
+        self._check_unused()
+        connection = self._sink.plain().lend()
+        self._connection = connection
+        try:
+            run(connection, self._beginning(connection.dialect))
+        except BaseException:
+            self.rollback()
+            raise
+        return connection.native
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.rollback()
+
+    def commit(self) -> None:
+        connection = self._connection
+        assert connection is not None
+        try:
+            run(connection, self._finishing(connection.dialect))
+        except BaseException:
+            self.rollback()
+            raise
+        self._connection = None
+        self._sink.plain().give_back(connection)
+
+    def rollback(self) -> None:
+        """End the transaction without an effect. Raises no error of the database."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        failed = True
+        try:
+            with suppress(Exception):
+                self.lost = connection.broken
+                connection.rollback()
+                failed = connection.broken
+        finally:
+            self.lost |= failed
+            self._sink.plain().give_back(connection, failed=failed)
+
+    # ------------------------------------------------------------------ awaited
+
+    async def __aenter__(self) -> Any:
+        self._check_unused()
+        connection = await self._sink.asynchronous().lend()
+        self._async_connection = connection
+        try:
+            await run_async(connection, self._beginning(connection.dialect))
+        except BaseException:
+            await self.rollback_async()
+            raise
+        return connection.native
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self.commit_async()
+        else:
+            await self.rollback_async()
+
+    async def commit_async(self) -> None:
+        connection = self._async_connection
+        assert connection is not None
+        try:
+            await run_async(connection, self._finishing(connection.dialect))
+        except BaseException:
+            await self.rollback_async()
+            raise
+        self._async_connection = None
+        await self._sink.asynchronous().give_back(connection)
+
+    async def rollback_async(self) -> None:
+        connection, self._async_connection = self._async_connection, None
+        if connection is None:
+            return
+        failed = True
+        try:
+            with suppress(Exception):
+                self.lost = connection.broken
+                await connection.rollback()
+                failed = connection.broken
+        finally:
+            self.lost |= failed
+            await self._sink.asynchronous().give_back(connection, failed=failed)
+
+    # ------------------------------------------------------------------ both
+
+    def _check_unused(self) -> None:
+        if self._row is not None or self._connection is not None or self._async_connection is not None:
+            raise InvalidArgumentError("a transaction is entered once; call sink.transaction again")
+
+    def _beginning(self, dialect: Dialect) -> Script[None]:
+        sink, place = self._sink, self._place
+        yield from sink.prepared(dialect)
+        yield Control.BEGIN
+        row = yield from sink.tables.begin(
+            dialect, place, self._token, self._start, shared=self._shared, idle_timeout_ms=sink.idle_timeout_ms
+        )
+        if row.is_stored or self._end <= row.position:
+            if not self._shared and sink.was_jumped(place, self._token, self._start):
+                raise InvalidArgumentError(
+                    "a later event of the segment was stored before this one; enter the transactions of a segment in "
+                    "the order of its events, or let a pool handle many at once",
+                    segment=place.segment,
+                    offset=self._start,
+                    stored=row.position,
+                )
+            raise EventStoredError("the database has the event, or all of the batch; skip it", **self._facts(row))
+        if self._start < row.position and not self._shared:
+            self._take_rest(row)
+        self._row = row
+
+    def _take_rest(self, row: Row) -> None:
+        if isinstance(self.what, EventBatch):
+            rest = self.what.starting_at(row.position)
+            if self._takes_rest and rest.offsets[0] == row.position:
+                self.what, self._start = rest, row.position
+                return
+            if rest.offsets[0] == row.position:
+                raise InvalidArgumentError(
+                    "the batch is stored in part; open the reader with group.reader(sink=sink), so that it continues "
+                    "where the database does",
+                    **self._facts(row),
+                )
+        raise InvalidArgumentError(
+            "the stored position is inside an event: the row of the segment was changed, or belongs to other data",
+            **self._facts(row),
+        )
+
+    def _finishing(self, dialect: Dialect) -> Script[None]:
+        row, tables = self._row, self._sink.tables
+        assert row is not None
+        try:
+            if self._shared:
+                done = yield from tables.finish_shared(dialect, self._place, self._start, row)
+            else:
+                done = yield from tables.finish(dialect, self._place, self._token, self._end, row)
+        except Exception as error:
+            if not isinstance(error, ReaderGroupError) and not is_passing(error):
+                error.add_note("Nothing was stored. Did the block catch an error of the database? Use a savepoint.")
+            raise
+        if not done:
+            raise EventStoredError("another attempt has stored the event meanwhile", **self._facts(row))
+        yield Control.COMMIT
+        jumped = range(0 if row.is_new else row.position, self._start)
+        if jumped and not self._shared:
+            self._sink.note_jump(self._place, self._token, jumped)
+
+    def _facts(self, row: Row) -> Mapping[str, object]:
+        return {"segment": self._place.segment, "offset": self._start, "end": self._end, "stored": row.position}
+
+
+def _each(statements: Sequence[str]) -> Script[None]:
+    for sql in statements:
+        yield Statement(sql)
+
+
+def _streams(state: Any, to: Any) -> Sequence[str]:
+    """The streams that a reset to this place moves."""
+    cuts = getattr(to, "cuts", to)
+    return sorted(set(state.streams) & set(cuts) if isinstance(cuts, Mapping) else state.streams)
+
+
+def _places(group: Any, streams: Sequence[str]) -> tuple[list[tuple[Place, int, int]], int]:
+    """The segments of the streams, with the tokens and positions of the group's state, and a token below later ones."""
+    state, revision = group.synchronizer.snapshot_of_state
+    return [
+        (
+            Place(group.name, segment, state.streams[stream_of(segment)].incarnation),
+            revision.token if found.token is None else found.token,
+            found.offset,
+        )
+        for segment, found in state.segments.items()
+        if stream_of(segment) in streams
+    ], revision.token
+
+
+def _rebuild(
+    engine_or_connect: Any, table: str, schema: str | None, create_table: bool, idle_timeout_seconds: float | None
+) -> SqlSink:
+    return SqlSink(
+        engine_or_connect,
+        table,
+        schema=schema,
+        create_table=create_table,
+        idle_timeout_seconds=idle_timeout_seconds,
+    )
