@@ -25,7 +25,15 @@ from synchronizer.threads.loading import loading
 from synchronizer.threads.stepping import step_each
 
 from ..record import defaults
-from ..scaling.handlers import HandleArrow, HandleBatch, HandleEvent, Order
+from ..scaling.handlers import (
+    HandleArrow,
+    HandleArrowWith,
+    HandleBatch,
+    HandleBatchWith,
+    HandleEvent,
+    HandleEventWith,
+    Order,
+)
 from ..scaling.scaled_group import PoolClient
 from ..streams.config import SegmentId, StreamCut, check_name
 from ..streams.event import Position
@@ -202,6 +210,19 @@ class ReaderGroup:
         self._close_at_end(reader)
         return reader
 
+    def claiming_reader(self, reader_id: str, serializer: Serializer[T], claims: Claims) -> Reader[T]:
+        """Open the reader of a worker with a sink. Pools use it."""
+        return self.open_reader(
+            Reader[T],
+            reader_id,
+            serializer=serializer,
+            auto_commit=True,
+            on_assign=None,
+            on_release=None,
+            on_checkpoint=None,
+            claims=claims,
+        )
+
     def concurrent_reader(
         self, reader_id: str, serializer: Serializer[T], in_flight: EventsInFlight, claims: Claims | None = None
     ) -> ConcurrentReader[T]:
@@ -251,6 +272,7 @@ class ReaderGroup:
         concurrency: int = 1,
         order: Order | None = None,
         handler_timeout_seconds: float | None = None,
+        sink: None = None,
     ) -> ReaderPool[bytes]: ...
     @overload
     def pool(
@@ -265,20 +287,52 @@ class ReaderGroup:
         concurrency: int = 1,
         order: Order | None = None,
         handler_timeout_seconds: float | None = None,
+        sink: None = None,
+    ) -> ReaderPool[T]: ...
+    @overload
+    def pool(
+        self,
+        handle: HandleEventWith[bytes] | None = None,
+        *,
+        sink: SqlSink,
+        readers: int | ReaderScalingPolicy = 1,
+        workers: Literal["thread", "process"] = "thread",
+        retry: RetryPolicy | None = None,
+        handle_batch: HandleBatchWith[bytes] | None = None,
+        handle_arrow: HandleArrowWith | None = None,
+        concurrency: int = 1,
+        order: Order | None = None,
+        handler_timeout_seconds: float | None = None,
+    ) -> ReaderPool[bytes]: ...
+    @overload
+    def pool(
+        self,
+        handle: HandleEventWith[T] | None = None,
+        *,
+        sink: SqlSink,
+        serializer: Serializer[T],
+        readers: int | ReaderScalingPolicy = 1,
+        workers: Literal["thread", "process"] = "thread",
+        retry: RetryPolicy | None = None,
+        handle_batch: HandleBatchWith[T] | None = None,
+        concurrency: int = 1,
+        order: Order | None = None,
+        handler_timeout_seconds: float | None = None,
     ) -> ReaderPool[T]: ...
     def pool(
         self,
-        handle: HandleEvent[Any] | None = None,
+        handle: HandleEvent[Any] | HandleEventWith[Any] | None = None,
         *,
         serializer: Serializer[Any] | None = None,
         readers: int | ReaderScalingPolicy = 1,
         workers: Literal["thread", "process"] = "thread",
         retry: RetryPolicy | None = None,
-        handle_batch: HandleBatch[Any] | None = None,
-        handle_arrow: HandleArrow | None = None,
+        handle_batch: HandleBatch[Any] | HandleBatchWith[Any] | None = None,
+        handle_arrow: HandleArrow | HandleArrowWith | None = None,
         concurrency: int = 1,
         order: Order | None = None,
         handler_timeout_seconds: float | None = None,
+        sink: SqlSink | None = None,
     ) -> ReaderPool[Any]:
         """Return a pool of workers that hand each event to ``handle``, or each batch to another handler.
 
@@ -305,10 +359,13 @@ class ReaderGroup:
                 ``concurrency`` is 1.
             handler_timeout_seconds: Cancel an ``async def`` after this time, which counts as a failed attempt. It is
                 waited for until it ends. Default: never.
+            sink: A `SqlSink`. The handler also gets its connection, ``handle(event, connection)``, in a transaction
+                that also stores the position, and that commits when the handler returns. It is not called for an event
+                that is stored. An ``async def`` needs an asynchronous database, a plain function one that is not.
 
         Raises:
             InvalidArgumentError: There are several handlers, or a plain function has a timeout, because a thread cannot
-                be cancelled.
+                be cancelled; or the sink does not fit the handler.
             UnsupportedError: ``handle_arrow`` was given, and pyarrow is not installed.
             ClosedError: The client is closed.
         """
@@ -329,6 +386,7 @@ class ReaderGroup:
             concurrency=concurrency,
             order=order,
             handler_timeout_seconds=handler_timeout_seconds,
+            sink=sink,
         )
         self._close_before_readers(pool)
         return pool

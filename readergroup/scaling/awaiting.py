@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
@@ -78,6 +78,10 @@ class Awaiting:
 
     def __call__(self, what: Any) -> object:
         return self._runner.run(self._attempt(what))
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Return what the coroutine returns, which runs on the same loop."""
+        return self._runner.run(coroutine)
 
     async def _attempt(self, what: Any) -> object:
         self._task = asyncio.current_task()

@@ -9,21 +9,26 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from synchronizer import Deadline, TruncatedError
+from synchronizer import Deadline, StoreUnavailableError, TruncatedError
 from synchronizer.callables import is_async
 from synchronizer.threads.flag import Flag
 
 from ..errors import EndOfDataError
 from ..group.concurrent_reader import ConcurrentReader
+from ..sinks.place import Place
 from ..streams.config import SegmentId, stream_of
 from ..streams.event import Event, EventBatch
 from .executors import Executor, FailedAloneError, LoopExecutor, ThreadExecutor
+from .handlers import NotHandledError
 from .in_flight import InFlight, Item, Work
 from .in_hand import Hand
 from .worker import Task, Worker, check_handled
+
+if TYPE_CHECKING:
+    from ..sinks.calls import SinkCalls
 
 T = TypeVar("T")
 
@@ -39,18 +44,12 @@ READY_EVENTS: Final = 500
 #: How long the reading thread waits for events while others are in flight: short while they end, longer if none does.
 _SHORT_SECONDS: Final = 0.02
 _LONG_SECONDS: Final = 0.25
+#: How often positions are stored in a sink.
+_SETTLE_SECONDS: Final = 0.2
 #: How long a worker that fails waits for the handlers that run.
 _FAILURE_SECONDS: Final = 25.0
 
 _logger = logging.getLogger(__name__)
-
-
-class _NotHandledError(BaseException):
-    """The handler returned something that has not run: it ends the worker, and is no failed attempt."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
 
 
 class _DeadlyError(Exception):
@@ -82,6 +81,10 @@ class ConcurrentWorker(Worker[T]):
         #: Wakes the reading thread. It is set when something ended that the thread may wait for.
         self._changed = Flag()
         self._ended = 0  # how many items ended so far
+        #: What is processed and not in the sink yet: tokens and positions by segment.
+        self._unsettled: dict[SegmentId, tuple[int, int]] = {}
+        self._places: dict[SegmentId, Place] = {}
+        self._settle_at = 0.0
 
     # ------------------------------------------------------------------ for the pool
 
@@ -102,7 +105,7 @@ class ConcurrentWorker(Worker[T]):
 
     def _run(self, on_ready: Callable[[], object]) -> None:
         task = self._task
-        with task.group.concurrent_reader(self.reader_id, task.serializer, self) as reader:
+        with task.group.concurrent_reader(self.reader_id, task.serializer, self, self._sink) as reader:
             self._reader = self._concurrent_reader = reader
             self._executor = executor = self._new_executor()
             try:
@@ -120,7 +123,7 @@ class ConcurrentWorker(Worker[T]):
 
     def _new_executor(self) -> Executor:
         task, name = self._task, f"worker {self.reader_id}"
-        handle: Callable[[Any], Any] = task.handler
+        handle: Callable[[Any], Any] = self._handle_what
         if is_async(handle):
 
             async def handle_async(what: Any) -> None:
@@ -129,6 +132,10 @@ class ConcurrentWorker(Worker[T]):
             return LoopExecutor(self, handle_async, task.concurrency, task.handler_timeout_seconds, name)
 
         return ThreadExecutor(self, lambda what: _check(handle(what), what), task.concurrency, name)
+
+    def _run_on_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        assert isinstance(self._executor, LoopExecutor)
+        return self._executor.call(coroutine)
 
     # ------------------------------------------------------------------ the reading thread
 
@@ -167,7 +174,7 @@ class ConcurrentWorker(Worker[T]):
             self._await_running()
             self._apply(reader)
             raise self._failure
-        self._apply(reader)
+        self._apply(reader, at_once=False)
         with self.condition:
             flight = self._flight
             for lane in [lane for lane in flight.lanes.values() if not reader.owns(lane.segment, lane.token)]:
@@ -208,12 +215,33 @@ class ConcurrentWorker(Worker[T]):
             with self.condition:
                 self._flight.done(item)
 
-    def _apply(self, reader: ConcurrentReader[T]) -> None:
+    def _apply(self, reader: ConcurrentReader[T], *, at_once: bool = True) -> None:
         """Tell the reader how far each segment is processed. It commits that with the next renewal of its lease."""
         with self.condition:
             moved = self._flight.take_moved()
+        if self._sink is not None and self._task.is_out_of_order:
+            moved = self._store_moved(self._sink, moved, at_once=at_once)
         for segment, token, offset in moved:
             reader.advance(segment, token, offset)
+
+    def _store_moved(
+        self, sink: SinkCalls, moved: list[tuple[SegmentId, int, int]], *, at_once: bool
+    ) -> list[tuple[SegmentId, int, int]]:
+        """Store these positions in the sink now and then, and return what is stored: the group may not know more."""
+        unsettled = self._unsettled
+        unsettled.update({segment: (token, offset) for segment, token, offset in moved})
+        now = self._clock.monotonic()
+        if not unsettled or (now < self._settle_at and not at_once):
+            return []
+        self._settle_at = now + _SETTLE_SECONDS
+        try:
+            stored = sink.settle([(self._places[segment], *place) for segment, place in unsettled.items()])
+        except StoreUnavailableError as error:
+            _logger.warning("worker %s stores its positions later: %s", self.reader_id, error)
+            return []
+        found = [(place.segment, *unsettled[place.segment]) for place in stored]
+        unsettled.clear()
+        return found
 
     def _is_overdue(self) -> bool:
         since = self.busy_since()
@@ -221,6 +249,8 @@ class ConcurrentWorker(Worker[T]):
         return since is not None and self._clock.monotonic() - since > limit
 
     def _add(self, batch: EventBatch[T]) -> None:
+        if self._task.sink is not None:
+            self._places[batch.segment] = Place(batch.group, batch.segment, batch.incarnation)
         works = list(self._works(batch))
         with self.condition:
             self._flight.add(batch.segment, batch.fencing_token, works)
@@ -334,7 +364,7 @@ class ConcurrentWorker(Worker[T]):
         else:
             self._flight.suspend(item)
             if not self._halted:
-                self._failure = self._failure or (error.error if isinstance(error, _NotHandledError) else error)
+                self._failure = self._failure or (error.error if isinstance(error, NotHandledError) else error)
                 self._halted = True
         if self._flight.ready < self._most_ready // 2 or self._to_set_aside or self._halted or item.lane.frozen:
             self._changed.set()
@@ -371,4 +401,4 @@ def _check(returned: object, what: Any) -> None:
         try:
             check_handled(returned, _first(what))
         except Exception as error:
-            raise _NotHandledError(error) from error
+            raise NotHandledError(error) from error

@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
-from synchronizer import StoreUnavailableError
+from synchronizer import ClosedError, StoreUnavailableError
 from synchronizer.threads.background import BackgroundThread
 
 from ..streams.event import Event, EventBatch
 from .awaiting import attempt
 from .in_flight import Item
+
+R = TypeVar("R")
 
 #: How many items the loop takes at a time, between which other tasks run.
 _LOOP_ITEMS: Final = 100
@@ -171,6 +173,19 @@ class LoopExecutor:
     def close(self) -> None:
         self._closed = True
         self._call_in_loop(self._cancel)
+
+    def call(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Return what the coroutine returns. Raise `ClosedError` if the loop ends first."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        while True:
+            try:
+                return future.result(_LOOK_SECONDS)
+            except TimeoutError:
+                if future.done():
+                    raise
+                if self._closed:
+                    future.cancel()
+                    raise ClosedError("the worker has ended") from None
 
     def _call_in_loop(self, call: Callable[[], object]) -> None:
         try:

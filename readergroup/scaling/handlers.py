@@ -20,6 +20,11 @@ HandleEvent = Callable[[Event[T]], object]
 HandleBatch = Callable[[EventBatch[T]], object]
 HandleArrow = Callable[["pyarrow.RecordBatch"], object]
 
+#: With a sink they also get the connection, in the middle of its transaction.
+HandleEventWith = Callable[[Event[T], Any], object]
+HandleBatchWith = Callable[[EventBatch[T], Any], object]
+HandleArrowWith = Callable[["pyarrow.RecordBatch", Any], object]
+
 #: Which events a worker handles one after the other: those of a routing key, those of a segment, or none.
 Order = Literal["key", "segment", "none"]
 
@@ -28,18 +33,30 @@ Order = Literal["key", "segment", "none"]
 class ArrowHandler:
     """Handles a batch by calling a function with its events as Arrow."""
 
-    handle_arrow: Callable[[pyarrow.RecordBatch], Any]
+    handle_arrow: Callable[..., Any]
 
     @classmethod
-    def of(cls, handle_arrow: HandleArrow) -> ArrowHandler:
+    def of(cls, handle_arrow: Callable[..., object]) -> ArrowHandler:
         return (_AsyncArrowHandler if is_async(handle_arrow) else cls)(handle_arrow)
 
-    def __call__(self, batch: EventBatch[Any], /) -> object:
-        return self.handle_arrow(batch.to_arrow())
+    def __call__(self, batch: EventBatch[Any], /, *connection: Any) -> object:
+        return self.handle_arrow(batch.to_arrow(), *connection)
 
 
 class _AsyncArrowHandler(ArrowHandler):
     """So that it is seen to be async."""
 
-    async def __call__(self, batch: EventBatch[Any], /) -> object:
-        return await self.handle_arrow(batch.to_arrow())
+    async def __call__(self, batch: EventBatch[Any], /, *connection: Any) -> object:
+        return await self.handle_arrow(batch.to_arrow(), *connection)
+
+
+class NotHandledError(BaseException):
+    """The events were not handled, and that was no attempt: it ends the worker, which raises ``error``."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class WorkerStoppedError(Exception):
+    """The worker was stopped while it waited for the next attempt; the events in hand are not processed."""

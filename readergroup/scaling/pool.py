@@ -11,9 +11,9 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final, Generic, Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Final, Generic, Literal, Protocol, TypeVar, get_args
 
 from synchronizer import (
     ClosedError,
@@ -34,7 +34,7 @@ from ..errors import ReaderNotInGroupError
 from ..group.model.config import new_reader_id
 from ..group.updater import GroupUpdater
 from ..streams.serializers import Serializer, check_serializer, keeps_bytes
-from .handlers import ArrowHandler, HandleArrow, HandleBatch, HandleEvent, Order
+from .handlers import ArrowHandler, Order
 from .in_hand import InHand
 from .policy import ReaderScalingPolicy
 from .retry import RetryPolicy
@@ -44,6 +44,9 @@ from .starting_worker import load_worker
 from .worker import Task
 from .worker_process import Deaths, ProcessWorker, pickled
 from .worker_thread import ThreadWorker
+
+if TYPE_CHECKING:
+    from ..sinks.sql_sink import SqlSink
 
 T = TypeVar("T")
 
@@ -94,9 +97,9 @@ class ReaderPool(Generic[T]):
         group: ScaledGroup,
         updater: GroupUpdater,
         *,
-        handle: HandleEvent[T] | None,
-        handle_batch: HandleBatch[T] | None,
-        handle_arrow: HandleArrow | None,
+        handle: Callable[..., object] | None,
+        handle_batch: Callable[..., object] | None,
+        handle_arrow: Callable[..., object] | None,
         readers: int | ReaderScalingPolicy,
         workers: Literal["thread", "process"],
         retry: RetryPolicy | None,
@@ -104,6 +107,7 @@ class ReaderPool(Generic[T]):
         concurrency: int = 1,
         order: Order | None = None,
         handler_timeout_seconds: float | None = None,
+        sink: SqlSink | None = None,
     ) -> None:
         handlers = [each for each in (handle, handle_batch, handle_arrow) if each is not None]
         if len(handlers) != 1:
@@ -114,6 +118,8 @@ class ReaderPool(Generic[T]):
         check_count(concurrency, "concurrency", at_most=MAX_CONCURRENCY)
         order = _checked_order(order, of_batches=handle is None)
         _check_handler_timeout(handler_timeout_seconds, handlers[0])
+        if sink is not None:
+            _check_sink(sink, handlers[0], of_batches=handle is None, at_once=concurrency > 1 and order != "segment")
         check_type(retry, RetryPolicy, "retry", or_none=True)
         check_serializer(serializer)
         if handle_arrow is not None:
@@ -150,6 +156,7 @@ class ReaderPool(Generic[T]):
             concurrency=int(concurrency),
             order=order,
             handler_timeout_seconds=handler_timeout_seconds,
+            sink=sink,
         )
         load_worker(self.task)
         self._pickled_task = pickled(self.task) if workers == "process" else None
@@ -442,6 +449,31 @@ def _checked_order(order: Order | None, *, of_batches: bool) -> Order:
             order=order,
         )
     return order
+
+
+def _check_sink(sink: object, handler: object, *, of_batches: bool, at_once: bool) -> None:
+    with loading():
+        from ..sinks.sql_sink import SqlSink
+
+    check_type(sink, SqlSink, "sink")
+    assert isinstance(sink, SqlSink)
+    if is_async(handler) and not sink.is_async:
+        raise InvalidArgumentError(
+            "an async def handler needs a sink with an asynchronous database, because another one would stop the event "
+            "loop; use an AsyncEngine, or an asynchronous connection or pool of psycopg",
+            sink=repr(sink),
+        )
+    if sink.is_async and not is_async(handler):
+        raise InvalidArgumentError(
+            "the sink has an asynchronous database, which a plain function cannot use; pass an async def, or give the "
+            "sink a database that is not asynchronous",
+            sink=repr(sink),
+        )
+    if of_batches and at_once:
+        raise InvalidArgumentError(
+            "a sink stores the batches of a segment one after the other; use order='segment', or handle instead of "
+            "handle_batch"
+        )
 
 
 def _check_handler_timeout(seconds: float | None, handler: object) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 from synchronizer import Clock, StateSynchronizer
 
+from ..group.following import Claims
 from ..group.lag import GroupLag
 from ..group.model.config import ReaderGroupConfig
 from ..group.model.state import ReaderGroupState
@@ -32,8 +33,9 @@ class ScaledGroup(Protocol):
     def config(self) -> ReaderGroupConfig: ...
     def lag(self) -> GroupLag: ...
     def reader(self, reader_id: str, *, serializer: Serializer[T]) -> Reader[T]: ...
+    def claiming_reader(self, reader_id: str, serializer: Serializer[T], claims: Claims) -> Reader[T]: ...
     def concurrent_reader(
-        self, reader_id: str, serializer: Serializer[T], in_flight: EventsInFlight
+        self, reader_id: str, serializer: Serializer[T], in_flight: EventsInFlight, claims: Claims | None = None
     ) -> ConcurrentReader[T]: ...
 
 

@@ -16,6 +16,9 @@ T = TypeVar("T")
 def load_worker(task: Task[T]) -> None:
     """Load the modules that the workers of the task need, because a worker's thread loads none."""
     with loading():
+        if task.sink is not None:
+            from ..sinks import calls  # noqa: F401
+            from . import sink_handler  # noqa: F401
         if task.concurrency > 1:
             from . import concurrent_worker  # noqa: F401
         elif is_async(task.handler):

@@ -6,13 +6,14 @@ It runs in its caller's thread, so that worker threads, worker processes and tes
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from synchronizer import HandlerError, TruncatedError
+from synchronizer import HandlerError, ReaderGroupError, StoreUnavailableError, TruncatedError
 from synchronizer.callables import check_returned, is_async
+from synchronizer.clock import growing_pause
 from synchronizer.threads.flag import Flag
 from synchronizer.threads.loading import loading
 
@@ -21,13 +22,17 @@ from ..group.reader import Reader
 from ..streams.event import Event, EventBatch
 from ..streams.serializers import PydanticSerializer, Serializer
 from ..streams.writing.writer import EventWriter
-from .handlers import ArrowHandler, HandleBatch, HandleEvent, Order
+from .handlers import ArrowHandler, NotHandledError, Order, WorkerStoppedError
 from .in_hand import Hand, InHand
 from .retry import DeadLetter, RetryPolicy
 from .scaled_group import PoolClient, ScaledGroup
 
 if TYPE_CHECKING:
+    from ..sinks.calls import SinkCalls
+    from ..sinks.sql_sink import SqlSink
     from .awaiting import Awaiting
+
+Handle = Callable[[Any], object]
 
 T = TypeVar("T")
 
@@ -36,6 +41,9 @@ MAX_BATCH_EVENTS: Final = 1000
 MAX_ARROW_EVENTS: Final = 32_768
 #: How many workers must die over an event before it is set aside: a process may die for other reasons.
 LEAST_DEATHS: Final = 3
+#: The pause before another try while the sink's database does not answer, at first and at most.
+SINK_PAUSE_SECONDS: Final = 0.05
+MAX_SINK_PAUSE_SECONDS: Final = 5.0
 
 _logger = logging.getLogger(__name__)
 
@@ -46,16 +54,17 @@ class Task(Generic[T]):
 
     client: PoolClient
     group: ScaledGroup
-    handle: HandleEvent[T] | None
-    handle_batch: HandleBatch[T] | None
+    handle: Callable[..., object] | None
+    handle_batch: Callable[..., object] | None
     serializer: Serializer[T]
     retry: RetryPolicy
     concurrency: int = 1
     order: Order = "key"
     handler_timeout_seconds: float | None = None
+    sink: SqlSink | None = None
 
     @property
-    def handler(self) -> Callable[[Any], object]:
+    def handler(self) -> Callable[..., object]:
         """The one of the two handlers that there is."""
         found = self.handle_batch if self.handle is None else self.handle
         assert found is not None
@@ -68,9 +77,10 @@ class Task(Generic[T]):
             return MAX_ARROW_EVENTS
         return 1 if self.handle_batch is None else MAX_BATCH_EVENTS
 
-
-class _WorkerStoppedError(Exception):
-    """The worker was stopped while it waited for the next attempt; the events in hand are not processed."""
+    @property
+    def is_out_of_order(self) -> bool:
+        """Whether a worker handles events of a segment at once."""
+        return self.concurrency > 1 and self.order != "segment"
 
 
 class Worker(Generic[T]):
@@ -85,14 +95,15 @@ class Worker(Generic[T]):
         self._stopping = Flag()
         self._reader: Reader[T] | None = None
         self._dead_letters: EventWriter[DeadLetter] | None = None
-        self._handler, self._batch_handler = task.handle, task.handle_batch
+        self._handle_what: Handle = self._with_sink(task.handler)
         self._awaiting: Awaiting | None = None
         if task.concurrency == 1 and is_async(task.handler):
             with loading():
                 from .awaiting import Awaiting
-            self._awaiting = Awaiting(task.handler, task.handler_timeout_seconds)
-            self._handler = None if task.handle is None else self._awaiting
-            self._batch_handler = None if task.handle_batch is None else self._awaiting
+            self._handle_what = self._awaiting = Awaiting(self._handle_what, task.handler_timeout_seconds)
+        self._handler = None if task.handle is None else self._handle_what
+        self._batch_handler = None if task.handle_batch is None else self._handle_what
+        self._sink: SinkCalls | None = None if task.sink is None else self._new_sink_calls(task.sink)
 
     def run(self, on_ready: Callable[[], object]) -> None:
         """Join the group, call ``on_ready``, and work. Leave the group at the end, however that comes.
@@ -102,17 +113,48 @@ class Worker(Generic[T]):
         """
         try:
             self._run(on_ready)
-        except _WorkerStoppedError:
+        except NotHandledError as error:
+            if not isinstance(error.error, WorkerStoppedError):
+                raise error.error from error.error.__cause__
+            _logger.info("worker %s was stopped before its database answered", self.reader_id)
+        except WorkerStoppedError:
             _logger.info("worker %s was stopped before another attempt", self.reader_id)
         finally:
             self.close()
 
     def _run(self, on_ready: Callable[[], object]) -> None:
-        with self._task.group.reader(self.reader_id, serializer=self._task.serializer) as reader:
+        with self._new_reader() as reader:
             self._reader = reader
             on_ready()
             while not self._stopping.is_set() and not self._work(reader):
                 pass
+
+    def _new_reader(self) -> Reader[T]:
+        group, serializer = self._task.group, self._task.serializer
+        if self._sink is None:
+            return group.reader(self.reader_id, serializer=serializer)
+        return group.claiming_reader(self.reader_id, serializer, self._sink)
+
+    def _with_sink(self, handle: Callable[..., object]) -> Handle:
+        """Return the handler that the worker calls with events."""
+        sink = self._task.sink
+        if sink is None:
+            return handle
+        with loading():
+            from .sink_handler import AsyncSinkHandler, SinkHandler
+        kind = AsyncSinkHandler if sink.is_async else SinkHandler
+        return kind(handle, sink, self._clock, self._stopping, self._go_on, shared=self._task.is_out_of_order)
+
+    def _new_sink_calls(self, sink: SqlSink) -> SinkCalls:
+        with loading():
+            from ..sinks.calls import SinkCalls
+        run = self._run_on_loop if sink.is_async else None
+        return SinkCalls(sink, run, knows_all=True, shared=self._task.is_out_of_order)
+
+    def _run_on_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run the coroutine on the loop that runs the handlers."""
+        assert self._awaiting is not None
+        return self._awaiting.run(coroutine)
 
     def close(self) -> None:
         """Close what `handle` has opened. `run` does it at its end."""
@@ -170,7 +212,7 @@ class Worker(Generic[T]):
 
     # ------------------------------------------------------------------ visible to the parent process
 
-    def _handle_events_in_sight(self, hand: Hand, handle: HandleEvent[T], events: Iterable[Event[T]]) -> None:
+    def _handle_events_in_sight(self, hand: Hand, handle: Handle, events: Iterable[Event[T]]) -> None:
         batch: EventBatch[T] | None = None
         is_suspect = False
         for event in events:
@@ -185,7 +227,7 @@ class Worker(Generic[T]):
                 self._handle_event(handle, event)
             hand.put_down()
 
-    def _handle_batch_in_sight(self, hand: Hand, handle: HandleBatch[T], batch: EventBatch[T]) -> None:
+    def _handle_batch_in_sight(self, hand: Hand, handle: Handle, batch: EventBatch[T]) -> None:
         """Handle the batch; one by one if a worker died over its events, with a commit after each to repeat none."""
         if not self._begin(hand, batch):
             self._handle_batch(handle, batch)
@@ -228,7 +270,7 @@ class Worker(Generic[T]):
 
     # ------------------------------------------------------------------ when the handler fails
 
-    def _handle_event(self, handle: HandleEvent[T], event: Event[T]) -> None:
+    def _handle_event(self, handle: Handle, event: Event[T]) -> None:
         try:
             returned = handle(event)
         except Exception as error:
@@ -237,7 +279,7 @@ class Worker(Generic[T]):
             if returned is not None:
                 check_handled(returned, event)
 
-    def _handle_batch(self, handle: HandleBatch[T], batch: EventBatch[T]) -> None:
+    def _handle_batch(self, handle: Handle, batch: EventBatch[T]) -> None:
         try:
             returned = handle(batch)
         except Exception as error:
@@ -269,7 +311,7 @@ class Worker(Generic[T]):
         for attempt in range(1 + self._deaths_over(event), retry.attempts):
             delay = self._delay_after(attempt, event, error)
             if self._clock.wait(self._stopping, delay):
-                raise _WorkerStoppedError
+                raise WorkerStoppedError
             self._go_on()
             try:
                 returned = call()
@@ -318,7 +360,26 @@ class Worker(Generic[T]):
             error.add_note(f"The event could not be moved to the dead letters: {too_large}")
             raise self._failed(event, error, attempts) from error
         self._dead_letters.flush()
+        self._skip_in_sink(event)
         _logger.error("%s was moved to the dead letters in %s", event.pointer, retry.dead_letters, exc_info=error)
+
+    def _skip_in_sink(self, event: Event[T]) -> None:
+        """Let the sink's position pass the event."""
+        failures = 0
+        while self._sink is not None:
+            try:
+                return self._sink.skip(event)
+            except StoreUnavailableError as error:
+                failures += 1
+                pause = growing_pause(failures, first=SINK_PAUSE_SECONDS, most=MAX_SINK_PAUSE_SECONDS)
+                _logger.warning(
+                    "the next try to store the position behind %s is in %.3g s: %s", event.pointer, pause, error
+                )
+                if self._clock.wait(self._stopping, pause):
+                    raise NotHandledError(WorkerStoppedError()) from error
+                self._go_on()
+            except ReaderGroupError as error:
+                raise NotHandledError(error) from error
 
     def _failed(self, event: Event[T], error: Exception, attempts: int) -> HandlerError:
         return HandlerError(

@@ -40,7 +40,7 @@ _spawn = multiprocessing.get_context("spawn")
 
 def pickled(task: Task[Any]) -> bytes:
     """Return the task as bytes for a worker process; `InvalidArgumentError` names the part that does not pickle."""
-    for name in ("handle", "handle_batch", "serializer"):
+    for name in ("handle", "handle_batch", "serializer", "sink"):
         value = getattr(task, name)
         try:
             pickle.dumps(value)

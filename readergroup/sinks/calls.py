@@ -11,7 +11,7 @@ from ..errors import EventStoredError
 from ..sql.connections import Dialect, Script, is_passing
 from ..streams.config import SegmentId
 from ..streams.event import Event
-from .progress import Place
+from .place import Place
 from .sql_sink import SinkTransaction, SqlSink
 
 R = TypeVar("R")

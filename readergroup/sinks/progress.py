@@ -20,26 +20,15 @@ from synchronizer.arguments import check_type
 
 from ..errors import ReaderNotInGroupError
 from ..sql.connections import Dialect, Script, Statement
-from ..streams.config import SegmentId
+from .place import Place
 
 #: The token of a row while `SqlSink.reset` runs: no owner has one as great.
 BLOCKED: Final = 2**63 - 1
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,50}")
 _KEY: Final = "group_name = :group_name AND segment = :segment AND incarnation = :incarnation"
+_OTHER_KEY: Final = " AND ".join(f"other.{column} = :{column}" for column in ("group_name", "segment", "incarnation"))
 _SAVEPOINT: Final = "readergroup_sink"
-
-
-class Place(NamedTuple):
-    """A segment of a group."""
-
-    group: str
-    segment: SegmentId
-    incarnation: str
-
-    @property
-    def key(self) -> Mapping[str, object]:
-        return {"group_name": self.group, "segment": self.segment, "incarnation": self.incarnation}
 
 
 class Row(NamedTuple):
@@ -49,8 +38,10 @@ class Row(NamedTuple):
     token: int
     #: The number of the transaction that holds the row's lock, on PostgreSQL.
     transaction: int | None = None
-    #: Whether the event is stored beyond the position.
-    is_stored: bool = False
+    #: Whether events beyond the position are stored, as far as the statement that locked the row saw them.
+    has_finished: bool = False
+    #: The offsets of those that were asked about.
+    finished: frozenset[int] = frozenset()
     #: Whether this transaction has added the row.
     is_new: bool = False
 
@@ -145,25 +136,30 @@ class Tables:
         dialect: Dialect,
         place: Place,
         token: int,
-        offset: int,
+        offsets: range,
         *,
         shared: bool = False,
         idle_timeout_ms: int | None = None,
     ) -> Script[Row]:
-        """Lock the row, and return it. Raise `ReaderNotInGroupError` if a newer owner has the segment."""
+        """Lock the row, and return it with what is stored of these offsets beyond its position.
+
+        Raise `ReaderNotInGroupError` if a newer owner has the segment.
+        """
         lock = "KEY SHARE" if shared else "UPDATE"
         row = yield from self._lock(dialect, place, lock, idle_timeout_ms)
         if row is None:
             if shared:
                 raise ReaderNotInGroupError("the row of the segment was deleted from the sink's table", **place.key)
-            row = yield from self._insert(dialect, place, token, offset, lock, idle_timeout_ms)
+            row = yield from self._insert(dialect, place, token, offsets.start, lock, idle_timeout_ms)
         _check_token(place, row, token)
-        if shared:
+        # In a statement of its own, which sees what a former owner has stored while this one waited for the lock.
+        if shared or row.has_finished or row.token != token:
             found = yield Statement(
-                f"SELECT 1 FROM {self.finished} WHERE {_KEY} AND event_offset = :event_offset",
-                {**place.key, "event_offset": offset},
+                f"SELECT event_offset FROM {self.finished} "
+                f"WHERE {_KEY} AND event_offset >= :first AND event_offset < :stop",
+                {**place.key, "first": offsets.start, "stop": offsets.stop},
             )
-            row = row._replace(is_stored=bool(found.rows))
+            row = row._replace(has_finished=True, finished=frozenset(each[0] for each in found.rows))
         if dialect == "sqlite":
             yield Statement(f"SAVEPOINT {_SAVEPOINT}")
         return row
@@ -177,6 +173,8 @@ class Tables:
         )
         if not done.changed:
             raise _ended_by_handler()
+        if row.has_finished:
+            yield self._delete_finished(place, end)
         return True
 
     def finish_shared(self, dialect: Dialect, place: Place, offset: int, row: Row) -> Script[bool]:
@@ -251,7 +249,8 @@ class Tables:
         self, dialect: Dialect, place: Place, lock: str, idle_timeout_ms: int | None = None
     ) -> Script[Row | None]:
         """Lock the row until the end of the transaction, and return it; None if there is none."""
-        columns, parameters = "next_offset, fencing_token", dict(place.key)
+        others = f"SELECT 1 FROM {self.finished} AS other WHERE {_OTHER_KEY} AND other.event_offset >= next_offset"
+        columns, parameters = f"next_offset, fencing_token, EXISTS ({others})", dict(place.key)
         if dialect == "sqlite":
             # A write comes first: a transaction that has read cannot always become one that writes.
             yield Statement(f"UPDATE {self.progress} SET next_offset = next_offset WHERE {_KEY}", place.key)
@@ -265,8 +264,8 @@ class Tables:
         found = yield Statement(f"SELECT {columns} FROM {self.progress} WHERE {_KEY}{suffix}", parameters)
         if not found.rows:
             return None
-        position, token, *transaction = found.rows[0]
-        return Row(position, token, transaction[0] if transaction else None)
+        position, token, has_finished, *transaction = found.rows[0]
+        return Row(position, token, transaction[0] if transaction else None, bool(has_finished))
 
     def _insert(
         self,

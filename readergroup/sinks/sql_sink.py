@@ -32,7 +32,8 @@ from ..sql.connections import (
 )
 from ..streams.config import stream_of
 from ..streams.event import Event, EventBatch
-from .progress import Place, Row, Tables
+from .place import Place
+from .progress import Row, Tables
 
 DEFAULT_TABLE: Final = "readergroup_progress"
 #: How long a takeover waits for transactions of the former owner before it tries again.
@@ -401,9 +402,14 @@ class SinkTransaction:
         yield from sink.prepared(dialect)
         yield Control.BEGIN
         row = yield from sink.tables.begin(
-            dialect, place, self._token, self._start, shared=self._shared, idle_timeout_ms=sink.idle_timeout_ms
+            dialect,
+            place,
+            self._token,
+            range(self._start, self._end),
+            shared=self._shared,
+            idle_timeout_ms=sink.idle_timeout_ms,
         )
-        if row.is_stored or self._end <= row.position:
+        if self._end <= row.position:
             if not self._shared and sink.was_jumped(place, self._token, self._start):
                 raise InvalidArgumentError(
                     "a later event of the segment was stored before this one; enter the transactions of a segment in "
@@ -413,26 +419,26 @@ class SinkTransaction:
                     stored=row.position,
                 )
             raise EventStoredError("the database has the event, or all of the batch; skip it", **self._facts(row))
-        if self._start < row.position and not self._shared:
-            self._take_rest(row)
-        self._row = row
-
-    def _take_rest(self, row: Row) -> None:
-        if isinstance(self.what, EventBatch):
-            rest = self.what.starting_at(row.position)
-            if self._takes_rest and rest.offsets[0] == row.position:
-                self.what, self._start = rest, row.position
-                return
-            if rest.offsets[0] == row.position:
+        offsets = self.what.offsets if isinstance(self.what, EventBatch) else (self._start,)
+        if self._start < row.position not in offsets:
+            raise InvalidArgumentError(
+                "the stored position is inside an event: the row of the segment was changed, or belongs to other data",
+                **self._facts(row),
+            )
+        if row.finished.issuperset(offset for offset in offsets if offset >= row.position):
+            if not self._shared:
+                yield from sink.tables.finish(dialect, place, self._token, self._end, row)
+                yield Control.COMMIT
+            raise EventStoredError("the database has the event, or all of the batch; skip it", **self._facts(row))
+        if isinstance(self.what, EventBatch) and (self._start < row.position or row.finished):
+            if not self._takes_rest:
                 raise InvalidArgumentError(
                     "the batch is stored in part; open the reader with group.reader(sink=sink), so that it continues "
-                    "where the database does",
+                    "where the database does, or enter a transaction for each event",
                     **self._facts(row),
                 )
-        raise InvalidArgumentError(
-            "the stored position is inside an event: the row of the segment was changed, or belongs to other data",
-            **self._facts(row),
-        )
+            self.what = self.what.without(row.finished, before=row.position)
+        self._row = row
 
     def _finishing(self, dialect: Dialect) -> Script[None]:
         row, tables = self._row, self._sink.tables

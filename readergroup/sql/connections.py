@@ -95,6 +95,12 @@ def is_passing(error: BaseException) -> bool:
     return False
 
 
+def is_conflict(error: BaseException) -> bool:
+    """Return whether PostgreSQL ended the transaction because of another one: a deadlock or a failed serialization."""
+    found = getattr(error, "orig", None) or error.__cause__ or error
+    return (getattr(found, "sqlstate", None) or getattr(found, "pgcode", None)) in ("40001", "40P01")
+
+
 def _is_passing(error: BaseException) -> bool:
     if isinstance(error, ConnectionError):
         return True

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import chain
@@ -208,9 +207,20 @@ class EventBatch(Sequence[Event[T]]):
             index -= each.size
         raise IndexError(index)
 
-    def starting_at(self, offset: int) -> EventBatch[T]:
-        """Return a batch of the events from this offset on."""
-        return self._of(self.slices_after(bisect_left(self.offsets, offset)))
+    def without(self, offsets: Container[int], *, before: int = 0) -> EventBatch[T]:
+        """Return a batch without the events at these offsets, and without those before another offset."""
+        slices: list[BlockSlice] = []
+        index = 0
+        for each in self._slices:
+            for start in range(each.start, each.stop):
+                offset, index = self.offsets[index], index + 1
+                if offset < before or offset in offsets:
+                    continue
+                if slices and slices[-1].block is each.block and slices[-1].stop == start:
+                    slices[-1] = slices[-1]._replace(stop=start + 1)
+                else:
+                    slices.append(each._replace(start=start, stop=start + 1))
+        return self._of(slices)
 
     def _of(self, slices: Sequence[BlockSlice]) -> EventBatch[T]:
         return EventBatch(slices, self.segment, self.incarnation, self.fencing_token, self.serializer, group=self.group)
