@@ -265,8 +265,7 @@ class _SqlAlchemyConnection(SqlConnection):
         self._transaction.commit()
 
     def rollback(self) -> None:
-        if self._transaction is not None:
-            self._transaction.rollback()
+        self.native.rollback()
 
     @property
     def broken(self) -> bool:

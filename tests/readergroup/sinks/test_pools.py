@@ -1,0 +1,194 @@
+"""Pools with a sink: each event has its effect once, whatever fails between."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import readergroup as rg
+from readergroup.sinks import SqlSink
+from tests.readergroup.sinks.conftest import STREAM, write
+from tests.readergroup.sinks.databases import ApplicationDatabase
+
+MODES: dict[str, dict[str, Any]] = {
+    "events": {},
+    "concurrent": {"concurrency": 8},
+    "concurrent by segment": {"concurrency": 4, "order": "segment"},
+    "two readers": {"readers": 2},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_event_is_stored_once_with_its_position(
+    database: ApplicationDatabase, client: rg.Client, mode: str
+) -> None:
+    expected = write(client, 40)
+    group = client.groups.create("billing", streams=[STREAM])
+    failed = Counter[str]()
+
+    def handle(event: rg.Event[bytes], connection: Any) -> None:
+        database.store(connection, event)
+        failed[str(event.pointer)] += 1
+        if event.raw.endswith(b"7") and failed[str(event.pointer)] == 1:
+            raise ZeroDivisionError("fails after its effect")
+
+    retry = rg.RetryPolicy(attempts=3, first_delay_seconds=0.001)
+    group.pool(handle, sink=SqlSink(database.given()), retry=retry, **MODES[mode]).run()
+    database.check(expected)
+    assert max(failed.values()) == 2
+    assert {row[:2] for row in database.progress()} == {("billing", f"{STREAM}/0"), ("billing", f"{STREAM}/1")}
+    assert database.execute("SELECT * FROM readergroup_progress_finished") == []
+
+
+def test_batches_are_stored_once(database: ApplicationDatabase, client: rg.Client) -> None:
+    expected = write(client, 300)
+    group = client.groups.create("billing", streams=[STREAM])
+    attempts = Counter[str]()
+
+    def handle(batch: rg.EventBatch[bytes], connection: Any) -> None:
+        for event in batch:
+            database.store(connection, event)
+        attempts[batch.segment] += 1
+        if attempts[batch.segment] < 3:
+            raise ZeroDivisionError("fails after its effects")
+
+    retry = rg.RetryPolicy(attempts=3, first_delay_seconds=0.001)
+    group.pool(handle_batch=handle, sink=SqlSink(database.given()), retry=retry).run()
+    database.check(expected)
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize("lost", ["before", "after"])
+def test_a_pool_that_ends_and_forgets_its_position_repeats_no_effect(
+    database: ApplicationDatabase, client: rg.Client, concurrency: int, lost: str
+) -> None:
+    """The database knows more than the group: another pool starts there."""
+    expected = write(client, 40)
+    group = client.groups.create("billing", streams=[STREAM], position_interval_seconds=1000.0)
+    seen: list[str] = []
+
+    def fail(event: rg.Event[bytes], connection: Any) -> None:
+        database.store(connection, event)
+        seen.append(str(event.pointer))
+        if len(seen) > 60:
+            raise ZeroDivisionError
+
+    with pytest.raises(rg.HandlerError):
+        group.pool(fail, sink=SqlSink(database.given()), concurrency=concurrency).run()
+    stored = {row[0] for row in database.execute("SELECT pointer FROM effects")}
+    if lost == "after":  # another group of this name that begins at the head
+        client.groups.delete("billing")
+        group = client.groups.create("billing", streams=[STREAM])
+    again: list[str] = []
+
+    def handle(event: rg.Event[bytes], connection: Any) -> None:
+        database.store(connection, event)
+        again.append(str(event.pointer))
+
+    group.pool(handle, sink=SqlSink(database.given()), concurrency=9 - concurrency).run()
+    database.check(expected)
+    assert stored.isdisjoint(again)
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_an_event_that_was_set_aside_is_passed_in_the_sink(
+    database: ApplicationDatabase, client: rg.Client, concurrency: int
+) -> None:
+    write(client, 20, keys=2)
+    client.streams.create("shop/dead")
+    group = client.groups.create("billing", streams=[STREAM])
+
+    def handle(event: rg.Event[bytes], connection: Any) -> None:
+        database.store(connection, event)
+        if event.raw.endswith(b"9"):
+            raise ZeroDivisionError
+
+    retry = rg.RetryPolicy(attempts=2, first_delay_seconds=0.001, dead_letters="shop/dead")
+    group.pool(handle, sink=SqlSink(database.given()), retry=retry, concurrency=concurrency).run()
+    rest = [number for number in range(20) if number % 10 != 9]
+    assert database.effects() == {"k0": rest, "k1": rest}
+    client.groups.delete("billing")
+    again = client.groups.create("billing", streams=[STREAM])
+    again.pool(handle, sink=SqlSink(database.given()), retry=retry).run()
+    assert database.effects() == {"k0": rest, "k1": rest}
+
+
+def test_a_handler_that_commits_ends_the_pool(database: ApplicationDatabase, client: rg.Client) -> None:
+    write(client, 5)
+    group = client.groups.create("billing", streams=[STREAM])
+
+    def handle(event: rg.Event[bytes], connection: Any) -> None:
+        database.store(connection, event)
+        connection.commit()
+        if not database.kind.startswith("sqlalchemy"):
+            database.store(connection, event)
+
+    pool = group.pool(handle, sink=SqlSink(database.given()), retry=rg.RetryPolicy(attempts=3))
+    with pytest.raises(rg.InvalidArgumentError, match="committed or rolled back inside"):
+        pool.run()
+    assert {row[3] for row in database.progress()} == {0}
+
+
+def test_a_handler_that_swallows_an_error_of_the_database_has_failed(
+    database: ApplicationDatabase, client: rg.Client
+) -> None:
+    """PostgreSQL answers the commit of such a transaction with a rollback, which drivers do not report."""
+    expected = write(client, 5)
+    group = client.groups.create("billing", streams=[STREAM])
+    attempts = Counter[str]()
+
+    def handle(event: rg.Event[bytes], connection: Any) -> None:
+        database.store(connection, event)
+        attempts[str(event.pointer)] += 1
+        if attempts[str(event.pointer)] == 1:
+            try:
+                if database.kind.startswith("sqlalchemy"):
+                    import sqlalchemy
+
+                    connection.execute(sqlalchemy.text("SELECT * FROM nothing"))
+                else:
+                    connection.execute("SELECT * FROM nothing")
+            except Exception:
+                pass
+
+    retry = rg.RetryPolicy(attempts=2, first_delay_seconds=0.001)
+    group.pool(handle, sink=SqlSink(database.given()), retry=retry).run()
+    database.check(expected)
+
+
+def test_two_groups_share_a_table(database: ApplicationDatabase, client: rg.Client) -> None:
+    write(client, 10)
+    sink = SqlSink(database.given())
+    for name in ("billing", "shipping"):
+        group = client.groups.create(name, streams=[STREAM])
+        group.pool(lambda event, connection: database.store(connection, event), sink=sink).run()
+    assert {key: sorted(numbers) for key, numbers in database.effects().items()} == {
+        f"k{key}": sorted([*range(10), *range(10)]) for key in range(5)
+    }
+    assert {row[0] for row in database.progress()} == {"billing", "shipping"}
+
+
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_async_handlers_with_an_asynchronous_database(
+    async_database: ApplicationDatabase, client: rg.Client, concurrency: int
+) -> None:
+    database = async_database
+    expected = write(client, 20)
+    group = client.groups.create("billing", streams=[STREAM])
+    attempts = Counter[str]()
+    given = database.given()
+
+    async def handle(event: rg.Event[bytes], connection: Any) -> None:
+        await database.store_async(connection, event)
+        attempts[str(event.pointer)] += 1
+        if event.raw.endswith(b"7") and attempts[str(event.pointer)] == 1:
+            raise ZeroDivisionError("fails after its effect")
+
+    retry = rg.RetryPolicy(attempts=3, first_delay_seconds=0.001)
+    group.pool(handle, sink=SqlSink(given), retry=retry, concurrency=concurrency).run()
+    database.check(expected)
+    assert database.execute("SELECT * FROM readergroup_progress_finished") == []
+    assert threading.active_count() < 50
