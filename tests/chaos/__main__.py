@@ -9,6 +9,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from tests.chaos import sinks
 from tests.chaos.hosts import KINDS, kind_of
 from tests.chaos.plan import plan
 from tests.chaos.report import summary
@@ -27,10 +28,20 @@ def main() -> int:
         "--seed", type=int, help="this schedule alone, on the first store; prints its plan, keeps its folder"
     )
     parser.add_argument("--jobs", type=int, default=2, help="schedules at a time")
+    parser.add_argument(
+        "--sink",
+        action="append",
+        choices=[*sinks.KINDS, "all"],
+        help="schedules of a SqlSink on these databases instead",
+    )
     parser.add_argument("--folder", type=Path, help="where stores and diaries go, instead of a new folder")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-"))
     one = arguments.seed is not None
+    if arguments.sink:
+        seeds = [arguments.seed] if one else range(arguments.first, arguments.first + arguments.schedules)
+        kinds = sinks.KINDS if "all" in arguments.sink else arguments.sink
+        return sinks.main(seeds, folder, kinds=kinds, jobs=arguments.jobs, keep=one)
     stores = arguments.store or KINDS
     if one:
         print(plan(arguments.seed, kind_of(stores[0])), flush=True)

@@ -21,7 +21,12 @@ PLAIN: Final = (
     "psycopg-connection",
     "sqlalchemy-psycopg",
 )
-ASYNCHRONOUS: Final = ("sqlalchemy-aiosqlite", "sqlalchemy-psycopg-async", "psycopg-async-pool", "psycopg-async-function")
+ASYNCHRONOUS: Final = (
+    "sqlalchemy-aiosqlite",
+    "sqlalchemy-psycopg-async",
+    "psycopg-async-pool",
+    "psycopg-async-function",
+)
 
 _SQLITE = "CREATE TABLE effects (id integer PRIMARY KEY AUTOINCREMENT, key text, number integer, pointer text)"
 _POSTGRESQL = "CREATE TABLE effects (id bigserial PRIMARY KEY, key text, number integer, pointer text)"
