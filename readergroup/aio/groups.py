@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from ..group.manager import ReaderGroupManager as SyncReaderGroupManager
 from ..group.model.checkpoint import Checkpoint
@@ -24,6 +24,9 @@ from .facade import AwaitedProperty, Facade, Opening, Plain, awaited, iterated
 from .notifiers import Notifier
 from .reader import Reader, open_reader
 from .state import StateSynchronizer
+
+if TYPE_CHECKING:
+    from ..sinks.sql_sink import SqlSink
 
 T = TypeVar("T")
 
@@ -80,6 +83,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
         on_assign: SegmentCallback | None = None,
         on_release: SegmentCallback | None = None,
         on_checkpoint: CheckpointCallback | None = None,
+        sink: SqlSink | None = None,
     ) -> Opening[Reader[bytes]]: ...
     @overload
     def reader(
@@ -91,6 +95,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
         on_assign: SegmentCallback | None = None,
         on_release: SegmentCallback | None = None,
         on_checkpoint: CheckpointCallback | None = None,
+        sink: SqlSink | None = None,
     ) -> Opening[Reader[T]]: ...
     def reader(
         self,
@@ -101,6 +106,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
         on_assign: SegmentCallback | None = None,
         on_release: SegmentCallback | None = None,
         on_checkpoint: CheckpointCallback | None = None,
+        sink: SqlSink | None = None,
     ) -> Opening[Reader[Any]]:
         """Open a reader, which joins the group: ``async with group.reader() as reader``, or await it.
 
@@ -114,6 +120,8 @@ class ReaderGroup(Facade[SyncReaderGroup]):
             on_assign: Called with a segment before its first event is handed out.
             on_release: Called with a segment before the reader releases or completes it.
             on_checkpoint: Called with the name of a checkpoint.
+            sink: A `SqlSink` with an asynchronous database. The reader takes each segment over in its database, and
+                continues behind what is stored there. Use `SqlSink.transaction` for what it reads.
 
         Raises:
             ReaderGroupError: As `ReaderGroup.reader`.
@@ -129,6 +137,7 @@ class ReaderGroup(Facade[SyncReaderGroup]):
                 on_assign=on_assign,
                 on_release=on_release,
                 on_checkpoint=on_checkpoint,
+                sink=sink,
             )
         )
 

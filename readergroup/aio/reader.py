@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection, Iterator
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from synchronizer import ClosedError, InvalidArgumentError, ReaderGroupError
-from synchronizer.arguments import check_count
+from synchronizer.arguments import check_count, check_type
 from synchronizer.callables import check_callable
+from synchronizer.threads.loading import loading
 
 from ..errors import EndOfDataError
 from ..group.prefetching import InterruptibleDeadline, PrefetchingReader
@@ -29,6 +30,10 @@ from ..streams.serializers import Serializer
 from .calls import Calls, close_threads
 from .facade import Plain
 from .listeners import run_on
+
+if TYPE_CHECKING:
+    from ..group.following import Claims
+    from ..sinks.sql_sink import SqlSink
 
 T = TypeVar("T")
 
@@ -322,6 +327,7 @@ async def open_reader(
     on_assign: Callable[[SegmentId], object] | None,
     on_release: Callable[[SegmentId], object] | None,
     on_checkpoint: Callable[[str], object] | None,
+    sink: SqlSink | None,
 ) -> Reader[T]:
     callbacks = Callbacks()
     open = partial(
@@ -333,6 +339,27 @@ async def open_reader(
         on_assign=callbacks.of(on_assign, "on_assign"),
         on_release=callbacks.of(on_release, "on_release"),
         on_checkpoint=callbacks.of(on_checkpoint, "on_checkpoint"),
+        claims=None if sink is None else _claims(sink),
     )
     reader = await calls.run(open, undo=lambda reader: reader.close())
     return Reader(reader, calls, callbacks)
+
+
+def _claims(sink: SqlSink) -> Claims:
+    """Return what takes over segments in the sink's database, on this event loop."""
+    with loading():
+        from ..sinks.calls import SinkCalls
+        from ..sinks.sql_sink import SqlSink
+
+    check_type(sink, SqlSink, "sink")
+    loop = asyncio.get_running_loop()
+
+    def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        except RuntimeError:
+            coroutine.close()
+            raise ClosedError("the event loop has ended") from None
+        return future.result()
+
+    return SinkCalls(sink, run)

@@ -9,7 +9,7 @@ import typer
 
 from synchronizer import ReaderGroupError
 
-from . import config, demo, doctor, groups, notifications, reading, streams, transfer, watching, writing
+from . import config, demo, doctor, groups, notifications, reading, sinks, streams, transfer, watching, writing
 from .screen import say
 from .session import Commands, Session
 
@@ -29,6 +29,7 @@ app.add_typer(streams.commands, name="stream")
 groups.commands.command()(notifications.notifications)
 app.add_typer(groups.commands, name="group")
 app.add_typer(config.commands, name="config")
+app.add_typer(sinks.commands, name="sink")
 app.command()(writing.write)
 app.command()(reading.read)
 app.command()(watching.watch)

@@ -115,7 +115,8 @@ class ApplicationDatabase:
 
     def progress(self) -> Sequence[Any]:
         return self.execute(
-            "SELECT group_name, segment, incarnation, next_offset, fencing_token FROM readergroup_progress ORDER BY 1, 2"
+            "SELECT group_name, segment, incarnation, next_offset, fencing_token "
+            "FROM readergroup_progress ORDER BY 1, 2"
         )
 
     def effects(self) -> dict[str, list[int]]:

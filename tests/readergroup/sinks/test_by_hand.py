@@ -1,0 +1,449 @@
+"""`SqlSink.transaction` in a loop of the application, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy.ext.asyncio import create_async_engine
+
+import readergroup as rg
+from readergroup import aio
+from readergroup.sinks import SqlSink
+from readergroup.testing import make_event
+from tests.readergroup.sinks.conftest import STREAM, write
+from tests.readergroup.sinks.databases import ApplicationDatabase
+from tests.waiting import CallInThread, until
+
+only_one = pytest.mark.parametrize("database", ["sqlite3"], indirect=True)
+both = pytest.mark.parametrize("database", ["sqlite3", "psycopg-function"], indirect=True)
+
+
+def _nothing(event: object, connection: object) -> None: ...
+
+
+async def _nothing_async(event: object, connection: object) -> None: ...
+
+
+# ---------------------------------------------------------------------- repeats and owners
+
+
+def test_a_repeated_event_does_not_run_the_block(database: ApplicationDatabase, client: rg.Client) -> None:
+    expected = write(client, 10)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(database.given())
+    with group.reader() as reader:
+        for event in reader:
+            for _ in range(2):
+                with suppress(rg.EventStoredError), sink.transaction(event) as connection:
+                    database.store(connection, event)
+    database.check(expected)
+
+
+def test_a_block_that_raises_stores_nothing(database: ApplicationDatabase, client: rg.Client) -> None:
+    expected = write(client, 3)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(database.given())
+    with group.reader() as reader:
+        for event in reader:
+            with suppress(ZeroDivisionError), sink.transaction(event) as connection:
+                database.store(connection, event)
+                raise ZeroDivisionError
+            with sink.transaction(event) as connection:
+                database.store(connection, event)
+    database.check(expected)
+
+
+@both
+def test_a_reader_with_the_sink_continues_where_the_database_does(
+    database: ApplicationDatabase, client: rg.Client
+) -> None:
+    expected = write(client, 40, segments=1)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(database.given())
+    with pytest.raises(ZeroDivisionError), group.reader(sink=sink, auto_commit=False) as reader:
+        for batch in reader.batches(30):
+            with sink.transaction(batch) as connection:
+                for event in batch:
+                    database.store(connection, event)
+            raise ZeroDivisionError  # before the group knows
+    sizes = []
+    with group.reader(sink=sink) as reader:
+        for batch in reader.batches(50):
+            sizes.append(len(batch))
+            with sink.transaction(batch) as connection:
+                for event in batch:
+                    database.store(connection, event)
+    database.check(expected)
+    assert sum(sizes) == 5 * 40 - 30
+
+
+@both
+def test_a_successor_waits_for_an_open_transaction_and_its_former_owner_is_refused_from_then_on(
+    database: ApplicationDatabase, client: rg.Client
+) -> None:
+    write(client, 5, keys=1, segments=1, seal=False)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(database.given())
+
+    def read_as_successor() -> rg.Event[bytes] | None:
+        with group.reader("one", sink=sink) as reader:  # takes the place of the other
+            return reader.read(timeout=60)
+
+    with group.reader("one", auto_commit=False) as former:
+        first, second = former.read_batch(2)
+        transaction = sink.transaction(first)
+        database.store(transaction.__enter__(), first)
+        reading = CallInThread(read_as_successor)
+        until(lambda: _token(group) > first.fencing_token)
+        assert reading.result is None
+        transaction.__exit__(None, None, None)
+        event = reading.ended()
+        assert isinstance(event, rg.Event) and event.offset == second.offset
+        with pytest.raises(rg.ReaderNotInGroupError, match="newer owner"), sink.transaction(second):
+            raise AssertionError("the block must not run")
+    assert database.effects() == {"k0": [0]}
+
+
+def _token(group: rg.ReaderGroup) -> int:
+    return max(found.token or 0 for found in group.synchronizer.fetch_updates().segments.values())
+
+
+@both
+def test_events_that_come_out_of_order_are_refused(database: ApplicationDatabase, client: rg.Client) -> None:
+    write(client, 5, keys=1, segments=1)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(database.given())
+    with group.reader() as reader:
+        events = list(reader.read_batch(5))
+    for place in (0, 3):
+        with sink.transaction(events[place]) as connection:
+            database.store(connection, events[place])
+    with pytest.raises(rg.InvalidArgumentError, match="in the order"), sink.transaction(events[1]):
+        raise AssertionError("the block must not run")
+    with pytest.raises(rg.EventStoredError), sink.transaction(events[0]):
+        raise AssertionError("the block must not run")
+
+
+@both
+def test_a_batch_that_is_stored_in_part_is_refused(database: ApplicationDatabase, client: rg.Client) -> None:
+    write(client, 5, keys=1, segments=1)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(database.given())
+    with group.reader() as reader:
+        batch = reader.read_batch(5)
+    with sink.transaction(batch[0]) as connection:
+        database.store(connection, batch[0])
+    with pytest.raises(rg.InvalidArgumentError, match="in part"), sink.transaction(batch):
+        raise AssertionError("the block must not run")
+
+
+@pytest.mark.parametrize("database", ["psycopg-function"], indirect=True)
+def test_a_transaction_that_is_left_open_ends_by_itself(database: ApplicationDatabase, client: rg.Client) -> None:
+    """As of a process that was stopped in the middle of one."""
+    write(client, 5, keys=1, segments=1)
+    group = client.groups.create("billing", streams=[STREAM])
+    with group.reader("one") as reader:
+        event = reader.read(timeout=60)
+    assert event is not None
+    stopped = SqlSink(database.given(), idle_timeout_seconds=0.2).transaction(event)
+    database.store(stopped.__enter__(), event)
+    with group.reader(sink=SqlSink(database.given())) as reader:
+        again = reader.read(timeout=60)
+        assert again is not None
+    with pytest.raises(psycopg.Error):
+        stopped.__exit__(None, None, None)
+    assert database.effects() == {}
+
+
+# ---------------------------------------------------------------------- reset
+
+
+@both
+def test_a_reset_of_both_stores_what_comes_behind_it_again(database: ApplicationDatabase, client: rg.Client) -> None:
+    expected = write(client, 20)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(database.given())
+    for concurrency in (1, 4):
+        group.pool(
+            lambda event, connection: database.store(connection, event), sink=sink, concurrency=concurrency
+        ).run()
+        database.check(expected)
+        database.execute("DELETE FROM effects")
+        sink.reset(group, "head")
+    database.execute("DELETE FROM effects")
+    group.pool(lambda event, connection: database.store(connection, event), sink=sink).run()
+    database.check(expected)
+
+
+@both
+def test_an_earlier_owner_stores_nothing_after_a_reset(database: ApplicationDatabase, client: rg.Client) -> None:
+    write(client, 5, keys=1, segments=1)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(database.given())
+    with group.reader(sink=sink, auto_commit=False) as reader:
+        first, second = reader.read_batch(2)
+        with sink.transaction(first) as connection:
+            database.store(connection, first)
+        sink.reset(group, "head")
+        with pytest.raises(rg.ReaderNotInGroupError), sink.transaction(second):
+            raise AssertionError("the block must not run")
+
+
+@both
+def test_a_reset_to_nowhere_changes_nothing(database: ApplicationDatabase, client: rg.Client) -> None:
+    expected = write(client, 5)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(database.given())
+    group.pool(lambda event, connection: database.store(connection, event), sink=sink).run()
+    before = [row[:4] for row in database.progress()]
+    with pytest.raises(rg.InvalidArgumentError):
+        sink.reset(group, "middle")
+    assert [row[:4] for row in database.progress()] == before
+    client.groups.delete("billing")
+    again = client.groups.create("billing", streams=[STREAM])
+    again.pool(lambda event, connection: database.store(connection, event), sink=sink).run()
+    database.check(expected)
+
+
+@both
+def test_an_interrupted_reset_refuses_all_events_until_it_is_repeated(
+    database: ApplicationDatabase, client: rg.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = write(client, 5, segments=1)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(database.given())
+    with group.reader(sink=sink, auto_commit=False) as reader:
+        first, second = reader.read_batch(2)
+        with sink.transaction(first) as connection:
+            database.store(connection, first)
+        with monkeypatch.context() as patched:
+            patched.setattr(group, "reset", _interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                sink.reset(group, "head")
+        with pytest.raises(rg.ReaderNotInGroupError, match="being reset"), sink.transaction(second):
+            raise AssertionError("the block must not run")
+    database.execute("DELETE FROM effects")
+    sink.reset(group, "head")
+    group.pool(lambda event, connection: database.store(connection, event), sink=sink).run()
+    database.check(expected)
+
+
+def _interrupt(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@both
+def test_a_database_that_went_back_in_time_stops_the_pool(database: ApplicationDatabase, client: rg.Client) -> None:
+    write(client, 20, segments=1, seal=False)
+    group = client.groups.create("billing", streams=[STREAM])
+    sink = SqlSink(database.given())
+    reader_done = threading.Event()
+
+    def handle(event: rg.Event[bytes], connection: Any) -> None:
+        database.store(connection, event)
+        if event.raw == b"k4:19":
+            reader_done.set()
+
+    pool = group.pool(handle, sink=sink)
+    running = CallInThread(pool.run)
+    assert reader_done.wait(60)
+    pool.stop()
+    running._thread.join(60)
+    database.execute("UPDATE readergroup_progress SET next_offset = 5")  # as in a backup
+    with pytest.raises(rg.SinkBehindError, match="restored from a backup"):
+        group.pool(handle, sink=sink).run()
+    sink.reset(group, "head")
+    database.execute("DELETE FROM effects")
+    client.streams.seal(STREAM)
+    group.pool(handle, sink=sink).run()
+    database.check({f"k{key}": 20 for key in range(5)})
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        5,
+        "postgresql://shop@db/shop",
+        "default",
+        object(),
+        sqlite3.connect(":memory:", check_same_thread=False),
+        lambda: None,
+        lambda: "connection",
+    ],
+)
+def test_what_is_no_database_is_refused(given: Any, client: rg.Client) -> None:
+    write(client, 1)
+    with pytest.raises(rg.InvalidArgumentError):
+        sink = SqlSink(given)
+        client.groups.create("billing", streams=[STREAM]).pool(_nothing, sink=sink).run()
+
+
+def test_an_unknown_database_is_refused() -> None:
+    with pytest.raises(rg.UnsupportedError, match="SQLite or PostgreSQL"):
+        SqlSink(sqlalchemy.create_mock_engine("mysql://", lambda *_: None).dialect and _MysqlEngine())
+
+
+class _MysqlEngine(sqlalchemy.engine.Engine):
+    def __init__(self) -> None:
+        from sqlalchemy.dialects.mysql.base import MySQLDialect
+
+        self.dialect = MySQLDialect()
+
+
+@pytest.mark.parametrize("name", ["table", "schema"])
+@pytest.mark.parametrize("value", ["", 'a"b', "a.b", 5, math.nan, "x" * 60, "1a"])
+def test_names_of_tables_are_checked(name: str, value: Any) -> None:
+    with pytest.raises(rg.InvalidArgumentError, match=name):
+        SqlSink(sqlite3.connect, **{name: value})
+
+
+@pytest.mark.parametrize("value", [math.nan, -1.0, 0, "5", True, math.inf])
+def test_the_idle_timeout_is_checked(value: Any) -> None:
+    with pytest.raises(rg.InvalidArgumentError, match="idle_timeout_seconds"):
+        SqlSink(sqlite3.connect, idle_timeout_seconds=value)
+
+
+def _autocommits(database: ApplicationDatabase) -> list[Callable[[], Any]]:
+    if database.is_sqlite:
+        return [lambda: sqlalchemy.create_engine(f"sqlite:///{database.path}", isolation_level="AUTOCOMMIT")]
+    engine = database.url.replace("postgresql://", "postgresql+psycopg://")
+    return [
+        lambda: lambda: database.connect(autocommit=True),
+        lambda: database.connect(autocommit=True),
+        lambda: sqlalchemy.create_engine(engine, isolation_level="AUTOCOMMIT"),
+        lambda: sqlalchemy.create_engine(engine).execution_options(isolation_level="AUTOCOMMIT"),
+    ]
+
+
+@both
+def test_connections_in_autocommit_mode_are_refused(database: ApplicationDatabase, client: rg.Client) -> None:
+    write(client, 1)
+    group = client.groups.create("billing", streams=[STREAM])
+    for given in _autocommits(database):
+        with pytest.raises(rg.InvalidArgumentError, match="autocommit"):
+            group.pool(_nothing, sink=SqlSink(given())).run()
+
+
+@pytest.mark.parametrize("database", ["psycopg-function"], indirect=True)
+def test_a_connection_with_an_open_transaction_is_refused(database: ApplicationDatabase, client: rg.Client) -> None:
+    write(client, 1)
+    group = client.groups.create("billing", streams=[STREAM])
+    with database.connect() as connection:
+        connection.execute("SELECT 1")
+        with pytest.raises(rg.InvalidArgumentError, match="open transaction"):
+            group.pool(_nothing, sink=SqlSink(connection)).run()
+
+
+@both
+def test_a_table_of_another_form_is_refused(database: ApplicationDatabase, client: rg.Client) -> None:
+    write(client, 1)
+    group = client.groups.create("billing", streams=[STREAM])
+    database.execute("CREATE TABLE readergroup_progress (group_name text, segment text, token bigint)")
+    with pytest.raises(rg.InvalidArgumentError, match="form of another release"):
+        group.pool(_nothing, sink=SqlSink(database.given())).run()
+    with pytest.raises(rg.InvalidArgumentError, match="readergroup sink ddl"):
+        group.pool(_nothing, sink=SqlSink(database.given(), "other", create_table=False)).run()
+
+
+@both
+def test_events_without_a_group_are_refused(database: ApplicationDatabase, client: rg.Client) -> None:
+    write(client, 5)
+    sink = SqlSink(database.given())
+    batch = next(client.batch.batches(client.batch.segment_ranges(STREAM)[0]))
+    for what in (batch, batch[0], None, "event", [make_event(b"x")]):
+        with pytest.raises(rg.InvalidArgumentError), sink.transaction(what):  # type: ignore[arg-type]
+            raise AssertionError("the block must not run")
+    group = client.groups.create("billing", streams=[STREAM])
+    with group.reader() as reader:
+        batch = reader.read_batch(1)
+        with sink.transaction(batch), pytest.raises(rg.InvalidArgumentError, match="once"):
+            transaction = sink.transaction(batch)
+            transaction._row = object()  # type: ignore[assignment]
+            transaction.__enter__()
+    with group.reader() as reader, pytest.raises(rg.InvalidArgumentError, match="empty"):
+        sink.transaction(batch.without(batch.offsets))
+
+
+def test_sinks_and_handlers_that_do_not_fit_are_refused(client: rg.Client, tmp_path: Path) -> None:
+    write(client, 1)
+    group = client.groups.create("billing", streams=[STREAM])
+    plain = SqlSink(lambda: sqlite3.connect(tmp_path / "a.db"))
+    asynchronous = SqlSink(create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'a.db'}"))
+    for keywords in (
+        {"handle": _nothing_async, "sink": plain},
+        {"handle": _nothing, "sink": asynchronous},
+        {"handle": _nothing, "sink": "default"},
+        {"handle": _nothing, "sink": sqlite3.connect},
+        {"handle_batch": _nothing, "sink": plain, "concurrency": 4, "order": "none"},
+        {"handle": _nothing, "sink": SqlSink(lambda: None), "workers": "process"},
+    ):
+        with pytest.raises(rg.InvalidArgumentError):
+            group.pool(**keywords)  # type: ignore[call-overload]
+    with pytest.raises(rg.InvalidArgumentError, match="asynchronous"):
+        group.reader(sink=asynchronous).read(timeout=1)
+    with pytest.raises(rg.InvalidArgumentError, match="sink"):
+        group.reader(sink=sqlite3.connect)  # type: ignore[arg-type]
+    with pytest.raises(rg.InvalidArgumentError, match="asynchronous"):
+        asynchronous.reset(group, "head")
+    with pytest.raises(rg.InvalidArgumentError, match="asynchronous"), asynchronous.transaction(make_event(b"x")):
+        raise AssertionError("the block must not run")
+
+    async def enter() -> None:
+        async with plain.transaction(make_event(b"x")):
+            raise AssertionError("the block must not run")
+
+    with pytest.raises(rg.InvalidArgumentError, match="event loop"):
+        asyncio.run(enter())
+
+
+# ---------------------------------------------------------------------- asyncio
+
+
+def test_an_asynchronous_loop_stores_each_event_once(async_database: ApplicationDatabase) -> None:
+    database = async_database
+
+    async def main() -> None:
+        given = database.given()
+        if database.kind == "psycopg-async-pool":
+            await given.open()
+        sink = SqlSink(given)
+        async with aio.connect("memory://") as client:
+            await client.streams.create(STREAM)
+            async with client.writer(STREAM) as writer:
+                for number in range(20):
+                    await writer.write(f"k0:{number}".encode(), routing_key="k0")
+            await client.streams.seal(STREAM)
+            group = await client.groups.create("billing", streams=[STREAM])
+            async with group.reader(sink=sink, auto_commit=False) as reader:
+                batch = await reader.read_batch(7)
+                async with sink.transaction(batch) as connection:
+                    for event in batch:
+                        await database.store_async(connection, event)
+            async with group.reader(sink=sink) as reader:
+                async for event in reader:
+                    for _ in range(2):
+                        with suppress(rg.EventStoredError):
+                            async with sink.transaction(event) as connection:
+                                await database.store_async(connection, event)
+            database.check({"k0": 20})
+            await sink.reset_async(group, "head")
+            async with group.reader(sink=sink) as reader:
+                assert (await reader.read(timeout=60)).raw == b"k0:0"  # type: ignore[union-attr]
+        if database.kind == "psycopg-async-pool":
+            await given.close()
+
+    asyncio.run(main())
