@@ -108,6 +108,7 @@ simulate: $(VENV)/.installed-dev
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos --schedules $(SCHEDULES) --jobs 2
+	$(BIN)/python -m tests.chaos --schedules $(SCHEDULES) --jobs 2 --sink all
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES) --store $(STORE)

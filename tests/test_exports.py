@@ -34,7 +34,9 @@ def test_dir_shows_the_exported_names_and_no_module(package: ModuleType) -> None
     assert not [name for name in dir(package) if inspect.ismodule(getattr(package, name))]
 
 
-@pytest.mark.parametrize("name", ["synchronizer.testing", "readergroup.testing", "readergroup.spark"])
+@pytest.mark.parametrize(
+    "name", ["synchronizer.testing", "readergroup.testing", "readergroup.sinks", "readergroup.spark"]
+)
 def test_dir_of_a_public_submodule_shows_its_names_only(name: str) -> None:
     module = pytest.importorskip(name)
     assert dir(module) == sorted(module.__all__)

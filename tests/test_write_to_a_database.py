@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 import runpy
+import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import psycopg
 import pytest
 
 import readergroup as rg
+from readergroup.sinks import SqlSink
 from tests.places import DOCS
 
 PAGE = DOCS / "howto" / "write-to-a-database.md"
@@ -18,83 +22,62 @@ PAGE = DOCS / "howto" / "write-to-a-database.md"
 
 @pytest.fixture
 def program(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the program of the page has defined when it has run."""
-    printed = re.search(r"^## PostgreSQL\n.*?^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert printed
-    (tmp_path / "page.py").write_text(printed[1])
+    """What the programs of the page have defined when they have run."""
+    printed = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "page.py").write_text("\n".join(printed))
     monkeypatch.setenv("DATABASE_URL", database_url)
     return runpy.run_path(str(tmp_path / "page.py"))
 
 
-def rows(database: psycopg.Connection) -> list[Any]:
-    return database.execute("SELECT pointer, customer, body FROM orders ORDER BY body").fetchall()
-
-
-def test_each_event_is_one_row_also_after_a_repeat_and_a_former_owner_is_refused(
-    program: dict[str, Any], database_url: str
-) -> None:
-    store = program["store"]
+def test_the_handler_of_the_page_stores_each_event_once(program: dict[str, Any], database_url: str) -> None:
     with rg.connect(database_url) as client, psycopg.connect(database_url, autocommit=True) as database:
-        assert [row[1:] for row in rows(database)] == [("ann", b"three pears")]
+        rows = database.execute("SELECT customer, body FROM orders").fetchall()
+        assert rows == 2 * [("ann", b"three pears")]  # of two groups, each once
         database.execute("DELETE FROM orders")
-        client.streams.create("shop/returns")
-        with client.writer("shop/returns") as writer:
-            for number in range(10):
-                writer.write(b"pear %d" % number, routing_key="bob")
-        client.streams.seal("shop/returns")
-        group = client.groups.create("returns", streams=["shop/returns"])
-
-        with group.reader("first", auto_commit=False) as reader:  # fails before it commits
-            former = reader.read_batch(10)
-            store(database, former)
-        stored = rows(database)
-        assert [row[1:] for row in stored] == [("bob", b"pear %d" % number) for number in range(10)]
-        with group.reader("second", auto_commit=False) as reader:
-            for batch in reader.batches():
-                assert batch.fencing_token > former.fencing_token
-                store(database, batch)
-                store(database, batch)
-                reader.commit()
-        assert rows(database) == stored
-
-        database.execute("DELETE FROM orders")
-        with pytest.raises(RuntimeError, match="a newer reader owns shop/returns/0"):
-            store(database, former)
-        assert rows(database) == []
+        for group in ("archive", "audit"):
+            client.groups.delete(group)
+            again = client.groups.create(group, streams=["shop/orders"])
+            again.pool(program["store"], sink=SqlSink(program["connect"])).run()
+        assert database.execute("SELECT * FROM orders").fetchall() == []
 
 
-def test_a_pool_stores_each_event_once(program: dict[str, Any], database_url: str) -> None:
-    def handle(batch: rg.EventBatch[bytes]) -> None:
-        with psycopg.connect(database_url, autocommit=True) as database:
-            program["store"](database, batch)
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_the_printed_statements_create_the_tables(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    arguments = ["sink", "ddl", "--table", "progress"]
+    if kind == "sqlite":
 
-    with rg.connect(database_url) as client, psycopg.connect(database_url, autocommit=True) as database:
-        database.execute("DELETE FROM orders")
-        client.streams.create("shop/returns", scaling=rg.ScalingPolicy.fixed(2))
-        with client.writer("shop/returns") as writer:
-            for number in range(10):
-                writer.write(b"pear %d" % number, routing_key=f"customer-{number}")
-        client.streams.seal("shop/returns")
-        client.groups.create("returns", streams=["shop/returns"]).pool(handle_batch=handle, readers=2).run()
-        assert [row[2] for row in rows(database)] == [b"pear %d" % number for number in range(10)]
+        def connect() -> Any:
+            return sqlite3.connect(tmp_path / "shop.db")
+    else:
+        url = request.getfixturevalue("database_url")
+        arguments += ["--schema", "shop"]
 
+        def connect() -> Any:
+            return psycopg.connect(url)
 
-def test_a_former_owner_waits_for_the_present_one_and_is_then_refused(
-    program: dict[str, Any], database_url: str
-) -> None:
-    claim = program["CLAIM"]
-    with (
-        psycopg.connect(database_url) as present,
-        psycopg.connect(database_url, options="-c lock_timeout=100ms") as former,
-    ):
-        assert present.execute(claim, ("shop/returns/0", 20)).fetchone() == (20,)
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            former.execute(claim, ("shop/returns/0", 10))
-        former.rollback()
-        present.commit()
-        assert former.execute(claim, ("shop/returns/0", 10)).fetchone() is None
-        former.rollback()
-        assert present.execute(claim, ("shop/returns/0", 20)).fetchone() == (20,)
+    run = [sys.executable, "-m", "readergroup.cli", *arguments]
+    printed = subprocess.run(run, capture_output=True, text=True, timeout=100, check=True).stdout
+    connection = connect()
+    if kind == "sqlite":
+        connection.executescript(printed)
+    else:
+        connection.execute("CREATE SCHEMA shop")
+        connection.execute(printed)
+    connection.commit()
+    connection.close()
+    sink = SqlSink(connect, "progress", schema=None if kind == "sqlite" else "shop", create_table=False)
+    handled = []
+    with rg.connect("memory://") as client:
+        client.streams.create("shop/orders")
+        with client.writer("shop/orders") as writer:
+            writer.write(b"three pears")
+        client.streams.seal("shop/orders")
+        for _ in range(2):
+            group = client.groups.create("billing", streams=["shop/orders"])
+            group.pool(lambda event, connection: handled.append(event.raw), sink=sink).run()
+            client.groups.delete("billing")
+    sink.close()
+    assert handled == [b"three pears"]
 
 
 def test_pointers_stay_unique_when_a_stream_is_deleted_and_created_again(store_url: str) -> None:
