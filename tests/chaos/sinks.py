@@ -47,7 +47,9 @@ _STOPPED_SECONDS: Final = ((1.2, 2.2), (1.2, 2.2), (3.0, 4.0))
 _FAULTS: Final = (6, 14)
 _PEACE_SECONDS: Final = (0.05, 0.4)
 _PROCESSES: Final = 3
-_LONGEST_SECONDS: Final = 150.0
+#: A process lives no longer. A schedule goes on as long as handlers are called.
+_LONGEST_SECONDS: Final = 1200.0
+_PATIENCE_SECONDS: Final = 120.0
 #: How often a connection breaks before or after its commit, and how often a handler fails.
 _BROKEN_COMMITS: Final = 0.02
 _FAILURES: Final = 0.03
@@ -238,7 +240,7 @@ def _store(life: Life, group: rg.ReaderGroup, handler: _Handler, rng: random.Ran
         case "batches":
             group.pool(handle_batch=handler.batch, sink=sink, retry=retry).run()
         case _:
-            with suppress(ZeroDivisionError, sqlite3.OperationalError, psycopg.OperationalError):
+            with suppress(ZeroDivisionError, sqlite3.OperationalError, psycopg.Error):
                 _store_by_hand(life.mode, group, sink, handler, stop)
 
 
@@ -313,7 +315,7 @@ class _Director:
                 self._fail(client)
                 self._write(client, self._rng.randint(5, 20))
                 client.streams.seal(STREAM)
-                self._end(client, begun + _LONGEST_SECONDS)
+                self._end(client)
         except BaseException:
             self.outcome.violations.append(f"the schedule could not be played:\n{traceback.format_exc()}")
         finally:
@@ -390,20 +392,27 @@ class _Director:
         timer.daemon = True
         timer.start()
 
-    def _end(self, client: rg.Client, until: float) -> None:
+    def _end(self, client: rg.Client) -> None:
         """Wait until all is read and all processes have ended."""
         group = client.groups.get(GROUP)
         self._start()
+        calls, moved_at = 0, time.monotonic()
         while not group.synchronizer.fetch_updates().end_of_data:
-            if time.monotonic() > until:
+            if (now := self._calls()) != calls:
+                calls, moved_at = now, time.monotonic()
+            if time.monotonic() > moved_at + _PATIENCE_SECONDS:
                 raise TimeoutError(f"the data is not read; lag: {group.lag()!r}")
             if not any(each.is_alive() for each in self._lives.values() if each not in self._stopped):
                 self._start()
-            threading.Event().wait(0.02)
+            threading.Event().wait(0.05)
         for process in self._lives.values():
-            process.join(max(0.1, until - time.monotonic()))
+            process.join(_PATIENCE_SECONDS)
             if process.is_alive():
                 raise TimeoutError(f"{process.name} does not end")
+
+    def _calls(self) -> int:
+        """How often handlers were called, in bytes."""
+        return sum(diary.stat().st_size for diary in self._folder.glob("*.calls"))
 
     def _check(self) -> None:
         violations = self.outcome.violations
