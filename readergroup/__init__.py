@@ -82,6 +82,9 @@ if TYPE_CHECKING:
     from .group.notifiers import CheckpointNotification, EndOfDataNotification, ReaderNotification, SegmentNotification
     from .group.reader import Reader
     from .group.reader_group import Distribution, ReaderGroup
+    from .outbox.notifier import OutboxNotification
+    from .outbox.outbox import Outbox, OutboxLag, OutboxStreamLag
+    from .outbox.relay import OutboxRelay
     from .record.entries import LagSample, RecordRange
     from .record.record import NotificationRecord
     from .record.recorder import NotificationRecording
@@ -150,6 +153,11 @@ __all__ = [
     "NotificationRecord",
     "NotificationRecording",
     "NotificationSystem",
+    "Outbox",
+    "OutboxLag",
+    "OutboxNotification",
+    "OutboxRelay",
+    "OutboxStreamLag",
     "OutcomeUnknownError",
     "PollingNotifier",
     "Position",
@@ -230,6 +238,9 @@ _MODULES = {
     ".group.notifiers": "CheckpointNotification EndOfDataNotification ReaderNotification SegmentNotification",
     ".group.reader": "Reader",
     ".group.reader_group": "Distribution ReaderGroup",
+    ".outbox.notifier": "OutboxNotification",
+    ".outbox.outbox": "Outbox OutboxLag OutboxStreamLag",
+    ".outbox.relay": "OutboxRelay",
     ".record.entries": "LagSample RecordRange",
     ".record.record": "NotificationRecord",
     ".record.recorder": "NotificationRecording",

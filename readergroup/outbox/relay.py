@@ -1,0 +1,335 @@
+"""`OutboxRelay`: moves the committed rows of an outbox to their streams.
+
+Of all relays of an outbox, one at a time works: the leader of an election in the store of the streams. Its fencing
+token makes the appends of a former leader fail (`publishing.py`).
+
+A round takes the first rows of each stream, by their ids, puts them into the stream, and deletes them. It sees only
+committed rows. The ids of a key grow in the order of the commits (`table.py`), so no row of a key becomes visible
+before one of a lower id that is still to come.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, NamedTuple, Self
+
+from synchronizer import (
+    ClosedError,
+    InvalidArgumentError,
+    LeaderElection,
+    LeaseLostError,
+    ReaderGroupError,
+    StateSynchronizer,
+    StoreFullError,
+    StoreUnavailableError,
+)
+from synchronizer.clock import is_manual
+from synchronizer.liveness.keeper import Keeper
+from synchronizer.threads.flag import Flag
+
+from ..streams.manager import StreamManager
+from .publishing import Publisher, checksum
+from .session import Session, is_database_error, is_locked, unavailable
+from .state import OutboxState, ReportMoving, ReportStuck
+from .table import OutboxTable, table_trouble
+
+#: The most rows, and about the most bytes, that a round takes of a stream.
+_MAX_ROWS: Final = 5000
+_MAX_BYTES: Final = 4 * 1024 * 1024
+#: No more rows are put into a stream while so many wait to be deleted, as behind a long transaction of SQLite.
+_MAX_UNDELETED: Final = 20_000
+#: A stream that does not exist or is sealed is tried again after so long.
+_STUCK_RETRY_SECONDS: Final = 2.0
+#: How long the relay waits where nothing wakes it: a look at a counter in SQLite, a query in PostgreSQL.
+_POLL_SECONDS: Final = 0.02
+#: How long a standby, or a relay that the database notifies, waits before it looks by itself.
+_LOOK_SECONDS: Final = 5.0
+#: The longest uninterruptible wait; the relay notices `close` after it.
+_WAIT_SECONDS: Final = 0.25
+_CLOSE_SECONDS: Final = 10.0
+
+_logger = logging.getLogger(__name__)
+
+
+class _Stuck(NamedTuple):
+    """Why a stream takes no events, and when, on the clock, it is tried again."""
+
+    reason: str
+    retry_at: float = 0.0
+
+
+class OutboxRelay:
+    """Moves the events of an outbox to their streams until it is closed. A context manager.
+
+    It works in a background thread. Of all relays of an outbox, in any process, one at a time works; another takes over
+    when it closes, or when it has not renewed its lease for ``lease_seconds``. It repeats what fails: no error loses an
+    event. The events of a stream that does not exist or is sealed stay in the outbox, and those of other streams go on.
+    """
+
+    def __init__(
+        self,
+        streams: StreamManager,
+        table: OutboxTable,
+        connect: Callable[[], Session],
+        election: LeaderElection,
+        state: StateSynchronizer[OutboxState],
+        outbox_id: bytes,
+    ) -> None:
+        self._streams = streams
+        self._clock = streams.clock
+        self._table = table
+        self._connect = connect
+        self._election = election
+        self._state = state
+        self._outbox_id = outbox_id
+        self._process_id = os.getpid()
+        self._stopping = Flag()
+        self._news = Flag()  # the campaign may have ended
+        self._session: Session | None = None
+        self._is_awaiting = False  # a wake-up by the database
+        self._data_version: object = None
+        self._token: int | None = None
+        self._publishers: dict[str, Publisher] = {}
+        self._stuck: dict[str, _Stuck] = {}
+        self._moved = 0
+        self._keeper = Keeper(
+            self._keep,
+            name=f"relay of {table.name}",
+            clock=self._clock,
+            logger=_logger,
+            wait=self._wait,
+            on_end=lambda _: self._leave(),
+            max_pause_seconds=1.0,
+        )
+        election.on_news(self._news.set)
+        if not is_manual(self._clock):
+            self._keeper.start()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this relay moves the events, and not one in another process, as far as it knows."""
+        return not self._stopping.is_set() and self._election.is_leader
+
+    @property
+    def events_moved(self) -> int:
+        """The number of events that this relay has put into streams."""
+        return self._moved
+
+    def step(self) -> float:
+        """Do one round of work in this thread, on a clock that ``is_manual``; return when the next is due."""
+        if self._stopping.is_set():
+            raise ClosedError("the relay is closed")
+        self._campaign()
+        due = self._election.step()
+        while self._round():
+            pass
+        return due
+
+    def close(self) -> None:
+        """Stop after the present round, and let another relay take over. Closing twice is no error."""
+        if os.getpid() != self._process_id:
+            return  # a forked child: the relay belongs to the parent
+        self._stopping.set()
+        self._news.set()
+        self._keeper.wake()
+        if is_manual(self._clock):
+            self._leave()
+        else:
+            self._keeper.join(_CLOSE_SECONDS)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ the thread
+
+    def _keep(self) -> float | None:
+        if self._stopping.is_set():
+            return None
+        self._campaign()
+        has_moved = self._round()
+        now = self._clock.monotonic()
+        if has_moved:
+            return now
+        return now + (_STUCK_RETRY_SECONDS if self._stuck else _LOOK_SECONDS)
+
+    def _campaign(self) -> None:
+        if not self._election.is_candidate:
+            self._election.campaign(wait=False, timeout=_LOOK_SECONDS)
+
+    def _wait(self, seconds: float) -> None:
+        """Wait until there may be something to do."""
+        until = self._clock.monotonic() + seconds
+        while not self._stopping.is_set() and (left := until - self._clock.monotonic()) > 0:
+            if not self._election.is_leader:
+                self._clock.wait(self._news, min(left, _WAIT_SECONDS))
+                self._news.clear()
+                if self._election.is_leader:
+                    return
+            elif self._look(min(left, _WAIT_SECONDS)):
+                return
+
+    def _look(self, seconds: float) -> bool:
+        """Return whether the database may have rows to move. Wait up to ``seconds`` if it wakes the relay."""
+        session = self._session
+        if session is None:
+            return True
+        try:
+            if self._is_awaiting:
+                return session.wait_for_notification(seconds)
+            self._clock.wait(self._stopping, _POLL_SECONDS)
+            if session.dialect == "sqlite":
+                before, self._data_version = self._data_version, session.execute("PRAGMA data_version")
+                return self._data_version != before
+        except Exception as error:
+            raise self._database_trouble(error) from error
+        return True
+
+    def _leave(self) -> None:
+        self._forget_session()
+        with suppress(ReaderGroupError):  # the lease expires
+            self._election.close()
+        self._state.close()
+
+    # ------------------------------------------------------------------ a round
+
+    def _round(self) -> int:
+        """Move the first rows of each stream; return how many were moved."""
+        if not self._election.is_leader:
+            self._forget_session()  # the database is to wake another relay
+            self._publishers.clear()
+            return 0
+        try:
+            self._begin_term(self._election.fencing_token)
+            session = self._open_session()
+            moved = self._move_all(session)
+            if not moved and not self._is_awaiting and session.can_listen:
+                self._is_awaiting = self._table.try_to_be_woken(session)
+                moved = self._move_all(session)  # of transactions that have not notified
+            if moved and self._is_awaiting:
+                self._table.wake_no_more(session)
+                self._is_awaiting = False
+        except LeaseLostError:
+            return 0
+        except Exception as error:
+            if is_locked(error):  # another connection writes to the SQLite database
+                self._data_version = None
+                return 0
+            raise self._database_trouble(error) from error
+        return moved
+
+    def _begin_term(self, token: int) -> None:
+        if token != self._token:
+            self._token = token
+            self._publishers.clear()
+            self._stuck = {stream: _Stuck(reason) for stream, reason in self._state.fetch_updates().stuck.items()}
+
+    def _move_all(self, session: Session) -> int:
+        moved, now = 0, self._clock.monotonic()
+        for stream in self._table.streams(session):
+            if stream in self._stuck and now < self._stuck[stream].retry_at:
+                continue
+            if self._stopping.is_set():
+                break
+            try:
+                moved += self._move(session, stream)
+            except (ClosedError, LeaseLostError, StoreFullError, StoreUnavailableError):
+                raise
+            except ReaderGroupError as error:
+                self._is_stuck(stream, error)
+            else:
+                self._is_moving(stream)
+        return moved
+
+    def _move(self, session: Session, stream: str) -> int:
+        publisher = self._publishers.get(stream)
+        if publisher is None:
+            assert self._token is not None
+            publisher = Publisher(self._streams, stream, self._outbox_id, self._token)
+            self._publishers[stream] = publisher
+        if not publisher.has_begun:
+            self._delete_stored(session, publisher)
+        unpublished = self._table.rows(session, stream, publisher.undeleted, _MAX_ROWS, _MAX_BYTES)
+        moved = publisher.publish(unpublished)
+        self._moved += len(moved)
+        if publisher.has_begun:  # else the next round sees what is stored, and deletes it
+            self._delete(session, publisher)
+        return len(moved)
+
+    def _delete_stored(self, session: Session, publisher: Publisher) -> None:
+        """Begin with the stream, and delete the rows that a former relay has put into it."""
+        stored = publisher.begin()
+        try:
+            if stored:
+                rows = self._table.named_rows(session, publisher.stream, stored)
+                known = [row.id for row in rows if checksum(row) == stored[row.id]]
+                self._table.delete(session, publisher.stream, known)
+            publisher.deleted()
+        except BaseException:
+            publisher.end()
+            raise
+
+    def _delete(self, session: Session, publisher: Publisher) -> None:
+        """Delete the rows that are in the stream; do it later if another connection writes to a SQLite database."""
+        try:
+            if publisher.undeleted:
+                self._table.delete(session, publisher.stream, publisher.undeleted)
+                publisher.deleted()
+        except Exception as error:
+            if not is_locked(error) or len(publisher.undeleted) > _MAX_UNDELETED:
+                raise
+
+    # ------------------------------------------------------------------ streams that take no events
+
+    def _is_stuck(self, stream: str, error: ReaderGroupError) -> None:
+        reason, known = str(error), self._stuck.get(stream)
+        self._stuck[stream] = _Stuck(reason, self._clock.monotonic() + _STUCK_RETRY_SECONDS)
+        if known is None or known.reason != reason:
+            _logger.warning("the events for %s wait in the outbox %s: %s", stream, self._table.name, reason)
+            self._state.update_state_unconditionally(ReportStuck(stream=stream, reason=reason))
+
+    def _is_moving(self, stream: str) -> None:
+        if stream in self._stuck:
+            self._state.update_state_unconditionally(ReportMoving(stream=stream))
+            del self._stuck[stream]
+
+    # ------------------------------------------------------------------ the database
+
+    def _open_session(self) -> Session:
+        if self._session is None:
+            session = self._connect()
+            try:
+                if self._table.outbox_id(session) != self._outbox_id:
+                    raise InvalidArgumentError(
+                        "the outbox table was emptied or created again; open another relay", table=self._table.name
+                    )
+                if session.can_listen:
+                    self._table.listen(session)
+            except BaseException:
+                session.close()
+                raise
+            self._session = session
+            # The server may have lost transactions that were committed, and may give their ids to other rows.
+            self._publishers.clear()
+        return self._session
+
+    def _forget_session(self) -> None:
+        session, self._session = self._session, None
+        self._is_awaiting = False
+        if session is not None:
+            session.close()
+
+    def _database_trouble(self, error: Exception) -> Exception:
+        """Return the error to raise for one that a call raised, perhaps a driver."""
+        if isinstance(error, ReaderGroupError):
+            return error
+        self._forget_session()
+        trouble = table_trouble(error, self._table.name)
+        if trouble is not None or not is_database_error(error):
+            return trouble or error
+        return unavailable(error)

@@ -1,0 +1,177 @@
+"""Connections to the database of an outbox: the user's, in a transaction, and the outbox's own."""
+
+from __future__ import annotations
+
+import select
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from synchronizer import InvalidArgumentError, StoreUnavailableError, UnsupportedError
+from synchronizer.callables import is_async
+
+from ..sql.connections import SqlConnection, wrap
+
+#: How long a statement of the outbox's own waits for another connection that writes to a SQLite database.
+_BUSY_MILLISECONDS: Final = 100
+
+
+def in_transaction(connection: object) -> SqlConnection:
+    """Return the user's connection, to run statements in its transaction. Refuse one that has none."""
+    wrapped = wrap(connection)
+    raw = _driver_connection(wrapped.native)
+    if _is_autocommit(raw) and not _has_transaction(raw):
+        raise InvalidArgumentError(
+            "the connection is in autocommit mode and has no transaction, so the event would belong to none; begin a "
+            "transaction first"
+        )
+    return wrapped
+
+
+def _driver_connection(native: Any) -> Any:
+    if hasattr(native, "exec_driver_sql"):  # of SQLAlchemy
+        return native.connection.driver_connection
+    if hasattr(native, "ensure_connection"):  # of Django
+        native.ensure_connection()
+        return native.connection
+    return native
+
+
+def _is_autocommit(raw: Any) -> bool:
+    autocommit = getattr(raw, "autocommit", None)
+    if isinstance(autocommit, bool):
+        return autocommit
+    return bool(getattr(raw, "isolation_level", "") is None)  # of sqlite3
+
+
+def _has_transaction(raw: Any) -> bool:
+    if hasattr(raw, "in_transaction"):
+        return bool(raw.in_transaction)
+    return int(getattr(getattr(raw, "info", None), "transaction_status", 0)) != 0  # of libpq: 0 is idle
+
+
+class Session:
+    """A connection of the outbox's own, on which each statement is a transaction. For one thread at a time.
+
+    Args:
+        raw: The connection of a driver. The session closes it.
+        give_back: Called after that.
+    """
+
+    def __init__(self, raw: Any, give_back: Callable[[], object] = lambda: None) -> None:
+        self._raw = raw
+        self._give_back = give_back
+        self._connection = wrap(raw)
+        self.dialect = self._connection.dialect
+        self._is_notified = False
+        if self.dialect == "sqlite":
+            raw.isolation_level = None
+            self.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
+        else:
+            raw.rollback()
+            raw.autocommit = True
+        self._has_handlers = hasattr(raw, "add_notify_handler")  # of psycopg
+        #: Whether the server wakes `wait_for_notification`.
+        self.can_listen = self._has_handlers or isinstance(getattr(raw, "notifies", None), list)
+        if self._has_handlers:  # a notification may also come with the answer to a statement
+            raw.add_notify_handler(self._on_notification)
+
+    def execute(self, sql: str, parameters: Mapping[str, object] | None = None) -> list[tuple[Any, ...]]:
+        """Run a statement with parameters as ``:name``, and return its rows."""
+        return self._connection.execute(sql, parameters).rows
+
+    def wait_for_notification(self, seconds: float) -> bool:
+        """Return whether the server has notified since the last call that returned True; wait for that."""
+        if not self._take_notifications():
+            ready = select.poll()
+            ready.register(self._raw.fileno(), select.POLLIN)
+            if ready.poll(seconds * 1000):
+                self._receive()
+        is_notified = self._take_notifications()
+        self._is_notified = False
+        return is_notified
+
+    def _take_notifications(self) -> bool:
+        if not self._has_handlers and self._raw.notifies:
+            self._raw.notifies.clear()
+            self._is_notified = True
+        return self._is_notified
+
+    def _receive(self) -> None:
+        """Take in what has arrived. Raise the driver's error if the server has closed the connection."""
+        if not self._has_handlers:
+            self._raw.poll()
+            return
+        self._raw.pgconn.consume_input()
+        while self._raw.pgconn.notifies():
+            self._is_notified = True
+
+    def _on_notification(self, _: object) -> None:
+        self._is_notified = True
+
+    def close(self) -> None:
+        with suppress(Exception):  # it may be broken
+            self._raw.close()
+        with suppress(Exception):
+            self._give_back()
+
+
+def opener(engine_or_connect: Any) -> Callable[[], Session]:
+    """Return a function that opens a connection of the outbox's own.
+
+    It takes an engine of SQLAlchemy, a pool of psycopg, the alias of a database of Django, or a function without
+    arguments that returns a new connection of a driver.
+    """
+    given = engine_or_connect
+    if hasattr(given, "sync_engine") or is_async(given) or is_async(getattr(given, "getconn", None)):
+        raise UnsupportedError(
+            "an asynchronous engine, pool or function cannot open connections for an outbox; pass a synchronous one",
+            found=type(given).__name__,
+        )
+    if isinstance(given, str):
+        return lambda: _of_django(given)
+    if hasattr(given, "raw_connection"):
+        return lambda: _of_engine(given)
+    if hasattr(given, "getconn") and hasattr(given, "putconn"):
+        return lambda: _of_pool(given)
+    if callable(given) and not hasattr(given, "cursor"):
+        return lambda: Session(given())
+    raise InvalidArgumentError(
+        "an outbox opens connections of its own; pass an engine of SQLAlchemy, a pool of psycopg, an alias of Django, "
+        "or a function that returns a new connection, such as lambda: sqlite3.connect('shop.db')",
+        found=type(given).__name__,
+    )
+
+
+def _of_engine(engine: Any) -> Session:
+    checked_out = engine.raw_connection()
+    raw = checked_out.driver_connection
+    checked_out.detach()  # the engine's pool opens another when it needs one
+    return Session(raw)
+
+
+def _of_pool(pool: Any) -> Session:
+    raw = pool.getconn()
+    return Session(raw, lambda: pool.putconn(raw))  # a pool drops a closed connection
+
+
+def _of_django(alias: str) -> Session:
+    wrapper = wrap(alias).native.copy()
+    wrapper.connect()
+    return Session(wrapper.connection)
+
+
+def is_database_error(error: BaseException) -> bool:
+    """Return whether a driver or a framework raised this error of a database."""
+    return isinstance(error, OSError) or any(kind.__name__ == "Error" for kind in type(error).__mro__)
+
+
+def is_locked(error: BaseException) -> bool:
+    """Return whether another connection writes to the SQLite database."""
+    return type(error).__name__ == "OperationalError" and str(error).startswith("database is locked")
+
+
+def unavailable(error: BaseException) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        "the database of the outbox did not do what was asked; try again", cause=" ".join(str(error).split())
+    )
