@@ -47,16 +47,14 @@ class Published(NamedTuple):
         ids = sorted(self.rows)
         gaps = [after - before for before, after in pairwise([0, *ids])]
         checksums = b"".join(self.rows[each].to_bytes(2, "big") for each in ids)
-        return bytes(
-            msgpack.packb([_FORMAT, self.token, self.number, zlib.compress(msgpack.packb(gaps), 1), checksums])
-        )
+        return bytes(msgpack.packb([_FORMAT, self.token, self.number, gaps, checksums]))
 
     @classmethod
     def decode(cls, stored: bytes | None) -> Published:
         if stored is None:
             return cls()
         _, token, number, gaps, checksums = msgpack.unpackb(stored)
-        ids = accumulate(msgpack.unpackb(zlib.decompress(gaps)))
+        ids = accumulate(gaps)
         return cls(
             token,
             number,

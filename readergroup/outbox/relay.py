@@ -31,16 +31,12 @@ from synchronizer.liveness.keeper import Keeper
 from synchronizer.threads.flag import Flag
 
 from ..streams.manager import StreamManager
-from .publishing import Publisher, checksum
+from .moving import StreamMover
+from .publishing import Publisher
 from .session import Session, is_database_error, is_locked, unavailable
 from .state import OutboxState, ReportMoving, ReportStuck
 from .table import OutboxTable, table_trouble
 
-#: The most rows, and about the most bytes, that a round takes of a stream.
-_MAX_ROWS: Final = 5000
-_MAX_BYTES: Final = 4 * 1024 * 1024
-#: No more rows are put into a stream while so many wait to be deleted, as behind a long transaction of SQLite.
-_MAX_UNDELETED: Final = 20_000
 #: A stream that does not exist or is sealed is tried again after so long.
 _STUCK_RETRY_SECONDS: Final = 2.0
 #: How long the relay waits where nothing wakes it: a look at a counter in SQLite, a query in PostgreSQL.
@@ -92,7 +88,7 @@ class OutboxRelay:
         self._is_awaiting = False  # a wake-up by the database
         self._data_version: object = None
         self._token: int | None = None
-        self._publishers: dict[str, Publisher] = {}
+        self._movers: dict[str, StreamMover] = {}
         self._stuck: dict[str, _Stuck] = {}
         self._moved = 0
         self._keeper = Keeper(
@@ -202,7 +198,7 @@ class OutboxRelay:
         """Move the first rows of each stream; return how many were moved."""
         if not self._election.is_leader:
             self._forget_session()  # the database is to wake another relay
-            self._publishers.clear()
+            self._movers.clear()
             return 0
         try:
             self._begin_term(self._election.fencing_token)
@@ -226,7 +222,7 @@ class OutboxRelay:
     def _begin_term(self, token: int) -> None:
         if token != self._token:
             self._token = token
-            self._publishers.clear()
+            self._movers.clear()
             self._stuck = {stream: _Stuck(reason) for stream, reason in self._state.fetch_updates().stuck.items()}
 
     def _move_all(self, session: Session) -> int:
@@ -247,42 +243,14 @@ class OutboxRelay:
         return moved
 
     def _move(self, session: Session, stream: str) -> int:
-        publisher = self._publishers.get(stream)
-        if publisher is None:
+        mover = self._movers.get(stream)
+        if mover is None:
             assert self._token is not None
             publisher = Publisher(self._streams, stream, self._outbox_id, self._token)
-            self._publishers[stream] = publisher
-        if not publisher.has_begun:
-            self._delete_stored(session, publisher)
-        unpublished = self._table.rows(session, stream, publisher.undeleted, _MAX_ROWS, _MAX_BYTES)
-        moved = publisher.publish(unpublished)
-        self._moved += len(moved)
-        if publisher.has_begun:  # else the next round sees what is stored, and deletes it
-            self._delete(session, publisher)
-        return len(moved)
-
-    def _delete_stored(self, session: Session, publisher: Publisher) -> None:
-        """Begin with the stream, and delete the rows that a former relay has put into it."""
-        stored = publisher.begin()
-        try:
-            if stored:
-                rows = self._table.named_rows(session, publisher.stream, stored)
-                known = [row.id for row in rows if checksum(row) == stored[row.id]]
-                self._table.delete(session, publisher.stream, known)
-            publisher.deleted()
-        except BaseException:
-            publisher.end()
-            raise
-
-    def _delete(self, session: Session, publisher: Publisher) -> None:
-        """Delete the rows that are in the stream; do it later if another connection writes to a SQLite database."""
-        try:
-            if publisher.undeleted:
-                self._table.delete(session, publisher.stream, publisher.undeleted)
-                publisher.deleted()
-        except Exception as error:
-            if not is_locked(error) or len(publisher.undeleted) > _MAX_UNDELETED:
-                raise
+            mover = self._movers[stream] = StreamMover(self._table, publisher)
+        moved = mover.move(session)
+        self._moved += moved
+        return moved
 
     # ------------------------------------------------------------------ streams that take no events
 
@@ -315,7 +283,7 @@ class OutboxRelay:
                 raise
             self._session = session
             # The server may have lost transactions that were committed, and may give their ids to other rows.
-            self._publishers.clear()
+            self._movers.clear()
         return self._session
 
     def _forget_session(self) -> None:
