@@ -171,7 +171,7 @@ class Publisher:
                 stored += new
         except (NotFoundError, SealedError):  # deleted or scaled
             self.end()
-        except BaseException:
+        except BaseException:  # perhaps an interrupt between the append and its note
             self.end()
             raise
         return stored
@@ -180,7 +180,7 @@ class Publisher:
         """Return the next rows of each segment, and their checksums by id."""
         batches: dict[int, tuple[WriteBatch, dict[int, int]]] = {}
         segment_of = state.routes.segment_of
-        keyless = state.current[self._number % len(state.current)]
+        keyless = state.current[(self._token + self._number) % len(state.current)]
         for row in rows:
             number = keyless if row.routing_key is None else segment_of(row.routing_key)
             if number not in batches:

@@ -43,10 +43,10 @@ class Scene:
         self.token = 0
         self.written = 0
 
-    def write(self, count: int) -> None:
+    def write(self, count: int, *, keyless: bool = False) -> None:
         with self.database:
             for _ in range(count):
-                key = f"key-{self.written % 5}" if self.written % 6 else None
+                key = None if keyless or not self.written % 6 else f"key-{self.written % 5}"
                 TABLE.insert(wrap(self.database), STREAM, key, b"%d" % self.written, None)
                 self.written += 1
 
@@ -164,6 +164,28 @@ def test_a_relay_that_pauses_at_any_operation_puts_nothing_into_the_stream_after
                 first.move(scene.own)
             except rg.LeaseLostError:
                 break
+        scene.drain(scene.relay())
+        scene.check()
+
+
+def test_a_row_without_a_key_is_moved_once_also_if_the_relays_choose_different_segments(tmp_path: Path) -> None:
+    for number in range(operations_of_a_round(tmp_path / "count.db")):
+        scene = Scene(tmp_path / f"{number}.db")
+        scene.write(1, keyless=True)
+        first = scene.relay()
+        left = number
+
+        def let_another_work(_: Operation) -> None:
+            nonlocal left
+            left -= 1
+            if left == -1:
+                scene.drain(scene.relay())  # noqa: B023
+
+        scene.failing.before = let_another_work
+        with suppress(rg.LeaseLostError):
+            for _ in range(3):
+                first.move(scene.own)
+        scene.failing.before = None
         scene.drain(scene.relay())
         scene.check()
 
