@@ -53,14 +53,11 @@ def _has_transaction(raw: Any) -> bool:
 class Session:
     """A connection of the outbox's own, on which each statement is a transaction. For one thread at a time.
 
-    Args:
-        raw: The connection of a driver. The session closes it.
-        give_back: Called after that.
+    It closes the connection of the driver, ``raw``.
     """
 
-    def __init__(self, raw: Any, give_back: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, raw: Any) -> None:
         self._raw = raw
-        self._give_back = give_back
         self._connection = wrap(raw)
         self.dialect = self._connection.dialect
         self._is_notified = False
@@ -112,8 +109,6 @@ class Session:
     def close(self) -> None:
         with suppress(Exception):  # it may be broken
             self._raw.close()
-        with suppress(Exception):
-            self._give_back()
 
 
 def opener(engine_or_connect: Any) -> Callable[[], Session]:
@@ -132,7 +127,7 @@ def opener(engine_or_connect: Any) -> Callable[[], Session]:
         return lambda: _of_django(given)
     if hasattr(given, "raw_connection"):
         return lambda: _of_engine(given)
-    if hasattr(given, "getconn") and hasattr(given, "putconn"):
+    if hasattr(given, "connection_class"):
         return lambda: _of_pool(given)
     if callable(given) and not hasattr(given, "cursor"):
         return lambda: Session(given())
@@ -151,8 +146,9 @@ def _of_engine(engine: Any) -> Session:
 
 
 def _of_pool(pool: Any) -> Session:
-    raw = pool.getconn()
-    return Session(raw, lambda: pool.putconn(raw))  # a pool drops a closed connection
+    """Open a connection as the pool does. A relay that kept one of the pool would take it from the application."""
+    conninfo = pool.conninfo() if callable(pool.conninfo) else pool.conninfo
+    return Session(pool.connection_class.connect(conninfo, **(pool.kwargs or {})))
 
 
 def _of_django(alias: str) -> Session:

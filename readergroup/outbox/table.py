@@ -232,6 +232,8 @@ class OutboxTable:
 
 def table_trouble(error: BaseException, table: str) -> NotFoundError | UnsupportedError | None:
     """Return the error for a table that does not exist, or has other columns; None if ``error`` says neither."""
+    if type(error).__module__.startswith("django."):
+        error = error.__cause__ or error
     error = getattr(error, "orig", None) or error  # of SQLAlchemy
     code = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
     text = " ".join(str(error).split())

@@ -1,0 +1,533 @@
+"""An event that was written in a transaction is in its stream once if it was committed, and never if it was not."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+import readergroup as rg
+from readergroup.outbox.table import DEFAULT_TABLE
+from tests.readergroup.outbox.databases import COMBINATIONS, KINDS, WAYS, Application, connect_to, place_of, plain
+from tests.waiting import CallInThread, until
+
+STREAM = "shop/orders"
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+class Abandoned(Exception):
+    """The application gives a transaction up."""
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, kind: str, tmp_path: Path) -> str:
+    return place_of(kind, request, tmp_path)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[rg.Client]:
+    with rg.connect(f"sqlite:///{tmp_path}/store.db") as client:
+        client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(2))
+        yield client
+
+
+@pytest.fixture
+def outbox(client: rg.Client, kind: str, place: str) -> rg.Outbox[bytes]:
+    outbox = rg.Outbox(client, lambda: connect_to(kind, place))
+    outbox.create_table()
+    return outbox
+
+
+def events(client: rg.Client, stream: str = STREAM) -> list[rg.Event[bytes]]:
+    return [event for part in client.batch.segment_ranges(stream) for event in client.batch.read(part)]
+
+
+def data(client: rg.Client, stream: str = STREAM) -> list[bytes]:
+    return sorted(event.data for event in events(client, stream))
+
+
+def until_empty(outbox: rg.Outbox[Any]) -> None:
+    until(lambda: outbox.lag().events == 0, "an empty outbox")
+
+
+@pytest.mark.parametrize(("kind", "way"), COMBINATIONS)
+def test_committed_events_are_in_the_stream_and_others_never(
+    client: rg.Client, kind: str, way: str, place: str
+) -> None:
+    with WAYS[way](kind, place) as application:
+        assert isinstance(application, Application)
+        outbox = rg.Outbox(client, application.source)
+        outbox.create_table()
+        outbox.create_table()
+        with outbox.relay():
+            for number in range(3):
+                with application.transaction() as connection:
+                    outbox.write(connection, STREAM, b"%d" % number, routing_key="ann", headers={"trace": b"\x00\xff"})
+                with suppress(Abandoned), application.transaction() as connection:
+                    outbox.write(connection, STREAM, b"never", routing_key="ann")
+                    raise Abandoned
+            with application.transaction() as connection:
+                outbox.write(connection, STREAM, b"without a key")
+            until_empty(outbox)
+        found = events(client)
+        assert [(e.data, e.headers) for e in found if e.routing_key == "ann"] == [
+            (b"%d" % number, {"trace": b"\x00\xff"}) for number in range(3)
+        ]
+        assert [(e.data, e.headers) for e in found if e.routing_key is None] == [(b"without a key", {})]
+
+
+@pytest.mark.stores
+@each_kind
+def test_the_store_of_the_streams_may_be_any(kind: str, place: str, store_url: str) -> None:
+    with rg.connect(store_url) as client, plain(kind, place) as application:
+        client.streams.create(STREAM, scaling=rg.ScalingPolicy.fixed(3))
+        outbox = rg.Outbox(client, application.source)
+        outbox.create_table()
+        with outbox.relay() as relay:
+            for number in range(50):
+                with application.transaction() as connection:
+                    outbox.write(connection, STREAM, b"%03d" % number, routing_key=f"key-{number % 5}")
+            until_empty(outbox)
+            assert relay.events_moved == 50
+        found = events(client)
+        assert sorted(event.data for event in found) == [b"%03d" % number for number in range(50)]
+        for key in range(5):
+            numbers = [event.data for event in found if event.routing_key == f"key-{key}"]
+            assert numbers == sorted(numbers)
+
+
+def test_the_store_may_be_in_the_same_database(database_url: str) -> None:
+    with rg.connect(database_url) as client, plain("postgresql", database_url) as application:
+        client.streams.create(STREAM)
+        outbox = rg.Outbox(client, application.source, serializer=rg.JsonSerializer())
+        outbox.create_table()
+        with outbox.relay():
+            with application.transaction() as connection:
+                outbox.write(connection, STREAM, {"order": 1}, routing_key="ann")
+            until_empty(outbox)
+        assert data(client) == [b'{"order":1}']
+
+
+def test_an_asynchronous_transaction_of_sqlalchemy_writes_by_run_sync(client: rg.Client, database_url: str) -> None:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    outbox = rg.Outbox(client, lambda: psycopg.connect(database_url))
+    outbox.create_table()
+
+    async def main() -> None:
+        engine = create_async_engine(database_url.replace("://", "+psycopg://"))
+        async with engine.begin() as connection:
+            await connection.run_sync(lambda sync: outbox.write(sync, STREAM, b"async", routing_key="ann"))
+        await engine.dispose()
+
+    asyncio.run(main())
+    with outbox.relay():
+        until_empty(outbox)
+    assert data(client) == [b"async"]
+
+
+# ---------------------------------------------------------------------- order
+
+
+def test_on_postgresql_writers_of_one_key_follow_one_another_and_others_do_not_wait(
+    client: rg.Client, database_url: str
+) -> None:
+    outbox = rg.Outbox(client, lambda: psycopg.connect(database_url))
+    outbox.create_table()
+
+    def write(key: str, text: bytes) -> bytes:
+        with psycopg.connect(database_url) as connection:
+            outbox.write(connection, STREAM, text, routing_key=key)
+        return text
+
+    with psycopg.connect(database_url) as slow, outbox.relay(), psycopg.connect(database_url, autocommit=True) as other:
+        outbox.write(slow, STREAM, b"first", routing_key="ann")
+        waiting = CallInThread(lambda: write("ann", b"second"))
+        until(
+            lambda: other.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted").fetchone(),
+            "a writer that waits",
+        )
+        write("bob", b"another key")
+        write("cid", b"another key")
+        until(lambda: data(client) == [b"another key"] * 2, "what was committed")
+        slow.commit()
+        assert waiting.ended() == b"second"
+        until_empty(outbox)
+    assert [event.data for event in events(client) if event.routing_key == "ann"] == [b"first", b"second"]
+
+
+def test_a_savepoint_that_is_rolled_back_takes_its_events_and_locks_with_it(
+    client: rg.Client, database_url: str
+) -> None:
+    outbox = rg.Outbox(client, lambda: psycopg.connect(database_url))
+    outbox.create_table()
+    with psycopg.connect(database_url) as connection, outbox.relay():
+        outbox.write(connection, STREAM, b"kept", routing_key="ann")
+        with suppress(Abandoned), connection.transaction():
+            outbox.write(connection, STREAM, b"given up", routing_key="bob")
+            raise Abandoned
+        with psycopg.connect(database_url) as other:
+            outbox.write(other, STREAM, b"other", routing_key="bob")
+        connection.commit()
+        until_empty(outbox)
+    assert data(client) == [b"kept", b"other"]
+
+
+def test_a_transaction_that_committed_late_is_moved_although_its_ids_are_lower(
+    client: rg.Client, database_url: str
+) -> None:
+    outbox = rg.Outbox(client, lambda: psycopg.connect(database_url))
+    outbox.create_table()
+    with psycopg.connect(database_url) as slow, outbox.relay():
+        outbox.write(slow, STREAM, b"slow", routing_key="ann")
+        with psycopg.connect(database_url) as quick:
+            outbox.write(quick, STREAM, b"quick", routing_key="bob")
+        until(lambda: data(client) == [b"quick"], "what was committed")
+        slow.commit()
+        until(lambda: data(client) == [b"quick", b"slow"], "the slow transaction")
+
+
+def test_a_slow_transaction_of_sqlite_does_not_keep_back_what_was_committed_before(
+    client: rg.Client, tmp_path: Path
+) -> None:
+    file = tmp_path / "app.db"
+    outbox = rg.Outbox(client, lambda: sqlite3.connect(file))
+    outbox.create_table()
+    with closing(sqlite3.connect(file)) as connection, closing(sqlite3.connect(file)) as slow:
+        connection.execute("PRAGMA journal_mode = WAL")
+        with connection:
+            for number in range(12_000):
+                outbox.write(connection, STREAM, b"%d" % number, routing_key=f"key-{number % 7}")
+        outbox.write(slow, STREAM, b"slow")
+        with outbox.relay() as relay:
+            until(lambda: relay.events_moved == 12_000, "the rows of before, which cannot be deleted yet")
+            slow.commit()
+            until_empty(outbox)
+    assert len(events(client)) == 12_001
+
+
+# ---------------------------------------------------------------------- several relays
+
+
+@each_kind
+def test_one_relay_works_and_another_takes_over_when_it_closes(
+    client: rg.Client, kind: str, place: str, outbox: rg.Outbox[bytes]
+) -> None:
+    with plain(kind, place) as application, outbox.relay() as first, outbox.relay() as second:
+        until(lambda: first.is_active or second.is_active, "a relay that works")
+        active, waiting = (first, second) if first.is_active else (second, first)
+        assert not waiting.is_active
+        with application.transaction() as connection:
+            outbox.write(connection, STREAM, b"1", routing_key="ann")
+        until_empty(outbox)
+        active.close()
+        active.close()
+        assert not active.is_active
+        with application.transaction() as connection:
+            outbox.write(connection, STREAM, b"2", routing_key="ann")
+        until_empty(outbox)
+        assert (active.events_moved, waiting.events_moved) == (1, 1)
+    assert data(client) == [b"1", b"2"]
+    assert outbox.lag().relay is None
+
+
+@each_kind
+def test_closing_the_client_closes_the_relay(
+    client: rg.Client, kind: str, place: str, outbox: rg.Outbox[bytes]
+) -> None:
+    relay = outbox.relay()
+    until(lambda: relay.is_active, "a relay that works")
+    client.close()
+    assert not relay.is_active
+
+
+@pytest.mark.parametrize("kind", ["postgresql"])
+def test_a_relay_goes_on_when_its_connection_was_ended(
+    client: rg.Client, kind: str, place: str, outbox: rg.Outbox[bytes]
+) -> None:
+    with plain(kind, place) as application, outbox.relay() as relay:
+        for number in range(5):
+            with application.transaction() as connection:
+                outbox.write(connection, STREAM, b"%d" % number, routing_key="ann")
+            until(lambda: relay.events_moved == number + 1, "the event")  # noqa: B023
+            with psycopg.connect(place, autocommit=True) as other:
+                other.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+                )
+    assert [event.data for event in events(client)] == [b"%d" % number for number in range(5)]
+
+
+@each_kind
+def test_two_outboxes_of_one_database_are_apart(client: rg.Client, kind: str, place: str) -> None:
+    with plain(kind, place) as application:
+        first, second = (rg.Outbox(client, application.source, table=f"outbox_{name}") for name in "ab")
+        for outbox in (first, second):
+            outbox.create_table()
+            with application.transaction() as connection:
+                outbox.write(connection, STREAM, b"event", routing_key="ann")
+        with first.relay():
+            until_empty(first)
+        assert (len(events(client)), second.lag().events) == (1, 1)
+        with second.relay():
+            until_empty(second)
+        assert len(events(client)) == 2
+
+
+@each_kind
+def test_a_table_that_is_emptied_and_counts_from_one_again_loses_nothing(
+    client: rg.Client, kind: str, place: str, outbox: rg.Outbox[bytes]
+) -> None:
+    with plain(kind, place) as application:
+        for text in (b"before", b"after"):
+            with outbox.relay():
+                with application.transaction() as connection:
+                    outbox.write(connection, STREAM, text, routing_key="ann")
+                until_empty(outbox)
+            with application.transaction() as connection:
+                for statement in {
+                    "sqlite": [f"DELETE FROM {DEFAULT_TABLE}", "DELETE FROM sqlite_sequence"],
+                    "postgresql": [f"TRUNCATE {DEFAULT_TABLE} RESTART IDENTITY"],
+                }[kind]:
+                    connection.execute(statement)
+    assert data(client) == [b"after", b"before"]
+
+
+# ---------------------------------------------------------------------- streams that take no events
+
+
+@each_kind
+def test_events_for_a_stream_that_does_not_exist_wait_and_keep_no_others_back(
+    client: rg.Client, kind: str, place: str, outbox: rg.Outbox[bytes]
+) -> None:
+    with plain(kind, place) as application, outbox.relay():
+        with application.transaction() as connection:
+            outbox.write(connection, "shop/missing", b"1", routing_key="ann")
+            outbox.write(connection, STREAM, b"2", routing_key="ann")
+        until(lambda: data(client) == [b"2"], "the event for the stream that exists")
+        until(lambda: outbox.lag().streams["shop/missing"].stuck, "a reason")
+        assert "there is no stream of this name" in str(outbox.lag().streams["shop/missing"].stuck)
+        client.streams.create("shop/missing")
+        until_empty(outbox)
+        assert data(client, "shop/missing") == [b"1"]
+
+
+@each_kind
+def test_events_for_a_sealed_stream_wait_and_keep_no_others_back(
+    client: rg.Client, kind: str, place: str, outbox: rg.Outbox[bytes]
+) -> None:
+    client.streams.create("shop/sealed")
+    with plain(kind, place) as application, outbox.relay():
+        with application.transaction() as connection:
+            outbox.write(connection, "shop/sealed", b"1")
+        until_empty(outbox)
+        client.streams.seal("shop/sealed")
+        for number in range(2, 5):
+            with application.transaction() as connection:
+                outbox.write(connection, "shop/sealed", b"%d" % number)
+                outbox.write(connection, STREAM, b"%d" % number)
+        until(lambda: data(client) == [b"2", b"3", b"4"], "the events for the other stream")
+        until(lambda: outbox.lag().streams["shop/sealed"].stuck, "a reason")
+        lag = outbox.lag()
+        assert (lag.events, lag.streams["shop/sealed"].events) == (3, 3)
+        assert "sealed" in str(lag.streams["shop/sealed"].stuck)
+    assert data(client, "shop/sealed") == [b"1"]
+
+
+@each_kind
+def test_listeners_hear_of_streams_that_are_stuck_and_move_again(
+    client: rg.Client, kind: str, place: str, outbox: rg.Outbox[bytes]
+) -> None:
+    heard: list[rg.OutboxNotification] = []
+    outbox.stuck_notifier.register_listener(heard.append)
+    with plain(kind, place) as application, outbox.relay():
+        with application.transaction() as connection:
+            outbox.write(connection, "shop/missing", b"1")
+        until(lambda: heard, "a notification")
+        assert list(heard[0].stuck) == ["shop/missing"]
+        assert heard[0].source == DEFAULT_TABLE
+        client.streams.create("shop/missing")
+        until(lambda: len(heard) > 1, "another notification")
+        assert heard[1].stuck == {}
+
+
+@each_kind
+def test_listeners_hear_of_events_that_no_relay_moves(client: rg.Client, kind: str, place: str) -> None:
+    outbox = rg.Outbox(client, lambda: connect_to(kind, place), stuck_after_seconds=0.1)
+    outbox.create_table()
+    heard: list[rg.OutboxNotification] = []
+    with plain(kind, place) as application, application.transaction() as connection:
+        outbox.write(connection, STREAM, b"1")
+    outbox.stuck_notifier.register_listener(heard.append)
+    until(lambda: heard, "a notification")
+    assert "see that one runs" in heard[0].stuck[STREAM]
+    with outbox.relay():
+        until(lambda: heard[-1].stuck == {}, "another notification")
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@each_kind
+def test_a_connection_in_autocommit_mode_is_refused(kind: str, place: str, outbox: rg.Outbox[bytes]) -> None:
+    with closing(connect_to(kind, place)) as connection:
+        if kind == "sqlite":
+            connection.isolation_level = None
+        else:
+            connection.autocommit = True
+        with pytest.raises(rg.InvalidArgumentError, match="autocommit mode"):
+            outbox.write(connection, STREAM, b"1")
+    assert outbox.lag().events == 0
+
+
+@each_kind
+def test_django_without_a_transaction_is_refused(client: rg.Client, kind: str, place: str) -> None:
+    with WAYS["django"](kind, place) as application:
+        from django.db import connections
+
+        outbox = rg.Outbox(client, application.source)
+        outbox.create_table()
+        with pytest.raises(rg.InvalidArgumentError, match="autocommit mode"):
+            outbox.write(connections[application.source], STREAM, b"1")
+
+
+@each_kind
+def test_an_engine_in_autocommit_mode_is_refused(client: rg.Client, kind: str, place: str) -> None:
+    with WAYS["engine"](kind, place) as application:
+        outbox = rg.Outbox(client, application.source)
+        outbox.create_table()
+        with application.source.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            with pytest.raises(rg.InvalidArgumentError, match="autocommit mode"):
+                outbox.write(connection, STREAM, b"1")
+
+
+@pytest.mark.parametrize(("kind", "way"), COMBINATIONS)
+def test_a_missing_table_is_an_error_that_says_how_to_create_it(
+    client: rg.Client, kind: str, way: str, place: str
+) -> None:
+    with WAYS[way](kind, place) as application:
+        outbox = rg.Outbox(client, application.source)
+        with pytest.raises(rg.NotFoundError, match="create it with outbox.create_table"):
+            with application.transaction() as connection:
+                outbox.write(connection, STREAM, b"1", routing_key="ann")
+        for call in (outbox.relay, outbox.lag):
+            with pytest.raises(rg.NotFoundError, match="create it with outbox.create_table"):
+                call()
+
+
+@each_kind
+def test_a_table_of_another_version_is_refused(client: rg.Client, kind: str, place: str) -> None:
+    outbox = rg.Outbox(client, lambda: connect_to(kind, place))
+    with plain(kind, place) as application:
+        with application.transaction() as connection:
+            connection.execute(f"CREATE TABLE {DEFAULT_TABLE} (id bigint, stream text, payload text)")
+        with pytest.raises(rg.UnsupportedError, match="has other columns"):
+            with application.transaction() as connection:
+                outbox.write(connection, STREAM, b"1")
+        with application.transaction() as connection:
+            connection.execute(f"DROP TABLE {DEFAULT_TABLE}")
+        outbox.create_table()
+        with application.transaction() as connection:
+            connection.execute(f"UPDATE {DEFAULT_TABLE} SET routing_key = 'version 9'")
+        with pytest.raises(rg.UnsupportedError, match="another release"):
+            outbox.relay()
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_what_cannot_be_written_raises_in_the_users_transaction_which_goes_on(
+    client: rg.Client, kind: str, place: str
+) -> None:
+    outbox = rg.Outbox(client, lambda: connect_to(kind, place), serializer=rg.JsonSerializer())
+    outbox.create_table()
+    writes: list[Callable[[Any], None]] = [
+        lambda c: outbox.write(c, STREAM, {"never": object()}),
+        lambda c: outbox.write(c, STREAM, float("nan")),
+        lambda c: outbox.write(c, "orders", 1),
+        lambda c: outbox.write(c, STREAM, 1, routing_key="x" * 5000),
+        lambda c: outbox.write(c, STREAM, 1, routing_key="NUL \0"),
+        lambda c: outbox.write(c, STREAM, 1, routing_key="\ud800"),
+        lambda c: outbox.write(c, STREAM, 1, routing_key=b"bytes"),  # type: ignore[arg-type]
+        lambda c: outbox.write(c, STREAM, 1, headers={"a": "text"}),  # type: ignore[dict-item]
+        lambda c: outbox.write(c, STREAM, "x" * 9 * 1024 * 1024),
+    ]
+    with plain(kind, place) as application, application.transaction() as connection:
+        for write in writes:
+            with pytest.raises(rg.InvalidArgumentError):
+                write(connection)
+        outbox.write(connection, STREAM, {"order": 1})
+    with outbox.relay():
+        until_empty(outbox)
+    assert data(client) == [b'{"order":1}']
+
+
+def test_other_connections_and_sources_are_refused(client: rg.Client, tmp_path: Path) -> None:
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    outbox = rg.Outbox(client, lambda: sqlite3.connect(tmp_path / "app.db"))
+    with pytest.raises(rg.InvalidArgumentError, match="a connection must be"):
+        outbox.write(object(), STREAM, b"1")
+    with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
+        with pytest.raises(rg.InvalidArgumentError, match="opens connections of its own"):
+            rg.Outbox(client, connection)
+    with pytest.raises(rg.InvalidArgumentError, match="opens connections of its own"):
+        rg.Outbox(client, None)
+    with pytest.raises(rg.UnsupportedError, match="pass a synchronous one"):
+        rg.Outbox(client, create_async_engine("postgresql+psycopg://nowhere/db"))
+    for table in ("", "a b", "a;b", "x" * 60, None, "a.b.c"):
+        with pytest.raises(rg.InvalidArgumentError, match="name of an outbox table"):
+            rg.Outbox(client, lambda: None, table=table)  # type: ignore[arg-type]
+    with pytest.raises(rg.InvalidArgumentError):
+        rg.Outbox(client, lambda: None).create_table()
+
+
+def test_a_database_that_does_not_answer_is_an_error_to_try_again(client: rg.Client) -> None:
+    outbox = rg.Outbox(client, lambda: psycopg.connect("postgresql://nobody@127.0.0.1:9/none", connect_timeout=2))
+    for call in (outbox.relay, outbox.lag, outbox.create_table):
+        with pytest.raises(rg.StoreUnavailableError, match="try again"):
+            call()
+
+
+@each_kind
+def test_the_definition_of_the_table_can_be_printed_for_a_migration(client: rg.Client, kind: str, place: str) -> None:
+    schema = "app." if kind == "postgresql" else ""
+    outbox = rg.Outbox(client, lambda: connect_to(kind, place), table=f"{schema}events_to_publish")
+    with plain(kind, place) as application:
+        with application.transaction() as connection:
+            if schema:
+                connection.execute("CREATE SCHEMA app")
+            for statement in outbox.ddl(kind):
+                connection.execute(statement)
+        with application.transaction() as connection:
+            outbox.write(connection, STREAM, b"1")
+    with outbox.relay():
+        until_empty(outbox)
+    assert data(client) == [b"1"]
+    with pytest.raises(rg.UnsupportedError):
+        outbox.ddl("mysql")
+
+
+@contextmanager
+def manual(clock: rg.ManualClock) -> Iterator[rg.Client]:
+    with rg.connect("memory://", clock=clock) as client:
+        client.streams.create(STREAM)
+        yield client
+
+
+def test_on_a_clock_that_is_moved_by_hand_a_step_moves_what_is_committed(tmp_path: Path) -> None:
+    with manual(rg.ManualClock()) as client:
+        outbox = rg.Outbox(client, lambda: sqlite3.connect(tmp_path / "app.db"))
+        outbox.create_table()
+        with outbox.relay() as relay, closing(sqlite3.connect(tmp_path / "app.db")) as connection:
+            with connection:
+                outbox.write(connection, STREAM, b"1")
+            client.step()
+            assert data(client) == [b"1"]
+            assert relay.is_active
+        with pytest.raises(rg.ClosedError):
+            relay.step()
