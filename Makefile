@@ -109,6 +109,7 @@ simulate: $(VENV)/.installed-dev
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos --schedules $(SCHEDULES) --jobs 2
 	$(BIN)/python -m tests.chaos --schedules $(SCHEDULES) --jobs 2 --sink all
+	$(BIN)/python -m tests.chaos.outbox --schedules $(SCHEDULES)
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos.soak --minutes $(MINUTES) --store $(STORE)
