@@ -18,8 +18,9 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Final
@@ -306,28 +307,25 @@ def play(seed: int, database: str, place: str, url: str, happenings: int) -> Rep
     return report
 
 
-@contextmanager
-def commit_times_server() -> Iterator[str]:
-    """A server that keeps the time of each commit."""
-    with PostgresServer(settings="track_commit_timestamp = on") as server:
-        yield server.url
-
-
 def schedules(
-    seeds: Iterable[int], databases: Sequence[str], folder: Path, *, happenings: int = _HAPPENINGS
+    seeds: Iterable[int],
+    databases: Sequence[str],
+    folder: Path,
+    server: Callable[[], str],
+    *,
+    happenings: int = _HAPPENINGS,
 ) -> Iterator[Report]:
     """Play the schedules, on the databases in turn. On PostgreSQL, every other stream is in the same database."""
-    with ExitStack() as running:
-        server = running.enter_context(commit_times_server()) if "postgresql" in databases else ""
-        for seed, database in zip(seeds, itertools.cycle(databases), strict=False):
-            own = folder / f"outbox-{seed}"
-            own.mkdir(parents=True)
-            file = f"sqlite:///{own}/store.db"
-            if database == "sqlite":
-                yield play(seed, database, f"{own}/app.db", file, happenings)
-            else:
-                with fresh_database(server) as place:
-                    yield play(seed, database, place, place if seed // len(databases) % 2 else file, happenings)
+    for seed, database in zip(seeds, itertools.cycle(databases), strict=False):
+        own = folder / f"outbox-{seed}"
+        own.mkdir(parents=True)
+        file = f"sqlite:///{own}/store.db"
+        if database == "sqlite":
+            yield play(seed, database, f"{own}/app.db", file, happenings)
+        else:
+            with fresh_database(server()) as place:
+                url = place if seed // len(databases) % 2 else file
+                yield play(seed, database, place, url, happenings)
 
 
 def summary(reports: Sequence[Report]) -> str:
@@ -350,9 +348,15 @@ def main() -> int:
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="chaos-outbox-"))
     reports = []
     seeds = range(arguments.first, arguments.first + arguments.schedules)
-    for report in schedules(seeds, arguments.database or DATABASES, folder):
-        reports.append(report)
-        print(report, flush=True)
+    with ExitStack() as running:
+
+        @cache
+        def server() -> str:
+            return running.enter_context(PostgresServer()).url
+
+        for report in schedules(seeds, arguments.database or DATABASES, folder, server):
+            reports.append(report)
+            print(report, flush=True)
     print(summary(reports))
     return any(report.violations for report in reports)
 

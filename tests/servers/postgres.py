@@ -36,6 +36,7 @@ shared_buffers = 64MB
 fsync = on
 full_page_writes = on
 synchronous_commit = on
+track_commit_timestamp = on
 dynamic_shared_memory_type = mmap
 log_line_prefix = '%m [%p] '
 """
