@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from readergroup.group.model.state import ReaderGroupState
 from readergroup.group.model.updates import UPDATES
+from readergroup.outbox.state import OUTBOX_UPDATES, OutboxState
 from readergroup.streams.state import STREAM_UPDATES, StreamState
 from synchronizer import State, Update
 from synchronizer.recipes.collections.shared_counter import COUNTER_UPDATES, CounterState
@@ -33,6 +34,7 @@ from tests.places import PACKAGES, ROOT, WIRE, product_files
 STATES: Final[Mapping[tuple[str, ...], StateCodec[Any]]] = {
     ("group",): StateCodec(ReaderGroupState, UPDATES),
     ("stream",): StateCodec(StreamState, STREAM_UPDATES),
+    ("outbox",): StateCodec(OutboxState, OUTBOX_UPDATES),
     ("members", "semaphore", "barrier"): StateCodec(Members, MEMBERS_UPDATES),
     ("shared-map",): StateCodec(MapState, tuple(MAP_UPDATES)),
     ("shared-set",): StateCodec(SetState, tuple(SET_UPDATES)),

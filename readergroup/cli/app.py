@@ -9,7 +9,20 @@ import typer
 
 from synchronizer import ReaderGroupError
 
-from . import config, demo, doctor, groups, notifications, reading, sinks, streams, transfer, watching, writing
+from . import (
+    config,
+    demo,
+    doctor,
+    groups,
+    notifications,
+    outbox,
+    reading,
+    sinks,
+    streams,
+    transfer,
+    watching,
+    writing,
+)
 from .screen import say
 from .session import Commands, Session
 
@@ -30,6 +43,7 @@ groups.commands.command()(notifications.notifications)
 app.add_typer(groups.commands, name="group")
 app.add_typer(config.commands, name="config")
 app.add_typer(sinks.commands, name="sink")
+app.add_typer(outbox.commands, name="outbox")
 app.command()(writing.write)
 app.command()(reading.read)
 app.command()(watching.watch)

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import msgpack
 
-from synchronizer import Deadline, LeaseLostError, NotFoundError, SealedError
+from synchronizer import Deadline, LeaseLostError, NotFoundError, SealedError, UnsupportedError
 from synchronizer.compare_and_set import Cell, Outcome
 
 from ..streams.data.write_batch import BATCH_BYTES, WriteBatch
@@ -53,7 +53,12 @@ class Published(NamedTuple):
     def decode(cls, stored: bytes | None) -> Published:
         if stored is None:
             return cls()
-        _, token, number, gaps, checksums = msgpack.unpackb(stored)
+        version, *fields = msgpack.unpackb(stored)
+        if version != _FORMAT:
+            raise UnsupportedError(
+                "a newer release of the SDK has moved events of this outbox; use that release", format=version
+            )
+        token, number, gaps, checksums = fields
         ids = accumulate(gaps)
         return cls(
             token,
