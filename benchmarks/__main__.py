@@ -23,6 +23,7 @@ from .idling import idle
 from .joining import join
 from .naming import name
 from .notifying import notify
+from .outbox import outbox
 from .reading import iterate, read_batch
 from .recipes import bounded, recipes
 from .report import Measured, compared, run_of, show
@@ -61,6 +62,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "takeover": takeover,
     "join": join,
     "wake": wake,
+    "outbox": outbox,
     "idle": idle,
     "start": start,
 }
@@ -77,6 +79,7 @@ ON_SERVERS: Final = (
     "name",
     "wait",
     "wake",
+    "outbox",
     "idle",
 )
 

@@ -11,6 +11,7 @@ import collections.abc
 import inspect
 import math
 import re
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSet
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
@@ -68,7 +69,8 @@ NOT_MADE = (rg.Reader, rg.NotificationRecord, rg.Transaction)
 NOT_TYPED: Mapping[str, frozenset[str]] = {
     "our own code makes it, and hands it to applications": frozenset({
         "Autoscaling", "BatchClient", "Deadline", "Event", "EventBatch", "EventWriter", "HeldLock",
-        "NotificationRecording", "ReaderGroup", "ReaderPool", "Staging", "Subscription", "TransitionFeed",
+        "NotificationRecording", "OutboxRelay", "ReaderGroup", "ReaderPool", "Staging", "Subscription",
+        "TransitionFeed",
     }),
     "our own code calls it": frozenset({
         "BatchClient.ranges_between", "Deadline.remaining", "EventBatch.offset_after",
@@ -197,6 +199,7 @@ class World:
                 rg.BytesSerializer(),
                 rg.PydanticSerializer(Settings),
                 next(client.batch.batches(self.range)),
+                rg.Outbox(client, lambda: sqlite3.connect(":memory:")),
             )
         }
         self.arguments: dict[str, object] = {
@@ -223,7 +226,8 @@ class World:
             "numbers": [0], "offsets": {f"{STREAM}/0": 0},
             "updater": self.group._updater, "in_flight": NothingInFlight(),
             "table": pyarrow.table({"event": [b"event"]}), "data": "event", "handle_arrow": None,
-            "thread": False, "on_failure": print, "start": client.streams.info(STREAM).head,
+            "connection": sqlite3.connect(":memory:"), "engine_or_connect": lambda: sqlite3.connect(":memory:"),
+            "dialect": "sqlite", "thread": False, "on_failure": print, "start": client.streams.info(STREAM).head,
         }  # fmt: skip
 
     def close(self) -> None:

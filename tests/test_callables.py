@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from functools import partial, wraps
 from typing import Any, Final, TypeVar, cast
@@ -19,6 +20,7 @@ from notifications import Change, Notification, NotificationSystem, PollingNotif
 from notifications.background import BackgroundPolling
 from readergroup import (
     InvalidArgumentError,
+    Outbox,
     ReaderScalingPolicy,
     RetryPolicy,
     Revision,
@@ -51,6 +53,7 @@ Call = Callable[..., Any]
 INSIDE: Final = {
     "EventBatch.__init__(serializer)",
     "LeaderElection.on_news(listener)",
+    "OutboxRelay.__init__(connect)",
     "PollingNotifier.unregister_listener(listener)",
     "Reader.__init__(on_close)",
     "Subscription.__init__(listener)",
@@ -296,6 +299,11 @@ def _polling(name: str) -> Use:
     return use
 
 
+def _write_to_outbox(ground: Ground, call: Call) -> None:
+    outbox = Outbox(ground.client, lambda: sqlite3.connect(":memory:"), serializer=_serializer_of("dumps", call))
+    outbox.write(sqlite3.connect(":memory:"), "test/stream", {})
+
+
 def _write(ground: Ground, call: Call) -> None:
     serializer = _serializer_of("dumps", call)
     with ground.client.writer("test/stream", serializer=serializer) as writer:
@@ -366,6 +374,7 @@ USES: Final[Mapping[str, Use]] = {
     ),
     "Client.event_processor(handler)": _processor("handler"),
     "Client.writer(serializer)": _write,
+    "Outbox.__init__(serializer)": _write_to_outbox,
     "EventProcessor.__init__(batch_handler)": _processor("batch_handler"),
     "InstantClock.run_when_due(run)": lambda ground, call: _listened(InstantClock(), call),
     "LeaderElection.on_elected(listener)": _election("on_elected"),

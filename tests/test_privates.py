@@ -24,6 +24,9 @@ ALLOWED: Final[Mapping[str, frozenset[str]]] = {
     "the asyncio client shares the locks of its client, which applications hold by `lock` and `semaphore`": frozenset({
         "readergroup/aio/client.py: self._sync._lock",
     }),
+    "the client closes the relays and notifiers of an outbox with what it has opened itself": frozenset({
+        "readergroup/outbox/outbox.py: self._client._keep",
+    }),
     "a writer's methods for the end of its process, which are no part of what applications call": frozenset({
         "readergroup/streams/writing/open_writers.py: writer._abandon",
         "readergroup/streams/writing/open_writers.py: writer._close_until",

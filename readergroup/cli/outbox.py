@@ -45,9 +45,9 @@ def status(
         return
     say(f"relay: {lag.relay or 'none runs; start one with outbox.relay()'}")
     if not lag.streams:
-        say("no events wait")
+        say("waiting: nothing")
         return
-    say(f"{count(lag.events, 'event')} wait, the oldest for {lag.seconds:,.1f} s\n")
+    say(f"waiting: {count(lag.events, 'event')}, the oldest for {lag.seconds:,.1f} s\n")
     rows = [
         (stream, f"{each.events:,}", f"{each.seconds:,.1f}", each.stuck or "-")
         for stream, each in sorted(lag.streams.items())

@@ -46,6 +46,8 @@ _LOOK_SECONDS: Final = 5.0
 #: The longest uninterruptible wait; the relay notices `close` after it.
 _WAIT_SECONDS: Final = 0.25
 _CLOSE_SECONDS: Final = 10.0
+#: How long a statement waits for another connection that writes to a SQLite database.
+_BUSY_MILLISECONDS: Final = 100
 
 _logger = logging.getLogger(__name__)
 
@@ -183,6 +185,8 @@ class OutboxRelay:
                 before, self._data_version = self._data_version, session.execute("PRAGMA data_version")
                 return self._data_version != before
         except Exception as error:
+            if is_locked(error):
+                return False
             raise self._database_trouble(error) from error
         return True
 
@@ -276,6 +280,8 @@ class OutboxRelay:
                     raise InvalidArgumentError(
                         "the outbox table was emptied or created again; open another relay", table=self._table.name
                     )
+                if session.dialect == "sqlite":
+                    session.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
                 if session.can_listen:
                     self._table.listen(session)
             except BaseException:

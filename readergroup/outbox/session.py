@@ -5,15 +5,12 @@ from __future__ import annotations
 import select
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from synchronizer import InvalidArgumentError, StoreUnavailableError, UnsupportedError
 from synchronizer.callables import is_async
 
 from ..sql.connections import SqlConnection, wrap
-
-#: How long a statement of the outbox's own waits for another connection that writes to a SQLite database.
-_BUSY_MILLISECONDS: Final = 100
 
 
 def in_transaction(connection: object) -> SqlConnection:
@@ -63,7 +60,6 @@ class Session:
         self._is_notified = False
         if self.dialect == "sqlite":
             raw.isolation_level = None
-            self.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
         else:
             raw.rollback()
             raw.autocommit = True

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 from synchronizer import InvalidArgumentError, NotFoundError, UnsupportedError
+from synchronizer.arguments import check_type
 
 from ..sql.connections import Dialect, SqlConnection
 from ..streams.data.block import Headers
@@ -127,6 +128,7 @@ class OutboxTable:
 
     def ddl(self, dialect: str) -> Sequence[str]:
         """Return the statements that create the table. They change nothing if it exists."""
+        check_type(dialect, str, "dialect")
         if dialect not in _DEFINITIONS:
             raise UnsupportedError("an outbox is in PostgreSQL or SQLite", dialect=dialect)
         schema, _, table = self.name.rpartition(".")
