@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from notifications import Change, Notification, PollingNotifier
 from synchronizer import StateSynchronizer, Update
 
 from .state import OutboxState, ReportMoving, ReportStuck
 from .table import StreamRows
+
+_TOO_OLD: Final = "no relay has moved the events"
 
 
 class OutboxNotification(Notification):
@@ -40,11 +43,13 @@ class OutboxNotifier(PollingNotifier[OutboxState, OutboxNotification]):
     def before_poll(self) -> None:
         seconds = {each.stream: each.seconds for each in self._lag()}
         stuck = {stream for stream, age in seconds.items() if age > self._stuck_after_seconds}
-        reason = f"no relay has moved the events for {self._stuck_after_seconds:g} s; see that one runs"
+        reason = f"{_TOO_OLD} for {self._stuck_after_seconds:g} s; see that one runs"
 
         def report(state: OutboxState) -> Iterable[Update[OutboxState]]:
             yield from (ReportStuck(stream=each, reason=reason) for each in sorted(stuck - set(state.stuck)))
-            yield from (ReportMoving(stream=each) for each in sorted(set(state.stuck) - set(seconds)))
+            too_old = {stream for stream, reason in state.stuck.items() if reason.startswith(_TOO_OLD)}
+            moving = (too_old - stuck) | (set(state.stuck) - set(seconds))
+            yield from (ReportMoving(stream=each) for each in sorted(moving))
 
         self.synchronizer.update_state(report)
 

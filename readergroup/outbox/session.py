@@ -58,11 +58,11 @@ class Session:
         self._connection = wrap(raw)
         self.dialect = self._connection.dialect
         self._is_notified = False
-        if self.dialect == "sqlite":
-            raw.isolation_level = None
-        else:
-            raw.rollback()
+        raw.rollback()
+        if isinstance(getattr(raw, "autocommit", None), bool):
             raw.autocommit = True
+        else:  # sqlite3 before Python 3.12, and by default after it
+            raw.isolation_level = None
         self._has_handlers = hasattr(raw, "add_notify_handler")  # of psycopg
         #: Whether the server wakes `wait_for_notification`.
         self.can_listen = self._has_handlers or isinstance(getattr(raw, "notifies", None), list)

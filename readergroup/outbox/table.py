@@ -22,8 +22,10 @@ import msgpack
 from synchronizer import InvalidArgumentError, NotFoundError, UnsupportedError
 from synchronizer.arguments import check_type
 
+from ..errors import CorruptDataError
 from ..sql.connections import Dialect, SqlConnection
 from ..streams.data.block import Headers
+from ..streams.data.write_batch import checked_headers
 from .session import Session
 
 DEFAULT_TABLE: Final = "readergroup_outbox"
@@ -256,7 +258,15 @@ def table_trouble(error: BaseException, table: str) -> NotFoundError | Unsupport
 
 
 def _row(row_id: int, routing_key: str | None, data: Any, headers: Any) -> Row:
-    return Row(row_id, routing_key, bytes(data), None if headers is None else msgpack.unpackb(bytes(headers)))
+    return Row(row_id, routing_key, bytes(data), None if headers is None else _headers(row_id, bytes(headers)))
+
+
+def _headers(row_id: int, packed: bytes) -> Headers | None:
+    """Return the headers of a row. Raise `CorruptDataError` if the outbox has not written them."""
+    try:
+        return checked_headers(msgpack.unpackb(packed))
+    except (ValueError, AttributeError, TypeError) as error:
+        raise CorruptDataError("the headers of an outbox row are damaged; correct the row", id=row_id) from error
 
 
 def _array(dialect: Dialect, ids: Iterable[int]) -> str:

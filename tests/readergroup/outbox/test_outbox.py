@@ -14,6 +14,7 @@ import pytest
 
 import readergroup as rg
 from readergroup.outbox.table import DEFAULT_TABLE
+from synchronizer.testing import FailingStore
 from tests.readergroup.outbox.databases import COMBINATIONS, KINDS, WAYS, Application, connect_to, place_of, plain
 from tests.waiting import CallInThread, until
 
@@ -338,6 +339,59 @@ def test_events_for_a_sealed_stream_wait_and_keep_no_others_back(
         assert (lag.events, lag.streams["shop/sealed"].events) == (3, 3)
         assert "sealed" in str(lag.streams["shop/sealed"].stuck)
     assert data(client, "shop/sealed") == [b"1"]
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "column, value",
+    [
+        ("headers", b"\xc1"),
+        ("headers", b"\x05"),
+        ("stream", "no stream"),
+        ("data", bytes(2**24)),
+    ],
+    ids=["headers", "other headers", "stream", "size"],
+)
+def test_a_row_that_the_outbox_has_not_written_keeps_back_its_stream_only(
+    client: rg.Client, kind: str, place: str, outbox: rg.Outbox[bytes], column: str, value: object
+) -> None:
+    row: dict[str, object] = {
+        "stream": "shop/other",
+        "routing_key": "ann",
+        "data": b"1",
+        "headers": None,
+        column: value,
+    }
+    client.streams.create("shop/other")
+    with plain(kind, place) as application, outbox.relay():
+        with application.transaction() as connection:
+            insert = f"INSERT INTO {DEFAULT_TABLE} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))})"
+            connection.execute(insert if kind == "sqlite" else insert.replace("?", "%s"), tuple(row.values()))
+            outbox.write(connection, STREAM, b"2")
+        until(lambda: data(client) == [b"2"], "the event for the other stream")
+        until(lambda: outbox.lag().streams[str(row["stream"])].stuck, "a reason")
+        with application.transaction() as connection:
+            connection.execute(f"DELETE FROM {DEFAULT_TABLE} WHERE id > 0")
+            outbox.write(connection, "shop/other", b"3")
+        until_empty(outbox)
+    assert data(client, "shop/other") == [b"3"]
+
+
+def test_events_wait_while_the_store_is_away(tmp_path: Path) -> None:
+    failing = FailingStore(rg.connect("memory://").store)
+    with failing.inner, rg.Client(failing) as client:
+        client.streams.create(STREAM)
+        outbox = rg.Outbox(client, lambda: sqlite3.connect(tmp_path / "app.db"))
+        outbox.create_table()
+        with plain("sqlite", str(tmp_path / "app.db")) as application, outbox.relay(lease_seconds=1) as relay:
+            until(lambda: relay.is_active, "a relay that works")
+            failing.unavailable = True
+            with application.transaction() as connection:
+                outbox.write(connection, STREAM, b"1", routing_key="ann")
+            until(lambda: not relay.is_active, "the end of the lease")
+            failing.unavailable = False
+            until_empty(outbox)
+        assert data(client) == [b"1"]
 
 
 @each_kind
