@@ -15,6 +15,7 @@ import random
 import signal
 import sqlite3
 import tempfile
+import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -158,7 +159,8 @@ class Play:
         self._given_up = _context.Value("i", 0)
         self.writers = [self._start_writer() for _ in range(_WRITERS)]
         self.relays = [self._start_relay() for _ in range(_RELAYS)]
-        self._stopped: dict[BaseProcess, float] = {}
+        self._stopped: set[BaseProcess] = set()
+        self._lock = threading.Lock()  # guards `_stopped`: only a process that is there is sent a signal
 
     def _start(self, work: Callable[..., None], *arguments: object) -> BaseProcess:
         process = _context.Process(target=work, args=arguments, daemon=True)
@@ -182,9 +184,6 @@ class Play:
             goal = self._committed() + self._rng.randrange(1, 40)
             until(lambda: self._committed() >= goal, "more commits")  # noqa: B023
             self._rng.choice(possible)(client)
-            for process, until_then in list(self._stopped.items()):
-                if time.monotonic() > until_then:
-                    self._resume(process)
         for writer in self.writers:
             os.kill(writer.pid or 0, signal.SIGTERM)
         for writer in self.writers:
@@ -205,8 +204,9 @@ class Play:
 
     def _kill(self, processes: list[BaseProcess], start: Callable[[], BaseProcess]) -> None:
         process = self._rng.choice(processes)
-        self._stopped.pop(process, None)
-        process.kill()
+        with self._lock:
+            self._stopped.discard(process)
+            process.kill()
         process.join()
         processes[processes.index(process)] = start()
 
@@ -224,12 +224,17 @@ class Play:
         if process not in self._stopped:
             self.report.happened["stop relay"] += 1
             os.kill(process.pid or 0, signal.SIGSTOP)
-            self._stopped[process] = time.monotonic() + self._rng.uniform(0.5, 2.5) * _LEASE_SECONDS
+            self._stopped.add(process)
+            # It may hold the lock of a file that everything else waits for.
+            timer = threading.Timer(self._rng.uniform(0.5, 2.5) * _LEASE_SECONDS, self._resume, [process])
+            timer.daemon = True
+            timer.start()
 
     def _resume(self, process: BaseProcess) -> None:
-        del self._stopped[process]
-        with suppress(ProcessLookupError):
-            os.kill(process.pid or 0, signal.SIGCONT)
+        with self._lock:
+            if process in self._stopped:
+                self._stopped.discard(process)
+                os.kill(process.pid or 0, signal.SIGCONT)
 
     def _scale(self, client: rg.Client) -> None:
         self.report.happened["scale"] += 1
@@ -253,6 +258,8 @@ class Play:
                 connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
 
     def close(self) -> None:
+        with self._lock:
+            self._stopped.clear()
         for process in (*self.writers, *self.relays):
             process.kill()
             process.join()
