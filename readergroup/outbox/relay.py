@@ -46,8 +46,6 @@ _LOOK_SECONDS: Final = 5.0
 #: The longest uninterruptible wait; the relay notices `close` after it.
 _WAIT_SECONDS: Final = 0.25
 _CLOSE_SECONDS: Final = 10.0
-#: How long a statement waits for another connection that writes to a SQLite database.
-_BUSY_MILLISECONDS: Final = 100
 
 _logger = logging.getLogger(__name__)
 
@@ -280,10 +278,7 @@ class OutboxRelay:
                     raise InvalidArgumentError(
                         "the outbox table was emptied or created again; open another relay", table=self._table.name
                     )
-                if session.dialect == "sqlite":
-                    session.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
-                if session.can_listen:
-                    self._table.listen(session)
+                self._table.prepare_to_relay(session)
             except BaseException:
                 session.close()
                 raise

@@ -155,7 +155,8 @@ def _of_django(alias: str) -> Session:
 
 def is_database_error(error: BaseException) -> bool:
     """Return whether a driver or a framework raised this error of a database."""
-    return isinstance(error, OSError) or any(kind.__name__ == "Error" for kind in type(error).__mro__)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, OSError) or not names.isdisjoint(("Error", "SQLAlchemyError"))
 
 
 def is_locked(error: BaseException) -> bool:

@@ -30,6 +30,8 @@ from .session import Session
 
 DEFAULT_TABLE: Final = "readergroup_outbox"
 _VERSION: Final = "version 1"
+#: How long a statement of a relay waits for another connection that writes to a SQLite database.
+_BUSY_MILLISECONDS: Final = 100
 _NAME: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,54}\.)?[A-Za-z_][A-Za-z0-9_]{0,54}")
 
 _DEFINITIONS: Final = {
@@ -218,8 +220,16 @@ class OutboxTable:
 
     # ------------------------------------------------------------------ waking the relay
 
-    def listen(self, session: Session) -> None:
-        session.execute(f"LISTEN {self._channel}")
+    def prepare_to_relay(self, session: Session) -> None:
+        """Let the session wait shortly for writers of SQLite, or be notified and read by the index in PostgreSQL."""
+        if session.dialect == "sqlite":
+            session.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
+            return
+        # Without statistics, as after many inserts, the planner would sort all rows in each round.
+        for setting in ("enable_bitmapscan", "enable_seqscan", "enable_sort"):
+            session.execute(f"SET {setting} = off")
+        if session.can_listen:
+            session.execute(f"LISTEN {self._channel}")
 
     def try_to_be_woken(self, session: Session) -> bool:
         """Return whether each transaction that is not visible yet notifies. Until `wake_no_more`, all later ones do."""

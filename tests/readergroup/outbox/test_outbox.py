@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -263,6 +264,24 @@ def test_a_relay_goes_on_when_its_connection_was_ended(
                     "WHERE datname = current_database() AND pid <> pg_backend_pid()"
                 )
     assert [event.data for event in events(client)] == [b"%d" % number for number in range(5)]
+
+
+@each_kind
+def test_a_forked_child_writes_and_leaves_the_relay_to_its_parent(
+    client: rg.Client, kind: str, place: str, outbox: rg.Outbox[bytes]
+) -> None:
+    with outbox.relay() as relay:
+        until(lambda: relay.is_active, "a relay that works")
+        if (child := os.fork()) == 0:
+            with suppress(BaseException):
+                connection = connect_to(kind, place)
+                outbox.write(connection, STREAM, b"of the child", routing_key="ann")
+                connection.commit()
+                relay.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        until(lambda: data(client) == [b"of the child"], "the child's event")
+        assert relay.is_active
 
 
 @each_kind
@@ -540,11 +559,13 @@ def test_other_connections_and_sources_are_refused(client: rg.Client, tmp_path: 
         rg.Outbox(client, lambda: None).create_table()
 
 
-def test_a_database_that_does_not_answer_is_an_error_to_try_again(client: rg.Client) -> None:
-    outbox = rg.Outbox(client, lambda: psycopg.connect("postgresql://nobody@127.0.0.1:9/none", connect_timeout=2))
-    for call in (outbox.relay, outbox.lag, outbox.create_table):
-        with pytest.raises(rg.StoreUnavailableError, match="try again"):
-            call()
+@pytest.mark.parametrize("way", ["plain", "engine", "django"])
+def test_a_database_that_does_not_answer_is_an_error_to_try_again(client: rg.Client, way: str) -> None:
+    with WAYS[way]("postgresql", "postgresql://nobody@127.0.0.1:9/none?connect_timeout=2") as application:
+        outbox = rg.Outbox(client, application.source)
+        for call in (outbox.relay, outbox.lag, outbox.create_table):
+            with pytest.raises(rg.StoreUnavailableError, match="try again"):
+                call()
 
 
 @each_kind
