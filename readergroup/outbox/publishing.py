@@ -112,9 +112,9 @@ class Publisher:
             NotFoundError: The stream does not exist.
             LeaseLostError: A later relay works on this stream.
         """
-        self.end()
         deadline = Deadline(self._streams.clock, self._streams.timeout)
         while True:
+            self.end()
             state = self._streams.finish_pending(self.stream, timeout=deadline.remaining())
             try:
                 rows = dict(self._begin(state))

@@ -258,10 +258,10 @@ class OutboxRelay:
 
     def _is_stuck(self, stream: str, error: ReaderGroupError) -> None:
         reason, known = str(error), self._stuck.get(stream)
-        self._stuck[stream] = _Stuck(reason, self._clock.monotonic() + _STUCK_RETRY_SECONDS)
         if known is None or known.reason != reason:
             _logger.warning("the events for %s wait in the outbox %s: %s", stream, self._table.name, reason)
             self._state.update_state_unconditionally(ReportStuck(stream=stream, reason=reason))
+        self._stuck[stream] = _Stuck(reason, self._clock.monotonic() + _STUCK_RETRY_SECONDS)
 
     def _is_moving(self, stream: str) -> None:
         if stream in self._stuck:

@@ -195,6 +195,27 @@ def test_a_transaction_that_committed_late_is_moved_although_its_ids_are_lower(
         until(lambda: data(client) == [b"quick", b"slow"], "the slow transaction")
 
 
+def test_on_postgresql_a_commit_wakes_the_relay(
+    client: rg.Client, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("readergroup.outbox.relay._LOOK_SECONDS", 1e6)  # it does not look by itself
+    outbox = rg.Outbox(client, lambda: psycopg.connect(database_url))
+    outbox.create_table()
+    waits = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted"
+    with psycopg.connect(database_url) as early, psycopg.connect(database_url, autocommit=True) as other:
+        outbox.write(early, STREAM, b"0")  # no relay waits, so it will not notify
+        with outbox.relay() as relay:
+            until(lambda: relay.is_active, "a relay that works")
+            early.commit()
+            until_empty(outbox)
+            for number in range(1, 4):
+                until(lambda: other.execute(waits).fetchone(), "a relay that waits")
+                with psycopg.connect(database_url) as connection:
+                    outbox.write(connection, STREAM, b"%d" % number)
+                until(lambda: relay.events_moved == number + 1, "the event")  # noqa: B023
+    assert data(client) == [b"0", b"1", b"2", b"3"]
+
+
 def test_a_slow_transaction_of_sqlite_does_not_keep_back_what_was_committed_before(
     client: rg.Client, tmp_path: Path
 ) -> None:
