@@ -19,12 +19,11 @@ async def attempt(handle: Callable[[Any], Any], what: Any, timeout_seconds: floa
 
     A handler that suppresses its cancellation is waited for, so that its events never run twice at once.
     """
-    task = asyncio.current_task()
-    assert task is not None
-    late = None if timeout_seconds is None else _Lateness(task, timeout_seconds, what)
+    late = None if timeout_seconds is None else _Lateness(_current_task(), timeout_seconds, what)
     try:
         returned = await handle(what)
     except asyncio.CancelledError as error:
+        task = _current_task()  # not before: it costs a system call
         is_late = late is not None and late.passed
         if is_late:
             task.uncancel()
@@ -39,6 +38,12 @@ async def attempt(handle: Callable[[Any], Any], what: Any, timeout_seconds: floa
     if late is not None and late.passed:
         raise TimeoutError(f"the handler did not return within handler_timeout_seconds={timeout_seconds:.6g}")
     return returned
+
+
+def _current_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 class _Lateness:

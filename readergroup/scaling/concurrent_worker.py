@@ -19,11 +19,11 @@ from synchronizer.threads.flag import Flag
 from ..errors import EndOfDataError
 from ..group.concurrent_reader import ConcurrentReader
 from ..sinks.place import Place
-from ..streams.config import SegmentId, stream_of
+from ..streams.config import SegmentId
 from ..streams.event import Event, EventBatch
 from .executors import Executor, FailedAloneError, LoopExecutor, ThreadExecutor
 from .handlers import NotHandledError
-from .in_flight import InFlight, Item, Work
+from .in_flight import InFlight, Item
 from .in_hand import Hand
 from .worker import Task, Worker, check_handled
 
@@ -125,13 +125,8 @@ class ConcurrentWorker(Worker[T]):
         task, name = self._task, f"worker {self.reader_id}"
         handle: Callable[[Any], Any] = self._handle_what
         if is_async(handle):
-
-            async def handle_async(what: Any) -> None:
-                _check(await handle(what), what)
-
-            return LoopExecutor(self, handle_async, task.concurrency, task.handler_timeout_seconds, name)
-
-        return ThreadExecutor(self, lambda what: _check(handle(what), what), task.concurrency, name)
+            return LoopExecutor(self, handle, task.concurrency, task.handler_timeout_seconds, name)
+        return ThreadExecutor(self, handle, task.concurrency, name)
 
     def _run_on_loop(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         assert isinstance(self._executor, LoopExecutor)
@@ -251,33 +246,29 @@ class ConcurrentWorker(Worker[T]):
     def _add(self, batch: EventBatch[T]) -> None:
         if self._task.sink is not None:
             self._places[batch.segment] = Place(batch.group, batch.segment, batch.incarnation)
-        works = list(self._works(batch))
+        items = list(self._items(batch))
         with self.condition:
-            self._flight.add(batch.segment, batch.fencing_token, works)
+            self._flight.add(batch.segment, batch.fencing_token, items)
             ready = self._flight.ready
         if self._executor is not None:
             self._executor.wake(ready)
 
-    def _works(self, batch: EventBatch[T]) -> Iterator[Work[Any]]:
+    def _items(self, batch: EventBatch[T]) -> Iterator[Item[Any]]:
         is_suspect = bool(self._deaths) and any(each.overlaps(batch) for each in tuple(self._deaths))
         order, segment = self._task.order, batch.segment
         if self._task.handle is None and not is_suspect:
             key = segment if order == "segment" else None
-            yield Work(batch, key, batch.end, len(batch), batch.end - batch.start)
+            yield Item(batch, key, batch.end, len(batch), batch.end - batch.start)
             return
-        stream = stream_of(segment)
         ends = (*batch.offsets[1:], batch.end)
         for index, (raw, routing_key, end) in enumerate(zip(batch.raw, batch.routing_keys, ends, strict=True)):
             event = Event(batch, index)
             what = event if self._task.handle is not None else batch.only(index)
             alone = is_suspect and any(each.overlaps(batch.only(index)) for each in tuple(self._deaths))
             if order == "segment":
-                yield Work(what, segment, end, 1, len(raw), alone)
-            elif order == "key" and routing_key is not None:
-                # By stream: segments of two streams may wait for each other's keys, and never settle.
-                yield Work(what, (stream, routing_key), end, 1, len(raw), alone)
+                yield Item(what, segment, end, 1, len(raw), alone)
             else:
-                yield Work(what, None, end, 1, len(raw), alone)
+                yield Item(what, routing_key if order == "key" else None, end, 1, len(raw), alone)
 
     # ------------------------------------------------------------------ the end
 
@@ -366,8 +357,16 @@ class ConcurrentWorker(Worker[T]):
             if not self._halted:
                 self._failure = self._failure or (error.error if isinstance(error, NotHandledError) else error)
                 self._halted = True
+        if self._changed.is_set():
+            return
         if self._flight.ready < self._most_ready // 2 or self._to_set_aside or self._halted or item.lane.frozen:
             self._changed.set()
+
+    def check(self, returned: object, what: Any) -> None:
+        try:
+            check_handled(returned, _first(what))
+        except Exception as error:
+            raise NotHandledError(error) from error
 
     def seconds_until_due(self) -> float | None:
         due = self._flight.next_due
@@ -394,11 +393,3 @@ class ConcurrentWorker(Worker[T]):
 
 def _first(what: Event[T] | EventBatch[T]) -> Event[T]:
     return what if isinstance(what, Event) else what[0]
-
-
-def _check(returned: object, what: Any) -> None:
-    if returned is not None:
-        try:
-            check_handled(returned, _first(what))
-        except Exception as error:
-            raise NotHandledError(error) from error

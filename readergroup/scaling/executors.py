@@ -37,7 +37,7 @@ class FailedAloneError(Exception):
 
 
 class Source(Protocol):
-    """What has the items. The lock of ``condition`` is held during each call."""
+    """What has the items. The lock of ``condition`` is held during each call but `check`."""
 
     condition: threading.Condition
 
@@ -47,6 +47,10 @@ class Source(Protocol):
 
     def finish(self, item: Item[Any], error: BaseException | None) -> None:
         """Note how the item ended. An error that is no `Exception` ends the worker."""
+        ...
+
+    def check(self, returned: object, what: Any) -> None:
+        """Raise if what a handler returned has not run."""
         ...
 
     def seconds_until_due(self) -> float | None:
@@ -127,17 +131,22 @@ class ThreadExecutor:
 
     def _call(self, item: Item[Any]) -> None:
         if not item.singly:
-            self._handle(item.what)
+            self._handle_one(item.what)
             return
         batch: EventBatch[Any] = item.what
         failures = []
         for index, event in enumerate(batch):
             try:
-                self._handle(batch.only(index))
+                self._handle_one(batch.only(index))
             except Exception as error:
                 failures.append((event, error))
         if failures:
             raise FailedAloneError(failures)
+
+    def _handle_one(self, what: Any) -> None:
+        returned = self._handle(what)
+        if returned is not None:
+            self._source.check(returned, what)
 
 
 class LoopExecutor:
@@ -156,7 +165,7 @@ class LoopExecutor:
         self._concurrency = concurrency
         self._timeout_seconds = timeout_seconds
         self._closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[Item[Any], asyncio.Task[None]] = {}
         self._ended: list[tuple[Item[Any], BaseException | None]] = []
         self._is_pump_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -207,7 +216,7 @@ class LoopExecutor:
             loop.close()
 
     def _cancel(self) -> None:
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
         if not self._tasks:
             self._loop.stop()
@@ -229,7 +238,7 @@ class LoopExecutor:
             taken = [] if self._closed else source.take(min(free, _LOOP_ITEMS))
             due = None if taken else source.seconds_until_due()
         for item in taken:
-            self._tasks.add(self._loop.create_task(self._handle_item(item)))
+            self._tasks[item] = self._loop.create_task(self._handle_item(item))
         if self._closed:
             if not self._tasks:
                 self._loop.stop()
@@ -243,25 +252,27 @@ class LoopExecutor:
     async def _handle_item(self, item: Item[Any]) -> None:
         error: BaseException | None = None
         try:
-            await self._call(item)
+            if item.singly:
+                await self._handle_singly(item.what)
+            else:
+                await self._handle_one(item.what)
         except BaseException as raised:
             error = raised
         self._ended.append((item, error))
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.discard(task)
+        del self._tasks[item]
         self._pump_soon()
 
-    async def _call(self, item: Item[Any]) -> None:
-        if not item.singly:
-            await attempt(self._handle, item.what, self._timeout_seconds)
-            return
-        batch: EventBatch[Any] = item.what
+    async def _handle_singly(self, batch: EventBatch[Any]) -> None:
         failures = []
         for index, event in enumerate(batch):
             try:
-                await attempt(self._handle, batch.only(index), self._timeout_seconds)
+                await self._handle_one(batch.only(index))
             except Exception as error:
                 failures.append((event, error))
         if failures:
             raise FailedAloneError(failures)
+
+    async def _handle_one(self, what: Any) -> None:
+        returned = await attempt(self._handle, what, self._timeout_seconds)
+        if returned is not None:
+            self._source.check(returned, what)

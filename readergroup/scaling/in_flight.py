@@ -6,46 +6,45 @@ Pure: no I/O, no threads, no clock. The caller holds a lock and passes the time.
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable
 from itertools import count
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
-from ..streams.config import SegmentId
+from ..streams.config import SegmentId, stream_of
 
 W = TypeVar("W")
 
 
-class Work(NamedTuple, Generic[W]):
-    """What a handler is called with once: an event, or a batch."""
-
-    what: W
-    #: Work of one key runs one after the other. None: a key of its own.
-    key: Hashable | None
-    #: The offset in the segment once this is done.
-    end: int
-    #: How many events and bytes it has.
-    events: int = 1
-    size: int = 0
-    #: It runs only while nothing else does.
-    alone: bool = False
-
-
 class Lane(Generic[W]):
-    """A segment under one assignment: its unfinished work in order, and finished work behind that."""
+    """A segment under one assignment: its unfinished items in order, and finished ones behind them."""
 
-    __slots__ = ("dropped", "end", "events", "frozen", "items", "line", "numbers", "parked", "segment", "size", "token")
+    __slots__ = (  # fmt: skip
+        "added",
+        "dropped",
+        "end",
+        "events",
+        "frozen",
+        "items",
+        "last_of_key",
+        "line",
+        "parked",
+        "segment",
+        "size",
+        "token",
+    )
 
-    def __init__(self, segment: SegmentId, token: int) -> None:
+    def __init__(self, segment: SegmentId, token: int, last_of_key: dict[Hashable, Item[W]]) -> None:
         self.segment = segment
         self.token = token
+        self.last_of_key = last_of_key
         self.items: deque[Item[W]] = deque()  # from the first unfinished one on
         #: How many events and bytes lie from the first unfinished event to the last one added.
         self.events = 0
         self.size = 0
         #: All events before this offset are done; None until then.
         self.end: int | None = None
-        self.numbers = count()
+        self.added = 0  # items so far
         self.line = -1  # the number of the last item that was started
         self.frozen = False
         self.dropped = False
@@ -58,7 +57,10 @@ class Lane(Generic[W]):
 
 
 class Item(Generic[W]):
-    """A work in flight. The worker keeps its own notes on it in ``attempts``, ``slot`` and ``singly``."""
+    """An event or a batch, with which a handler is called once.
+
+    The worker keeps its own notes on it in ``attempts``, ``slot`` and ``singly``.
+    """
 
     __slots__ = (  # fmt: skip
         "alone",
@@ -69,17 +71,30 @@ class Item(Generic[W]):
         "held",
         "key",
         "lane",
+        "next",
         "number",
         "singly",
         "size",
         "slot",
         "what",
     )
+    lane: Lane[W]
+    number: int
 
-    def __init__(self, lane: Lane[W], work: Work[W]) -> None:
-        self.what, self.key, self.end, self.events, self.size, self.alone = work
-        self.lane = lane
-        self.number = next(lane.numbers)
+    def __init__(
+        self, what: W, key: Hashable | None, end: int, events: int = 1, size: int = 0, alone: bool = False
+    ) -> None:
+        self.what = what
+        #: Items of one key and stream run one after the other. None: a key of its own.
+        self.key = key
+        #: The offset in the segment once this is done.
+        self.end = end
+        #: How many events and bytes it has.
+        self.events = events
+        self.size = size
+        #: It runs only while nothing else does.
+        self.alone = alone
+        self.next: Item[W] | None = None  # of its key
         self.held = False  # started, and not to be started again before `failed`
         self.done = False
         self.attempts = 0  # that failed
@@ -88,7 +103,7 @@ class Item(Generic[W]):
 
 
 class InFlight(Generic[W]):
-    """The work of all segments of a worker.
+    """The items of all segments of a worker.
 
     An item is in exactly one place: behind another one of its key, ready, parked in a frozen lane, waiting for its
     next attempt, or held.
@@ -98,7 +113,9 @@ class InFlight(Generic[W]):
         self.lanes: dict[SegmentId, Lane[W]] = {}
         #: The running items, the oldest first, with the time at which each was started.
         self.running: dict[Item[W], float] = {}
-        self._queues: dict[Hashable, deque[Item[W]]] = {}  # the first of each is not behind another one
+        #: The last item of each key, by stream: segments of two streams that waited for each other's keys would never
+        #: settle. The first of a key is not behind another one.
+        self._last_of_key: defaultdict[str, dict[Hashable, Item[W]]] = defaultdict(dict)
         self._ready: deque[Item[W]] = deque()
         self._retries: list[tuple[float, int, Item[W]]] = []  # a heap
         self._retry_numbers = count()
@@ -107,51 +124,57 @@ class InFlight(Generic[W]):
 
     # ------------------------------------------------------------------ in and out
 
-    def add(self, segment: SegmentId, token: int, works: Iterable[Work[W]]) -> None:
-        """Add the next events of a segment. An assignment with another token is dropped."""
+    def add(self, segment: SegmentId, token: int, items: Iterable[Item[W]]) -> None:
+        """Add the next items of a segment. An assignment with another token is dropped."""
         lane = self.lanes.get(segment)
         if lane is None or lane.token != token:
             if lane is not None:
                 self.drop(lane)
-            lane = self.lanes[segment] = Lane(segment, token)
+            lane = self.lanes[segment] = Lane(segment, token, self._last_of_key[stream_of(segment)])
             lane.frozen = self._stopping
-        for work in works:
-            item = Item(lane, work)
+        last_of_key = lane.last_of_key
+        for item in items:
+            item.lane = lane
+            item.number = lane.added
+            lane.added += 1
             lane.items.append(item)
             lane.events += item.events
             lane.size += item.size
-            if item.key is None:
-                self._ready.append(item)
-                continue
-            queue = self._queues.get(item.key)
-            if queue is None:
-                self._queues[item.key] = deque((item,))
-                self._ready.append(item)
-            else:
-                queue.append(item)
+            key = item.key
+            if key is not None:
+                before = last_of_key.get(key)
+                last_of_key[key] = item
+                if before is not None:
+                    before.next = item
+                    continue
+            self._ready.append(item)
 
     def take(self, now: float) -> Item[W] | None:
         """Return an item to run now, or None. It is running until `done`, `failed` or `suspend`."""
-        if not self._stopping:
+        if self._retries and not self._stopping:
             while self._retries and self._retries[0][0] <= now:
                 self._ready.append(heapq.heappop(self._retries)[2])
-        oldest = next(iter(self.running), None)
-        if oldest is not None and oldest.alone:
+        if self.running and next(iter(self.running)).alone:
             return None
-        self._park()
-        if not self._ready or (self._ready[0].alone and self.running):
+        ready = self._ready
+        if ready and ready[0].lane.frozen:
+            self._park()
+        if not ready or (ready[0].alone and self.running):
             return None
-        item = self._ready.popleft()
+        item = ready.popleft()
         item.held = True
-        item.lane.line = max(item.lane.line, item.number)
+        lane = item.lane
+        if item.number > lane.line:
+            lane.line = item.number
         self.running[item] = now
         return item
 
     def done(self, item: Item[W]) -> None:
         """Take the item for processed. The next of its key may start."""
-        self.suspend(item)
+        self.running.pop(item, None)
         item.done = True
-        self._next_of_key(item)
+        if item.key is not None:
+            self._next_of_key(item)
         lane = item.lane
         if lane.dropped:
             return
@@ -182,21 +205,16 @@ class InFlight(Generic[W]):
         if self.lanes.get(lane.segment) is lane:
             del self.lanes[lane.segment]
         self._moved.pop(lane, None)
+        first = [*(item for item in self._ready if item.lane is lane), *lane.parked]
+        first += [each[2] for each in self._retries if each[2].lane is lane]
         self._ready = deque(item for item in self._ready if item.lane is not lane)
         self._retries = [each for each in self._retries if each[2].lane is not lane]
         heapq.heapify(self._retries)
-        for key in {item.key: None for item in lane.items if item.key is not None and not item.done}:
-            queue = self._queues[key]
-            first = queue[0]
-            rest = deque(item for item in queue if item.lane is not lane or item.held)
-            if not rest:
-                del self._queues[key]
-                continue
-            self._queues[key] = rest
-            if rest[0] is not first:
-                self._ready.append(rest[0])
         lane.items.clear()
         lane.parked.clear()
+        for item in first:
+            if item.key is not None:
+                self._next_of_key(item)
 
     # ------------------------------------------------------------------ pauses
 
@@ -260,11 +278,11 @@ class InFlight(Generic[W]):
             item.lane.parked.append(item)
 
     def _next_of_key(self, item: Item[W]) -> None:
-        if item.key is None:
-            return
-        queue = self._queues[item.key]
-        queue.popleft()
-        if queue:
-            self._ready.append(queue[0])
+        """Let the next item of the key start, apart from those of segments that were dropped."""
+        following = item.next
+        while following is not None and following.lane.dropped:
+            following = following.next
+        if following is not None:
+            self._ready.append(following)
         else:
-            del self._queues[item.key]
+            del item.lane.last_of_key[item.key]

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from readergroup.scaling.in_flight import InFlight, Item, Work
+from readergroup.scaling.in_flight import InFlight, Item
 from readergroup.streams.config import SegmentId
 
 SEGMENTS = [SegmentId("shop/orders/0"), SegmentId("shop/orders/1")]
@@ -93,7 +93,7 @@ class InFlightMachine(RuleBasedStateMachine):
             known = Known(segment, lane.token, len(lane.works), key, alone=chance == 0)
             lane.works.append(known)
             self.all.append(known)
-            new.append(Work(known, key, known.number + 1, 1, 10, known.alone))
+            new.append(Item(known, key, known.number + 1, 1, 10, known.alone))
         self.flight.add(segment, lane.token, new)
 
     @rule()
@@ -228,8 +228,8 @@ TestInFlight = InFlightMachine.TestCase
 TestInFlight.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 
 
-def numbered(*keys: str | None) -> list[Work[int]]:
-    return [Work(number, key, number + 1) for number, key in enumerate(keys)]
+def numbered(*keys: str | None) -> list[Item[int]]:
+    return [Item(number, key, number + 1) for number, key in enumerate(keys)]
 
 
 def test_a_failed_item_holds_only_its_key_and_no_place() -> None:
