@@ -16,6 +16,7 @@ from .aio import aio
 from .appending import append_together
 from .bulk import bulk
 from .columns import columns
+from .concurrency import concurrency
 from .copying import copy
 from .figure import Result, Skipped
 from .group_state import apply
@@ -45,6 +46,7 @@ BENCHMARKS: Final[Mapping[str, Callable[[Store], Iterator[Result]]]] = {
     "aio": aio,
     "bulk": bulk,
     "columns": columns,
+    "concurrency": concurrency,
     "copy": copy,
     "spark": spark,
     "spark-plain": spark_plain,
