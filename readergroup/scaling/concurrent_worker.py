@@ -370,7 +370,11 @@ class ConcurrentWorker(Worker[T]):
 
     def seconds_until_due(self) -> float | None:
         due = self._flight.next_due
-        return None if due is None else max(0.0, due - self._clock.monotonic())
+        if due is None:
+            return None
+        seconds = due - self._clock.monotonic()
+        # One that is due and could not start, because the lease has expired or another event runs alone, waits on.
+        return seconds if seconds > 0 else _SHORT_SECONDS
 
     def _try_later(self, item: Item[Any], error: Exception) -> None:
         """Run the item again after a pause, or have it set aside."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import partial
@@ -36,7 +37,8 @@ GROUP: Final = "billing"
 MAX_SEGMENTS: Final = 5
 #: The reader that comes when all is calm, and stays.
 LAST: Final = "last"
-_OF_A_GROUP: Final = ("reader", "listener", "remover", "keeper", "compactor", "weigher", "pool", "autoscaler") + (
+_OF_A_GROUP: Final = ("reader", "listener", "remover", "keeper", "compactor", "weigher", "pool", "concurrent") + (
+    "autoscaler",
     "durable",
     "recorder",
     *KEEPERS_OF_CHECKPOINTS,
@@ -253,6 +255,61 @@ class Application:
         if self.rng.random() < 0.02:
             raise _ApplicationError
         self.auditor.processed(self.process, event)
+
+    def concurrent(self) -> None:
+        """A pool that handles many events at once, started again when an event has made it fail."""
+        assert self.group is not None
+        while not self.run.over:
+            concurrency, is_async = self.rng.choice((2, 4, 16)), self.actor.style == "async"
+            pool = self.group.pool(
+                partial(self._handle_awaited if is_async else self._handle_together, concurrency),
+                readers=self.rng.choice((1, 1, 2)),
+                concurrency=concurrency,
+                order=self.rng.choice(("key", "key", "key", "segment")),
+                handler_timeout_seconds=self.rng.choice((None, 0.3)) if is_async else None,
+                retry=rg.RetryPolicy(attempts=self.rng.choice((2, 4)), first_delay_seconds=0.05),
+            )
+            try:
+                pool.run(drain_timeout=self.rng.choice((0.1, 5.0)))
+                return
+            except rg.HandlerError:
+                self.process.world.say(self.process.name, "fails over an event and begins again")
+            except rg.ReaderGroupError as error:
+                self.process.world.say(self.process.name, f"begins again after {error}")
+                self.process.sleep(0.1)
+
+    def _pause_together(self) -> float:
+        """Seconds for an event: now and then so many that those behind it have long ended."""
+        pause = self.rng.random() * (0.02 if self.run.sealed else self.actor.pause)
+        if self._is_accident(0.01) and not self.run.calm:
+            return self.run.longest_pause * self.rng.choice((0.4, 1.0))
+        return pause * (20 if self.rng.random() < 0.05 else 1)
+
+    def _handle_together(self, concurrency: int, event: rg.Event[bytes]) -> None:
+        together = self.auditor.together
+        together.began(self.process, event, concurrency)
+        self.process.sleep(self._pause_together())
+        fails = self.rng.random() < 0.05
+        together.ended(self.process, event, processed=not fails)
+        if fails:
+            raise _ApplicationError
+
+    async def _handle_awaited(self, concurrency: int, event: rg.Event[bytes]) -> None:
+        together = self.auditor.together
+        together.began(self.process, event, concurrency)
+        fails = self.rng.random() < 0.05
+        try:
+            await asyncio.sleep(self._pause_together())
+        except asyncio.CancelledError:
+            fails = True
+            if self.rng.random() < 0.5:  # it has something to put in order, and returns as if nothing had been
+                await asyncio.sleep(self.rng.random() * 0.1)
+                return
+            raise
+        finally:
+            together.ended(self.process, event, processed=not fails)
+        if fails:
+            raise _ApplicationError
 
     def autoscaler(self) -> None:
         """Be called when another number of readers would be better."""

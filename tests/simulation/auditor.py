@@ -45,6 +45,7 @@ from synchronizer.state import StateCodec
 
 from .keeping import Keeping
 from .ledger import LEDGER_UPDATES, Ledger
+from .together import Together
 from .world import Done, Process, World
 
 #: How much later than the timeout a dead reader may be out of its group.
@@ -175,6 +176,7 @@ class Auditor:
         self.order: dict[tuple[str, str], list[int]] = defaultdict(list)  # as stored
         self.marks: dict[str, list[Mark]] = defaultdict(list)  # of each log
         self.began: dict[Assignment, int] = {}
+        self.owners: dict[Assignment, str] = {}
         self.delivered_to: dict[Assignment, int] = {}  # the offset after the last event handed out
         self.over: dict[Assignment, float] = {}  # ended by its owner being declared dead
         self.tokens: dict[tuple[str, str], int] = defaultdict(int)
@@ -196,6 +198,7 @@ class Auditor:
         self.changes: dict[str, list[tuple[Revision, Any]]] = defaultdict(list)  # per kind of notification
         self.takeovers: list[float] = []
         self.changed_at = 0.0  # the last change of members, segments or weights
+        self.together = Together(self)
         self.keeping = Keeping(self.broken, self._stored_offsets)
         self.reset_at: dict[str, int] = {}  # by stream: what has a smaller token is of before its last reset
         self.planned_at: list[float] = []  # entries that only move segments
@@ -454,7 +457,8 @@ class Auditor:
         if found.token <= self.tokens["token", segment]:
             self.broken("S7", f"token {found.token} of {segment} after {self.tokens['token', segment]}")
         self.tokens["token", segment] = found.token
-        self.began[Assignment(name, found.token)] = found.offset
+        assignment = Assignment(name, found.token)
+        self.began[assignment], self.owners[assignment] = found.offset, found.owner
         self._check_predecessors(state, segment)
 
     def _check_predecessors(self, state: ReaderGroupState, segment: SegmentId) -> None:
@@ -534,6 +538,8 @@ class Auditor:
             if isinstance(update, RemoveReader):
                 self._removed(before, update)
             elif isinstance(update, (AddReader, CompleteSegment, ReleaseSegment)):
+                if isinstance(update, ReleaseSegment):
+                    self.together.released(before, update)
                 name = {"add_reader": "join", "complete": "completion", "release": "release"}[update.tag]
                 self.on_phase(name, "", True)
                 self.on_phase(name, "", False)
@@ -700,35 +706,48 @@ class Auditor:
     def _data_name(self, state: ReaderGroupState, segment: SegmentId) -> str:
         return data_segment(segment, state.streams[stream_of(segment)].incarnation)
 
-    def delivered(self, process: Process, event: rg.Event[bytes]) -> None:
-        """``process`` was handed the event."""
+    def assignment(self, event: rg.Event[bytes]) -> Assignment:
+        return Assignment(data_segment(event.segment, event.pointer.incarnation), event.fencing_token)
+
+    def handed(self, process: Process, event: rg.Event[bytes]) -> tuple[DataSegment, StoredEvent, Assignment] | None:
+        """``process`` was handed the event, in whatever order. None if that is broken."""
         self.deliveries += 1
         if process not in self.in_hand_since:
             self.in_hand_since[process] = self.world.simulation.now
             self.on_phase("handling", process.name, True)
-        name = data_segment(event.segment, event.pointer.incarnation)
-        key, _, text = event.raw.decode().partition(":")
-        number = int(text)
-        data = self.data.get(name)
+        assignment = self.assignment(event)
+        key, _, number = event.raw.decode().partition(":")
+        data = self.data.get(assignment.segment)
         stored = data.event_at(event.offset) if data is not None else None
-        if stored is None or (stored.key, stored.number, stored.end) != (key, number, event.next_offset):
+        if data is None or stored is None or stored != (key, int(number), event.offset, event.next_offset):
             self.broken("S2", f"{process.name} was handed {event!r} {event.raw!r}, stored is {stored}")
-            return
-        assignment = Assignment(name, event.fencing_token)
-        expected = self.delivered_to.get(assignment, self.began.get(assignment))
-        if expected is None:
+            return None
+        if assignment not in self.began:
             self.broken("S1", f"{process.name} was handed {event!r} under the token {event.fencing_token} of nobody")
-        elif event.offset not in (expected, max(expected, data.given_up)) and not (
+            return None
+        if assignment in self.over:
+            # A dead reader's lease was over before, by its own clock too: it has to have stopped by itself.
+            self.broken("S1", f"{process.name} was handed {event!r} after it was dead at {self.over[assignment]:.3f}")
+        return data, stored, assignment
+
+    def delivered(self, process: Process, event: rg.Event[bytes]) -> None:
+        """``process`` was handed the event, after those before it."""
+        found = self.handed(process, event)
+        if found is None:
+            return
+        data, stored, assignment = found
+        expected = self.delivered_to.get(assignment, self.began[assignment])
+        if event.offset not in (expected, max(expected, data.given_up)) and not (
             event.offset > expected and event.offset in data.starts
         ):
             self.broken("S3", f"{process.name} was handed {event!r}, and before it what ends at {expected}")
-        elif assignment in self.over:
-            # A dead reader's lease was over before, by its own clock too: it has to have stopped by itself.
-            self.broken("S1", f"{process.name} was handed {event!r} after it was dead at {self.over[assignment]:.3f}")
         self.delivered_to[assignment] = event.next_offset
-        if self._is_of_before_a_reset(event):
-            return
-        self._check_key(process, stream_of(event.segment), key, number)
+        self.delivered_in_order(process, event, stored)
+
+    def delivered_in_order(self, process: Process, event: rg.Event[bytes], stored: StoredEvent) -> None:
+        """An event comes to whomever for the first time after those of its key that were written before."""
+        if not self._is_of_before_a_reset(event):
+            self._check_key(process, stream_of(event.segment), stored.key, stored.number)
 
     def _check_key(self, process: Process, stream: str, key: str, number: int) -> None:
         reached = self.reached.get((stream, key), -1)

@@ -31,6 +31,8 @@ from readergroup.group.model.updates import RemoveReader, ResetStream
 from readergroup.group.progress import Progress
 from readergroup.group.updater import GroupUpdater
 from readergroup.record.recorder import NotificationRecording
+from readergroup.scaling.concurrent_worker import ConcurrentWorker
+from readergroup.scaling.in_flight import InFlight
 from readergroup.streams.transactions.merging import Merge
 from readergroup.streams.writing.appending import BatchAppender
 from synchronizer.compare_and_set import Cell
@@ -392,6 +394,69 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
                 "RECORDED, __import__('synchronizer').ANY)",
             ),
         ),
+    ),
+    Mutation(
+        "positions without gaps",
+        "A pool commits an event that is done although one before it is not.",
+        17,
+        frozenset({"S2"}),
+        (
+            Words(
+                InFlight,
+                "done",
+                "while items and items[0].done:",
+                "lane.end = item.end; self._moved[lane] = None\n    while items and items[0].done:",
+            ),
+        ),
+    ),
+    Mutation(
+        "one event of a key at a time",
+        "A pool begins the events of a key as it begins those of different keys.",
+        3,
+        frozenset({"S3"}),
+        (Words(InFlight, "add", "key = item.key", "key = item.key = None"),),
+    ),
+    Mutation(
+        "a retry holds back its key",
+        "While an event waits for its next attempt, the next one of its key begins.",
+        3,
+        frozenset({"S3"}),
+        (
+            Words(
+                InFlight,
+                "failed",
+                "item.held = False",
+                "item.held = False\n    if item.key is not None:\n        self._next_of_key(item)\n    item.key = None",
+            ),
+        ),
+    ),
+    Mutation(
+        "a key outlives an assignment",
+        "A reader that gets a segment back begins an event while an earlier one of its key still runs.",
+        215,
+        frozenset({"S3"}),
+        (Words(InFlight, "add", "self._last_of_key[stream_of(segment)]", "{}"),),
+    ),
+    Mutation(
+        "bound of what is finished behind a gap",
+        "A pool takes events of a segment however many lie behind its first unfinished one.",
+        17,
+        frozenset({"S2"}),
+        (
+            Words(
+                ConcurrentWorker,
+                "_settle",
+                "lane.events > self._window - self._most_taken or lane.size >= WINDOW_BYTES",
+                "False",
+            ),
+        ),
+    ),
+    Mutation(
+        "a segment settles before it moves",
+        "A pool gives up a segment, and passes checkpoints, while events of it run.",
+        3,
+        frozenset({"S3", "S6"}),
+        (Words(ConcurrentWorker, "is_settled", "settled = lane.settled", "settled = True"),),
     ),
 )
 

@@ -187,6 +187,9 @@ def generate(seed: int) -> Scenario:
     chance = random.Random(f"recorders/{seed}")
     if chance.random() < 0.05:
         scenario = _with_recorders(scenario, chance)
+    chance = random.Random(f"together/{seed}")
+    if chance.random() < 0.15:
+        scenario = _with_concurrent_pools(scenario, chance)
     chance = random.Random(f"archive/{seed}")
     return _with_archive(scenario, chance) if chance.random() < 0.05 else scenario
 
@@ -323,6 +326,17 @@ def _with_transactions(scenario: Scenario, rng: random.Random) -> Scenario:
         actors=(*scenario.actors, *actors),
         mishaps=tuple(sorted((*scenario.mishaps, *mishaps), key=lambda each: each.at)),
     )
+
+
+def _with_concurrent_pools(scenario: Scenario, rng: random.Random) -> Scenario:
+    """The same, with pools that handle many events at once in place of most readers, and more events."""
+    actors = [
+        replace(actor, kind="concurrent", style=rng.choice(("async", "async", "thread")))
+        if actor.kind == "reader" and rng.random() < 0.8
+        else actor
+        for actor in scenario.actors
+    ]
+    return replace(scenario, actors=tuple(actors), events=2 * scenario.events)
 
 
 def _with_checkpoints(scenario: Scenario, rng: random.Random) -> Scenario:

@@ -34,6 +34,7 @@ from synchronizer.stores.memory import MemoryStore
 from synchronizer.threads.background import keep_running
 from tests.places import ROOT, product_files
 
+from .loops import SimAsyncio
 from .threads import SimThread, Simulation, Thread, Threading
 
 R = TypeVar("R")
@@ -45,6 +46,10 @@ LONG_LATENCY: Final = 0.02
 TIMEOUT_LATENCY: Final = 0.2
 #: How long after a process's trouble a call may go on that has met it.
 AFTERMATH_SECONDS: Final = 1.0
+#: How many events of a segment a pool has in flight at most, and how many are ready, unless ``concurrency`` needs more:
+#: few, so that a run comes to these limits.
+MIN_WINDOW_EVENTS: Final = 20
+READY_EVENTS: Final = 10
 #: A request whose answer was given up may still arrive, so much later at most.
 LATE_SECONDS: Final = 1.5
 #: An answer may take so long, which is longer than most leases.
@@ -705,6 +710,9 @@ def simulated(simulation: Simulation) -> Iterator[None]:
         "SHARED": _Jobs(simulation),
         "BackgroundThread": partial(_background_thread, simulation),
         "new_reader_id": lambda: f"worker-{secrets.token_hex(4)}",
+        "asyncio": SimAsyncio(simulation),
+        "MIN_WINDOW_EVENTS": MIN_WINDOW_EVENTS,
+        "READY_EVENTS": READY_EVENTS,
     }
     replaced: list[tuple[Any, str, object]] = []
     _load_product()
