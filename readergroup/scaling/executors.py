@@ -169,7 +169,13 @@ class LoopExecutor:
         self._ended: list[tuple[Item[Any], BaseException | None]] = []
         self._is_pump_due = False
         self._timer: asyncio.TimerHandle | None = None
-        self._loop = asyncio.new_event_loop()
+        try:
+            self._loop = asyncio.new_event_loop()
+        except OSError as error:
+            raise StoreUnavailableError(
+                "no event loop can be opened now; close files, or raise the limit of open files of this user",
+                error=str(error),
+            ) from error
         try:
             BackgroundThread(self._run, name=f"{name} loop").start()
         except BaseException:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from itertools import count, islice
 from pathlib import Path
 
 from tests.chaos import sinks
@@ -27,6 +28,11 @@ def main() -> int:
     parser.add_argument(
         "--seed", type=int, help="this schedule alone, on the first store; prints its plan, keeps its folder"
     )
+    parser.add_argument(
+        "--concurrent",
+        action="store_true",
+        help="only schedules whose readers handle many events at once, which is one of four",
+    )
     parser.add_argument("--jobs", type=int, default=2, help="schedules at a time")
     parser.add_argument(
         "--sink",
@@ -45,7 +51,8 @@ def main() -> int:
     stores = arguments.store or KINDS
     if one:
         print(plan(arguments.seed, kind_of(stores[0])), flush=True)
-    seeds = [arguments.seed] if one else range(arguments.first, arguments.first + arguments.schedules)
+    from_first = (seed for seed in count(arguments.first) if not arguments.concurrent or plan(seed).is_concurrent)
+    seeds = [arguments.seed] if one else islice(from_first, arguments.schedules)
     reports = []
     for report in run(seeds, folder, stores=stores, jobs=arguments.jobs, keep=one):
         reports.append(report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import multiprocessing
 import os
@@ -11,11 +12,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
 import readergroup as rg
+from readergroup.scaling.starting_worker import new_worker
 from readergroup.streams.config import number_of
 from tests.chaos.beside import InterruptibleWork, beside
 from tests.chaos.diaries import DiaryFile, pulse
@@ -119,6 +122,8 @@ def read(life: Life, client: rg.Client, diary: DiaryFile, told: Told, _: int) ->
     rng = random.Random(life.seed)
     group = client.groups.get(GROUP)
     never = threading.Event()
+    if life.concurrency > 1:
+        return ConcurrentReading(life, group, diary, told).run()
 
     def in_the_group(what: str) -> None:
         found = group.state.readers.get(life.id)
@@ -133,13 +138,88 @@ def read(life: Life, client: rg.Client, diary: DiaryFile, told: Told, _: int) ->
             for event in reader:
                 if life.pause_seconds:  # now and then so long that positions are committed meanwhile
                     never.wait(rng.uniform(0.1, 0.5) if rng.random() < 0.01 else life.pause_seconds)
-                key, number = event.raw.decode().split(":")
-                diary.delivered(
-                    Delivery(key, int(number), event.segment, event.offset, event.fencing_token, time.monotonic())
-                )
+                diary.delivered(_delivery(event))
     except rg.ReaderNotInGroupError:
         return "replaced"
     return "told" if told.leaving else "done"
+
+
+class ConcurrentReading:
+    """A worker of a pool, under the id of the plan, which reads to the end of the data.
+
+    It writes down when each event begins, and when it is processed.
+    """
+
+    def __init__(self, life: Life, group: rg.ReaderGroup, diary: DiaryFile, told: Told) -> None:
+        self._life = life
+        self._group = group
+        self._diary = diary
+        self._told = told
+        self._rng = random.Random(life.seed)
+        self._never = threading.Event()
+        self._tokens: set[tuple[str, int]] = set()
+
+    def run(self) -> str:
+        handle = self._handle_awaited if self._rng.random() < 0.7 else self._handle
+        while True:
+            try:
+                worker = new_worker(self._pool(handle).task, self._life.id)
+                # As in a worker process: the thread that a signal interrupts may hold the locks that this needs.
+                self._told.leave = partial(_in_a_thread, worker.stop)
+                if self._told.leaving:
+                    worker.stop()
+                worker.run(lambda: self._note("joined"))
+            except rg.ReaderNotInGroupError:
+                return "replaced"
+            except (rg.OutcomeUnknownError, rg.StoreUnavailableError):
+                self._diary.note("joins again")
+                self._never.wait(0.02)
+            else:
+                return "told" if self._told.leaving else "done"
+
+    def _pool(self, handle: Callable[[rg.Event[bytes]], object]) -> rg.ReaderPool[bytes]:
+        retry = rg.RetryPolicy(attempts=20, first_delay_seconds=0.01, max_delay_seconds=0.05)
+        return self._group.pool(handle, concurrency=self._life.concurrency, retry=retry)
+
+    def _handle(self, event: rg.Event[bytes]) -> None:
+        self._begin(event)
+        self._never.wait(self._pause())
+        self._end(event)
+
+    async def _handle_awaited(self, event: rg.Event[bytes]) -> None:
+        self._begin(event)
+        await asyncio.sleep(self._pause())
+        self._end(event)
+
+    def _begin(self, event: rg.Event[bytes]) -> None:
+        if (event.segment, event.fencing_token) not in self._tokens:
+            self._tokens.add((event.segment, event.fencing_token))
+            self._note("assigned")
+        self._diary.begun(_delivery(event))
+
+    def _end(self, event: rg.Event[bytes]) -> None:
+        if self._rng.random() < 0.02:
+            raise RuntimeError("not this time")
+        self._diary.delivered(_delivery(event))
+
+    def _pause(self) -> float:
+        """Seconds for an event: now and then so many that many behind it have ended."""
+        if self._rng.random() < 0.01:
+            return self._rng.uniform(0.1, 1.0)
+        return self._life.pause_seconds * self._rng.random()
+
+    def _note(self, what: str) -> None:
+        found = self._group.state.readers.get(self._life.id)
+        self._diary.note(what, incarnation=None if found is None else found.incarnation)
+
+
+def _in_a_thread(call: Callable[[], object]) -> None:
+    threading.Thread(target=call).start()
+
+
+def _delivery(event: rg.Event[bytes]) -> Delivery:
+    key, number = event.raw.decode().split(":")
+    return Delivery(key, int(number), event.segment, event.offset, event.fencing_token, time.monotonic())
 
 
 def _joined(

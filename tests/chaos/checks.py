@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from readergroup.group.model.state import ReaderGroupState
 from readergroup.group.model.updates import AddReader, CompleteSegment, ReleaseSegment, RemoveReader
+from readergroup.scaling.concurrent_worker import MIN_WINDOW_EVENTS, WINDOW_EVENTS_PER_SLOT
 from readergroup.streams.config import SegmentId
 from synchronizer import Update
 from tests.chaos.diaries import Diary, Interval
@@ -20,6 +21,9 @@ from tests.readergroup.reader_processes import Delivery
 TAKEOVER_SECONDS: Final = 2.0
 #: Whoever stood still for this part of the timeout has to observe anew, by the protocol.
 LONG_STALL: Final = 0.3
+
+#: How much later than due a position may be committed.
+COMMIT_SECONDS: Final = 1.0
 
 #: A removal rests on what was seen up to so much longer ago than the timeout.
 EVICTION_SECONDS: Final = 1.0
@@ -94,11 +98,78 @@ def assignments_read_on(evidence: Evidence) -> Violations:
 def _reads_on(assignment: Assignment, process: str, evidence: Evidence, deliveries: Sequence[Delivery]) -> Violations:
     if evidence.processes[process].id != assignment.reader:
         yield f"S1 {process} read {assignment.segment} under the token {assignment.token} of {assignment.reader}"
+    if evidence.processes[process].concurrency > 1:
+        yield from _reads_together(assignment, process, evidence, deliveries)
+        return
     offsets = _offsets_from(evidence.stored.get(assignment.segment, ()), assignment.start)
     for expected, each in zip(offsets, deliveries, strict=False):
         if each.offset != expected:
             yield f"S3 {process} began at {assignment.start}, was to be handed the event at {expected} and got {each}"
             return
+
+
+def _reads_together(
+    assignment: Assignment, process: str, evidence: Evidence, deliveries: Sequence[Delivery]
+) -> Violations:
+    """Each event was processed once, and began when all those of its key before it were processed.
+
+    Between it and the first event that was not, there were no more than the pool takes.
+    """
+    events = [each for each in evidence.stored.get(assignment.segment, ()) if each.offset >= assignment.start]
+    place = {event.offset: index for index, event in enumerate(events)}
+    processed = {each.offset: each.at for each in deliveries}
+    if len(processed) < len(deliveries):
+        yield f"S3 {process} processed an event of {assignment.segment} twice under the token {assignment.token}"
+    before: dict[int, int] = {}  # the event before it, of its key
+    last: dict[str, int] = {}
+    for event in events:
+        if event.key in last:
+            before[event.offset] = last[event.key]
+        last[event.key] = event.offset
+    # When everything up to each event was processed.
+    done = list(accumulate((processed.get(event.offset, float("inf")) for event in events), max))
+    window = max(MIN_WINDOW_EVENTS, WINDOW_EVENTS_PER_SLOT * evidence.processes[process].concurrency)
+    for each in evidence.diary(process).begun:
+        if (each.segment, each.token) != (assignment.segment, assignment.token):
+            continue
+        if each.offset not in place:
+            yield f"S3 {process} began {each}, which is before {assignment.start} or not in the stream"
+            return
+        if each.offset in before and processed.get(before[each.offset], float("inf")) > each.at:
+            yield f"S3 {process} began {each} before the event before it was processed, at {before[each.offset]}"
+            return
+        if place[each.offset] + 1 - bisect_right(done, each.at) > window:
+            yield f"S2 {process} began {each} more than {window} events behind the first unfinished one"
+            return
+
+
+def kills_repeat_little(evidence: Evidence) -> Violations:
+    """A killed reader had committed what was processed without a gap shortly before, if nothing stood still."""
+    read = _by_assignment(evidence)
+    given = assignments(evidence.log)
+    for happened in evidence.happened:
+        name = happened.process
+        if happened.action != "kill" or evidence.processes[name].concurrency == 1:
+            continue
+        since = happened.at - evidence.position_interval_seconds - COMMIT_SECONDS
+        within = Interval(since, happened.at)
+        times = running(evidence, evidence.diary(name))
+        if not any(each.start <= since and happened.at <= each.end for each in times) or any(
+            each.start < within.end and within.start < each.end for each in evidence.stalls_of(name)
+        ):
+            continue
+        for key, by_process in read.items():
+            assignment = given.get(key)
+            if assignment is None or assignment.end is None or not assignment.was_declared_dead:
+                continue
+            processed = {each.offset for each in by_process.get(name, ()) if each.at < since}
+            offsets = _offsets_from(evidence.stored.get(assignment.segment, ()), assignment.start)
+            gapless = next((offset for offset in offsets if offset not in processed), assignment.end)
+            if name in by_process and assignment.end < gapless:
+                yield (
+                    f"S2 {name} had processed {assignment.segment} up to {gapless} {happened.at - since:.1f} s before "
+                    f"it was killed, and the group went on at {assignment.end}"
+                )
 
 
 def commits_are_of_what_was_processed(evidence: Evidence) -> Violations:
@@ -181,19 +252,19 @@ def _ends(update: Update[ReaderGroupState], owner: str, segment: SegmentId) -> b
 
 
 def who_lost_a_segment_stops(evidence: Evidence) -> Violations:
-    """A reader that was declared dead hands out the event that it held, and no other.
+    """A reader that was declared dead hands out the event that it held, and no other; or as many as it runs at once.
 
     One whose id was taken over while it ran goes on until it hears of that.
     """
     given = {key: each for key, each in assignments(evidence.log).items() if each.was_declared_dead}
     late: dict[tuple[str, int], list[Delivery]] = defaultdict(list)
-    for key, by_process in _by_assignment(evidence).items():
-        assignment = given.get(key)
-        if assignment is not None:
-            for process, deliveries in by_process.items():
-                late[process, assignment.incarnation] += [each for each in deliveries if each.at > assignment.ended_at]
+    for name, diary in evidence.diaries.items():
+        for each in diary.begun or diary.deliveries:
+            assignment = given.get((SegmentId(each.segment), each.token))
+            if assignment is not None and each.at > assignment.ended_at:
+                late[name, assignment.incarnation].append(each)
     for (process, _), deliveries in late.items():
-        if len(deliveries) > 1:
+        if len(deliveries) > evidence.processes[process].concurrency:
             yield f"S1 {process} handed out {len(deliveries)} events after it was out: {deliveries[:3]}"
 
 
@@ -388,6 +459,7 @@ ALL: Final[Sequence[Callable[[Evidence], Violations]]] = (
     deliveries_are_of_the_stream,
     order_of_keys,
     assignments_read_on,
+    kills_repeat_little,
     commits_are_of_what_was_processed,
     cuts_follow_the_deliveries,
     owners,

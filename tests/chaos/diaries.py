@@ -38,6 +38,10 @@ class DiaryFile:
     def delivered(self, delivery: Delivery) -> None:
         self._write(delivery)
 
+    def begun(self, delivery: Delivery) -> None:
+        """Of a reader that handles many events at once, which is `delivered` when it is processed."""
+        self._write(["begun", *delivery])
+
     def note(self, what: str, **facts: Any) -> None:
         self._write({"note": what, "at": time.monotonic(), **facts})
 
@@ -73,6 +77,8 @@ class Diary:
 
     name: str
     deliveries: list[Delivery] = field(default_factory=list)
+    #: What a reader that handles many events at once began, each attempt.
+    begun: list[Delivery] = field(default_factory=list)
     #: What a writer was about to write, and what it was told is stored: how many events of each key.
     intended: dict[str, int] = field(default_factory=dict)
     acknowledged: dict[str, int] = field(default_factory=dict)
@@ -97,7 +103,9 @@ class Diary:
         diary = cls(path.stem)
         for line in path.read_bytes().split(b"\n")[:-1]:
             row = json.loads(line)
-            if isinstance(row, list):
+            if isinstance(row, list) and row[0] == "begun":
+                diary.begun.append(Delivery(*row[1:]))
+            elif isinstance(row, list):
                 diary.deliveries.append(Delivery(*row))
             else:
                 diary._take(row)

@@ -64,7 +64,7 @@ def play(plan: Plan, folder: Path, host: Host) -> Evidence:
         diaries = {path.stem: Diary.read(path) for path in folder.glob("*.jsonl")}
         return Evidence(
             processes={
-                life.name: Process(life.name, life.role, life.id, life.name in plan.proxied)
+                life.name: Process(life.name, life.role, life.id, life.name in plan.proxied, life.concurrency)
                 for life in plan.lives.values()
             },
             diaries=diaries,
@@ -75,6 +75,7 @@ def play(plan: Plan, folder: Path, host: Host) -> Evidence:
             truncations=observer.truncations,
             stalls=observer.stalls,
             kind=plan.kind,
+            position_interval_seconds=plan.position_interval_seconds,
             befallen=list(_befallen(stage.mishaps.suffered, observer)),
             troubles=[*troubles, *(f"{name} failed:\n{e}" for name, diary in diaries.items() for e in diary.errors)],
         )

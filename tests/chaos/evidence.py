@@ -37,6 +37,7 @@ class Process(NamedTuple):
     role: Role
     id: str
     is_proxied: bool = False
+    concurrency: int = 1
 
 
 class Entry(NamedTuple):
@@ -108,6 +109,7 @@ class Evidence:
     #: What went wrong outside of the checks: a process that failed, or did not end.
     troubles: Sequence[str] = ()
     reader_timeout_seconds: float = READER_TIMEOUT_SECONDS
+    position_interval_seconds: float = 1.0
 
     def diary(self, process: str) -> Diary:
         return self.diaries.get(process) or Diary(process)

@@ -68,6 +68,9 @@ _PAUSES_SECONDS: Final = (0.0, 0.0005, 0.002, 0.004)
 _SAME_ID: Final = 0.35
 _NOT_REPLACED: Final = 0.15
 _TWIN: Final = 0.3
+#: In so many schedules, readers handle this many events at once.
+_CONCURRENT: Final = 0.25
+CONCURRENCY: Final = 50
 _BESIDE: Final[dict[Beside, float]] = {"second client": 0.3, "forks": 0.3, "interrupts": 0.2, "exhaustion": 0.2}
 #: How many of the processes have the network between them and the store that mishaps befall.
 _PROXIED: Final = 0.5
@@ -83,6 +86,8 @@ class Life(NamedTuple):
     pause_seconds: float
     seed: int
     beside: tuple[Beside, ...] = ()
+    #: How many events a reader handles at once.
+    concurrency: int = 1
 
 
 class Step(NamedTuple):
@@ -118,11 +123,17 @@ class Plan:
     #: The lives that come through the proxy.
     proxied: frozenset[str] = frozenset()
 
+    @property
+    def is_concurrent(self) -> bool:
+        """Whether its readers handle many events at once."""
+        return any(life.concurrency > 1 for life in self.lives.values())
+
     def __str__(self) -> str:
         """The plan as text, a line for each step."""
         first = (
             f"seed {self.seed} on {self.kind}: {self.number_of_segments} segments, "
             f"positions every {self.position_interval_seconds} s, "
+            f"{f'{CONCURRENCY} events at once, ' if self.is_concurrent else ''}"
             f"sealed {'while' if self.seals_while_writing else 'after'} writing"
         )
         lines = [(step.at, f"{step.action:<8}  {step.life}{self._way(step)}") for step in self.steps]
@@ -155,7 +166,9 @@ def plan(seed: int, kind: StoreKind = "sqlite") -> Plan:
         seconds=SECONDS[kind],
         number_of_segments=number_of_segments,
         position_interval_seconds=position_interval_seconds,
-        lives=_with_what_is_beside(cast.lives, random.Random(f"{seed} beside")),
+        lives=_with_concurrency(
+            _with_what_is_beside(cast.lives, random.Random(f"{seed} beside")), random.Random(f"{seed} concurrent")
+        ),
         steps=tuple(steps),
         ending=ending,
         seals_while_writing=rng.random() < 0.3,
@@ -169,6 +182,21 @@ def plan(seed: int, kind: StoreKind = "sqlite") -> Plan:
 def _with_what_is_beside(lives: dict[str, Life], rng: random.Random) -> dict[str, Life]:
     return {
         name: life._replace(beside=tuple(what for what, share in _BESIDE.items() if rng.random() < share))
+        for name, life in lives.items()
+    }
+
+
+def _with_concurrency(lives: dict[str, Life], rng: random.Random) -> dict[str, Life]:
+    if rng.random() >= _CONCURRENT:
+        return lives
+    return {
+        name: life._replace(
+            concurrency=CONCURRENCY,
+            # No interrupt reaches the thread in which a pool reads.
+            beside=tuple(what for what in life.beside if what != "interrupts"),
+        )
+        if life.role == "reader"
+        else life
         for name, life in lives.items()
     }
 
