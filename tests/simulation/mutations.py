@@ -129,7 +129,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "fencing check",
         "What a reader says of a segment counts, whoever owns that by now and under whichever token.",
-        49,
+        14,
         frozenset({"S1"}),
         (
             Words(updater, "_is_current", " and found.owner == reader and found.token == reached.token", ""),
@@ -163,7 +163,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "validation of nothing to do",
         "A call that finds nothing to do, or whose generator raises, returns without having looked for a newer state.",
-        8,
+        1,
         frozenset({"S4"}),
         (Words(LogWriter, "_decide_until_final", "fetched = False  #", "fetched = True  #"),),
     ),
@@ -188,7 +188,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "self-stop of a reader",
         "A reader hands out events until it hears that it was removed, however long it has not renewed its lease.",
-        120,
+        17,
         frozenset({"S1"}),
         (
             Words(
@@ -216,7 +216,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "comparison of marks",
         "A compaction that was overtaken sets its mark all the same.",
-        44,
+        57,
         frozenset({"S5"}),
         (
             Words(
@@ -230,7 +230,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "condition of the planner",
         "Moves that were planned on the state as this process knew it are written, whatever the state is by now.",
-        676,
+        29,
         frozenset({"L3", "S4"}),
         (
             Words(
@@ -272,7 +272,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "contact of observers",
         "A process that could not reach the store itself judges others by how long it has not heard of them.",
-        229,
+        2,
         frozenset({"L1"}),
         (Constant(lease, "CONTACT", float("inf")),),
     ),
@@ -289,7 +289,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "positions of checkpoints are recorded once",
         "Where a segment is given up is its position in every checkpoint that is under way, passed or not.",
-        29,
+        30,
         frozenset({"S6"}),
         (
             Words(updates, "_record", "state.checkpoints_ahead_of(found.owner)", "state.outstanding_checkpoints"),
@@ -306,7 +306,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "barrier of checkpoints",
         "A reader goes on with what it was given since a checkpoint, and passes that when it looks again.",
-        74,
+        52,
         frozenset({"S6"}),
         (
             Words(
@@ -321,28 +321,28 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "readers that are lost are counted",
         "A checkpoint does not say that readers died with what they had.",
-        30,
+        29,
         frozenset({"S6"}),
         (Words(RemoveReader, "apply_to", 'if self.cause != "closed" and', "if False and"),),
     ),
     Mutation(
         "tokens of before a reset",
         "What was committed before a reset is where a dead reader's segments go on.",
-        196,
+        16,
         frozenset({"S1", "S2", "S3", "S6"}),
         (Words(positions, "current_offsets", " and found.token == token", ""),),
     ),
     Mutation(
         "a reset fails checkpoints",
         "A checkpoint that is under way when its group is reset is completed all the same.",
-        16,
+        29,
         frozenset({"S6"}),
         (Words(ResetStream, "apply_to", "if each.completed", "if True"),),
     ),
     Mutation(
         "progress of merges",
         "What a transaction brings to a segment is appended without comparing how far the merge has come there.",
-        196,
+        18,
         frozenset({"S3"}),
         (
             Words(
@@ -377,7 +377,7 @@ MUTATIONS: Final[tuple[Mutation, ...]] = (
     Mutation(
         "checksum of the predecessor",
         "An entry is applied whatever it was written behind.",
-        58,
+        120,
         frozenset({"S4"}),
         (Words(entries, "_decode_entry", "if named != previous:", "if False:"),),
     ),
