@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 
 from tests.chaos import sinks
 from tests.chaos.hosts import KINDS, kind_of
-from tests.chaos.plan import plan
+from tests.chaos.plan import plan, seeds
 from tests.chaos.report import summary
 from tests.chaos.schedules import explained, run
 
@@ -51,10 +51,9 @@ def main() -> int:
     stores = arguments.store or KINDS
     if one:
         print(plan(arguments.seed, kind_of(stores[0])), flush=True)
-    from_first = (seed for seed in count(arguments.first) if not arguments.concurrent or plan(seed).is_concurrent)
-    seeds = [arguments.seed] if one else islice(from_first, arguments.schedules)
+    several = islice(seeds(arguments.first, concurrent=arguments.concurrent), arguments.schedules)
     reports = []
-    for report in run(seeds, folder, stores=stores, jobs=arguments.jobs, keep=one):
+    for report in run([arguments.seed] if one else several, folder, stores=stores, jobs=arguments.jobs, keep=one):
         reports.append(report)
         print(report, flush=True)
         if report.violations:

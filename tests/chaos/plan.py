@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Final, Literal, NamedTuple
 
 from tests.chaos.hosts import NETWORK_FAULTS, Fault, StoreKind
@@ -177,6 +178,11 @@ def plan(seed: int, kind: StoreKind = "sqlite") -> Plan:
         return made
     proxied = frozenset(name for name in made.lives if rng.random() < _PROXIED)
     return replace(made, mishaps=tuple(_mishaps(rng, kind)), proxied=proxied)
+
+
+def seeds(first: int = 0, *, concurrent: bool = False) -> Iterator[int]:
+    """The seeds from ``first`` on, or only those whose readers handle many events at once."""
+    return (seed for seed in count(first) if not concurrent or plan(seed).is_concurrent)
 
 
 def _with_what_is_beside(lives: dict[str, Life], rng: random.Random) -> dict[str, Life]:

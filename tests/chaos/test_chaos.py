@@ -5,13 +5,14 @@ On servers these are killed, stopped and restarted too, and the network between 
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 from tests.chaos.hosts import KINDS, StoreKind, host
-from tests.chaos.plan import MISHAPS, SECONDS, Beside, plan
+from tests.chaos.plan import MISHAPS, SECONDS, Beside, plan, seeds
 from tests.chaos.report import Report, summary
 from tests.chaos.schedules import explained, run
 from tests.servers.unavailable import ServerUnavailable
@@ -47,6 +48,20 @@ def test_schedules_with_servers_and_networks_that_fail_break_no_guarantee(
     assert sum(report.events for report in reports) > 100
 
 
+@pytest.mark.parametrize("schedules", [1, pytest.param(4, marks=pytest.mark.broad)])
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "nats"])
+def test_schedules_in_which_readers_handle_many_events_at_once_break_no_guarantee(
+    tmp_path: Path, kind: StoreKind, schedules: int
+) -> None:
+    if not _is_there(kind, tmp_path):
+        pytest.skip("there is no server here")
+    reports = list(run(islice(seeds(concurrent=True), schedules), tmp_path, stores=[kind]))
+    print(summary(reports))
+    failed = [report for report in reports if report.violations]
+    assert not failed, "\n\n".join(f"{report}\n{explained(report)}" for report in failed)
+    assert sum(report.events for report in reports) > 50 * schedules
+
+
 def _is_there(kind: StoreKind, folder: Path) -> bool:
     try:
         with host(kind, folder):
@@ -61,6 +76,11 @@ def test_a_schedule_that_failed_says_what_was_planned_and_where_the_diaries_are(
     assert text.startswith("- S2 one event was lost\nseed 5 on sqlite: ")
     assert str(plan(5)) in text
     assert "/kept/seed-5" in text and "python -m tests.chaos --store sqlite --seed 5" in text
+
+
+def test_one_of_four_plans_has_readers_that_handle_many_events_at_once() -> None:
+    assert 15 < sum(plan(seed).is_concurrent for seed in range(100)) < 35
+    assert all(plan(seed).is_concurrent for seed in islice(seeds(concurrent=True), 20))
 
 
 def test_a_seed_makes_one_plan() -> None:

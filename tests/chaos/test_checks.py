@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from synchronizer import Revision, Transition, Update
 from tests.chaos.checks import quiet_seconds, takeovers, violations
 from tests.chaos.diaries import Diary, Interval
 from tests.chaos.evidence import RECOVERY_SECONDS, Befallen, Cut, Entry, Evidence, Happened, Process, Stored, Truncation
+from tests.chaos.plan import CONCURRENCY
 from tests.readergroup.group.histories import History, group_state, seg
 from tests.readergroup.reader_processes import Delivery
 
@@ -241,6 +243,52 @@ def store_that_stays_away() -> Run:
     return run
 
 
+def at_once(name: str = "two", **options: Any) -> Run:
+    """The process handles many events at once, and began each right before it was processed."""
+    run = Run(**options)
+    run.evidence.processes = {
+        **run.evidence.processes,
+        name: run.evidence.processes[name]._replace(concurrency=CONCURRENCY),
+    }
+    run.diary(name).begun = [each._replace(at=each.at - 0.005) for each in run.diary(name).deliveries]
+    return run
+
+
+def key_that_ran_twice_at_once() -> Run:
+    run = at_once()
+    run.diary("two").begun[1] = run.diary("two").begun[1]._replace(at=run.diary("two").begun[0].at)
+    return run
+
+
+def processed_twice_by_one_owner() -> Run:
+    run = at_once()
+    run.diary("two").deliveries.append(run.diary("two").deliveries[0])
+    return run
+
+
+def too_far_behind_an_unfinished_event() -> Run:
+    run = at_once()
+    run.stored.extend(Stored(f"w/x{number}", 0, SEGMENT, 60 + number) for number in range(1000))
+    run.diary("two").begun.append(Delivery("w/x999", 0, SEGMENT, 1059, run.second_token, run.diary("two").begun[0].at))
+    return run
+
+
+def began_long_after_it_was_out() -> Run:
+    run = at_once("one")
+    late = [Delivery("w/x", 0, SEGMENT, 30, run.first_token, 6.0)] * (CONCURRENCY + 1)
+    run.diary("one").begun += late
+    return run
+
+
+def killed_long_after_it_had_processed(position: int = 10) -> Run:
+    run = at_once("one", position=position)
+    run.evidence.position_interval_seconds = 0.1
+    early = [each._replace(at=each.at - 0.4) for each in run.diary("one").deliveries]
+    run.diary("one").deliveries = early
+    run.diary("one").begun = [each._replace(at=each.at - 0.005) for each in early]
+    return run
+
+
 def failed_process() -> Run:
     run = Run()
     run.evidence.troubles = ["reader-7 failed"]
@@ -277,6 +325,11 @@ def failed_process() -> Run:
         (something_else_delivered, "S2 Delivery(key='w/k1', number=5"),
         (evicted_while_running, "L3 one was declared dead at 5.50, and had been running and in contact"),
         (store_that_stays_away, "after 'killed'; the bound is"),
+        (key_that_ran_twice_at_once, "before the event before it was processed, at 30"),
+        (processed_twice_by_one_owner, "S3 two processed an event of shop/orders/0 twice"),
+        (too_far_behind_an_unfinished_event, "more than 1000 events behind the first unfinished one"),
+        (began_long_after_it_was_out, "S1 one handed out 51 events after it was out"),
+        (killed_long_after_it_had_processed, "S2 one had processed shop/orders/0 up to 30 1.1 s before it was killed"),
         (failed_process, "reader-7 failed"),
     ],
 )
@@ -290,6 +343,24 @@ def test_a_run_that_went_well_passes() -> None:
     assert violations(run.evidence) == []
     (takeover,) = takeovers(run.evidence)
     assert takeover.seconds == 2.5 and not takeover.was_stalled
+
+
+def test_a_run_that_went_well_with_many_events_at_once_passes() -> None:
+    for name in ("one", "two"):
+        assert violations(at_once(name).evidence) == []
+    run = at_once()
+    first, second, third = run.diary("two").deliveries
+    run.diary("two").begun[0] = first._replace(at=first.at - 0.5)  # its second attempt came right before it ended
+    run.diary("two").begun.insert(0, first._replace(at=first.at - 0.001))
+    assert violations(run.evidence) == []
+
+
+def test_what_was_processed_right_before_a_kill_or_a_stall_may_be_repeated() -> None:
+    assert violations(at_once("one", position=10).evidence) == []
+    assert violations(killed_long_after_it_had_processed(position=30).evidence) == []
+    run = killed_long_after_it_had_processed()
+    run.diary("one").stalls.append(Interval(2.0, 2.5))
+    assert violations(run.evidence) == []
 
 
 def test_what_a_killed_reader_had_not_committed_may_be_repeated() -> None:
