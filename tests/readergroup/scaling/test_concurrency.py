@@ -19,7 +19,9 @@ import pytest
 
 import readergroup as rg
 from readergroup.scaling import worker_process
-from readergroup.scaling.concurrent_worker import MIN_WINDOW_EVENTS
+from readergroup.scaling.concurrent_worker import MIN_WINDOW_EVENTS, ConcurrentWorker
+from readergroup.scaling.in_flight import Item
+from readergroup.streams.config import SegmentId
 from tests.clean_processes import CLEAN
 from tests.readergroup.scaling.handlers import Diary, DieAlwaysAt, Fault, InThread, dead_letters, write
 from tests.waiting import until
@@ -104,6 +106,17 @@ def slow(request: pytest.FixtureRequest, watch: Watch) -> Callable[[rg.Event[byt
         watch.end(event)
 
     return plain if request.param == "thread" else awaited
+
+
+def test_a_retry_that_is_due_and_may_not_start_leaves_the_processor_to_others(group: rg.ReaderGroup) -> None:
+    worker = ConcurrentWorker(group.pool(print, concurrency=2).task, "reader")  # its lease is not there yet
+    worker._flight.add(SegmentId("shop/orders/0"), 1, [Item("event", "key", 1)])
+    item = worker._flight.take(0.0)
+    assert item is not None
+    worker._flight.failed(item, 0.0)
+    assert worker.take(1) == []
+    seconds = worker.seconds_until_due()
+    assert seconds is not None and seconds > 0.01
 
 
 # ---------------------------------------------------------------------- order
