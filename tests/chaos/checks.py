@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Final, NamedTuple
 
@@ -193,11 +193,18 @@ def commits_are_of_what_was_processed(evidence: Evidence) -> Violations:
                 f"{skipped[0]} on were not handed to it: {assignment.ended_by}"
             )
         repeated = sorted({each.offset for each in deliveries if each not in in_hand and each.offset >= assignment.end})
-        if assignment.given_up and repeated:
+        if assignment.given_up and repeated and not _waits_for_a_retry(assignment, evidence, delivered):
             yield (
                 f"S3 {assignment.reader} gave {assignment.segment} up at {assignment.end}, and had been handed "
                 f"{len(repeated)} events from {repeated[0]} on: {assignment.ended_by}"
             )
+
+
+def _waits_for_a_retry(assignment: Assignment, evidence: Evidence, processed: Collection[int]) -> bool:
+    """Whether a reader that was asked to leave, as it may, did not wait for the next attempt of its first event."""
+    attempts = (each for diary in evidence.diaries.values() for each in diary.begun)
+    begun = {each.offset for each in attempts if (each.segment, each.token) == (assignment.segment, assignment.token)}
+    return isinstance(assignment.ended_by, RemoveReader) and assignment.end in begun and assignment.end not in processed
 
 
 def cuts_follow_the_deliveries(evidence: Evidence) -> Violations:

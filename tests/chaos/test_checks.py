@@ -355,6 +355,15 @@ def test_a_run_that_went_well_with_many_events_at_once_passes() -> None:
     assert violations(run.evidence) == []
 
 
+def test_what_ended_behind_an_event_that_waits_for_a_retry_is_repeated_after_leaving() -> None:
+    run = at_once("one", cause="closed", position=10)
+    assert violations(run.evidence)
+    del run.diary("one").deliveries[1]
+    assert not any("gave shop/orders/0 up" in text for text in violations(run.evidence))
+    del run.diary("one").begun[1]
+    assert any("gave shop/orders/0 up" in text for text in violations(run.evidence))
+
+
 def test_what_was_processed_right_before_a_kill_or_a_stall_may_be_repeated() -> None:
     assert violations(at_once("one", position=10).evidence) == []
     assert violations(killed_long_after_it_had_processed(position=30).evidence) == []
