@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 import pytest
 from pydantic import BaseModel
 
-from synchronizer import InvalidArgumentError, SegmentStore
+from synchronizer import InvalidArgumentError, SegmentStore, open_store
 from synchronizer.clock import is_manual
 from synchronizer.testing import (
     FailingStore,
@@ -22,6 +23,8 @@ from synchronizer.testing import (
     two_replicas,
 )
 
+from . import aio
+from .aio.calls import Calls
 from .client import Client
 from .errors import EndOfDataError
 from .group.model.config import new_reader_id
@@ -39,16 +42,20 @@ __all__ = [
     "InstantClock",
     "ManualClock",
     "TwoReplicas",
+    "aio_client",
+    "aio_store",
     "drain",
     "failing_store",
     "make_batch",
     "make_event",
     "manual_clock",
     "reader_group_client",
+    "second_aio_client",
     "second_client",
     "two_replicas",
 ]
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -81,6 +88,55 @@ def _driven_client(store: SegmentStore, clock: InstantClock) -> Iterator[Client]
     with Client(store, clock=clock) as client:
         clock.run_when_due(client.step)
         yield client
+
+
+@pytest.fixture
+def aio_store() -> Iterator[FailingStore]:
+    """Yield an empty store in memory, on a clock that runs, with the faults that the test orders."""
+    with FailingStore(open_store("memory://")) as store:
+        yield store
+
+
+@pytest.fixture
+def aio_client(aio_store: FailingStore) -> Iterator[aio.Client]:
+    """Provide a client for asyncio of ``aio_store``. It belongs to the loop that first uses it.
+
+    A plain fixture, so that it needs no plugin of pytest, and works with each.
+    """
+    with _closed_on_its_loop(aio_store) as client:
+        yield client
+        aio_store.unavailable, aio_store.before, aio_store.after = False, None, None
+
+
+@pytest.fixture
+def second_aio_client(aio_store: FailingStore) -> Iterator[aio.Client]:
+    """Provide a client for asyncio as another process would have it: of the same store, but without its faults."""
+    with _closed_on_its_loop(aio_store.inner) as client:
+        yield client
+
+
+class _CallsOfLoop(Calls):
+    """Calls that remember the loop that makes them."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    async def run(self, function: Callable[[], R], **options: Any) -> R:
+        self.loop = asyncio.get_running_loop()
+        return await super().run(function, **options)
+
+
+@contextmanager
+def _closed_on_its_loop(store: SegmentStore) -> Iterator[aio.Client]:
+    calls = _CallsOfLoop()
+    client = aio.Client.of(Client(store), calls)
+    try:
+        yield client
+    finally:
+        if calls.loop is not None and not calls.loop.is_closed():
+            calls.loop.run_until_complete(client.close())  # where callbacks and handlers that the test left can end
+        else:
+            with closing(asyncio.new_event_loop()) as loop:
+                loop.run_until_complete(client.close())
 
 
 def drain(pool: ReaderPool[Any]) -> int:

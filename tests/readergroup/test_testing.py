@@ -600,6 +600,106 @@ def test_an_event_for_a_handler_is_as_a_reader_hands_it_out(data: object) -> Non
     assert str(event.pointer) == "test/stream/0:test:7"
 
 
+# ---------------------------------------------------------------------- asyncio
+
+ASYNC_TESTS = """
+import asyncio
+import threading
+
+import pytest
+
+import readergroup as rg
+from readergroup import aio, testing
+from tests.waiting import until
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@MARK
+async def test_both_clients_see_one_store(aio_client: aio.Client, second_aio_client: aio.Client) -> None:
+    await aio_client.streams.create("shop/orders")
+    async with second_aio_client.writer("shop/orders") as writer:
+        await writer.write(b"pear", wait=True)
+    group = await aio_client.groups.create("billing", streams=["shop/orders"])
+    async with group.reader() as reader:
+        assert (await reader.read()).raw == b"pear"
+
+
+@MARK
+async def test_the_store_is_empty_and_fails_on_demand(
+    aio_client: aio.Client, second_aio_client: aio.Client, aio_store: testing.FailingStore
+) -> None:
+    assert not await aio_client.streams.exists("shop/orders")
+    aio_store.lose_answers()
+    assert await (await aio_client.counter("visits")).add(1) == 1
+    aio_store.unavailable = True
+    assert await (await second_aio_client.counter("visits")).add(1) == 2
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await aio_client.streams.exists("shop/orders")
+
+
+@MARK
+async def test_what_a_test_leaves_open_is_closed(aio_client: aio.Client) -> None:
+    await aio_client.streams.create("shop/orders")
+    group = await aio_client.groups.create("billing", streams=["shop/orders"])
+    begun = asyncio.Event()
+
+    async def listen(notification: rg.SegmentNotification) -> None:
+        begun.set()
+        await asyncio.sleep(0.01)
+
+    async def released(segment: rg.SegmentId) -> None:
+        await asyncio.sleep(0)
+
+    writer = await aio_client.writer("shop/orders")
+    await writer.write(b"pear")
+    await group.segment_notifier.register_listener(listen)
+    await begun.wait()
+    reader = await group.reader(on_release=released)
+    assert (await reader.read()).raw == b"pear"
+    await writer.write(b"plum")
+
+
+def test_nothing_of_the_tests_before_is_left() -> None:
+    until(lambda: threading.active_count() == 1, "all threads have ended")
+
+
+def test_without_a_plugin(aio_client: aio.Client) -> None:
+    async def test() -> None:
+        assert await (await aio_client.counter("visits")).add(1) == 1
+
+    asyncio.run(test())
+
+
+def test_a_client_that_is_not_used(aio_client: aio.Client) -> None:
+    pass
+"""
+
+
+#: pytest-asyncio wants a setting for fixtures of its own.
+NO_SCOPE = "ignore:The configuration option"
+
+
+@pytest.mark.parametrize(
+    ("mark", "without"), [("asyncio", "anyio"), ("anyio", "asyncio"), ("asyncio", None), ("anyio", None)]
+)
+def test_clients_for_asyncio_need_no_plugin_and_work_with_each(tmp_path: Path, mark: str, without: str | None) -> None:
+    (tmp_path / "conftest.py").write_text('pytest_plugins = ["readergroup.testing"]\n')
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {ROOT}\nfilterwarnings = error\n    {NO_SCOPE}\n")
+    (tmp_path / "test_app.py").write_text(ASYNC_TESTS.replace("@MARK", f"@pytest.mark.{mark}"))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_app.py"]
+    done = subprocess.run(
+        [*command, *([] if without is None else ["-p", f"no:{without}"])],
+        capture_output=True, text=True, timeout=100, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6 passed" in done.stdout
+
+
 # ---------------------------------------------------------------------- the page
 
 
@@ -609,7 +709,19 @@ def test_the_tests_of_the_page_pass_as_printed(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(conftest)
     program = tmp_path / "test_page.py"
     program.write_text("\n".join(blocks))
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", str(program)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-W",
+        "error",
+        "-W",
+        NO_SCOPE,
+        "-p",
+        "no:cacheprovider",
+        str(program),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{program.read_text().count('def test_')} passed" in done.stdout
